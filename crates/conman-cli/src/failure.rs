@@ -1,4 +1,4 @@
-//! How a command can end, and what a person is told when it ends badly.
+//! How a command can end, and its error messages.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -22,10 +22,10 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// When conman itself could not run the command of `exec`, as `docker exec` and `env` have it.
+    /// conman could not run the command of `exec`; the code is that of `docker exec` and `env`.
     pub(crate) const NOT_RUN: Self = Self::Command(125);
 
-    /// An exit code as the API tells it: anything but zero stays anything but zero.
+    /// The exit code that the API reports: nonzero codes stay nonzero.
     pub(crate) fn of_command(code: i32) -> Self {
         match u8::try_from(code) {
             Ok(code) => Self::Command(code),
@@ -53,18 +53,18 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Something to tell: what failed, on what, why, and what to do next.
+    /// An error to report: what failed, on what, why, and what to do next.
     Told {
         exit: Exit,
         problem: Box<Problem>,
         next: Option<String>,
     },
-    /// Nobody reads the output any more (`conman ps | head`): nothing to tell, and no error.
+    /// The output has no reader any more (`conman ps | head`): not an error.
     NobodyReads,
-    /// Everything was told already.
+    /// Everything was reported already.
     Quiet(Exit),
 }
 
@@ -76,7 +76,7 @@ impl Failure {
         title: &'static str,
         detail: impl Into<String>,
     ) -> Self {
-        // RFC 9457 has no status for what never was a response; 0 says so.
+        // RFC 9457 has no status for a problem without a response; 0 stands for that.
         let problem = Box::new(Problem::new(slug, title, 0, detail));
         Self::Told {
             exit,
@@ -85,7 +85,7 @@ impl Failure {
         }
     }
 
-    /// Wrong usage that only shows once the arguments are put together.
+    /// Wrong usage that only shows once the arguments are combined.
     pub(crate) fn usage(detail: impl Into<String>) -> Self {
         Self::new(
             Exit::Usage,
@@ -103,7 +103,7 @@ impl Failure {
         self
     }
 
-    /// Names what the failure is about, where its detail does not.
+    /// Adds the failure's subject, if the detail does not contain it.
     pub(crate) fn about(mut self, subject: &str) -> Self {
         if let Self::Told { problem, .. } = &mut self
             && !problem.detail.contains(subject)
@@ -120,7 +120,7 @@ impl Failure {
         }
     }
 
-    /// What failed, on what and why; nothing where everything was told.
+    /// The error's text; empty if everything was reported.
     pub(crate) fn detail(&self) -> &str {
         match self {
             Self::Told { problem, .. } => &problem.detail,
@@ -198,7 +198,7 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// The exit code that a problem of the API stands for.
+/// The exit code of a problem of the API.
 fn exit_of(problem: &Problem) -> Exit {
     match (problem.status, problem.slug()) {
         (_, "session-stuck") => Exit::Stuck,

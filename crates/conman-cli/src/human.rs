@@ -1,11 +1,11 @@
-//! Numbers and foreign text as a person reads them.
+//! Numbers and untrusted text for users.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// `812 ms`, `1.24 s`, `2 min 5 s`, `3 h 20 min`: three digits are what a person compares.
+/// `812 ms`, `1.24 s`, `2 min 5 s`, `3 h 20 min`: three digits are enough to compare.
 pub(crate) fn milliseconds(ms: f64) -> String {
     if !ms.is_finite() || ms < 0.0 {
         return "?".to_owned();
@@ -41,7 +41,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// How long ago `at` was; clocks of two machines may differ, so the future is `just now` too.
+/// How long ago `at` was. Clocks of two machines may differ, so the future is `just now` too.
 pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
     match since(now, at).as_secs() {
         0 => "just now".to_owned(),
@@ -88,8 +88,8 @@ pub(crate) fn count(number: u64, noun: &str) -> String {
     }
 }
 
-/// Text that came over the wire, safe on a terminal: what a session's program or an image's
-/// author wrote must not move the cursor, retitle the window or hide other lines.
+/// Text from the network, safe on a terminal: output of a session's program or an image's author
+/// must not move the cursor, change the title or hide other lines.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unsafe) {
         return Cow::Borrowed(text);
@@ -104,7 +104,7 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// Control characters, and the marks that reverse the order of what is shown.
+/// Control characters, and the marks that reverse the order of text.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

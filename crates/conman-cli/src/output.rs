@@ -1,7 +1,7 @@
 //! The only place that writes to standard output and standard error.
 //!
-//! Everything goes through `io::Write`, never through `println!`: a reader that went away is an
-//! ordinary end and not a panic.
+//! Everything uses `io::Write`, never `println!`: a reader that has gone is a normal end, not a
+//! panic.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -39,7 +39,7 @@ impl Output {
         }
     }
 
-    /// Whether a person watches while the command waits.
+    /// Whether a user watches while the command waits.
     pub(crate) fn shows_progress(&self) -> bool {
         self.stderr_terminal && !self.json
     }
@@ -52,7 +52,7 @@ impl Output {
         Ok(stdout.flush()?)
     }
 
-    /// The one JSON value of a command; spread over lines for a person's eyes.
+    /// The one JSON value of a command; on several lines for a user at a terminal.
     pub(crate) fn value(&self, value: &impl Serialize) -> Result<(), Failure> {
         let json = if self.stdout_terminal {
             serde_json::to_string_pretty(value)
@@ -67,19 +67,19 @@ impl Output {
         self.line(&serde_json::to_string(value).map_err(io::Error::from)?)
     }
 
-    /// Bytes of a session's program as they are, at once.
+    /// Writes output of a session's program unchanged, at once.
     pub(crate) fn raw_stdout(bytes: &[u8]) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(bytes)?;
         stdout.flush()
     }
 
-    /// Bytes of a session's program as they are, at once.
+    /// Writes output of a session's program unchanged, at once.
     pub(crate) fn raw_stderr(bytes: &[u8]) -> io::Result<()> {
         io::stderr().lock().write_all(bytes)
     }
 
-    /// A table without borders; columns keep their width when no person looks.
+    /// A table without borders; columns are not fitted if no user watches.
     pub(crate) fn table(&self, header: &[&str], rows: Vec<Vec<Cell>>) -> Result<(), Failure> {
         let mut table = Table::new();
         table
@@ -119,7 +119,7 @@ impl Output {
         }
     }
 
-    /// Something good to know, for a person at a terminal only.
+    /// A hint, only for a user at a terminal.
     pub(crate) fn note(&self, text: &str) {
         if self.shows_progress() {
             self.stderr_line(text);
@@ -133,7 +133,7 @@ impl Output {
         }
     }
 
-    /// Tells a failure.
+    /// Prints a failure.
     pub(crate) fn failure(&self, failure: &Failure) {
         let Failure::Told { problem, next, .. } = failure else {
             return;
@@ -143,7 +143,7 @@ impl Output {
             return;
         }
         let mut text = format!("error: {}", printable(&problem.title));
-        // The API's detail repeats the field errors, each of which has a line of its own here.
+        // The API's detail repeats the field errors, each of which has a separate line here.
         if problem.errors.is_empty() {
             text.push_str(": ");
             text.push_str(&printable(&problem.detail));
@@ -162,11 +162,11 @@ impl Output {
         self.stderr_line(&text);
     }
 
-    /// Asks before something that cannot be undone; only a person at a terminal can be asked.
+    /// Asks for confirmation; possible only at a terminal.
     pub(crate) fn confirm(&self, question: &str) -> Result<bool, Failure> {
         if self.json || !self.stderr_terminal || !io::stdin().is_terminal() {
             return Err(Failure::usage(format!(
-                "{question} There is nobody to ask: pass --yes to go ahead"
+                "{question} There is no terminal to ask at: pass --yes to continue"
             )));
         }
         let mut stderr = io::stderr().lock();
@@ -181,7 +181,7 @@ impl Output {
     }
 
     fn stderr_line(&self, text: &str) {
-        // Nobody is left to be told that standard error cannot be written.
+        // An error of standard error cannot be reported.
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 }

@@ -1,6 +1,6 @@
-//! The phases of a start, in words.
+//! The phases of a start, as text.
 
-/// Every phase in order, what happens in it, and whose time it is.
+/// Every phase in order, what happens in it, and which component it waits for.
 pub(crate) const PHASES: [(&str, &str, Whose); 9] = [
     ("claim", "recording the ownership", Whose::Conman),
     ("admit", "waiting for its turn", Whose::Conman),
@@ -20,7 +20,7 @@ pub(crate) const PHASES: [(&str, &str, Whose); 9] = [
 /// The phase that waits for the program.
 pub(crate) const READY: &str = "ready";
 
-/// Who decides how long a phase takes.
+/// The component that decides how long a phase takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {
     Conman,
@@ -28,7 +28,7 @@ pub(crate) enum Whose {
     Program,
 }
 
-/// What happens in a phase; a step of one and a phase of a newer daemon are their own names.
+/// What happens in a phase. Steps, and phases of a newer daemon, stand for themselves.
 pub(crate) fn in_words(name: &str) -> &str {
     PHASES
         .iter()
@@ -36,7 +36,7 @@ pub(crate) fn in_words(name: &str) -> &str {
         .map_or(name, |(_, words, _)| words)
 }
 
-/// Whose time a phase, or a step of one, is.
+/// The component that a phase, or a step of one, waits for.
 pub(crate) fn whose(name: &str) -> Option<Whose> {
     PHASES
         .iter()
@@ -60,14 +60,14 @@ fn whole(name: &str) -> &str {
     name.split_once('.').map_or(name, |(phase, _)| phase)
 }
 
-/// The phase that a start is in, when the phases in `ended` are over.
+/// The phase that a start is in, if the phases in `ended` are over.
 pub(crate) fn present<'a>(ended: impl Iterator<Item = &'a str>) -> &'static str {
     let position = |name: &str| PHASES.iter().position(|(known, ..)| *known == name);
     let next = ended.filter_map(position).max().map_or(0, |last| last + 1);
     PHASES[next.min(PHASES.len() - 1)].0
 }
 
-/// Splits a reason that begins with the phase in which a start failed, as the daemon writes it:
+/// Splits a reason that begins with the phase in which a start failed, in the daemon's format:
 /// `ready: nothing answered`.
 pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, &str)> {
     let (name, rest) = reason.split_once(": ")?;
@@ -75,7 +75,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, &str)> {
     Some((known, rest))
 }
 
-/// Place of a phase in a start, for sorting; unknown ones come last.
+/// Position of a phase in a start, for sorting; unknown ones come last.
 pub(crate) fn order(name: &str) -> usize {
     PHASES
         .iter()

@@ -1,4 +1,4 @@
-//! The line that tells a person what is being waited for.
+//! The line that shows the user what is being waited for.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::Output;
 
-/// How often the spinner turns.
+/// Interval of the spinner.
 const TICK: Duration = Duration::from_millis(120);
 
-/// A line on standard error, gone when this is dropped; nothing where no person watches.
+/// A line on standard error, removed when this is dropped; nothing if no user watches.
 ///
-/// indicatif turns it on a thread of its own.
+/// indicatif updates it in a separate thread.
 #[derive(Debug)]
 pub(crate) struct Progress(Option<ProgressBar>);
 
@@ -21,7 +21,7 @@ impl Progress {
             return Self(None);
         }
         let bar = ProgressBar::new_spinner();
-        // The template is a constant; the default style is as good if it ever is not valid.
+        // The template is a constant; if it were invalid, the default style would do.
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
             bar.set_style(style);
         }

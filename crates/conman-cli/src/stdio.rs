@@ -1,8 +1,8 @@
-//! Standard streams that may block for ever, on threads of their own.
+//! Standard streams, which may block for ever, in separate threads.
 //!
 //! tokio's standard input keeps the process alive until a key is pressed, and a write to a paused
-//! terminal or a full pipe would keep signals from being handled. A thread does neither: it ends
-//! with the process. One thread reads and one writes, each behind a bounded channel.
+//! terminal or a full pipe would delay signals. A thread does neither: it ends with the process.
+//! One thread reads and one writes, each behind a bounded channel.
 
 use std::io::{self, Read as _};
 
@@ -11,17 +11,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::output::Output;
 
-/// Pieces of input read ahead: enough to read while one is sent, little enough that what was
-/// typed for somebody else is not swallowed.
+/// Pieces of input read ahead: enough to read while one is sent, and few, so that little input
+/// for the next program is consumed.
 const INPUT_AHEAD: usize = 2;
 
-/// Pieces of output taken ahead of a slow reader; the command is slowed beyond.
+/// Pieces of output queued for a slow reader; beyond that, the command is slowed.
 const OUTPUT_AHEAD: usize = 4;
 
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 32 * 1024;
 
-/// Standard input in pieces, until its end or an error, which ends it, too.
+/// Standard input in pieces, until its end or an error.
 pub(crate) fn read_stdin() -> io::Result<mpsc::Receiver<Bytes>> {
     let (sender, receiver) = mpsc::channel(INPUT_AHEAD);
     spawn("stdin", move || {
@@ -44,7 +44,7 @@ pub(crate) fn read_stdin() -> io::Result<mpsc::Receiver<Bytes>> {
     Ok(receiver)
 }
 
-/// Which of the two outputs.
+/// One of the two outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
     Stdout,
@@ -73,13 +73,13 @@ impl StdWriter {
                     break;
                 }
             }
-            // Nobody may wait for the result any more.
+            // The caller may have stopped waiting.
             let _ = done.send(result);
         })?;
         Ok(Self { sender, result })
     }
 
-    /// Hands over one piece; `false` when writing has failed, which [`StdWriter::finish`] tells.
+    /// Queues one piece; `false` if writing has failed, which [`StdWriter::finish`] reports.
     pub(crate) async fn write(&self, stream: Stream, bytes: Bytes) -> bool {
         self.sender.send((stream, bytes)).await.is_ok()
     }

@@ -1,8 +1,8 @@
-//! The person's terminal while a session's program has it.
+//! The user's terminal while a session's program uses it.
 //!
-//! Whatever way a command ends, the terminal gets its settings back: [`RawTerminal`] restores
-//! them when it is dropped, and the signals that would end the process without a drop are
-//! awaited instead ([`Interrupts`]).
+//! However a command ends, the terminal gets its settings back: [`RawTerminal`] restores them
+//! when it is dropped, and the signals that would end the process without a drop are awaited
+//! instead ([`Interrupts`]).
 
 use std::io::{self, IsTerminal as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -14,13 +14,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Standard input in raw mode.
 #[derive(Debug)]
 pub(crate) struct RawTerminal {
-    /// A descriptor of its own: standard input may be closed before the settings are restored.
+    /// A separate descriptor: standard input may be closed before the settings are restored.
     terminal: OwnedFd,
     cooked: Termios,
 }
 
 impl RawTerminal {
-    /// Every key goes to the program as it is, Ctrl-C and Ctrl-Z included.
+    /// Every key goes to the program unchanged, including Ctrl-C and Ctrl-Z.
     pub(crate) fn enter() -> io::Result<Self> {
         let terminal = io::stdin().as_fd().try_clone_to_owned()?;
         let cooked = tcgetattr(&terminal)?;
@@ -29,7 +29,7 @@ impl RawTerminal {
         Ok(entered)
     }
 
-    /// Stops this process as Ctrl-Z does a program in a cooked terminal, and goes on in raw mode
+    /// Stops this process as Ctrl-Z stops a program in a cooked terminal, and returns to raw mode
     /// when it is continued.
     pub(crate) fn suspend(&self) -> io::Result<()> {
         self.restore();
@@ -44,8 +44,8 @@ impl RawTerminal {
     }
 
     fn restore(&self) {
-        // A terminal that hung up has no settings to restore. `Drain` would wait for output that
-        // a paused terminal never takes.
+        // A terminal that hung up has no settings to restore. `Drain` would wait for output that a
+        // paused terminal never takes.
         let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.cooked);
     }
 }
@@ -56,7 +56,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// The terminal's size; none when neither output nor input is one that knows it.
+/// The terminal's size; `None` if neither output nor input is a terminal with a size.
 pub(crate) fn size() -> Option<TerminalSize> {
     let (stdin, stdout) = (io::stdin(), io::stdout());
     [stdout.as_fd(), stdin.as_fd()]
@@ -70,12 +70,12 @@ pub(crate) fn size() -> Option<TerminalSize> {
         })
 }
 
-/// Whether a person types here.
+/// Whether standard input is a terminal.
 pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
 
-/// Tells when the terminal was resized.
+/// Reports when the terminal is resized.
 #[derive(Debug)]
 pub(crate) struct Resizes(Signal);
 
@@ -84,25 +84,25 @@ impl Resizes {
         Ok(Self(signal(SignalKind::window_change())?))
     }
 
-    /// The next resize. Cancelling loses nothing.
+    /// The next resize. Cancel safe.
     pub(crate) async fn next(&mut self) {
-        // `None` only comes when the runtime shuts down, and this future with it.
+        // `None` only comes when the runtime shuts down, which drops this future as well.
         if self.0.recv().await.is_none() {
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// What another process may ask of this one.
+/// A signal from another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interrupt {
-    /// To end, by the signal with this number.
+    /// Ends this process; the number of the signal.
     End(u8),
-    /// To stop until it is continued.
+    /// Stops this process until it is continued.
     Suspend,
 }
 
-/// The signals that end or stop a process; from a terminal in raw mode none comes by a key.
+/// The signals that end or stop a process; a terminal in raw mode sends none for keys.
 #[derive(Debug)]
 pub(crate) struct Interrupts {
     hangup: Signal,
@@ -125,7 +125,7 @@ impl Interrupts {
         })
     }
 
-    /// The next signal. Cancelling loses nothing: each is kept until it is received.
+    /// The next signal. Cancel safe: each is kept until it is received.
     pub(crate) async fn next(&mut self) -> Interrupt {
         const fn number(signal: nix::sys::signal::Signal) -> u8 {
             signal as u8

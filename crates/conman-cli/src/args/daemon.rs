@@ -1,5 +1,5 @@
-//! Arguments of the subcommands that the binary carries out by itself: `serve`, `shim`, `doctor`,
-//! `bench`, `auth`.
+//! Arguments of the subcommands that the binary implements: `serve`, `shim`, `doctor`, `bench`,
+//! `auth`.
 
 use std::path::PathBuf;
 
@@ -12,8 +12,8 @@ pub struct ServeArgs {
     /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Start although the registry's files are lost, or alone what was of a fleet: hand out
-    /// generations above N only
+    /// Start although the registry's files are lost, or outside the fleet that this node was in:
+    /// use only generations above N
     #[arg(long, value_name = "N", value_parser = parse_generation)]
     pub generation_floor: Option<Generation>,
 }
@@ -24,11 +24,11 @@ pub struct ShimArgs {
     /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The daemon's state directory, without a look at any configuration
+    /// The daemon's state directory; no configuration is read
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     pub state_dir: Option<PathBuf>,
-    /// Sessions that the kernel is made ready for, 0 leaves it as it is; unless given, the
-    /// configuration's `limits.max_sessions` where its sessions are native, and 0 with --state-dir
+    /// Prepare the kernel for so many sessions; 0 changes nothing [default: `limits.max_sessions` if
+    /// the configuration's sessions are native, 0 with --state-dir]
     #[arg(long, value_name = "COUNT")]
     pub prepare_for: Option<u32>,
     /// User and group ids of containers; the configuration's `node.id_range` unless given
@@ -41,13 +41,13 @@ pub struct ShimArgs {
     /// How long the fence waits for proof that a container is frozen before it kills it
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pub freeze_ms: u64,
-    /// Where another shim runs already, wait for its end and succeed it
+    /// If another shim runs, wait for its end and take over
     #[arg(long, conflicts_with_all = ["stop", "replace"])]
     pub standby: bool,
-    /// Have the shim that runs go on as this program, with everything that it runs: after an upgrade
+    /// Make the running shim continue as this program, with its containers: after an upgrade
     #[arg(long, conflicts_with = "stop")]
     pub replace: bool,
-    /// End the shim that runs, unless containers live
+    /// Stop the running shim, unless containers live
     #[arg(long)]
     pub stop: bool,
 }
@@ -55,16 +55,16 @@ pub struct ShimArgs {
 /// Arguments of `conman doctor`.
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {
-    /// Sessions that this host is to hold
+    /// Number of sessions to check the host for
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub target: u64,
-    /// Reckon with sessions of this runtime; of the node's own unless given
+    /// Assume sessions of this runtime; of the node's unless given
     #[arg(long, value_enum, value_name = "RUNTIME")]
     pub runtime: Option<DoctorRuntime>,
-    /// Reckon with sessions on Docker's bridge instead of sessions without a network
+    /// Assume sessions on Docker's bridge instead of sessions without a network
     #[arg(long)]
     pub bridge: bool,
-    /// Raise the kernel settings that bind, now and in /etc/sysctl.d/90-conman.conf
+    /// Raise the kernel settings that are too low, now and in /etc/sysctl.d/90-conman.conf
     #[arg(long)]
     pub fix: bool,
     /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
@@ -72,7 +72,7 @@ pub struct DoctorArgs {
     pub config: Option<PathBuf>,
 }
 
-/// Runtimes whose sessions' part of a host is known.
+/// Runtimes whose resource needs are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DoctorRuntime {
     Native,
@@ -93,15 +93,15 @@ pub enum BenchCommand {
     Kill(BenchKillArgs),
     /// Preempt native sessions of 0.01 CPU, idle and spinning in alternation
     Preempt(BenchKillArgs),
-    /// Start many sessions: conman's own part of every start, phase by phase
+    /// Start many sessions: conman's part of every start, phase by phase
     Start(BenchStartArgs),
     /// Echo through conman, nginx, HAProxy and directly, in rotation
     Proxy(BenchProxyArgs),
-    /// Echo by a session's own node and by way of another one, in rotation
+    /// Echo through a session's own node and through another one, in rotation
     Hop(BenchProxyArgs),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(BenchTunnelsArgs),
-    /// Hold many sessions: what the next one costs, in time and in memory
+    /// Hold many sessions: what one more costs, in time and in memory
     Density(BenchDensityArgs),
     /// Echo WebSocket messages: the program inside the benchmarks' sessions
     #[command(hide = true)]
@@ -125,16 +125,16 @@ pub struct BenchForwardArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: std::net::SocketAddr,
-    /// Address that every session leads to
+    /// Address that all sessions lead to
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub backend: Option<std::net::SocketAddr>,
     /// Address to listen on for other nodes
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub peers: Option<std::net::SocketAddr>,
-    /// Where the node listens for others that has every session
+    /// Address of the node that has all sessions, for other nodes
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub node: Option<std::net::SocketAddr>,
-    /// By what nodes know each other
+    /// File with the secret that authenticates nodes
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 }
@@ -145,7 +145,7 @@ pub struct BenchKillArgs {
     /// Containers per measurement
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub count: u32,
-    /// Times that every way is measured, in alternation
+    /// How often every variant is measured, in alternation
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Write a chart of the result to FILE
@@ -159,7 +159,7 @@ pub struct BenchStartArgs {
     /// Sessions to start
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub count: u32,
-    /// Starts at a time
+    /// Concurrent starts
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub parallel: u32,
     /// Write a chart of the result to FILE
@@ -176,13 +176,13 @@ pub struct BenchDensityArgs {
     /// Runtime of the sessions
     #[arg(long, value_name = "RUNTIME", default_value = "native", value_parser = runtime)]
     pub runtime: RuntimeKind,
-    /// Starts at a time
+    /// Concurrent starts
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub parallel: u32,
     /// Containers that `crun run` and `docker run` start for comparison; 0 leaves them out
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
     pub rivals: u32,
-    /// Sessions alive while those are started
+    /// Sessions alive while these are started
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub rivals_at: u32,
     /// Write the curve of the start's latency to FILE
@@ -201,7 +201,7 @@ fn runtime(text: &str) -> Result<RuntimeKind, String> {
 /// Arguments of `conman bench proxy` and `conman bench hop`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchProxyArgs {
-    /// Times that every path is measured, in rotation
+    /// How often every path is measured, in rotation
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Length of one measurement
@@ -227,7 +227,7 @@ pub struct AuthArgs {
     pub command: AuthCommand,
 }
 
-/// What concerns tokens.
+/// Commands about tokens.
 #[derive(Debug, Clone, Subcommand)]
 pub enum AuthCommand {
     /// Make a bearer token: prints it once, with the entry for the token file
@@ -248,11 +248,11 @@ pub struct NewTokenArgs {
 /// What a bearer token allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TokenScope {
-    /// Everything, preemption included
+    /// Everything, including preemption
     Admin,
     /// Start, stop, use sessions, and make connect tokens
     Frontend,
-    /// Look only
+    /// Read only
     Read,
 }
 
@@ -268,15 +268,15 @@ impl TokenScope {
     }
 }
 
-/// Highest floor of generations: no fleet ever starts as many sessions as are left above.
+/// Highest floor of generations: more than enough are left above it for any fleet.
 const MAX_FLOOR: u64 = 1 << 62;
 
 fn parse_generation(text: &str) -> Result<Generation, String> {
     let number = text.parse().ok().filter(|number| *number <= MAX_FLOOR);
     number.and_then(Generation::new).ok_or_else(|| {
         format!(
-            "`{}` is not a generation: a whole number from 1 to {MAX_FLOOR}, above which some are \
-             left for new sessions",
+            "`{}` is not a generation: give a whole number from 1 to {MAX_FLOOR}, which leaves \
+             room for new sessions",
             text.escape_default()
         )
     })

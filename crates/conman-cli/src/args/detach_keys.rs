@@ -4,11 +4,11 @@ use std::str::FromStr;
 /// As with Docker.
 pub(super) const DETACH_KEYS: &str = "ctrl-p,ctrl-q";
 
-/// Keys that a person can have in the sequence.
+/// Most keys in the sequence.
 const MOST: usize = 8;
 
-/// The keys that detach from a terminal, typed one after the other; none of them reaches the
-/// program when they do.
+/// The keys that detach from a terminal, typed one after the other. If complete, none of them
+/// reaches the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetachKeys(Vec<u8>);
 
@@ -56,17 +56,17 @@ impl fmt::Display for DetachKeys {
 }
 
 impl DetachKeys {
-    /// Whether there is any way to detach by keys.
+    /// Whether no keys detach.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Looks for the keys in what is typed, however it comes in pieces.
+/// Finds the keys in the input, however it is split.
 #[derive(Debug)]
 pub(crate) struct DetachWatch {
     keys: DetachKeys,
-    /// Keys of the sequence that were typed, and held back.
+    /// Keys of the sequence that were typed, and are held back.
     typed: usize,
 }
 
@@ -75,8 +75,8 @@ impl DetachWatch {
         Self { keys, typed: 0 }
     }
 
-    /// What of `bytes` is for the program, and whether the keys are complete; what is typed behind
-    /// them is for nobody.
+    /// Returns the part of `bytes` for the program, and whether the keys are complete. Later input is
+    /// dropped.
     pub(crate) fn pass(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
         let keys = &self.keys.0;
         let mut passed = Vec::with_capacity(bytes.len() + self.typed);
@@ -93,7 +93,7 @@ impl DetachWatch {
                 }
                 continue;
             }
-            // Not the sequence after all, though its end may be the beginning of another.
+            // Not the sequence after all, though its end may begin another.
             let mut held = keys[..self.typed].to_vec();
             held.push(*byte);
             let kept = (0..=held.len())

@@ -11,7 +11,7 @@ pub struct ImageArgs {
     pub command: ImageCommand,
 }
 
-/// What concerns the images of the node.
+/// Commands about the node's images.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ImageCommand {
     /// Import an archive: an OCI layout, what `docker save` writes, or a root file system
@@ -23,9 +23,9 @@ pub enum ImageCommand {
     Ls(ImageLsArgs),
     /// Show everything about an image
     Inspect(ImageInspectArgs),
-    /// Remove names of images: an image goes once it has none and no session uses it
+    /// Remove names of images: an image is removed once it has none and no session uses it
     Rm(ImageRmArgs),
-    /// Remove now what nothing uses
+    /// Remove unused images, layers and downloads at once
     Gc,
 }
 
@@ -35,7 +35,7 @@ pub struct ImageImportArgs {
     /// The archive, plain or with gzip or zstd, or an OCI layout's directory; - for standard input
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub file: PathBuf,
-    /// What the image is to be called; another image loses the name
+    /// Name of the image; another image loses the name
     #[arg(value_name = "NAME:TAG")]
     pub name: String,
 }

@@ -1,4 +1,4 @@
-//! What can be typed: subcommands, options, and their help.
+//! The command line: subcommands, options, and their help.
 
 mod daemon;
 pub(crate) mod detach_keys;
@@ -59,20 +59,20 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Everything that `conman` does.
+/// The subcommands of `conman`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Run the daemon
     Serve(ServeArgs),
-    /// Be the parent of native containers, which outlives the daemon; `serve` starts one itself
+    /// Run the parent of native containers, which outlives the daemon; `serve` starts one itself
     Shim(ShimArgs),
     #[command(flatten)]
     Client(ClientCommand),
     /// Make tokens for the API
     Auth(AuthArgs),
-    /// Tell which limits of this host bind on the way to so many sessions
+    /// Show which limits of this host apply to so many sessions
     Doctor(DoctorArgs),
-    /// Measure
+    /// Run benchmarks
     Bench(BenchArgs),
 }
 
@@ -87,10 +87,10 @@ pub struct Globals {
     /// Talk HTTP to this address instead, for example http://127.0.0.1:7700 [env: CONMAN_URL]
     #[arg(long, global = true, value_name = "URL")]
     pub url: Option<String>,
-    /// File that holds a bearer token [env: CONMAN_TOKEN_FILE]
+    /// File with a bearer token [env: CONMAN_TOKEN_FILE]
     #[arg(long, global = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Print JSON: one value, or one a line for streams; errors as problem JSON on stderr
+    /// Print JSON: one value, or one per line for streams; errors as problem JSON on stderr
     #[arg(long, global = true)]
     pub json: bool,
     /// Print without colours [env: NO_COLOR]
@@ -98,7 +98,7 @@ pub struct Globals {
     pub no_color: bool,
 }
 
-/// Where a daemon is reached.
+/// The address of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
     Socket(PathBuf),
@@ -106,17 +106,17 @@ pub enum Endpoint {
 }
 
 impl Globals {
-    /// Where to reach the daemon: a flag beats the environment, `CONMAN_URL` beats
+    /// The daemon's address: a flag takes precedence over the environment, and `CONMAN_URL` over
     /// `CONMAN_SOCKET`.
     ///
-    /// The environment is no concern of clap's here: with its own `env` a `--socket` on the
-    /// command line would be in conflict with an exported `CONMAN_URL`.
+    /// clap's `env` is not used: with it, a `--socket` on the command line would conflict with an
+    /// exported `CONMAN_URL`.
     pub fn endpoint(&self, env: impl Fn(&str) -> Option<OsString>) -> Endpoint {
         self.named_endpoint(env)
             .unwrap_or_else(|| Endpoint::Socket(DEFAULT_SOCKET.into()))
     }
 
-    /// The same where a flag or the environment says it.
+    /// Likewise; `None` if neither a flag nor the environment has it.
     pub fn named_endpoint(&self, env: impl Fn(&str) -> Option<OsString>) -> Option<Endpoint> {
         let set = |name| env(name).filter(|value| !value.is_empty());
         let url = |url: OsString| Endpoint::Url(url.to_string_lossy().into_owned());

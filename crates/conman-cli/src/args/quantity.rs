@@ -1,4 +1,4 @@
-//! Sizes, durations and core counts as people type them.
+//! Sizes, durations and core counts as users type them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const DURATION_UNITS: [(&str, f64); 5] = [
     ("d", 86_400e3),
 ];
 
-/// Units of a size in bytes: powers of 1024, as Docker's `--memory` has it.
+/// Units of a size in bytes: powers of 1024, as in Docker's `--memory`.
 const SIZE_UNITS: [(&str, f64); 5] = [
     ("k", 1024.0),
     ("m", 1_048_576.0),
@@ -22,7 +22,7 @@ const SIZE_UNITS: [(&str, f64); 5] = [
     ("b", 1.0),
 ];
 
-/// Greatest whole number that a double holds exactly; nothing typed by a person is beyond it.
+/// Greatest whole number that a double represents exactly; more than any real input.
 const MAX_EXACT: f64 = 9_007_199_254_740_991.0;
 
 /// `500ms`, `10s`, `5m`, `2h`, `1d`, with fractions (`1.5h`); a bare `0` is zero.
@@ -77,7 +77,7 @@ pub(crate) fn parse_cpus(text: &str) -> Result<CpuCount, String> {
     }
 }
 
-/// A duration in whole seconds, for fields that hold no finer unit.
+/// A duration in whole seconds, for fields without a finer unit.
 pub(crate) fn parse_duration_s(text: &str) -> Result<u32, String> {
     let duration = parse_duration(text)?;
     if duration.subsec_millis() != 0 {

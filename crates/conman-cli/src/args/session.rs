@@ -1,4 +1,4 @@
-//! Arguments of the subcommands that ask the daemon.
+//! Arguments of the subcommands that call the daemon.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::quantity::{
     parse_cpus, parse_duration, parse_duration_ms, parse_duration_s, parse_size,
 };
 
-/// What the client asks of a daemon.
+/// The subcommands that call the daemon.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ClientCommand {
     /// Start a session, or find it running, and print its URL
@@ -28,23 +28,23 @@ pub enum ClientCommand {
     Exec(ExecArgs),
     /// Attach to the terminal of a session's program, or of a kept command; Ctrl-P Ctrl-Q detaches
     Attach(AttachArgs),
-    /// Show what a session printed
+    /// Show a session's output
     Logs(LogsArgs),
     /// Show what happens on all nodes, as it happens
     Events(EventsArgs),
-    /// Tell a session's story: what happened, how long it took, why it ended, what to do
+    /// Explain a session: what happened, how long it took, why it ended, what to do
     Why(WhyArgs),
     /// Make a short-lived token that opens connections to one session
     Token(TokenArgs),
     /// Import, pull, list and remove images
     Image(ImageArgs),
-    /// List nodes: how they stand, what they have to do; or forget one that is gone
+    /// List nodes with their state and load; or forget one that is gone
     Nodes(NodesArgs),
     /// Empty a node: take no new sessions, stop the present ones in order, a few at a time
     Drain(DrainArgs),
     /// Admit sessions again after a drain
     Undrain(NodeArgs),
-    /// Act as if a node's machine were going: kill and release every session, admit no more
+    /// Preempt a node, as if its machine stopped: kill and release every session, admit no more
     Preempt(PreemptArgs),
     /// Admit sessions again after a preemption
     Readmit(NodeArgs),
@@ -101,10 +101,10 @@ pub struct RunArgs {
     /// Bound on the time until it is ready
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
     pub ready_timeout: Option<u32>,
-    /// Stop the session after so long without a connection; 0 for never
+    /// Stop the session after this time without a connection; 0 for never
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
     pub idle_timeout: Option<u32>,
-    /// Stop the session so long after its start; 0 for never
+    /// Stop the session this long after its start; 0 for never
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
     pub max_lifetime: Option<u32>,
     /// Signal to send first on preemption, for example SIGTERM
@@ -122,13 +122,13 @@ pub struct RunArgs {
     /// Do not wait until the session is ready
     #[arg(long)]
     pub no_wait: bool,
-    /// Program and arguments instead of the template's or the image's own
+    /// Program and arguments instead of the template's or the image's
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
 impl RunArgs {
-    /// The request's body: only what was given, so that templates keep the rest.
+    /// The request's body: only the given fields, so that the template sets the rest.
     #[must_use]
     pub fn request(&self) -> SessionRequest {
         fn given<T: Clone>(list: &[T]) -> Option<Vec<T>> {
@@ -141,8 +141,8 @@ impl RunArgs {
             template: self.template.clone(),
             image: self.image.clone(),
             command: given(&self.command),
-            // A program on the command line comes with its own arguments: the template's belong
-            // to the template's program.
+            // A program on the command line comes with its arguments; the template's belong to the
+            // template's program.
             args: (!self.command.is_empty()).then(Vec::new),
             env: map(&self.env),
             port: self.port.map(|choice| choice.0),
@@ -167,7 +167,7 @@ impl RunArgs {
     }
 }
 
-/// A port, or the wish for none.
+/// A port, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortChoice(pub Option<u16>);
 
@@ -187,7 +187,7 @@ pub struct PsArgs {
     /// Only sessions with this label; may be repeated
     #[arg(short, long, value_name = "KEY[=VALUE]")]
     pub label: Vec<String>,
-    /// Only sessions of this node; `self` for the node that is asked
+    /// Only sessions of this node; `self` for the node that answers
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
     /// Print names only
@@ -207,10 +207,10 @@ pub struct RmArgs {
     /// Sessions to stop
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     pub id: Vec<SessionId>,
-    /// Every session of the node that is asked
+    /// Every session of the node that answers
     #[arg(long)]
     pub all: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
 }
@@ -224,7 +224,7 @@ pub struct ExecArgs {
     /// Give the command a terminal
     #[arg(short, long)]
     pub tty: bool,
-    /// Keep its terminal whoever is attached: `conman attach --exec` comes back to it
+    /// Keep its terminal after detaching: `conman attach --exec` comes back to it
     #[arg(long, requires = "tty")]
     pub keep: bool,
     /// Keys that detach from a kept terminal
@@ -259,7 +259,7 @@ pub struct AttachArgs {
     /// Keys that detach, typed one after the other: characters, or ctrl- and one; none when empty
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, allow_hyphen_values = true)]
     pub detach_keys: DetachKeys,
-    /// Begin without what the terminal showed last
+    /// Begin without the terminal's last output
     #[arg(long)]
     pub no_scrollback: bool,
     /// List the session's kept commands instead
@@ -274,11 +274,11 @@ pub struct AttachArgs {
 /// Arguments of `conman logs`.
 #[derive(Debug, Clone, Args)]
 pub struct LogsArgs {
-    /// Go on with what is written from now on, until the session's container ends; exits with 5 where
-    /// that was its node's doing, or the session moved
+    /// Continue with new output, until the session's container ends; exits with 5 if its node ended
+    /// it, or the session moved
     #[arg(short, long)]
     pub follow: bool,
-    /// Only so many lines from the end
+    /// Only this many lines from the end
     #[arg(short = 'n', long, value_name = "N")]
     pub tail: Option<u32>,
     /// Put the time before every line
@@ -290,16 +290,16 @@ pub struct LogsArgs {
 /// Arguments of `conman events`.
 #[derive(Debug, Clone, Args)]
 pub struct EventsArgs {
-    /// Only this session's
+    /// Only events of this session
     #[arg(long, value_name = "ID")]
     pub session: Option<SessionId>,
-    /// Only this node's; `self` for the node that is asked
+    /// Only events of this node; `self` for the node that answers
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
-    /// Ask no other node
+    /// Read only the events of the node that answers
     #[arg(long, conflicts_with = "node")]
     pub local: bool,
-    /// Begin behind this position, a `cursor` that `--json` shows; 0 for the oldest kept
+    /// Begin after this position, a `cursor` that `--json` shows; 0 for the oldest kept
     #[arg(long, value_name = "CURSOR")]
     pub after: Option<String>,
     /// Show what has happened and stop
@@ -325,23 +325,23 @@ pub struct TokenArgs {
 /// Arguments of `conman drain`.
 #[derive(Debug, Clone, Args)]
 pub struct DrainArgs {
-    /// Only say what would happen, in which order and how long it would take
+    /// Only show what would happen, in which order and how long it would take
     #[arg(long)]
     pub dry_run: bool,
-    /// Return once it has begun; the node goes on with it
+    /// Return once it has begun; the node continues
     #[arg(long, conflicts_with = "dry_run")]
     pub no_wait: bool,
     /// Sessions that are stopped at a time; 8 unless given
     #[arg(long, value_name = "N")]
     pub parallel: Option<u32>,
-    /// Signal to send first, for example SIGTERM; each session's own preempt signal unless given
+    /// Signal to send first, for example SIGTERM; each session's preempt signal unless given
     #[arg(long, value_name = "SIGNAL")]
     pub signal: Option<String>,
-    /// Time between the signal and SIGKILL; each session's own unless given, or 10s where it has none
-    /// and --signal is given
+    /// Time between the signal and SIGKILL; each session's unless given, or 10s if it has none and
+    /// --signal is given
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
     pub grace: Option<u32>,
-    /// Why, for the journal and for those who are connected
+    /// Reason, for the journal and for connected clients
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
     #[command(flatten)]
@@ -351,15 +351,15 @@ pub struct DrainArgs {
 /// Arguments of `conman nodes`.
 #[derive(Debug, Clone, Args)]
 pub struct NodesArgs {
-    /// The list without
+    /// Without a subcommand: lists the nodes
     #[command(subcommand)]
     pub command: Option<NodesCommand>,
 }
 
-/// What concerns the list of nodes.
+/// Commands about the list of nodes.
 #[derive(Debug, Clone, Subcommand)]
 pub enum NodesCommand {
-    /// Forget a node that is fenced and owns nothing; the fleet does so by itself after a day
+    /// Forget a node that is fenced and owns nothing; the fleet does so automatically after a day
     Rm {
         /// Its name
         #[arg(value_name = "NODE")]
@@ -370,7 +370,7 @@ pub enum NodesCommand {
 /// The node that a command is about.
 #[derive(Debug, Clone, Args)]
 pub struct NodeArgs {
-    /// Name of a node of the fleet; the node that is asked unless given
+    /// Name of a node of the fleet; the node that answers unless given
     #[arg(value_name = "NODE")]
     pub node: Option<String>,
 }
@@ -378,13 +378,13 @@ pub struct NodeArgs {
 /// Arguments of `conman preempt`.
 #[derive(Debug, Clone, Args)]
 pub struct PreemptArgs {
-    /// Only say what would happen
+    /// Only show what would happen
     #[arg(long)]
     pub dry_run: bool,
-    /// Time until the machine is gone; bounds every grace period
+    /// Time until the machine stops; bounds every grace period
     #[arg(long, value_name = "DURATION", value_parser = parse_budget)]
     pub budget: Option<Duration>,
-    /// Why, for the journal
+    /// Reason, for the journal
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! The client commands of `conman` alone: for machines that run no daemon, and for this crate's
-//! own tests.
+//! Only the client commands of `conman`: for machines without a daemon, and for this crate's
+//! tests.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -23,8 +23,8 @@ async fn main() -> ExitCode {
         | Command::Auth(_)
         | Command::Doctor(_)
         | Command::Bench(_) => {
-            let text = "error: this is the client alone; the `conman` binary does that";
-            // Nobody is left to be told that it cannot be written.
+            let text = "error: this program is only the client; use `conman` for that";
+            // An error of standard error cannot be reported.
             let _ = writeln!(std::io::stderr(), "{text}");
             USAGE.into()
         }

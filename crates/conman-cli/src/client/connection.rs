@@ -9,11 +9,11 @@ use tokio::net::{TcpStream, UnixStream};
 use super::ClientError;
 use super::target::Target;
 
-/// Patience for a connection: a full backlog or an address that swallows packets.
+/// Bound on connecting: a full backlog, or an address that drops packets.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// A peer that is gone without a word is noticed after `IDLE + PROBES * INTERVAL`; a follower of
-/// events or logs would wait for ever otherwise.
+/// A dead peer is noticed after `IDLE + PROBES * INTERVAL`; otherwise a follower of events or
+/// logs would wait for ever.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 4;
@@ -61,7 +61,7 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 
 fn explain(target: &Target, source: io::Error) -> ClientError {
     match (target, source.kind()) {
-        // A socket file without a listener is what a killed daemon leaves behind.
+        // A killed daemon leaves a socket file without a listener.
         (
             Target::Unix(path),
             io::ErrorKind::NotFound

@@ -1,4 +1,4 @@
-//! Why a request got no answer, and what to do about it.
+//! Why a request failed, and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub(crate) enum ClientError {
         #[source]
         source: io::Error,
     },
-    #[error("the token file {path} holds no token: {reason}")]
+    #[error("the token file {path} contains no token: {reason}")]
     BadToken { path: PathBuf, reason: &'static str },
     #[error("conman is not running here (no socket at {path})")]
     NoSocket { path: PathBuf },
@@ -28,7 +28,7 @@ pub(crate) enum ClientError {
         #[source]
         source: io::Error,
     },
-    #[error("{peer} took no connection within {after_s} s")]
+    #[error("{peer} accepted no connection within {after_s} s")]
     ConnectTimedOut { peer: String, after_s: u64 },
     #[error("the connection to {peer} broke off")]
     Broken {
@@ -38,7 +38,7 @@ pub(crate) enum ClientError {
     },
     #[error("{peer} was silent for {after_s} s")]
     TimedOut { peer: String, after_s: u64 },
-    #[error("{peer} is not understood: {reason}")]
+    #[error("invalid answer from {peer}: {reason}")]
     NotUnderstood { peer: String, reason: String },
     #[error("the answer is larger than {max_bytes} bytes")]
     TooLarge { max_bytes: usize },
@@ -57,7 +57,7 @@ pub(crate) enum StreamError {
 }
 
 impl ClientError {
-    /// What the person at the terminal can do next.
+    /// What the user can do next.
     pub(crate) fn advice(&self) -> Option<String> {
         let advice = match self {
             Self::BadUrl { .. } => "write for example --url http://127.0.0.1:7700",
@@ -82,14 +82,14 @@ impl ClientError {
             Self::NotUnderstood { .. } => {
                 "check that the address is conman's API, and that its version fits: `conman version`"
             }
-            Self::TooLarge { .. } => "narrow the request down, for example with --label",
+            Self::TooLarge { .. } => "narrow the request, for example with --label",
             Self::Refused(problem) => return advice_on(problem),
         };
         Some(advice.to_owned())
     }
 }
 
-/// The next step after a refusal, where the problem's kind has one.
+/// The next step after a refusal, if the problem's kind has one.
 fn advice_on(problem: &Problem) -> Option<String> {
     let advice = match problem.slug() {
         "unauthenticated" => {
@@ -105,21 +105,19 @@ fn advice_on(problem: &Problem) -> Option<String> {
             "pack a root file system with tar, or an image with `docker save` or as an OCI layout"
         }
         "registry-not-allowed" => "the node's `images.registries` lists those that it pulls from",
-        "image-registry-refused" => "the node's `images.logins` says who conman is to a registry",
-        "host-full" => "`conman doctor --target N` tells what the host lacks for N sessions",
+        "image-registry-refused" => "check the node's login for that registry in `images.logins`",
+        "host-full" => "`conman doctor --target N` shows what the host lacks for N sessions",
         "not-running" => {
-            "`conman why ID` tells what happened to it, `conman run ID` starts it anew"
+            "`conman why ID` shows what happened to it, `conman run ID` starts it again"
         }
-        "session-stuck" => "`conman why ID` tells what keeps it; nothing else runs under its name",
-        "node-draining" => "use another node, or `conman undrain` when this one stays after all",
-        "node-preempted" => {
-            "use another node, or `conman readmit` when this machine stays after all"
-        }
-        "node-not-lost" => "`conman nodes` tells how it stands, `conman drain NODE` empties it",
+        "session-stuck" => "`conman why ID` shows what blocks it; no other session gets its name",
+        "node-draining" => "use another node, or `conman undrain` if this one is to stay",
+        "node-preempted" => "use another node, or `conman readmit` if this machine stays",
+        "node-not-lost" => "`conman nodes` shows its state, `conman drain NODE` empties it",
         "node-owns-sessions" => {
             "`conman ps --node NODE` lists them, `conman run ID` starts one on another node"
         }
-        "runtime-unavailable" => "`conman nodes` tells why; running sessions go on",
+        "runtime-unavailable" => "`conman nodes` shows why; running sessions continue",
         _ if problem.retryable => "try again in a moment",
         _ if problem.status == 401 => "pass --token-file FILE with a token that the node knows",
         _ => return None,

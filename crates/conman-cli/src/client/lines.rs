@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 
 use super::StreamError;
 
-/// Bound on one line: a piece of a log has at most 64 KiB, which JSON escapes sixfold at worst.
+/// Bound on one line: a piece of a log has at most 64 KiB, which JSON escapes at most sixfold.
 const MAX_LINE_BYTES: usize = 1024 * 1024;
 
 /// The lines of a response's body.
@@ -14,7 +14,7 @@ const MAX_LINE_BYTES: usize = 1024 * 1024;
 pub(crate) struct Lines {
     body: Incoming,
     buffer: BytesMut,
-    /// Bytes at the buffer's beginning in which there is no newline.
+    /// Bytes at the buffer's beginning without a newline.
     searched: usize,
 }
 

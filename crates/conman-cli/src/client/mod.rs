@@ -1,7 +1,7 @@
 //! A client of the HTTP API: one connection for each request, over the admin socket or TCP.
 //!
-//! No task outlives a request but the one that drives its connection, which ends when the
-//! response is read or dropped. Every wait for a peer that may be gone is bounded.
+//! The only task of a request drives its connection and ends when the response is read or
+//! dropped. Every wait for a peer that may be dead is bounded.
 
 mod connection;
 mod error;
@@ -36,36 +36,36 @@ use crate::args::Globals;
 use refusable::Refusable;
 use target::Target;
 
-/// Patience for the head of an answer to a request that the daemon carries out at once: longer
-/// than the daemon's own 30 s, so that it is the daemon that says what took too long.
+/// Bound on the head of an answer to a request that the daemon carries out at once. It is longer
+/// than the daemon's 30 s, so that the daemon reports what took too long.
 pub(crate) const PROMPT: Duration = Duration::from_secs(45);
 
-/// Patience for a start: the longest ready timeout that a spec may have (600 s), and the
-/// runtime's own time. For the end of a session as well, whose node may have to be given up first,
-/// which takes as long as its fleet is configured to wait for it.
+/// Bound on a start: the longest ready timeout of a spec (600 s), and the runtime's time. Also
+/// for the end of a session, whose node may first have to be declared dead, which takes the
+/// fleet's configured time.
 pub(crate) const START: Duration = Duration::from_secs(15 * 60);
 
-/// Patience for an import: its upload over a slow line, and tens of gigabytes to unpack.
+/// Bound on an import: its upload over a slow line, and unpacking tens of gigabytes.
 pub(crate) const IMPORT: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// Longest silence within the body of an answer that does not stream.
+/// Longest pause within the body of an answer that does not stream.
 const BODY_SILENCE: Duration = Duration::from_secs(30);
 
-/// Bound on an answer's body: a page of 1,000 sessions with specs of 160 KiB at most each would
-/// be larger, and is no answer that a person asked for.
+/// Bound on an answer's body. Only a page of 1,000 sessions with specs of the maximal 160 KiB
+/// each is larger.
 const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 
 const USER_AGENT_VALUE: &str = concat!("conman/", env!("CARGO_PKG_VERSION"));
 
-/// An answer typed, and as the daemon wrote it: a newer one may have fields that this version
-/// does not know, and `--json` shows them.
+/// A typed answer, and its JSON as the daemon wrote it: a newer daemon may send unknown fields,
+/// which `--json` shows.
 #[derive(Debug)]
 pub(crate) struct Answer<T> {
     pub(crate) value: T,
     pub(crate) raw: serde_json::Value,
 }
 
-/// How to reach a daemon, and as whom.
+/// A daemon's address and the credentials for it.
 #[derive(Debug)]
 pub(crate) struct Client {
     target: Target,
@@ -73,7 +73,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// From the flags and the environment; connects to nothing yet.
+    /// From the flags and the environment; does not connect.
     pub(crate) fn new(
         globals: &Globals,
         env: impl Fn(&str) -> Option<OsString>,
@@ -88,7 +88,7 @@ impl Client {
         })
     }
 
-    /// Asks and reads the JSON answer.
+    /// Sends a GET and reads the JSON answer.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         Ok(self
             .answer(Method::GET, path, None::<&()>, PROMPT)
@@ -111,7 +111,7 @@ impl Client {
         self.typed(&bytes)
     }
 
-    /// Opens an answer that streams; its body may stay silent for as long as it likes.
+    /// Opens an answer that streams, without a bound on pauses in its body.
     pub(crate) async fn stream(
         &self,
         path: &str,
@@ -121,8 +121,8 @@ impl Client {
             .await
     }
 
-    /// Sends what `pieces` bring, as they come, and reads the JSON answer. An error among them
-    /// breaks the request off, so that the daemon does not take what came before for the whole.
+    /// Sends `pieces` as they come, and reads the JSON answer. An error among them breaks the
+    /// request, so that the daemon does not take the part for the whole.
     pub(crate) async fn upload<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -150,7 +150,7 @@ impl Client {
         self.typed(&bytes)
     }
 
-    /// Asks with a JSON body for an answer that streams.
+    /// Sends a JSON body and opens an answer that streams.
     pub(crate) async fn post_for_stream(
         &self,
         path: &str,
@@ -168,7 +168,7 @@ impl Client {
         Ok(Answer { value, raw })
     }
 
-    /// Sends an order whose answer has nothing to tell.
+    /// Sends a request whose answer has no content.
     pub(crate) async fn order(&self, method: Method, path: &str) -> Result<(), ClientError> {
         self.send(method, path, None::<&()>, "application/json", PROMPT)
             .await
@@ -207,7 +207,7 @@ impl Client {
         }
     }
 
-    /// A request without a body that bears who asks.
+    /// A request without a body, with the caller's credentials.
     fn request(&self, method: Method, path: &str) -> Result<Request<()>, ClientError> {
         let mut request = Request::new(());
         *request.method_mut() = method;
@@ -224,7 +224,7 @@ impl Client {
         Ok(request)
     }
 
-    /// One request on a connection of its own, up to the head of the answer.
+    /// Sends one request on a new connection and reads the head of the answer.
     async fn exchange<B>(
         &self,
         request: Request<B>,
@@ -244,7 +244,7 @@ impl Client {
                 hyper::client::conn::http1::handshake(TokioIo::new(Refusable::new(stream)))
                     .await
                     .map_err(broken)?;
-            // Its error also comes out of the response or its body, which is where it is told.
+            // Its error also appears in the response or its body, where it is reported.
             tokio::spawn(connection.with_upgrades());
             sender.send_request(request).await.map_err(broken)
         };
@@ -256,7 +256,7 @@ impl Client {
             })?
     }
 
-    /// The problem that a response with an error status bears.
+    /// The problem in a response with an error status.
     async fn refusal(&self, response: Response<Incoming>) -> ClientError {
         let status = response.status();
         match self.read(response.into_body()).await {
@@ -268,7 +268,7 @@ impl Client {
         }
     }
 
-    /// An error response that conman did not write: another program, or a gateway before it.
+    /// An error response not from conman: from another program, or from a gateway.
     fn foreign(&self, status: StatusCode) -> ClientError {
         self.not_understood(format!("it answered {status} without problem details"))
     }
@@ -316,7 +316,7 @@ impl Client {
         }
     }
 
-    /// Something in an answer that is not as the API has it.
+    /// An answer that does not conform to the API.
     pub(crate) fn not_understood(&self, reason: impl Into<String>) -> ClientError {
         ClientError::NotUnderstood {
             peer: self.target.to_string(),
@@ -337,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    /// What the client makes of a daemon that sends `bytes` and then nothing for ever.
+    /// The client's error if a daemon sends `bytes` and then nothing for ever.
     async fn answer_of_a_daemon_that_stalls(bytes: &'static [u8]) -> ClientError {
         let dir = tempfile::tempdir().expect("a directory");
         let socket = dir.path().join("socket");

@@ -1,4 +1,4 @@
-//! A stream on which a peer may refuse a request before it has read the whole of it.
+//! A stream whose peer may refuse a request before it has read all of it.
 
 use std::io;
 use std::pin::Pin;
@@ -6,9 +6,9 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Drops what is written once writing has failed, so that reading goes on: the peer's answer may
-/// be there already, and it says more than that the peer took no more. Without an answer the
-/// reading side tells that the connection is gone.
+/// Ignores what is written once writing has failed, so that reading continues: the peer's answer
+/// may have arrived already, and explains more than the failed write. Without an answer, reading
+/// reports that the connection has ended.
 #[derive(Debug)]
 pub(super) struct Refusable<S> {
     stream: S,

@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use super::StreamError;
 use super::lines::take_line;
 
-/// Bound on one event: an event of the journal is a few hundred bytes.
+/// Bound on one event: an event of the journal has a few hundred bytes.
 const MAX_EVENT_BYTES: usize = 1024 * 1024;
 
 /// One event of a stream.
@@ -35,8 +35,8 @@ impl SseEvents {
         }
     }
 
-    /// The next event; `None` at the end of the stream. Cancelling loses nothing: a frame is
-    /// handed to the parser as soon as it is there.
+    /// The next event; `None` at the end of the stream. Cancel safe: a frame is passed to the parser
+    /// as soon as it arrives.
     pub(crate) async fn next(&mut self) -> Result<Option<SseMessage>, StreamError> {
         loop {
             if let Some(message) = self.parser.next()? {
@@ -65,14 +65,14 @@ impl SseParser {
         self.buffer.extend_from_slice(&bytes);
     }
 
-    /// The next complete event. What is incomplete at the end of the stream is dropped, as the
-    /// standard has it.
+    /// The next complete event. An incomplete one at the end of the stream is dropped, as the
+    /// standard requires.
     fn next(&mut self) -> Result<Option<SseMessage>, StreamError> {
         while let Some(line) = take_line(&mut self.buffer, &mut self.searched)? {
             let line = line.strip_suffix(b"\r").unwrap_or(&line);
             if line.is_empty() {
                 let event = std::mem::take(&mut self.event);
-                // One that has an id alone only tells where to go on from.
+                // An event with only an id just sets the position to resume from.
                 if std::mem::take(&mut self.has_data) || event.id.is_some() {
                     return Ok(Some(event));
                 }

@@ -9,7 +9,7 @@ use http::{HeaderValue, Uri};
 use super::ClientError;
 use crate::args::Endpoint;
 
-/// Bound on a token file: it holds one line.
+/// Bound on a token file: it contains one line.
 const MAX_TOKEN_BYTES: u64 = 8 * 1024;
 
 /// A checked address.
@@ -37,7 +37,7 @@ impl Target {
             Some("http") => {}
             Some("https") => {
                 return Err(refused(
-                    "https is not spoken here; reach a distant node through an SSH tunnel or a \
+                    "https is not supported; reach a remote node through an SSH tunnel or a \
                      TLS gateway",
                 ));
             }
@@ -45,7 +45,7 @@ impl Target {
         }
         let authority = uri.authority().ok_or_else(|| refused("it names no host"))?;
         if authority.as_str().contains('@') {
-            return Err(refused("a user name has no meaning here; use --token-file"));
+            return Err(refused("it must not have a user name; use --token-file"));
         }
         if uri.path() != "/" || uri.query().is_some() {
             return Err(refused("it must end after the host and port"));
@@ -110,15 +110,15 @@ pub(super) fn read_token(path: &Path) -> Result<HeaderValue, ClientError> {
         return Err(refused("it is empty"));
     }
     if !token.iter().all(u8::is_ascii_graphic) {
-        return Err(refused("it holds more than one word"));
+        return Err(refused("it contains more than one word"));
     }
     let mut value = HeaderValue::from_bytes(&[b"Bearer ", token].concat())
-        .map_err(|_| refused("it holds characters that no token has"))?;
+        .map_err(|_| refused("it contains characters that no token has"))?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// The URL as an error may show it: what stands before an `@` may be a password.
+/// The URL as an error may show it: the text before an `@` may be a password.
 fn without_user(url: &str) -> String {
     match (url.split_once("://"), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://…@{rest}"),

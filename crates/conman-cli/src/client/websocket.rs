@@ -1,7 +1,7 @@
 //! The WebSockets of `exec` and `attach`.
 //!
-//! The handshake goes through hyper and not through tungstenite: a refusal comes with problem
-//! details, and tungstenite keeps of a refusal's body only what arrived together with its head.
+//! The handshake uses hyper instead of tungstenite: a refusal contains problem details, and
+//! tungstenite keeps only the part of its body that arrived together with its head.
 
 use std::time::Duration;
 
@@ -27,10 +27,10 @@ use tokio_tungstenite::tungstenite::protocol::{Message, Role, WebSocketConfig};
 
 use super::{Client, ClientError, PROMPT};
 
-/// Bound on one message of the daemon; it sends pieces of far less.
+/// Bound on one message of the daemon; it sends far smaller pieces.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
-/// Patience for a clean close; nothing depends on it.
+/// Time for a clean close; nothing depends on it.
 const CLOSE: Duration = Duration::from_millis(500);
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
@@ -50,12 +50,12 @@ pub(crate) struct ToCommand(SplitSink<Socket, Message>);
 #[derive(Debug)]
 pub(crate) struct FromCommand(SplitStream<Socket>);
 
-/// What comes from the command.
+/// A message from the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FromExec {
     Stdout(Bytes),
     Stderr(Bytes),
-    /// What a terminal showed last, for an empty screen.
+    /// The terminal's last output, for an empty screen.
     Replay(Bytes),
     Ended(ExecStatus),
 }
@@ -67,7 +67,9 @@ pub(crate) enum ExecSocketError {
     Broken(#[source] Option<WsError>),
     #[error("the connection was closed: {reason} (WebSocket code {code})")]
     Closed { code: u16, reason: String },
-    #[error("the daemon sent what {EXEC_PROTOCOL} and {ATTACH_PROTOCOL} do not have: {0}")]
+    #[error(
+        "the daemon sent a message that {EXEC_PROTOCOL} and {ATTACH_PROTOCOL} do not have: {0}"
+    )]
     Protocol(String),
 }
 
@@ -143,15 +145,15 @@ impl ToCommand {
             .map_err(|error| ExecSocketError::Broken(Some(error)))
     }
 
-    /// Says goodbye, if the daemon still listens.
+    /// Closes the connection, if the daemon still listens.
     pub(crate) async fn close(mut self) {
-        // What fails or takes long here changes nothing: the command has ended.
+        // An error or a delay here changes nothing: the command has ended.
         let _ = tokio::time::timeout(CLOSE, self.0.close()).await;
     }
 }
 
 impl FromCommand {
-    /// The next piece of output, or the end. Cancelling loses nothing.
+    /// The next piece of output, or the end. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<FromExec, ExecSocketError> {
         loop {
             let bytes = match self.0.next().await {
@@ -229,10 +231,10 @@ fn check_upgrade(headers: &HeaderMap, key: &str, protocol: &str) -> Result<(), &
         .get(SEC_WEBSOCKET_ACCEPT)
         .is_none_or(|accept| accept.as_bytes() != derive_accept_key(key.as_bytes()).as_bytes())
     {
-        return Err("its WebSocket handshake does not answer ours");
+        return Err("its WebSocket handshake does not match ours");
     }
     if !is(SEC_WEBSOCKET_PROTOCOL, protocol) {
-        return Err("it does not speak the protocol of `exec` and `attach`");
+        return Err("it does not support the protocol of `exec` and `attach`");
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! `conman attach`: a terminal that is kept, on the person's own; and `conman exec --keep`, which
+//! `conman attach`: connects the user's terminal with a kept one; and `conman exec --keep`, which
 //! makes one first.
 //!
-//! Detaching leaves everything as it is; so does the death of this process, of the connection and
-//! of the daemon. The person's terminal gets its settings back, and is told to leave the modes
-//! that a full-screen program had it in.
+//! Detaching leaves the program running; so does the death of this process, of the connection and
+//! of the daemon. The user's terminal gets its settings back and leaves the modes that a
+//! full-screen program had set.
 
 use bytes::Bytes;
 use comfy_table::Cell;
@@ -26,18 +26,18 @@ use crate::output::Output;
 use crate::stdio::{StdWriter, Stream, read_stdin};
 use crate::terminal::{self, Interrupts, RawTerminal, Resizes};
 
-/// Empties the screen, before a replay.
+/// Clears the screen, before a replay.
 const CLEAR: &[u8] = b"\x1b[m\x1b[H\x1b[2J";
 
 /// Leaves the modes that a full-screen program may have set: the alternate screen, a scrolling
 /// region, mouse reports, bracketed paste, application keys, a hidden cursor, attributes. Leaving
-/// the alternate screen takes the cursor to where it was saved last, also where there was none to
-/// leave: so that is where it is.
+/// the alternate screen moves the cursor to its saved position even if it was not active, so the
+/// position is saved first.
 const LEAVE: &[u8] =
     b"\x1b7\x1b[?1049l\x1b7\x1b[r\x1b8\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\
     \x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[m\r\n";
 
-/// What somebody attaches to.
+/// The terminal to attach to.
 struct Target {
     id: SessionId,
     exec: Option<ExecId>,
@@ -60,7 +60,7 @@ impl Target {
         path
     }
 
-    /// What brings one back.
+    /// The command that attaches again.
     fn command(&self) -> String {
         match self.exec {
             Some(exec) => format!("conman attach --exec {exec} {}", self.id),
@@ -69,7 +69,7 @@ impl Target {
     }
 }
 
-/// How being attached ended.
+/// How an attachment ended.
 enum Ended {
     Detached,
     Program(Result<ExecStatus, ExecSocketError>),
@@ -95,7 +95,7 @@ pub(super) async fn run(context: &Context, args: AttachArgs) -> Result<Exit, Fai
     attach(context, target).await.map_err(of_conman)
 }
 
-/// Runs a command whose terminal is kept, and attaches to it where a person is there to type.
+/// Runs a command whose terminal is kept, and attaches to it if the user's input is a terminal.
 pub(super) async fn keep(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     let output = &context.output;
     if args.interactive && !output.json && !terminal::stdin_is_terminal() {
@@ -157,33 +157,33 @@ async fn list(context: &Context, id: &SessionId) -> Result<Exit, Failure> {
 
 async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     if context.output.json {
-        return Err(Failure::usage("a terminal's output is no JSON"));
+        return Err(Failure::usage("a terminal's output is not JSON"));
     }
     if !terminal::stdin_is_terminal() {
         return Err(Failure::usage(format!(
-            "standard input is not a terminal, to attach with; `conman logs {}` reads what the \
-             session's showed",
+            "standard input is not a terminal; `conman logs {}` reads what the \
+             session's terminal showed",
             target.id
         )));
     }
-    // What comes next may work all the same.
+    // An error here need not affect the next steps.
     let followed = Followed::now(&context.client, &target.id).await;
-    // Listened for before the size is asked, so that no later one is missed.
+    // Installed before the size is read, so that no later change is missed.
     let resizes = Resizes::listen()?;
     let socket = context.client.attach(&target.path()).await?;
     if !target.keys.is_empty() {
         context.output.note(&format!("{} detaches", target.keys));
     }
-    // Listened for before the terminal is raw, so that no signal finds it raw and unwatched.
+    // Installed before the terminal is raw, so that no signal leaves it raw.
     let mut interrupts = Interrupts::listen()?;
     let raw = RawTerminal::enter()?;
     let input = read_stdin()?;
     let writer = StdWriter::start()?;
     let watch = DetachWatch::new(target.keys.clone());
     let ended = tokio::select! {
-        // It ended.
+        // The program ended, or the user detached.
         ended = converse(socket, &writer, (input, watch), resizes) => Some(ended),
-        // Letting go is what the signal asks for.
+        // Detaching is what the signal means.
         signal = ending_signal(Some(&mut interrupts), Some(&raw)) => {
             drop(writer);
             leave();
@@ -199,7 +199,7 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
         let again = target.command();
         tokio::select! {
             told = with_container(context, followed, ended, &again) => fate = told?,
-            // It asks the daemon once more: whoever does not want to wait for that need not.
+            // It calls the daemon once more; a signal skips that.
             signal = ending_signal(Some(&mut interrupts), None) => {
                 return Ok(Exit::Command(128 + signal));
             }
@@ -210,13 +210,13 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
             let failure = exit_of(Err(error));
             match (fate, target.command()) {
                 (Fate::Runs, back) => failure.map_err(|failure| {
-                    failure.next(format!("the program goes on; `{back}` comes back to it"))
+                    failure.next(format!("the program still runs; `{back}` comes back to it"))
                 }),
                 (Fate::Unknown(why), back) => failure.map_err(|failure| {
                     let why = why.detail();
                     failure.next(format!(
-                        "whether the program goes on is not known ({why}); `{back}` comes back to \
-                         it if it does"
+                        "it is unknown whether the program still runs ({why}); `{back}` comes back \
+                         to it if so"
                     ))
                 }),
                 (Fate::Ended | Fate::Gone(_), _) => failure,
@@ -233,13 +233,13 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     }
 }
 
-/// The writer has written everything.
+/// Leaves the program's modes. The writer must have finished.
 fn leave() {
     // A terminal that hung up has no modes.
     let _ = Output::raw_stdout(LEAVE);
 }
 
-/// Passes everything through until the program ends or the keys are typed.
+/// Copies both ways until the program ends or the keys are typed.
 async fn converse(
     socket: ExecSocket,
     writer: &StdWriter,
@@ -253,14 +253,14 @@ async fn converse(
     let ended = tokio::select! {
         // The end of the output is the program's, or the connection's.
         ended = pass_out(&mut from_command, writer) => Ended::Program(ended),
-        // What was not sent yet is given up with it.
+        // Cancel safe: unsent output is dropped.
         () = pass_in(&mut to_command, typed, resizes) => Ended::Detached,
     };
     to_command.close().await;
     ended
 }
 
-/// Returns when the keys are typed, or nobody can type any more.
+/// Returns when the keys are typed, or the input ends.
 async fn pass_in(
     to_command: &mut ToCommand,
     (input, mut watch): (mpsc::Receiver<Bytes>, DetachWatch),
@@ -269,7 +269,7 @@ async fn pass_in(
     let (mut input, mut resizes) = (Some(input), Some(resizes));
     loop {
         let sent = tokio::select! {
-            // `recv` loses nothing when it is cancelled.
+            // Cancel safe: `recv` loses nothing.
             piece = next_piece(&mut input) => {
                 let Some(piece) = piece else { return };
                 let (passed, detach) = watch.pass(&piece);
@@ -283,20 +283,20 @@ async fn pass_in(
                 }
                 sent
             }
-            // A signal is kept until it is received.
+            // Cancel safe: a signal is kept until it is received.
             () = next_resize(&mut resizes) => match terminal::size() {
                 Some(size) => to_command.resize(size).await,
                 None => Ok(()),
             },
         };
         if sent.is_err() {
-            // Shows in the other direction, which also tells why.
+            // The other direction fails as well, with the reason.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// What the terminal shows, until the program's status.
+/// Copies the terminal's output, until the program's status.
 async fn pass_out(
     from_command: &mut FromCommand,
     writer: &StdWriter,
@@ -308,7 +308,7 @@ async fn pass_out(
             FromExec::Ended(status) => return Ok(status),
         };
         if !writer.write(Stream::Stdout, bytes).await {
-            // The writer tells why when it is finished, before this is looked at.
+            // The writer reports the reason when it is finished, before this is used.
             return Ok(ExecStatus {
                 exit_code: None,
                 error: None,

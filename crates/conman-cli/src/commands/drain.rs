@@ -13,7 +13,7 @@ use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds, printable};
 use crate::progress::Progress;
 
-/// Between two looks at how a drain stands.
+/// Interval between checks of a drain.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Failure> {
@@ -100,8 +100,8 @@ async fn plan(context: &Context, path: &str, request: &DrainRequest) -> Result<E
         output.table(&header, rows)?;
         output.line(&format!(
             "A drain now would stop {}, {} at a time: about {} until all are released, longer if a \
-             container cannot be proven dead. Those that other nodes start again take their time \
-             besides. Nothing was done.",
+             container cannot be proven dead. The starts on other nodes take additional time. \
+             Nothing was done.",
             count(plan.sessions.len() as u64, "session"),
             plan.parallel,
             ms(plan.predicted_ms),
@@ -127,7 +127,7 @@ fn summary(report: &DrainReport, node: &NodeArgs) -> String {
             )
         }
         _ => format!(
-            "Draining ({reason}): {} released, {} to go. {undrain} takes it back.",
+            "Draining ({reason}): {} released, {} to go. {undrain} cancels it.",
             count(report.released, "session"),
             report.remaining,
         ),

@@ -15,10 +15,10 @@ use crate::failure::{Exit, Failure};
 use crate::human::{clock, milliseconds, printable};
 use crate::output::Output;
 
-/// Events asked for at a time: the most that the API gives.
+/// Events per request: the most that the API returns.
 const PAGE: usize = 1_000;
 
-/// A daemon that restarts is back within seconds; one that is not back by then was stopped.
+/// A daemon that restarts is back within seconds; later it counts as stopped.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// Pauses between attempts to reach a restarting daemon, the last one repeated.
@@ -32,10 +32,10 @@ pub(super) async fn run(context: &Context, args: &EventsArgs) -> Result<Exit, Fa
     }
 }
 
-/// Everything that has happened, page by page.
+/// All past events, page by page.
 async fn past(context: &Context, args: &EventsArgs) -> Result<Exit, Failure> {
     let mut after = args.after.clone().unwrap_or_else(|| "0".to_owned());
-    // Nodes that cannot be asked, each of which every page tells of.
+    // Unreachable nodes, which every page reports.
     let mut missing = BTreeSet::new();
     loop {
         let path = path(args, Some(&after));
@@ -60,10 +60,10 @@ async fn past(context: &Context, args: &EventsArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// Goes on where it was when the daemon restarts.
+/// Continues from its position when the daemon restarts.
 async fn follow(context: &Context, args: &EventsArgs) -> Result<Exit, Failure> {
     let mut position = args.after.clone();
-    // When the last connection ended; none before the first.
+    // When the last connection ended; `None` before the first.
     let mut lost: Option<Instant> = None;
     let mut attempt = 0;
     loop {
@@ -103,7 +103,7 @@ enum StreamEnd {
     Failure(Failure),
 }
 
-/// One connection's worth of events, until the daemon ends it or it breaks off.
+/// The events of one connection, until the daemon ends it or it breaks.
 async fn stream(
     context: &Context,
     args: &EventsArgs,
@@ -157,10 +157,10 @@ fn path(args: &EventsArgs, after: Option<&str>) -> String {
 }
 
 fn warn_of_gap(output: &Output) {
-    output.warning("some events behind that position are no longer in their journal");
+    output.warning("some events after that position are no longer in their journal");
 }
 
-/// An event, with where to go on from behind it.
+/// An event, with the position to resume from.
 #[derive(Serialize)]
 struct Item<'a> {
     #[serde(flatten)]

@@ -19,19 +19,19 @@ use crate::failure::{Exit, Failure, WithSources};
 use crate::stdio::{StdWriter, Stream, read_stdin};
 use crate::terminal::{self, Interrupt, Interrupts, RawTerminal, Resizes};
 
-/// The longest that the API lets a command run that is not followed live.
+/// Longest time that the API allows for a command without a live connection.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// Time for the daemon to answer after that.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// Bound on standard input with `--json`: the API's own.
+/// Bound on standard input with `--json`: the API's limit.
 const MAX_STDIN_BYTES: usize = 1024 * 1024;
 
-/// What a shell reports of a program that wrote to a pipe nobody reads: 128 + SIGPIPE.
-const NOBODY_READS: Exit = Exit::Command(141);
+/// A shell's exit code for a program that wrote to a pipe without a reader: 128 + SIGPIPE.
+const NO_READER: Exit = Exit::Command(141);
 
-/// Of a command that was killed, as all are with their container: 128 + SIGKILL.
+/// A command that was killed, as all are with their container: 128 + SIGKILL.
 const KILLED: i32 = 137;
 
 /// Title of the problem when the command may have run or may still run.
@@ -48,10 +48,10 @@ pub(super) async fn run(context: &Context, args: ExecArgs) -> Result<Exit, Failu
     result.map_err(of_conman)
 }
 
-/// A failure of conman's own: every code below 125 could be the command's.
+/// A failure of conman: every code below 125 could be the command's.
 pub(super) fn of_conman(failure: Failure) -> Failure {
     match (&failure, failure.exit()) {
-        (Failure::NobodyReads, _) => Failure::Quiet(NOBODY_READS),
+        (Failure::NobodyReads, _) => Failure::Quiet(NO_READER),
         (_, Exit::Command(_)) => failure,
         _ => failure.with_exit(Exit::NOT_RUN),
     }
@@ -73,7 +73,7 @@ pub(super) fn request(args: &ExecArgs) -> ExecRequest {
 async fn collect(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     if args.tty {
         return Err(Failure::usage(
-            "a terminal's output is no JSON: use --tty or --json",
+            "a terminal's output is not JSON: use --tty or --json",
         ));
     }
     let mut request = request(&args);
@@ -113,21 +113,21 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
         ));
     }
     let path = format!("/v1/sessions/{}/exec", args.id);
-    // What comes next may work all the same.
+    // An error here need not affect the next steps.
     let followed = Followed::now(&context.client, &args.id).await;
-    // Listened for before the size is asked, so that no later one is missed.
+    // Installed before the size is read, so that no later change is missed.
     let resizes = args.tty.then(Resizes::listen).transpose()?;
     let socket = context.client.exec(&path, &request(&args)).await?;
     let interactive_terminal = args.tty && args.interactive;
-    // Listened for before the terminal is raw, so that no signal finds it raw and unwatched. In
-    // a cooked terminal every signal has its usual effect, and there is nothing to restore.
+    // Installed before the terminal is raw, so that no signal leaves it raw. In a cooked terminal
+    // every signal has its usual effect, and there is nothing to restore.
     let mut interrupts = interactive_terminal.then(Interrupts::listen).transpose()?;
     let raw = interactive_terminal.then(RawTerminal::enter).transpose()?;
     let input = args.interactive.then(read_stdin).transpose()?;
     let ended = tokio::select! {
-        // It ended.
+        // The command ended.
         ended = converse(socket, input, resizes) => ended?,
-        // Cancelling the conversation lets go of the command, which is what the signal asks for.
+        // Cancelling the conversation disconnects from the command, as the signal intends.
         signal = ending_signal(interrupts.as_mut(), raw.as_ref()) => {
             return Ok(Exit::Command(128 + signal));
         }
@@ -136,7 +136,7 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     let again = format!("conman exec {} …", args.id);
     tokio::select! {
         told = with_container(context, followed, &ended, &again) => drop(told?),
-        // It asks the daemon once more: whoever does not want to wait for that need not.
+        // It calls the daemon once more; a signal skips that.
         signal = ending_signal(interrupts.as_mut(), None) => {
             return Ok(Exit::Command(128 + signal));
         }
@@ -144,8 +144,8 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     exit_of(ended)
 }
 
-/// Tells where a command ended with its container, and that with its node: a command that is killed
-/// looks the same otherwise.
+/// Reports if a command ended with its container because of the node: otherwise it looks like any
+/// killed command.
 pub(super) async fn with_container(
     context: &Context,
     followed: Result<Followed, ClientError>,
@@ -167,7 +167,7 @@ pub(super) async fn with_container(
     }
 }
 
-/// The signal that ends this process; stops and goes on meanwhile as it is told to.
+/// The signal that ends this process. Meanwhile, stops and continues it on signals.
 pub(super) async fn ending_signal(
     interrupts: Option<&mut Interrupts>,
     raw: Option<&RawTerminal>,
@@ -187,7 +187,7 @@ pub(super) async fn ending_signal(
     }
 }
 
-/// Passes everything through until the command ends and its last output is written.
+/// Copies both ways until the command ends and its last output is written.
 async fn converse(
     socket: ExecSocket,
     input: Option<mpsc::Receiver<Bytes>>,
@@ -201,22 +201,22 @@ async fn converse(
     let ended = tokio::select! {
         // The end of the output is the command's.
         ended = pass_out(&mut from_command, &writer) => ended,
-        // What was not sent yet is for nobody once the command has ended.
+        // Cancel safe: unsent input has no reader once the command has ended.
         never = pass_in(&mut to_command, input, resizes) => match never {},
     };
     to_command.close().await;
-    // What came before a broken connection is written before the error is told.
+    // Output before a broken connection is written before the error is reported.
     writer.finish().await?;
     Ok(ended)
 }
 
-/// Input and sizes; goes on for as long as it is asked to, for the command may end later.
+/// Sends input and sizes; never ends, since the command may end later.
 async fn pass_in(
     to_command: &mut ToCommand,
     input: Option<mpsc::Receiver<Bytes>>,
     resizes: Option<Resizes>,
 ) -> std::convert::Infallible {
-    // A connection that broke shows in the other direction, which also tells why.
+    // The other direction fails as well, with the reason.
     let _ = try_pass_in(to_command, input, resizes).await;
     std::future::pending().await
 }
@@ -231,7 +231,7 @@ async fn try_pass_in(
     }
     loop {
         tokio::select! {
-            // `recv` loses nothing when it is cancelled.
+            // Cancel safe: `recv` loses nothing.
             piece = next_piece(&mut input) => match piece {
                 Some(piece) => to_command.stdin(&piece).await?,
                 None => {
@@ -239,7 +239,7 @@ async fn try_pass_in(
                     to_command.stdin(&[]).await?;
                 }
             },
-            // A signal is kept until it is received.
+            // Cancel safe: a signal is kept until it is received.
             () = next_resize(&mut resizes) => {
                 if let Some(size) = terminal::size() {
                     to_command.resize(size).await?;
@@ -278,7 +278,7 @@ async fn pass_out(
             FromExec::Ended(status) => return Ok(status),
         };
         if !written {
-            // The writer tells why when it is finished, before this is looked at.
+            // The writer reports the reason when it is finished, before this is used.
             return Ok(ExecStatus {
                 exit_code: None,
                 error: None,
@@ -303,7 +303,7 @@ pub(super) fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit
             exit_code: None,
             error,
         }) => {
-            let error = error.unwrap_or_else(|| "how it ended is not known".to_owned());
+            let error = error.unwrap_or_else(|| "how it ended is unknown".to_owned());
             not_run(Exit::NOT_RUN, LOST, error)
         }
         Err(error) => not_run(Exit::NOT_RUN, LOST, WithSources(&error).to_string()),

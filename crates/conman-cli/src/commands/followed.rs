@@ -1,6 +1,6 @@
-//! What became of a session's container while something of it was followed: its log, a command, a
-//! terminal. All of them end with the container, whyever that ends; the person is to know when it was
-//! neither its program's doing nor theirs.
+//! Finds out what happened to a session's container while a log, a command or a terminal of it
+//! was followed. All of them end with the container, for whatever reason; the user has to know if
+//! neither the program nor the user ended it.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use conman_proto::{Generation, Session, SessionId, SessionState};
 use crate::client::{Client, ClientError};
 use crate::failure::{Exit, Failure};
 
-/// How long the daemon may take to notice that a container has ended after what was followed.
+/// How long the daemon may take to notice a container's end.
 const LOOKS: u32 = 8;
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// What the reason of a container begins with that was ended for its node's sake.
+/// How reasons begin of containers that ended because of their node.
 const FOR_ITS_NODE: [&str; 3] = ["preempted", "drained", "its node was lost"];
 
 /// A container of which something is followed.
@@ -24,16 +24,16 @@ pub(super) struct Followed {
     node: String,
 }
 
-/// What became of it.
+/// What happened to it.
 #[derive(Debug)]
 pub(super) enum Fate {
-    /// It has ended by itself, or because somebody wanted it.
+    /// It ended regularly, or on request.
     Ended,
     /// It runs.
     Runs,
-    /// It was taken away, or another has taken its place: what to tell.
+    /// It was ended by its node, or replaced by another: the report.
     Gone(Failure),
-    /// Nobody can say, and why.
+    /// It is unknown, and why.
     Unknown(Failure),
 }
 
@@ -48,7 +48,7 @@ impl Followed {
         })
     }
 
-    /// Looks after it once what was followed has ended; `again` is the command that follows anew.
+    /// Checks it once the followed thing has ended; `again` is the command that follows again.
     pub(super) async fn fate(&self, client: &Client, again: &str) -> Fate {
         for look in 0..LOOKS {
             if look > 0 {
@@ -85,7 +85,7 @@ impl Followed {
                 session.generation, session.state, session.node
             );
             return Some(Fate::Gone(
-                gone(detail).next(format!("`{again}` goes on with the new one")),
+                gone(detail).next(format!("`{again}` continues with the new one")),
             ));
         }
         let reason = session.reason.as_deref().unwrap_or_default();
@@ -101,8 +101,8 @@ impl Followed {
             "{id}: its container on node {node} (generation {generation}) was ended: {reason}"
         );
         Some(Fate::Gone(gone(detail).next(format!(
-            "another node starts it when it is asked for (`conman run {id}`, or its next visitor), \
-             and `{again}` goes on with the new one then"
+            "another node starts it on request (`conman run {id}`, or its next visitor), \
+             and `{again}` then continues with the new one"
         ))))
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::story::tests::session;
 
-    /// What a person is told of generation 3 on n1, if anything.
+    /// The report about generation 3 on n1, if any.
     fn told(session: &Session) -> Option<String> {
         let followed = Followed {
             id: "alice".parse().expect("a name"),
@@ -162,7 +162,7 @@ mod tests {
             (Stopping, "preempted: a notice"),
             (Stopped, "drained: room for others"),
             (Stopped, "its node was lost: its machine was rebooted"),
-            // By the record of a node that could not write down how it ended.
+            // From the record of a node that could not record its end.
             (
                 Running,
                 "its node was lost, and no other has taken it over yet",

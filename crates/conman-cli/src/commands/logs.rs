@@ -1,4 +1,4 @@
-//! `conman logs`: what a session printed, its two outputs kept apart.
+//! `conman logs`: a session's output, its two streams separate.
 
 use conman_proto::{LogLine, LogStream};
 
@@ -36,7 +36,7 @@ pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Fail
         let parsed: LogLine = serde_json::from_slice(&line)
             .map_err(|error| client.not_understood(error.to_string()))?;
         if context.output.json {
-            // As the daemon wrote it: it may have fields that this version does not know.
+            // As the daemon wrote it: it may have unknown fields.
             Output::raw_stdout(&[&line[..], b"\n"].concat())?;
         } else {
             print(&parsed)?;
@@ -59,8 +59,8 @@ fn print(line: &LogLine) -> std::io::Result<()> {
     }
 }
 
-/// A followed log ends with its container, or with a daemon that stops or is gone; a script must be
-/// able to tell them apart, and whether the container ended as it should.
+/// A followed log ends with its container, or with a daemon that stops or fails. A script must be
+/// able to distinguish these, and know whether the container ended as it should.
 async fn require_end(
     context: &Context,
     args: &LogsArgs,
@@ -80,7 +80,7 @@ async fn require_end(
             let detail = format!("{} still runs; {why}", args.id);
             let title = "The log ended before the session";
             let failure = Failure::new(Exit::Unreachable, "log-cut", title, detail);
-            let next = format!("`conman logs -f --tail 0 {}` goes on", args.id);
+            let next = format!("`conman logs -f --tail 0 {}` continues", args.id);
             Err(failure.next(next))
         }
     }

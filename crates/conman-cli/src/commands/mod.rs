@@ -1,4 +1,4 @@
-//! One module for each subcommand that asks the daemon.
+//! One module for each subcommand that calls the daemon.
 
 mod attach;
 mod completions;
@@ -24,14 +24,14 @@ use crate::client::{Client, ClientError};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
 
-/// What every command works with.
+/// The context of every command.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) output: Output,
 }
 
-/// Carries out one command.
+/// Runs one command.
 pub(crate) async fn dispatch(
     command: ClientCommand,
     globals: &Globals,
@@ -45,7 +45,7 @@ pub(crate) async fn dispatch(
         Err(error) => return Err(misconfigured(&command, error)),
     };
     let context = &Context { client, output };
-    // Boxed: `exec` holds a terminal's worth of state that the others need not carry.
+    // Boxed: `exec` holds a terminal's state, which the others need not carry.
     match command {
         ClientCommand::Run(args) => Box::pin(run::run(context, &args)).await,
         ClientCommand::Ps(args) => Box::pin(ps::run(context, &args)).await,
@@ -68,7 +68,7 @@ pub(crate) async fn dispatch(
     }
 }
 
-/// A wrong address or token file; under `exec` every failure of conman's own has one code.
+/// A wrong address or token file. Under `exec` every failure of conman has one code.
 fn misconfigured(command: &ClientCommand, error: ClientError) -> Failure {
     let failure = Failure::from(error);
     match command {

@@ -19,13 +19,14 @@ const HEADER: [&str; 10] = [
     "CONNS",
 ];
 
-/// CPU is the share of time in which some task waited for a processor, MEMORY what is available.
+/// CPU is the share of time in which some task waited for a processor, MEMORY the available
+/// memory.
 const FLEET_HEADER: [&str; 14] = [
     "NAME", "STATE", "TOLD", "CPU", "MEMORY", "RUNNING", "STARTING", "STUCK", "MOST", "CONNS",
     "RUNTIME", "VERSION", "STARTED", "LABELS",
 ];
 
-/// What is not known.
+/// An unknown value.
 const NOTHING: &str = "-";
 
 pub(super) async fn run(context: &Context, args: &NodesArgs) -> Result<Exit, Failure> {
@@ -113,18 +114,18 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The path of what is asked of a node.
+/// The path of a node's resource.
 pub(super) fn path(args: &NodeArgs, what: &str) -> String {
     let node = args.node.as_deref().unwrap_or("self");
     format!("/v1/nodes/{}/{what}", encode(node))
 }
 
-/// Who is meant, at the beginning of a sentence.
+/// The node's name, for the beginning of a sentence.
 pub(super) fn subject(args: &NodeArgs) -> Cow<'_, str> {
     args.node.as_deref().map_or("The node".into(), printable)
 }
 
-/// What takes a command back.
+/// The command that reverts another one.
 pub(super) fn command(verb: &str, args: &NodeArgs) -> String {
     match args.node.as_deref() {
         Some(node) => format!("`conman {verb} {}`", printable(node)),
@@ -132,7 +133,7 @@ pub(super) fn command(verb: &str, args: &NodeArgs) -> String {
     }
 }
 
-/// Asks for what answers with the node, and tells how it is then.
+/// Sends a request that answers with the node, and prints the node's state.
 pub(super) async fn change(
     context: &Context,
     args: &NodeArgs,
@@ -162,7 +163,7 @@ const fn state(state: NodeState) -> &'static str {
     }
 }
 
-/// Sessions that the node takes, by its configuration or by what its host has room for.
+/// Most sessions of the node, by its configuration or by its host's limits.
 fn most(node: &Node) -> u64 {
     let host = node.host_limit.as_ref();
     host.map_or(node.max_sessions, |host| {
@@ -170,7 +171,7 @@ fn most(node: &Node) -> u64 {
     })
 }
 
-/// How a node stands among the others where that matters more than what it says of itself.
+/// The node's state in the fleet if that is more important than its own report.
 fn shown_state(node: &Node) -> (&'static str, Color) {
     let standing = node.fleet.as_ref().map(|fleet| fleet.standing);
     match standing {
@@ -215,7 +216,7 @@ fn counts(node: &Node) -> [Cell; 5] {
 fn fleet_row(node: &Node, now: Timestamp) -> Vec<Cell> {
     let fleet = node.fleet.as_ref();
     let or_nothing = |text: Option<String>| Cell::new(text.unwrap_or_else(|| NOTHING.to_owned()));
-    // A node that has told nothing of itself is shown with its name alone.
+    // A node that has not announced itself is shown only with its name.
     let told = fleet.and_then(|fleet| fleet.told_ago_ms);
     let load = fleet
         .and_then(|fleet| fleet.load)

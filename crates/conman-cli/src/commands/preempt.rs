@@ -13,7 +13,7 @@ use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds, printable};
 use crate::progress::Progress;
 
-/// Bounds the wait when the node's own budget applies: the longest that the API takes.
+/// Bounds the wait if the node's budget applies: the longest that the API allows.
 const LONGEST_BUDGET: Duration = Duration::from_secs(3_600);
 
 pub(super) async fn preempt(context: &Context, args: PreemptArgs) -> Result<Exit, Failure> {

@@ -15,14 +15,14 @@ use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds};
 use crate::progress::Progress;
 
-/// Stops at a time: each holds a connection, of which the daemon serves a bounded number.
+/// Concurrent stops: each holds a connection, and the daemon serves a bounded number.
 const PARALLEL: usize = 16;
 
 type Outcome = (SessionId, Result<Answer<StopReport>, ClientError>);
 
 pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure> {
     let ids = if args.all {
-        // Those of other nodes are somebody else's to end at one stroke.
+        // `--all` does not affect sessions of other nodes.
         let filter = Filter {
             node: Some("self".to_owned()),
             ..Filter::not_ended()
@@ -72,7 +72,7 @@ async fn stop_all(context: &Context, ids: Vec<SessionId>) -> Vec<Outcome> {
         .await
 }
 
-/// Tells every outcome; the exit code is the greatest of all.
+/// Reports every outcome; the exit code is the greatest of all.
 fn report(context: &Context, outcomes: Vec<Outcome>) -> Result<Exit, Failure> {
     let output = &context.output;
     let (mut reports, mut failures) = (Vec::new(), Vec::new());
@@ -123,7 +123,5 @@ fn stuck(report: &StopReport) -> Failure {
         "The session could not be killed yet",
         format!("{id}: {reason}"),
     )
-    .next(format!(
-        "conman goes on trying; `conman why {id}` tells more"
-    ))
+    .next(format!("conman keeps trying; `conman why {id}` shows more"))
 }

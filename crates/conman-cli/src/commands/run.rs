@@ -13,7 +13,7 @@ use crate::human::milliseconds;
 use crate::phases;
 use crate::progress::Progress;
 
-/// How often a person at a terminal is told what the start is doing.
+/// Interval of progress updates for a user at a terminal.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failure> {
@@ -32,11 +32,11 @@ pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failu
         Some(&request),
         patience,
     );
-    let progress = Progress::start(&context.output, format!("{id}: asking for it"));
+    let progress = Progress::start(&context.output, format!("{id}: requesting it"));
     let answer = if progress.is_shown() {
         tokio::select! {
             answer = ensure => answer,
-            // Cancelled in the middle of a look at the session, which changes nothing.
+            // Cancel safe: reading the session changes nothing.
             never = watch(context, &path, &progress) => match never {},
         }
     } else {
@@ -47,18 +47,18 @@ pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failu
     tell(context, args, &answer)
 }
 
-/// Shows which phase the start is in, for as long as it is asked to.
+/// Shows the phase of the start; never ends.
 async fn watch(context: &Context, path: &str, progress: &Progress) -> std::convert::Infallible {
     loop {
         tokio::time::sleep(WATCH_INTERVAL).await;
-        // What goes wrong here goes wrong for the request that is waited for, too, and is told.
+        // An error here also affects the request that is waited for, which reports it.
         if let Ok(session) = context.client.get::<Session>(path).await {
             let ended = session.phases_ms.keys().map(String::as_str);
             let what = match session.state {
                 SessionState::Starting if !session.phases_ms.is_empty() => {
                     phases::in_words(phases::present(ended))
                 }
-                // A process that is known has been started and verified.
+                // A session with a known process has been started and verified.
                 SessionState::Starting if session.pid.is_some() => phases::in_words(phases::READY),
                 state => state.as_str(),
             };
@@ -81,7 +81,7 @@ fn tell(
     if output.json {
         output.value(&answer.raw)?;
     } else {
-        // A session without a port has no URL; its name is what the other commands take.
+        // A session without a port has no URL; the other commands take its name.
         output.line(
             session
                 .url
@@ -123,7 +123,7 @@ fn ended(session: &Session) -> Failure {
         format!("{id} is {}: {reason}", session.state),
     )
     .next(format!(
-        "`conman why {id}` tells what happened, `conman logs {id}` what it printed"
+        "`conman why {id}` shows what happened, `conman logs {id}` shows its output"
     ))
 }
 
@@ -132,16 +132,16 @@ fn explain(error: ClientError, args: &RunArgs) -> Failure {
     let id = &args.id;
     let advice = match &error {
         ClientError::Refused(problem) => match (problem.slug(), problem.status) {
-            ("session-stuck", _) => Some(format!("`conman why {id}` tells what keeps it")),
+            ("session-stuck", _) => Some(format!("`conman why {id}` shows what blocks it")),
             // 503 is about the node; every other 5xx about this start.
             (_, 500 | 502 | 504) => Some(format!(
-                "`conman why {id}` tells what happened and what to look at"
+                "`conman why {id}` shows what happened and what to look at"
             )),
             _ => None,
         },
-        // The daemon goes on starting it, whether anybody waits or not.
+        // The daemon continues to start it, with or without a client.
         ClientError::TimedOut { .. } | ClientError::Broken { .. } => {
-            Some(format!("`conman inspect {id}` tells whether it started"))
+            Some(format!("`conman inspect {id}` shows whether it started"))
         }
         _ => None,
     };

@@ -10,13 +10,13 @@ use super::Context;
 use crate::client::{ClientError, PROMPT, encode};
 use crate::human::printable;
 
-/// Sessions asked for at a time: the most that the API gives.
+/// Sessions per request: the most that the API returns.
 const PAGE: u32 = 1_000;
 
 /// Bound on the pages that are followed: a million sessions, far more than a node can hold.
 const MAX_PAGES: usize = 1_000;
 
-/// Which sessions.
+/// A filter of sessions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Filter {
     pub(super) states: Vec<SessionState>,
@@ -39,7 +39,7 @@ impl Filter {
     }
 }
 
-/// Every session that passes the filter, typed and as the daemon wrote it.
+/// All sessions that pass the filter, typed and as the daemon wrote them.
 pub(super) async fn all(
     context: &Context,
     filter: &Filter,

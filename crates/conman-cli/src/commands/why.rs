@@ -1,4 +1,4 @@
-//! `conman why`: a session's timeline, told.
+//! `conman why`: a session's timeline as text.
 
 use conman_proto::{Session, Timeline};
 use http::Method;
@@ -14,13 +14,13 @@ use crate::story::Story;
 pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failure> {
     let id = &args.id;
     let client = &context.client;
-    // The session first: what it shows is then told by the timeline too.
+    // The session first: then the timeline includes what it shows.
     let session = match client.get::<Session>(&format!("/v1/sessions/{id}")).await {
         Ok(session) => Some(session),
         Err(error) => {
             let failure = Failure::from(error);
-            // A session that was forgotten keeps its timeline for a while, and where its node
-            // cannot be asked, the others know why.
+            // A session that was forgotten keeps its timeline for a while. If its node does not
+            // answer, the others know why.
             if failure.exit() != Exit::NotFound && !is_other_nodes(&failure) {
                 return Err(failure);
             }
@@ -41,7 +41,7 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
     Ok(Exit::Done)
 }
 
-/// Whether it is the session's node that does not answer, and not the one that was asked.
+/// Whether the session's node does not answer, and not the one that received the request.
 fn is_other_nodes(failure: &Failure) -> bool {
     let Failure::Told { problem, .. } = failure else {
         return false;

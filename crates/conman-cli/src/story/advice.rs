@@ -9,11 +9,11 @@ use crate::phases;
 impl Chapter<'_> {
     pub(super) fn next(&self, ending: &Ending) -> Vec<String> {
         let id = self.id;
-        let anew = format!("`conman run {id}` starts it anew.");
+        let again = format!("`conman run {id}` starts it again.");
         let logs = match self.first(EventKind::SessionCleaned) {
             None => format!("`conman logs {id}` shows what it printed."),
             Some(_) => format!(
-                "What it printed went with its container; `conman logs -f {id}` right after its \
+                "Its output was removed with its container; `conman logs -f {id}` right after its \
                  next start shows it."
             ),
         };
@@ -27,7 +27,7 @@ impl Chapter<'_> {
                 ) {
                     next.push(logs);
                 }
-                next.push(anew);
+                next.push(again);
                 next
             }
             Ending::Exited { code } => {
@@ -39,34 +39,34 @@ impl Chapter<'_> {
                         bytes(memory)
                     ));
                 }
-                next.push(anew);
+                next.push(again);
                 next
             }
             Ending::Preempted if self.restarts() => vec![
-                "Nothing was wrong with it: its machine was going away.".to_owned(),
-                "The fleet starts it on another node by itself, as soon as one has room."
+                "Nothing was wrong with it: its machine was preempted.".to_owned(),
+                "The fleet starts it on another node automatically, as soon as one has room."
                     .to_owned(),
             ],
             Ending::Preempted => vec![
-                "Nothing was wrong with it: its machine was going away.".to_owned(),
+                "Nothing was wrong with it: its machine was preempted.".to_owned(),
                 format!(
                     "`conman run {id}` starts it on another node, or here after `conman readmit` \
                      if this machine stays."
                 ),
             ],
             Ending::Drained => vec![
-                "Nothing was wrong with it: its node was to be emptied.".to_owned(),
+                "Nothing was wrong with it: its node was drained.".to_owned(),
                 format!(
                     "`conman run {id}` starts it on another node, or here after `conman undrain`; a \
                      connection does, too."
                 ),
             ],
             Ending::Idle => vec![
-                format!("{anew} A connection does, too, where its template allows that."),
+                format!("{again} A connection does, too, where its template allows that."),
                 "--idle-timeout lets it wait longer; 0 lets it wait for ever.".to_owned(),
             ],
-            Ending::Lifetime => vec![anew, "--max-lifetime lets it live longer.".to_owned()],
-            Ending::Stopped => vec![anew],
+            Ending::Lifetime => vec![again, "--max-lifetime lets it live longer.".to_owned()],
+            Ending::Stopped => vec![again],
             Ending::Stuck => self.next_while_stuck(),
         }
     }
@@ -88,14 +88,16 @@ impl Chapter<'_> {
             }
             SessionState::Starting => vec![
                 format!(
-                    "It fails by itself if it is not ready within {} of its start.",
+                    "Its start fails if it is not ready within {} of its start.",
                     duration(std::time::Duration::from_secs(
                         session.spec.ready_timeout_s.into()
                     ))
                 ),
                 format!("`conman events --session {id}` shows what happens."),
             ],
-            SessionState::Frozen => vec!["It goes on once the registry answers again.".to_owned()],
+            SessionState::Frozen => {
+                vec!["It continues once the registry answers again.".to_owned()]
+            }
             SessionState::Stopping
             | SessionState::Stuck
             | SessionState::Stopped
@@ -105,12 +107,12 @@ impl Chapter<'_> {
 
     pub(super) fn next_while_stuck(&self) -> Vec<String> {
         let mut next = vec![
-            "It is not released, so that nothing else runs under its name; conman goes on trying."
+            "It is not released, so that nothing else runs under its name; conman keeps trying."
                 .to_owned(),
         ];
         if let Some(pid) = self.session.and_then(|session| session.pid) {
             next.push(format!(
-                "As root, `cat /proc/{pid}/stack` and `ps -o pid,stat,wchan:32,cmd -p {pid}` tell \
+                "As root, `cat /proc/{pid}/stack` and `ps -o pid,stat,wchan:32,cmd -p {pid}` show \
                  what it waits for: mostly a disk or a network file system that does not answer."
             ));
         }
@@ -120,7 +122,7 @@ impl Chapter<'_> {
 }
 
 impl Chapter<'_> {
-    /// Whether the fleet brings it back.
+    /// Whether the fleet restarts it.
     fn restarts(&self) -> bool {
         let wants = |session: &Session| session.spec.on_node_loss == OnNodeLoss::Restart;
         self.session.is_some_and(wants) && self.first(EventKind::RestartGivenUp).is_none()
@@ -160,6 +162,6 @@ fn why_not_started(phase: Option<&str>, session: Option<&Session>) -> String {
             printable(&session.spec.command[0])
         ),
         (Some("prepare"), _) => "Check that the sources of its binds exist on the node.".to_owned(),
-        _ => "`conman nodes` tells whether the node can start sessions at present.".to_owned(),
+        _ => "`conman nodes` shows whether the node can start sessions at present.".to_owned(),
     }
 }

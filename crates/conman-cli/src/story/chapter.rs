@@ -8,24 +8,24 @@ use jiff::{SignedDuration, Timestamp};
 use crate::human::since;
 use crate::phases;
 
-/// How the latest generation ended, as far as it did.
+/// How the latest generation ended, as far as it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ending {
     /// It has not begun to end.
     None,
     /// The start failed in this phase.
     NotStarted { phase: Option<String> },
-    /// Its program ended by itself.
+    /// Its program ended without an order.
     Exited { code: Option<i32> },
     /// The node was preempted.
     Preempted,
-    /// The node gave its sessions to others.
+    /// The node was drained.
     Drained,
-    /// Nobody used it for longer than its spec allows.
+    /// It had no connection for longer than its spec allows.
     Idle,
     /// It lived as long as its spec allows.
     Lifetime,
-    /// Somebody stopped it.
+    /// It was stopped on request.
     Stopped,
     /// It was killed and is not dead.
     Stuck,
@@ -118,7 +118,7 @@ impl Chapter<'_> {
         self.session.and_then(|session| session.exit_code)
     }
 
-    /// Why it is in its state, by the session itself or the last event that tells.
+    /// The reason of its state, from the session or the last event that has one.
     pub(super) fn reason(&self) -> Option<&str> {
         let told = [
             EventKind::SessionStuck,
@@ -136,7 +136,7 @@ impl Chapter<'_> {
             .filter(|reason| !reason.is_empty())
     }
 
-    /// Whether the start came to its end.
+    /// Whether the start succeeded.
     pub(super) fn is_started(&self) -> bool {
         self.first(EventKind::SessionReady).is_some()
             || self
@@ -144,21 +144,21 @@ impl Chapter<'_> {
                 .is_some_and(|session| session.started_at.is_some())
     }
 
-    /// Whether the start came to a bad end.
+    /// Whether the start failed.
     pub(super) fn is_failed_start(&self) -> bool {
         let failed = self.state() == Some(SessionState::Failed)
             || self.first(EventKind::SessionFailed).is_some();
         failed && !self.is_started()
     }
 
-    /// How long the start went on, or goes on.
+    /// How long the start took, or has taken so far.
     pub(super) fn starting_for(&self) -> Option<Duration> {
         let claimed = self.first(EventKind::SessionClaimed).map(|event| event.at);
         let began = claimed.or(self.session.map(|session| session.created_at))?;
         Some(since(self.start_until(), began))
     }
 
-    /// When the start failed; now, while it goes on.
+    /// When the start failed; the present time while it lasts.
     fn start_until(&self) -> Timestamp {
         let ends = [
             EventKind::SessionKilled,
@@ -171,8 +171,8 @@ impl Chapter<'_> {
         ends.min().unwrap_or(self.now)
     }
 
-    /// The phases of the start in order, the one that it is in, or failed in, included. Empty
-    /// when the daemon told of none yet.
+    /// The phases of the start in order, including the present or failed one. Empty if the daemon
+    /// has reported none yet.
     pub(super) fn phases(&self) -> Vec<Span<'_>> {
         let mut spans = self.ended_phases();
         let unfinished = self.is_failed_start() || self.state() == Some(SessionState::Starting);
@@ -211,7 +211,7 @@ impl Chapter<'_> {
         if !spans.is_empty() {
             return spans;
         }
-        // The journal may have dropped them; the session keeps the durations alone.
+        // The journal may have dropped them; the session keeps only the durations.
         let kept = self
             .session
             .into_iter()
@@ -228,7 +228,7 @@ impl Chapter<'_> {
         spans
     }
 
-    /// The phase in which the start failed, where that is known.
+    /// The phase in which the start failed, if it is known.
     fn failed_phase(&self) -> Option<String> {
         let told = self
             .first(EventKind::SessionFailed)
@@ -248,6 +248,6 @@ impl Chapter<'_> {
 pub(super) struct Span<'a> {
     pub(super) name: &'a str,
     pub(super) ms: f64,
-    /// Missing while it goes on, and where only its length is known.
+    /// `None` while it lasts, and if only its length is known.
     pub(super) ended_at: Option<Timestamp>,
 }

@@ -8,10 +8,10 @@ use conman_proto::{
 use super::without_stop;
 use crate::human::{clock, printable};
 
-/// Reasons of nodes that are told one by one; more are only counted.
+/// Reasons of nodes that are listed; more are only counted.
 const REASONS_TOLD: usize = 5;
 
-/// The node that a generation was on, where several may have been.
+/// The node of a generation, if the timeline has several nodes.
 pub(super) fn node_of(timeline: &Timeline, generation: Generation) -> Option<&str> {
     timeline.fleet.as_ref()?;
     let mut own = timeline
@@ -21,7 +21,7 @@ pub(super) fn node_of(timeline: &Timeline, generation: Generation) -> Option<&st
     Some(own.next()?.node.as_str())
 }
 
-/// That the latest generation began on another node than the one before.
+/// Reports that the latest generation started on another node than the previous one.
 pub(super) fn taken_over(timeline: &Timeline, latest: Option<Generation>) -> Option<String> {
     let latest = latest?;
     let to = node_of(timeline, latest)?;
@@ -42,11 +42,11 @@ pub(super) fn taken_over(timeline: &Timeline, latest: Option<Generation>) -> Opt
     let (from, to, at) = (printable(from), printable(to), clock(claimed.at));
     Some(match ended {
         Some(_) => format!("{from} gave it up, and {to} started it at {at}."),
-        None => format!("{to} took it over from {from} at {at}, without a word from {from}."),
+        None => format!("{to} took it over from {from} at {at}, without a release by {from}."),
     })
 }
 
-/// Where it stands, where its node's own word for it is missing or no longer counts.
+/// Where it is, if its node's report is missing or no longer counts.
 pub(super) fn headline(timeline: &Timeline, session: Option<&Session>) -> Option<String> {
     let fleet = timeline.fleet.as_ref()?;
     let id = &timeline.id;
@@ -57,13 +57,13 @@ pub(super) fn headline(timeline: &Timeline, session: Option<&Session>) -> Option
              since."
         )),
         SessionOwnership::Owned if is_silent(fleet) => Some(format!(
-            "{id} is on {node}, which has not been heard of for a while."
+            "{id} is on {node}, which has been silent for a while."
         )),
         SessionOwnership::Owned if session.is_none() => {
             Some(format!("{id} is on {node}, which does not answer for it."))
         }
         SessionOwnership::Released if session.is_none() => Some(format!(
-            "{id} is not running: it ended on {node}, which cannot be asked about it."
+            "{id} is not running: it ended on {node}, which cannot be reached."
         )),
         SessionOwnership::Nobody
         | SessionOwnership::Owned
@@ -72,7 +72,7 @@ pub(super) fn headline(timeline: &Timeline, session: Option<&Session>) -> Option
     }
 }
 
-/// Why it is where it is, and who could not be asked.
+/// Why it is where it is, and which nodes could not be reached.
 pub(super) fn present(timeline: &Timeline) -> Vec<String> {
     let Some(fleet) = &timeline.fleet else {
         return Vec::new();
@@ -82,7 +82,7 @@ pub(super) fn present(timeline: &Timeline) -> Vec<String> {
     if fleet.ownership == SessionOwnership::Owned {
         match fleet.standing {
             Some(NodeStanding::Silent) => sentences.push(format!(
-                "{node} has not renewed its ownership: what runs there is frozen by now, and when \
+                "{node} has not renewed its ownership: what runs there is frozen, and when \
                  {node} is declared dead, any node may start the session."
             )),
             Some(NodeStanding::Fenced) => sentences.push(format!(
@@ -131,25 +131,25 @@ pub(super) fn present(timeline: &Timeline) -> Vec<String> {
     sentences
 }
 
-/// What to do about a session that has no node, or one that is not heard of.
+/// Advice about a session without a node, or with a silent one.
 pub(super) fn next(timeline: &Timeline, session: Option<&Session>) -> Option<Vec<String>> {
     let fleet = timeline.fleet.as_ref()?;
     let id = &timeline.id;
     headline(timeline, session)?;
-    let nodes = "`conman nodes` shows how the nodes stand.".to_owned();
+    let nodes = "`conman nodes` shows the state of the nodes.".to_owned();
     let is_owned = fleet.ownership == SessionOwnership::Owned;
-    let anew = match (is_owned, fleet.takers.first()) {
+    let advice = match (is_owned, fleet.takers.first()) {
         (true, _) => {
-            "It needs nothing: it goes on when its node does, or anew elsewhere.".to_owned()
+            "Wait: it continues when its node does, or is started again elsewhere.".to_owned()
         }
         (false, Some(taker)) => format!(
-            "`conman run {id}` starts it anew, on {} as it looks now; so does a connection, where \
+            "`conman run {id}` starts it again, on {} as it looks now; so does a connection, where \
              its template allows that.",
             printable(taker)
         ),
-        (false, None) => format!("`conman run {id}` starts it anew once a node has room."),
+        (false, None) => format!("`conman run {id}` starts it again once a node has room."),
     };
-    Some(vec![anew, nodes])
+    Some(vec![advice, nodes])
 }
 
 fn is_silent(fleet: &SessionInFleet) -> bool {

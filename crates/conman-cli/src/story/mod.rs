@@ -1,7 +1,7 @@
-//! A session's timeline told in sentences: what happened, how long it took, what took longest,
-//! why it ended, and what to do next.
+//! A session's timeline as sentences: what happened, how long it took, what took longest, why it
+//! ended, and what to do next.
 //!
-//! Pure: takes what the API knows and the time, returns text.
+//! No I/O: the input is the API's data and the time, the output is text.
 
 mod advice;
 mod chapter;
@@ -17,13 +17,13 @@ use serde::Serialize;
 use crate::human::{clock, count, printable};
 use chapter::Chapter;
 
-/// Endings of earlier generations that are told; older ones are only counted.
+/// Endings of earlier generations that are listed; older ones are only counted.
 const EARLIER_TOLD: usize = 3;
 
 /// The story of one session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Story {
-    /// Where it stands, in one sentence.
+    /// The session's state, in one sentence.
     pub(crate) headline: String,
     /// What happened, oldest first.
     pub(crate) sentences: Vec<String>,
@@ -32,8 +32,8 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    /// Tells it. `session` is missing when the node forgot the session and only its journal
-    /// still has it.
+    /// Builds the story. `session` is `None` if the node forgot the session and only its journal
+    /// has it.
     pub(crate) fn tell(session: Option<&Session>, timeline: &Timeline, now: Timestamp) -> Self {
         let id = timeline.id.as_str();
         let generation = session.map(|session| session.generation).or_else(|| {
@@ -76,7 +76,7 @@ impl Story {
     }
 }
 
-/// What became of the generations before the latest.
+/// What happened to the generations before the latest.
 fn earlier(timeline: &Timeline, latest: Option<Generation>) -> Vec<String> {
     let mut generations: Vec<Generation> = timeline
         .events

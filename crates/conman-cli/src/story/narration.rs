@@ -12,7 +12,7 @@ impl Chapter<'_> {
     pub(super) fn headline(&self, ending: &Ending) -> String {
         let id = self.id;
         let Some(session) = self.session else {
-            return format!("{id} is forgotten by its node; the journal still tells of it.");
+            return format!("{id} was forgotten by its node; the journal still has its events.");
         };
         let for_so_long = |at: Option<Timestamp>| {
             at.map_or_else(String::new, |at| {
@@ -46,7 +46,7 @@ impl Chapter<'_> {
                 format!("{id} is stopped, because its node was drained.")
             }
             (SessionState::Stopped, Ending::Idle) => {
-                format!("{id} is stopped, because nobody used it.")
+                format!("{id} is stopped, because it had no connections.")
             }
             (SessionState::Stopped, Ending::Lifetime) => {
                 format!("{id} is stopped, because its lifetime was over.")
@@ -77,7 +77,7 @@ impl Chapter<'_> {
         sentences
     }
 
-    /// Why it was started again, where nobody ordered that.
+    /// Why it was started again, if no client ordered that.
     fn restart(&self) -> Option<String> {
         let told = self
             .session
@@ -89,7 +89,7 @@ impl Chapter<'_> {
                 asked_for.because
             )),
             Some(restarted) => Some(format!(
-                "The fleet restarted it by itself, because {}, where it was, was {}{}.",
+                "The fleet restarted it automatically, because {}, where it was, was {}{}.",
                 printable(&restarted.from),
                 restarted.because,
                 match restarted.count {
@@ -99,14 +99,14 @@ impl Chapter<'_> {
             )),
             None => self.first(EventKind::SessionRestarted).map(|event| {
                 format!(
-                    "The fleet started it by itself: {}.",
+                    "The fleet started it automatically: {}.",
                     without_stop(&printable(&event.message))
                 )
             }),
         }
     }
 
-    /// How long the start took and what of it, as far as the daemon told.
+    /// How long the start and its phases took, as far as the daemon reported.
     fn start_in_phases(&self) -> Vec<String> {
         let spans = self.phases();
         let starting = self.state() == Some(SessionState::Starting);
@@ -141,7 +141,7 @@ impl Chapter<'_> {
     }
 
     fn now_in_phase(&self, spans: &[Span<'_>]) -> Option<String> {
-        // A daemon that tells the phases only at the end has shown a process by then.
+        // A daemon that reports the phases only at the end has shown a process by then.
         let process = self.session.and_then(|session| session.pid);
         let name = spans
             .last()
@@ -272,7 +272,7 @@ impl Chapter<'_> {
             )),
             (Some(dead), None) => {
                 sentences.push(format!("{dead} after SIGKILL it was certified dead."));
-                // The journal may tell of the release a moment after the session shows it.
+                // The journal may show the release a moment after the session does.
                 if !self.state().is_some_and(SessionState::is_ended) {
                     sentences.push("It is not released yet.".to_owned());
                 }
@@ -293,7 +293,7 @@ impl Chapter<'_> {
         sentences
     }
 
-    /// Clean-up, which nobody waits for.
+    /// The clean-up after the end.
     pub(super) fn aftermath(&self, ending: &Ending) -> Vec<String> {
         let mut sentences = Vec::new();
         let cleaned = self.last(EventKind::SessionCleaned);
@@ -317,7 +317,7 @@ impl Chapter<'_> {
     }
 }
 
-/// The phase that took longest, and whose time the start was.
+/// The phase that took longest, and the share of each component.
 fn longest(spans: &[Span<'_>], total: f64) -> Vec<String> {
     let Some(longest) = spans.iter().max_by(|a, b| a.ms.total_cmp(&b.ms)) else {
         return Vec::new();
@@ -348,7 +348,7 @@ fn longest(spans: &[Span<'_>], total: f64) -> Vec<String> {
     ]
 }
 
-/// What an exit code mostly means.
+/// What an exit code usually means.
 fn meaning(code: i32) -> &'static str {
     match code {
         126 => " (its command cannot be executed)",

@@ -1,4 +1,4 @@
-//! Whole stories, word for word.
+//! Whole stories, compared as text.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn generation(number: u64) -> Generation {
     Generation::new(number).expect("not zero")
 }
 
-/// Events of `alice`, written down as they happen.
+/// Events of `alice`, recorded as they happen.
 struct Scene(Timeline);
 
 impl Scene {
@@ -200,7 +200,7 @@ It has been starting for 5.00 s: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, cre
 What took longest was waiting for the program to be ready (`ready`): 4.67 s, 93 % of the whole.
 Of it all conman itself took 2.9 ms, the container runtime 324 ms, the program 4.67 s.
 It is now waiting for the program to be ready (`ready`).
--> It fails by itself if it is not ready within 1 min of its start.
+-> Its start fails if it is not ready within 1 min of its start.
 -> `conman events --session alice` shows what happens.");
 }
 
@@ -246,8 +246,8 @@ It failed while waiting for the program to be ready (`ready`): port 8080 was not
 12 ms after SIGKILL it was certified dead, 15 ms after SIGKILL it was released.
 What its container left is removed.
 -> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
--> What it printed went with its container; `conman logs -f alice` right after its next start shows it.
--> `conman run alice` starts it anew.");
+-> Its output was removed with its container; `conman logs -f alice` right after its next start shows it.
+-> `conman run alice` starts it again.");
 }
 
 #[test]
@@ -270,7 +270,7 @@ Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
 The start lasted 31 ms until it failed.
 It failed while creating the container (`create`): image `python:demo` is not on this node; load it first.
 -> Check its image `python:demo` and its spec: the runtime could not make the container.
--> `conman run alice` starts it anew.");
+-> `conman run alice` starts it again.");
 }
 
 #[test]
@@ -303,8 +303,8 @@ It failed while waiting for the program to be ready (`ready`): the program ended
 It was certified dead and released.
 What its container left is removed.
 -> Check its command and arguments: its program must stay running.
--> What it printed went with its container; `conman logs -f alice` right after its next start shows it.
--> `conman run alice` starts it anew.");
+-> Its output was removed with its container; `conman logs -f alice` right after its next start shows it.
+-> `conman run alice` starts it again.");
 }
 
 #[test]
@@ -339,7 +339,7 @@ It failed while waiting for the program to be ready (`ready`): port 8080 was not
 What its container left is still being removed.
 -> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
 -> `conman logs alice` shows what it printed.
--> `conman run alice` starts it anew.");
+-> `conman run alice` starts it again.");
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn a_session_that_is_starting_and_whose_process_is_known() {
 alice is starting, for 5 s.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
 It is now waiting for the program to be ready (`ready`).
--> It fails by itself if it is not ready within 1 min of its start.
+-> Its start fails if it is not ready within 1 min of its start.
 -> `conman events --session alice` shows what happens.",
     );
 }
@@ -391,7 +391,7 @@ It was ready at 2026-03-01 12:00:00.810 UTC and ran for 59 min 59 s.
 It was ended because its node was preempted: preemption notice.
 42 ms after SIGKILL it was certified dead, 51 ms after SIGKILL it was released.
 What its container left is still being removed.
--> Nothing was wrong with it: its machine was going away.
+-> Nothing was wrong with it: its machine was preempted.
 -> `conman run alice` starts it on another node, or here after `conman readmit` if this machine stays.");
 }
 
@@ -406,8 +406,8 @@ fn a_session_that_the_fleet_restarted_and_one_that_it_will() {
         since: at(0),
     });
     let told = started().told(Some(&running), 3_660_000);
-    let sentence = "The fleet restarted it by itself, because n3, where it was, was lost; that happened \
-         twice in a row.";
+    let sentence = "The fleet restarted it automatically, because n3, where it was, was lost; that \
+         happened twice in a row.";
     assert!(told.lines().any(|line| line == sentence), "{told}");
 
     if let Some(restarted) = &mut running.spec.restarted {
@@ -422,7 +422,7 @@ fn a_session_that_the_fleet_restarted_and_one_that_it_will() {
     stopped.spec.on_node_loss = OnNodeLoss::Restart;
     let told = started().told(Some(&stopped), 3_660_000);
     assert!(
-        told.contains("-> The fleet starts it on another node by itself"),
+        told.contains("-> The fleet starts it on another node automatically"),
         "{told}"
     );
     let why = "not restarted any more: 5 restarts followed each other within 10 minutes; the \
@@ -472,7 +472,7 @@ Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 4
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 1 min 29 s.
 It could not be ended: stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep).
 SIGKILL was sent at 2026-03-01 12:01:30.000 UTC (30 s ago).
--> It is not released, so that nothing else runs under its name; conman goes on trying.
+-> It is not released, so that nothing else runs under its name; conman keeps trying.
 -> As root, `cat /proc/4711/stack` and `ps -o pid,stat,wchan:32,cmd -p 4711` tell what it waits for: mostly a disk or a network file system that does not answer.
 -> If that never answers again, only a restart of the machine ends it.");
 }
@@ -524,7 +524,7 @@ It was certified dead and released.
 Removing what its container left failed twice and is tried again: docker does not answer.
 -> `conman logs alice` shows what it printed.
 -> It may have needed more than its 256 MiB of memory: give it more with --memory.
--> `conman run alice` starts it anew.");
+-> `conman run alice` starts it again.");
 }
 
 #[test]
@@ -578,7 +578,7 @@ fn a_session_that_its_node_forgot_is_told_from_the_journal_alone() {
         .event(7, 700_012, EventKind::SessionReleased, "idle for 600 s");
     assert_told(&scene.told(None, 900_000),
 "\
-alice is forgotten by its node; the journal still tells of it.
+alice was forgotten by its node; the journal still has its events.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (15 min ago), on n1.
 The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
 What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
@@ -587,7 +587,7 @@ It was ready at 2026-03-01 12:00:00.810 UTC and ran for 11 min 39 s.
 It was ended: idle for 600 s.
 9.0 ms after SIGKILL it was certified dead, 12 ms after SIGKILL it was released.
 What its container left is still being removed.
--> `conman run alice` starts it anew. A connection does, too, where its template allows that.
+-> `conman run alice` starts it again. A connection does, too, where its template allows that.
 -> --idle-timeout lets it wait longer; 0 lets it wait for ever.");
 }
 
@@ -662,7 +662,7 @@ fn a_session_that_another_node_has_taken_over_says_from_whom_and_when() {
     for part in [
         "alice is running on n2",
         "Generation 7 ran on n1, and no node that can be asked saw it end.",
-        "n2 took it over from n1 at 2026-03-01 12:00:20.000 UTC, without a word from n1.",
+        "n2 took it over from n1 at 2026-03-01 12:00:20.000 UTC, without a release by n1.",
     ] {
         assert!(story.contains(part), "{part}: {story}");
     }
@@ -692,7 +692,7 @@ fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it(
         "alice is not running: its node n1 was declared dead, and no other has started it since.",
         "No node would start it now: n2 is draining; n3 has its 5 sessions.",
         "n1 could not be asked what it knows: it cannot be connected to.",
-        "-> `conman run alice` starts it anew once a node has room.",
+        "-> `conman run alice` starts it again once a node has room.",
     ] {
         assert!(story.contains(part), "{part}: {story}");
     }
@@ -702,7 +702,7 @@ fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it(
     let story = scene.told(Some(&shown), 60_000);
     assert!(!story.contains("No node would"), "{story}");
     assert!(
-        story.contains("starts it anew, on n2 as it looks now"),
+        story.contains("starts it again, on n2 as it looks now"),
         "{story}"
     );
 }
@@ -713,8 +713,8 @@ fn a_session_whose_node_is_silent_is_not_called_forgotten() {
     scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n1", NodeStanding::Silent));
     let story = scene.told(None, 1_000);
     for part in [
-        "alice is on n1, which has not been heard of for a while.",
-        "n1 has not renewed its ownership: what runs there is frozen by now",
+        "alice is on n1, which has been silent for a while.",
+        "n1 has not renewed its ownership: what runs there is frozen, and when n1",
     ] {
         assert!(story.contains(part), "{part}: {story}");
     }

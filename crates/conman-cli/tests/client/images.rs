@@ -237,7 +237,7 @@ async fn a_pull_follows_its_progress_to_the_image_or_the_problem() {
     ));
     let outcome = cut.run(&["image", "pull", "r.example/a:1"]).await;
     assert_eq!(outcome.code, 1, "{outcome:?}");
-    assert!(outcome.stderr.contains("may go on"), "{outcome:?}");
+    assert!(outcome.stderr.contains("may continue"), "{outcome:?}");
 }
 
 #[tokio::test]

@@ -108,7 +108,7 @@ async fn a_followed_log_whose_session_moves_says_so_however_it_ends() {
         for part in [
             "container on node n1 (generation 7) is gone",
             "generation 8 is running on node n2",
-            "`conman logs -f alice` goes on",
+            "`conman logs -f alice` continues",
         ] {
             assert!(outcome.stderr.contains(part), "{part}: {outcome:?}");
         }

@@ -406,7 +406,7 @@ async fn who_is_attached_to_a_session_that_moves_is_told_where_it_is() {
     person.sees("old screen").await;
     person.types(b"x");
     person.sees("generation 8 is running on node n2").await;
-    person.sees("`conman attach alice` goes on").await;
+    person.sees("`conman attach alice` continues").await;
     assert_eq!(person.ends().await.code(), Some(125));
 }
 
@@ -444,9 +444,9 @@ async fn the_end_of_the_program_while_attached_is_the_clients() {
     for (daemon, told) in [
         (
             Daemon::start(knowing),
-            "the program goes on; `conman attach alice`",
+            "the program still runs; `conman attach alice`",
         ),
-        (daemon, "whether the program goes on is not known"),
+        (daemon, "it is unknown whether the program still runs"),
     ] {
         let mut person = Person::runs(&daemon, &["attach", "alice"]);
         person.sees("old screen").await;

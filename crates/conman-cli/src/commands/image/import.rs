@@ -25,7 +25,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 /// Pieces read ahead of a slower connection.
 const PIECES_AHEAD: usize = 4;
 
-/// Pieces between two changes of the progress line: 2 MiB.
+/// Pieces between two updates of the progress line: 2 MiB.
 const PIECES_TOLD: u64 = 16;
 
 pub(super) async fn run(context: &Context, args: &ImageImportArgs) -> Result<Exit, Failure> {
@@ -38,7 +38,7 @@ pub(super) async fn run(context: &Context, args: &ImageImportArgs) -> Result<Exi
         .client
         .upload::<Image>(&path, told(pieces, progress, length), length, IMPORT)
         .await;
-    // What breaks the request off is told as it was, not as what the connection made of it.
+    // An error of reading is reported as such, not as the broken connection that it caused.
     if let Some(error) = take(&unread) {
         return Err(cannot_read(&args.file, &error));
     }
@@ -50,7 +50,7 @@ enum Source {
     Layout(PathBuf),
 }
 
-/// What is to be sent, and how much it is where that is known.
+/// The data to send, and its length if known.
 fn open(path: &Path) -> Result<(Source, Option<u64>), Failure> {
     if path == Path::new("-") {
         return Ok((Source::Archive(Box::new(io::stdin())), None));
@@ -63,13 +63,14 @@ fn open(path: &Path) -> Result<(Source, Option<u64>), Failure> {
     }
     if metadata.is_dir() {
         let shown = path.display();
-        return Err(
-            Failure::usage(format!("{shown} is a directory, and no OCI image layout")).next(
-                format!("tar -C {shown} -c . | conman image import - NAME:TAG"),
-            ),
-        );
+        return Err(Failure::usage(format!(
+            "{shown} is a directory, but not an OCI image layout"
+        ))
+        .next(format!(
+            "tar -C {shown} -c . | conman image import - NAME:TAG"
+        )));
     }
-    // A pipe or a device has no length to speak of, and files of the kernel's say 0.
+    // Pipes and devices have no length, and kernel files report 0.
     let length = (metadata.is_file() && metadata.len() > 0).then_some(metadata.len());
     Ok((Source::Archive(Box::new(file)), length))
 }
@@ -81,7 +82,7 @@ fn take(unread: &Unread) -> Option<io::Error> {
     unread.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Reads on a thread of its own: standard input may block for ever, and a disk for a while.
+/// Reads in a separate thread: standard input may block for ever, and a disk for a while.
 fn read(source: Source, unread: Unread) -> io::Result<mpsc::Receiver<io::Result<Bytes>>> {
     let (sender, receiver) = mpsc::channel(PIECES_AHEAD);
     let work = move || {
@@ -96,7 +97,7 @@ fn read(source: Source, unread: Unread) -> io::Result<mpsc::Receiver<io::Result<
                 BufWriter::with_capacity(CHUNK_BYTES, &mut pieces),
             ),
         };
-        // Nobody takes it any more once the daemon has answered.
+        // The receiver is dropped once the daemon has answered.
         if let Err(error) = outcome
             && pieces.taken
         {
@@ -114,7 +115,7 @@ fn read(source: Source, unread: Unread) -> io::Result<mpsc::Receiver<io::Result<
 /// The reading thread's end.
 struct Pieces {
     sender: mpsc::Sender<io::Result<Bytes>>,
-    /// Somebody still wants them.
+    /// The receiver still exists.
     taken: bool,
 }
 
@@ -145,7 +146,7 @@ fn copy(from: &mut dyn Read, to: &mut Pieces) -> io::Result<()> {
     }
 }
 
-/// The pieces, as the progress line tells of them; it goes with the request.
+/// The pieces; updates the progress line, which lasts as long as the request.
 fn told(
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     progress: Progress,
@@ -168,7 +169,7 @@ fn told(
                 Some(Err(_)) => {}
                 None => progress.set(format!("unpacking {}", bytes(sent))),
             }
-            // Kept for as long as the request lasts: the line above is the one that stays.
+            // Kept for as long as the request lasts, so that the line above stays.
             match piece {
                 Some(piece) => Some((piece, (pieces, progress, count, sent))),
                 None => std::future::ready(None).await,

@@ -1,4 +1,4 @@
-//! The directory of an OCI image layout, packed as it is sent.
+//! The directory of an OCI image layout, packed for sending.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ const MARK: &str = "oci-layout";
 const INDEX: &str = "index.json";
 const BLOBS: &str = "blobs";
 
-/// Whether a directory is one.
+/// Whether a directory is an OCI image layout.
 pub(super) fn is_layout(directory: &Path) -> bool {
     directory.join(MARK).is_file()
 }
 
-/// Packs what belongs to the layout: its own two files, and its blobs by algorithm and digest.
+/// Packs the layout's files: its two metadata files, and its blobs by algorithm and digest.
 /// Nothing else, and no symbolic link.
 pub(super) fn pack(directory: &Path, to: impl Write) -> io::Result<()> {
     let mut archive = tar::Builder::new(to);
@@ -46,7 +46,7 @@ fn named(path: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// In their order, so that the same layout makes the same archive.
+/// Sorted, so that the same layout makes the same archive.
 fn names(directory: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     let entries = fs::read_dir(directory).map_err(named(directory))?;
     let mut names = entries
@@ -66,7 +66,7 @@ fn append(archive: &mut tar::Builder<impl Write>, path: &Path, name: &Path) -> i
     let mut header = tar::Header::new_gnu();
     header.set_size(file.metadata().map_err(named(path))?.len());
     header.set_mode(0o644);
-    // A blob that grows meanwhile would spoil the archive; one that shrinks does, and is told.
+    // A blob that grows meanwhile would corrupt the archive; one that shrinks does, and is reported.
     let length = header.size()?;
     let mut content = io::Read::take(&mut file, length);
     archive.append_data(&mut header, name, &mut content)?;

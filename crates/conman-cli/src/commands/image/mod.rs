@@ -43,7 +43,7 @@ async fn list(context: &Context, args: &ImageLsArgs) -> Result<Exit, Failure> {
             output.line(&printable(name))?;
         }
     } else if images.is_empty() {
-        output.note("no images; `conman image import FILE NAME:TAG` brings one in");
+        output.note("no images; `conman image import FILE NAME:TAG` imports one");
     } else {
         show::table(output, images)?;
     }
@@ -65,7 +65,7 @@ async fn inspect(context: &Context, args: &ImageInspectArgs) -> Result<Exit, Fai
     Ok(Exit::Done)
 }
 
-/// Goes on after a failure; the exit code is the greatest of all.
+/// Continues after a failure; the exit code is the greatest of all.
 async fn remove(context: &Context, args: ImageRmArgs) -> Result<Exit, Failure> {
     let output = &context.output;
     let (mut removed, mut worst) = (Vec::new(), Exit::Done);
@@ -133,7 +133,7 @@ async fn collect(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Tells that an image is there.
+/// Reports that an image has arrived.
 fn arrived(context: &Context, name: &str, answer: &Answer<Image>) -> Result<Exit, Failure> {
     if context.output.json {
         context.output.value(&answer.raw)?;

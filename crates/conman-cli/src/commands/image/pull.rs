@@ -32,7 +32,7 @@ pub(super) async fn run(context: &Context, args: &ImagePullArgs) -> Result<Exit,
         let Some(event) = event else {
             let reason = "the pull's progress ended without its outcome";
             return Err(Failure::from(context.client.not_understood(reason))
-                .next("the pull may go on without us: ask again, and it goes on from there"));
+                .next("the pull may continue; repeat the command to follow it"));
         };
         match event.name.as_str() {
             "progress" => {
@@ -44,7 +44,7 @@ pub(super) async fn run(context: &Context, args: &ImagePullArgs) -> Result<Exit,
                 let problem: Answer<Problem> = read(context, &event.data)?;
                 return Err(ClientError::Refused(Box::new(problem.value)).into());
             }
-            // A newer daemon may tell more.
+            // A newer daemon may send other events.
             _ => {}
         }
     };
@@ -71,7 +71,7 @@ fn read<T: DeserializeOwned>(context: &Context, data: &str) -> Result<Answer<T>,
 fn in_words(progress: &PullProgress) -> String {
     match progress.phase {
         PullPhase::Waiting => "waiting for other pulls".to_owned(),
-        PullPhase::Resolving => "looking what it consists of".to_owned(),
+        PullPhase::Resolving => "resolving the reference".to_owned(),
         PullPhase::Downloading => {
             let done = progress.layers.iter().map(|layer| layer.done_bytes).sum();
             let total = progress.layers.iter().map(|layer| layer.total_bytes).sum();

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::human::{ago, bytes, clock, printable};
 use crate::output::Output;
 
-/// Digits of an id that tell images apart.
+/// Digits of an id that are shown.
 const SHORT_DIGITS: usize = 12;
 
 pub(super) fn table(output: &Output, images: &[Image]) -> Result<(), Failure> {

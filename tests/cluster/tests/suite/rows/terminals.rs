@@ -332,8 +332,8 @@ async fn who_is_attached_when_the_owners_machine_is_lost_is_told_and_nothing_han
     other.types("echo $((40 + 2)) is it\r");
     other.sees(&["42 is it"]).await;
     fleet.node(0).lose().expect("killed");
-    let unknown = "whether the program goes on is not known (node `n1`";
-    let back = "`conman attach t` comes back to it if it does";
+    let unknown = "it is unknown whether the program still runs (node `n1`";
+    let back = "`conman attach t` comes back to it if so";
     for (person, parts) in [(person, &[unknown, back][..]), (other, &[])] {
         let (code, text) = person.ends().await;
         assert_eq!(code, Some(125), "{text}");
