@@ -2,44 +2,43 @@ use conman_proto::SessionId;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery};
 
-/// What a path form begins with.
+/// Prefix of the path form.
 const PATH_PREFIX: &str = "/s/";
 
-/// What a request asks for.
+/// The target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// Something of a session.
+    /// A resource of a session.
     Session {
         id: SessionId,
-        /// `/s/{id}`, or empty when the session was named by the host.
+        /// `/s/{id}`, or empty if the host names the session.
         prefix: String,
-        /// Path and query as the session sees them: byte for byte those of the request, without
-        /// the prefix.
+        /// Path and query for the session: byte for byte those of the request, without the prefix.
         target: PathAndQuery,
     },
     /// `/s/{id}` without the slash that relative links need.
     AddSlash {
-        /// Where it is.
+        /// The path with the slash.
         location: String,
     },
 }
 
-/// Why a request asks for nothing that is here.
+/// Why a request has no valid target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressError {
     /// Neither of the two forms.
     Unknown,
-    /// A request-target that no origin server serves: authority or asterisk form, or a scheme
-    /// other than HTTP's.
+    /// A request-target that no origin server serves: authority or asterisk form, or a scheme other
+    /// than HTTP's.
     Target,
-    /// A `Host` or authority that is no host name.
+    /// A `Host` or authority that is not a host name.
     Host,
 }
 
 /// Reads a request's target and host.
 ///
 /// Nothing is decoded or normalised, so nothing can change its meaning on the way: an id is
-/// compared as it stands, and `..` or `%2e` behind the prefix is the session's own business.
+/// compared literally, and the session interprets `..` or `%2e` after the prefix.
 pub(crate) fn read(uri: &Uri, host: &str, domain: Option<&str>) -> Result<Address, AddressError> {
     let origin_form = uri.scheme().is_none() && uri.authority().is_none();
     let http_form = matches!(uri.scheme_str(), Some("http" | "https" | "ws" | "wss"));
@@ -47,7 +46,7 @@ pub(crate) fn read(uri: &Uri, host: &str, domain: Option<&str>) -> Result<Addres
         return Err(AddressError::Target);
     }
     let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    // An absolute form may have a query behind an empty path.
+    // An absolute form may have a query after an empty path.
     let target = if target.starts_with('?') && http_form {
         &format!("/{target}")
     } else {
@@ -95,7 +94,7 @@ fn read_path_form(target: &str) -> Result<Address, AddressError> {
 
 /// The name in a `Host` field or authority, without its port.
 fn host_name(host: &str) -> Result<&str, AddressError> {
-    // HTTP/1.0 has no Host, and an empty one is allowed where the target has no authority.
+    // HTTP/1.0 has no Host, and an empty one is allowed if the target has no authority.
     if host.is_empty() {
         return Ok("");
     }
@@ -118,7 +117,7 @@ fn host_name(host: &str) -> Result<&str, AddressError> {
 
 enum HostForm {
     Session(SessionId),
-    /// Below the domain, and yet no session's name.
+    /// Below the domain, but not a session's name.
     Below,
     /// The domain itself, an address, or any other name.
     Elsewhere,

@@ -14,10 +14,10 @@ use crate::body::ResponseBody;
 use crate::peers::{NO_ROOM, X_CONMAN_TURNED};
 use crate::{Refusal, Turned};
 
-/// Seconds after which a client that found no place may try again.
+/// Retry-After for a client that found no place.
 const RETRY_AFTER_S: u32 = 1;
 
-/// Why a request is answered by the proxy itself.
+/// Why the proxy answers a request instead of forwarding it.
 #[derive(Debug, Error)]
 pub(crate) enum Unforwarded {
     #[error("the request's head can be read in more than one way")]
@@ -33,10 +33,10 @@ pub(crate) enum Unforwarded {
         location: String,
         set_cookie: HeaderValue,
     },
-    #[error("a browser asks for a session by its path")]
+    #[error("a browser requested a session by its path")]
     BrowserPath {
         session: SessionId,
-        /// The session's own host, where it has one.
+        /// The session's host, if it has one.
         host: Option<String>,
     },
     #[error("the caller may not connect")]
@@ -81,11 +81,11 @@ pub(crate) enum Unforwarded {
     TurnedAway { session: SessionId, why: Turned },
     #[error("the session's node answers nothing: {why}")]
     NodeSilent { session: SessionId, why: String },
-    #[error("turned away from this node: {0}")]
+    #[error("misdirected to this node: {0}")]
     NotHere(Turned),
-    #[error("not a node of this fleet")]
+    #[error("the client is not a node of this fleet")]
     NoPeer(Box<Problem>),
-    #[error("the request's body stopped coming")]
+    #[error("no more of the request's body arrived")]
     BodyStalled { waited: Duration },
     #[error("the request's body is malformed or was cut short")]
     BodyBroken,
@@ -109,7 +109,7 @@ impl Unforwarded {
             }
             Self::NotHere(turned) => not_here(&turned),
             Self::NoPeer(problem) => {
-                // What passes is no reason to be taken for a stranger.
+                // A transient problem does not count as a failed authentication.
                 let turned = if problem.retryable {
                     Turned::Unreachable(problem.detail.clone())
                 } else {
@@ -134,7 +134,7 @@ impl Unforwarded {
         }
     }
 
-    /// Whether what follows on the connection can no longer be trusted to be a request.
+    /// Whether later bytes on the connection can no longer be trusted to be a request.
     fn closes_connection(&self) -> bool {
         match self {
             Self::Ambiguous
@@ -163,8 +163,8 @@ impl Unforwarded {
         }
     }
 
-    /// Problem details and `Retry-After`. Redirects are no problems and come out as such only if
-    /// somebody asks.
+    /// Problem details and `Retry-After`. Redirects are not problems; they become one only if a
+    /// caller asks for it.
     fn into_problem(self) -> (Problem, Option<u32>) {
         let retryable = |problem: Problem| Problem {
             retryable: true,
@@ -182,25 +182,25 @@ impl Unforwarded {
             ),
             Self::Hosts(count) => (
                 bad_request(format!(
-                    "the request has {count} `Host` fields: HTTP/1.1 asks for exactly one",
+                    "the request has {count} `Host` fields: HTTP/1.1 requires exactly one",
                 )),
                 None,
             ),
             Self::Address(AddressError::Target) => (
                 bad_request(
                     "the request's target is neither a path nor an http URL: the sessions listener \
-                 serves sessions and is no forward proxy",
+                 serves sessions and is not a forward proxy",
                 ),
                 None,
             ),
             Self::Address(AddressError::Host) => (
-                bad_request("the request's host is no host name with an optional port"),
+                bad_request("the request's host is not a host name with an optional port"),
                 None,
             ),
             Self::Address(AddressError::Unknown) => (
                 Problem::new(
                     "unknown-address",
-                    "No session is addressed",
+                    "The address names no session",
                     404,
                     "neither the host nor the path names a session: use `/s/{id}/…`, or \
                  `{id}.` before the sessions domain",
@@ -226,10 +226,10 @@ impl Unforwarded {
             Self::TurnedAway { session, why } => (
                 retryable(Problem::new(
                     "session-elsewhere",
-                    "The session's node does not take the request",
+                    "The session's node does not accept the request",
                     503,
                     format!(
-                        "session `{session}` is on another node of the fleet, which did not take \
+                        "session `{session}` is on another node of the fleet, which did not accept \
                      the request: {why}. Try again; `conman nodes` shows the nodes"
                     ),
                 )),
@@ -293,7 +293,7 @@ impl Unforwarded {
                     502,
                     format!(
                         "session `{session}` runs, but nothing in it accepts connections on its \
-                     port: see whether its program still serves, in its logs"
+                     port: check in its logs whether its program still serves"
                     ),
                 )),
                 None,
@@ -304,7 +304,7 @@ impl Unforwarded {
                     "The session's port does not answer",
                     504,
                     format!(
-                        "the port of session `{session}` took no connection within {} s: its \
+                        "the port of session `{session}` accepted no connection within {} s: its \
                      program may be stopped or overloaded; see its logs",
                         waited.as_secs()
                     ),
@@ -317,7 +317,7 @@ impl Unforwarded {
                     "The session cannot be reached",
                     502,
                     format!(
-                        "no connection to session `{session}`: {source}; see its state, it may \
+                        "no connection to session `{session}`: {source}; check its state, it may \
                      just have ended"
                     ),
                 )),
@@ -353,20 +353,17 @@ impl Unforwarded {
                     "bad-answer",
                     "The session's answer is malformed",
                     502,
-                    format!(
-                        "session `{session}` answered with {why}: its program has to be \
-                     corrected"
-                    ),
+                    format!("session `{session}` answered with {why}: correct its program"),
                 ),
                 None,
             ),
             Self::BodyStalled { waited } => (
                 Problem::new(
                     "body-timeout",
-                    "The request's body stopped coming",
+                    "The request's body stopped arriving",
                     408,
                     format!(
-                        "no byte of the request's body came for {} s",
+                        "no byte of the request's body arrived for {} s",
                         waited.as_secs()
                     ),
                 ),
@@ -382,14 +379,14 @@ impl Unforwarded {
 
 fn browser_path(session: &SessionId, host: Option<String>) -> String {
     let own = host.map_or_else(
-        || "set `listen.domain`, and open it by its own host".to_owned(),
+        || "set `listen.domain`, and open it at its own host".to_owned(),
         |host| format!("open it at `{host}` instead"),
     );
     format!(
-        "a browser asked for session `{session}` by its path. All sessions share one origin there, \
+        "a browser requested session `{session}` by its path. All sessions share one origin there, \
          so a page of one could read another's: {own}. Programs send no `Origin`, `Sec-Fetch-*`, \
-         `Upgrade-Insecure-Requests` or cookie of conman's; `listen.browser_paths = true` lets \
-         browsers in here"
+         `Upgrade-Insecure-Requests` or conman's cookie; `listen.browser_paths = true` allows \
+         browsers"
     )
 }
 
@@ -415,8 +412,8 @@ fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<R
     response
 }
 
-/// The answer to a node whose request goes elsewhere. It has no body, so that the connection can
-/// be used again at once.
+/// The answer to a node whose request is misdirected. It has no body, so that the connection can
+/// be reused at once.
 fn not_here(turned: &Turned) -> Response<ResponseBody> {
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
     *response.status_mut() = match turned {
@@ -433,7 +430,7 @@ fn not_here(turned: &Turned) -> Response<ResponseBody> {
 
 fn redirect(status: StatusCode, location: &str) -> Response<ResponseBody> {
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
-    // Bytes of a request's own target are field content; anything else would be the gate's error.
+    // Bytes of a request's target are valid in a field; anything else would be the gate's error.
     match HeaderValue::from_str(location) {
         Ok(location) => {
             *response.status_mut() = status;
@@ -444,8 +441,8 @@ fn redirect(status: StatusCode, location: &str) -> Response<ResponseBody> {
     response
 }
 
-/// The bytes for a connection beyond the bound, ready to be written without an HTTP server; a node
-/// is told that nothing was taken of its request.
+/// The bytes for a connection above the limit, ready to be written without an HTTP server. They
+/// inform a node that nothing of its request was taken.
 pub(crate) fn no_room(to_nodes: bool) -> Bytes {
     let problem = Problem {
         retryable: true,

@@ -5,41 +5,41 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Interim answers (1xx) to one request; hyper itself takes them without end.
+/// Most interim answers (1xx) to one request; hyper accepts any number.
 const MAX_INTERIM: u32 = 64;
 
-/// What a status line begins with, up to the first digit of the status.
+/// Length of a status line up to the first digit of the status.
 const STATUS_AT: usize = "HTTP/1.1 ".len();
 /// Likewise, up to its last digit.
 const STATUS_LINE: usize = STATUS_AT + 3;
 
-/// Follows the heads by which a session answers one request: the interim ones and the final one.
+/// Tracks the heads by which a session answers one request: the interim ones and the final one.
 ///
-/// A session may take as long as it likes before it answers, between two heads, and within the
-/// body. A head that has begun has to be complete in time, and interim answers are counted.
+/// A session may take any time before it answers, between two heads, and within the body. A head
+/// that has begun must be complete in time, and interim answers are counted.
 #[derive(Debug)]
 pub(crate) struct AnswerHeads {
     awaited: Awaited,
     timeout: Duration,
     interim: u32,
-    /// Until when the head that has begun has to be complete.
+    /// Deadline for the head that has begun.
     until: Option<Instant>,
     status_line: [u8; STATUS_LINE],
-    /// Bytes of the head so far, as far as they belong into `status_line`.
+    /// Bytes of the head so far that belong into `status_line`.
     known: usize,
     line_is_empty: bool,
 }
 
-/// Whether an answer's final head is to come. Set when a request is sent on the connection.
+/// Whether an answer's final head is awaited. Set when a request is sent on the connection.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Awaited(Arc<AtomicBool>);
 
 /// Why an answer is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HeadFault {
-    #[error("a head that it does not complete in time")]
+    #[error("a head that was not complete in time")]
     Slow,
-    #[error("more interim answers (1xx) than anything needs")]
+    #[error("too many interim answers (1xx)")]
     Endless,
 }
 
@@ -58,7 +58,7 @@ impl Awaited {
 }
 
 impl HeadFault {
-    /// What an error of hyper's was caused by.
+    /// The fault that caused an error of hyper.
     pub(crate) fn of(error: &hyper::Error) -> Option<Self> {
         let source = std::error::Error::source(error)?;
         let inner = source.downcast_ref::<io::Error>()?.get_ref()?;
@@ -79,19 +79,19 @@ impl AnswerHeads {
         }
     }
 
-    /// Until when something more has to come.
+    /// The deadline for more bytes.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.until
     }
 
-    /// Takes note of the next bytes of the connection.
+    /// Processes the next bytes of the connection.
     pub(crate) fn observe(&mut self, bytes: &[u8]) -> Result<(), HeadFault> {
         if !self.awaited.is() {
             return Ok(());
         }
         for &byte in bytes {
             if self.known == 0 && matches!(byte, b'\r' | b'\n') {
-                // Empty lines before a head count for nothing.
+                // Empty lines before a head are ignored.
                 continue;
             }
             if self.known == 0 {
@@ -118,7 +118,7 @@ impl AnswerHeads {
         Ok(())
     }
 
-    /// A head is complete: whether it is the last one.
+    /// A head is complete. Returns whether it is the last one.
     fn ends_answer(&mut self) -> bool {
         let status = &self.status_line[STATUS_AT..];
         let is_interim = self.known == STATUS_LINE && status[0] == b'1' && status != b"101";
@@ -163,7 +163,7 @@ mod tests {
                 assert!(awaited.is() && heads.until().is_some(), "{answer:?}");
                 assert_eq!(heads.observe(last), Ok(()));
                 assert!(!awaited.is() && heads.until().is_none(), "{answer:?}");
-                // The body is none of its business.
+                // It ignores the body.
                 assert_eq!(heads.observe(b"HTTP/1.1 103"), Ok(()));
                 assert!(heads.until().is_none());
             }

@@ -44,7 +44,7 @@ pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Lin
             });
         }
     };
-    // Whoever connects to a node has tuned the connection.
+    // For a node, the backend has tuned the connection.
     if route.way == Way::Session
         && let Some(socket) = link.stream.tcp()
     {
@@ -60,7 +60,7 @@ pub(crate) async fn handshake(
     upgradable: bool,
 ) -> Result<Wire, hyper::Error> {
     let Link { stream, seal } = link;
-    // What another node passes on may have grown on its way.
+    // A request that another node forwards may have grown on its way.
     let (more_bytes, more_headers) = match seal {
         Some(_) => (HOP_HEAD_BYTES, HOP_HEADERS),
         None => (0, 0),
@@ -93,7 +93,7 @@ pub(crate) async fn handshake(
     })
 }
 
-/// No delay for small writes, and probes that find a peer which is gone without a word.
+/// Disables delays of small writes, and enables probes that detect a dead peer.
 ///
 /// Best effort: a socket that is closed already shows that at its first use.
 pub(crate) fn tune(stream: &TcpStream, keepalive: Keepalive) {
@@ -109,20 +109,21 @@ pub(crate) fn tune(stream: &TcpStream, keepalive: Keepalive) {
         .and_then(|()| socket.set_tcp_keepalive(&probes))
         .and_then(|()| socket.set_tcp_user_timeout(Some(silence)));
     if let Err(error) = tuned {
-        tracing::debug!(%error, "a connection could not be tuned");
+        tracing::debug!(%error, "cannot tune a connection");
     }
 }
 
 /// A connection to a session as hyper sees it: writing is bounded, and so is the time for a head
-/// that has begun. A session may be silent for as long as it likes otherwise.
+/// that has begun. Otherwise a session may be silent for any time.
 ///
 /// Many programs refuse an upload without reading it, answer, and close, which resets the
-/// connection. hyper would give up at the first write that fails, with the answer unread, so what
-/// cannot be written any more is thrown away: reading finds the answer, or the connection's end.
+/// connection. hyper would give up at the first failed write, with the answer unread. So bytes
+/// that cannot be written any more are dropped: reading then finds the answer, or the
+/// connection's end.
 #[derive(Debug)]
 pub(crate) struct BackendIo {
     stream: Stream,
-    /// The session takes nothing more.
+    /// The session reads no more.
     deaf: bool,
     heads: AnswerHeads,
     read_watch: Watchdog,
@@ -142,12 +143,12 @@ impl BackendIo {
         }
     }
 
-    /// The socket itself, for a tunnel.
+    /// The socket, for a tunnel.
     pub(crate) fn into_stream(self) -> Stream {
         self.stream
     }
 
-    /// What hyper is told of writing `offered` bytes.
+    /// The result that hyper gets for writing `offered` bytes.
     fn outcome(
         &mut self,
         cx: &mut Context<'_>,

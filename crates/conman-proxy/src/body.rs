@@ -20,32 +20,32 @@ use crate::loan::Promise;
 use crate::pool::Lease;
 use crate::watchdog::Watchdog;
 
-/// How long a session may take to say `100 Continue` before it gets the body anyway; a client may
-/// wait for it for ever, and programs exist that never say it (RFC 9110, section 10.1.1).
+/// How long a session may take to send `100 Continue` before it gets the body anyway. A client may
+/// wait for it for ever, and some programs never send it (RFC 9110, section 10.1.1).
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a body ended before its end.
+/// Why a body ended early.
 #[derive(Debug, Error)]
 pub(crate) enum BodyError {
-    #[error("no byte of the request's body came for {} s", .0.as_secs())]
+    #[error("no byte of the request's body arrived for {} s", .0.as_secs())]
     Stalled(Duration),
     #[error("the body could not be read")]
     Read(#[source] hyper::Error),
     #[error("the request's body is malformed")]
     Malformed,
-    #[error("the session ended while it answered")]
+    #[error("the session ended during its answer")]
     SessionEnded,
     #[error("the body goes to another node")]
     TakenBack,
 }
 
-/// What went wrong with a request's body, told by the body to the task that waits for the answer.
+/// An error of a request's body, passed from the body to the task that waits for the answer.
 #[derive(Debug, Default)]
 pub(crate) struct Fault(OnceLock<FaultKind>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FaultKind {
-    /// No byte came for so long.
+    /// No byte arrived for this long.
     Stalled(Duration),
     Broken,
 }
@@ -55,7 +55,7 @@ impl Fault {
         self.0.get().copied()
     }
 
-    /// The first fault stands.
+    /// Only the first fault is kept.
     fn set(&self, kind: FaultKind) {
         let _ = self.0.set(kind);
     }
@@ -64,11 +64,11 @@ impl Fault {
 /// A request's body on its way to the session.
 pub(crate) struct RequestBody {
     inner: Option<Incoming>,
-    /// Leads to the body until it is asked for.
+    /// Leads to the body until it is requested.
     promise: Option<Promise>,
-    /// Sees what hyper lets pass.
+    /// Reports malformed bodies that hyper accepts.
     watch: Option<BodyWatch>,
-    /// Closed while the session has not asked for the body of an `Expect: 100-continue`.
+    /// Set while the session has not requested the body of an `Expect: 100-continue`.
     wait: Option<ContinueWait>,
     stall: Watchdog,
     stall_timeout: Duration,
@@ -96,7 +96,7 @@ impl RequestBody {
         }
     }
 
-    /// A body that comes once it is asked for.
+    /// A body that is sent once it is requested.
     pub(crate) fn promised(promise: Promise, options: &ProxyOptions, fault: Arc<Fault>) -> Self {
         Self {
             promise: Some(promise),
@@ -107,7 +107,7 @@ impl RequestBody {
         }
     }
 
-    /// No body at all.
+    /// No body.
     pub(crate) fn empty() -> Self {
         Self {
             inner: None,
@@ -121,7 +121,7 @@ impl RequestBody {
         }
     }
 
-    /// Keeps the body back until the sender, made here too, is used or time is up.
+    /// Holds the body back until the returned sender is used or the time is up.
     pub(crate) fn await_continue(&mut self) -> oneshot::Sender<()> {
         let (sender, signal) = oneshot::channel();
         let timer = Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT));
@@ -134,15 +134,15 @@ impl RequestBody {
 }
 
 struct ContinueWait {
-    /// Gone once its sender is: a receiver may not be polled after its end.
+    /// `None` once its sender is dropped: a receiver may not be polled after its end.
     signal: Option<oneshot::Receiver<()>>,
     timer: Pin<Box<Sleep>>,
 }
 
 impl ContinueWait {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // A dropped sender means a final answer; whether a body is still wanted then is decided
-        // by the session's closing the connection or not.
+        // A dropped sender means a final answer. Whether the session still wants a body shows in
+        // whether it closes the connection.
         if let Some(signal) = &mut self.signal
             && let Poll::Ready(told) = Pin::new(signal).poll(cx)
         {
@@ -240,17 +240,17 @@ enum Source {
 /// A body that a session sends.
 pub(crate) struct SessionBody {
     pub(crate) inner: Incoming,
-    /// The connection it comes on, to be used again once the body has ended.
+    /// Its connection, to be reused once the body has ended.
     pub(crate) lease: Option<Lease>,
-    /// Makes the answer count as activity until it is dropped.
+    /// Counts the answer as activity until it is dropped.
     pub(crate) _activity: ActivityGuard,
-    /// With a body that ends when the connection does: tells a session's death from that end.
+    /// For a body that ends with the connection: distinguishes a session's death from the end.
     pub(crate) ends_with_connection: Option<watch::Receiver<Option<Closing>>>,
     pub(crate) trust_forwarded: bool,
 }
 
 impl ResponseBody {
-    /// A body of the proxy's own.
+    /// A body made by the proxy.
     pub(crate) fn own(bytes: Bytes) -> Self {
         let bytes = (!bytes.is_empty()).then_some(bytes);
         Self {
@@ -275,7 +275,7 @@ impl ResponseBody {
 }
 
 impl SessionBody {
-    /// Gives the connection back once nothing more will come of this body.
+    /// Gives the connection back once this body is complete.
     fn settle(&mut self) {
         if self.inner.is_end_stream()
             && let Some(lease) = self.lease.take()

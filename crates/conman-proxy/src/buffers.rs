@@ -1,20 +1,20 @@
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
 
-/// A tunnel reads this much at once: a WebSocket message of 64 KiB with its header in one call.
+/// Read size of a tunnel: a WebSocket message of 64 KiB with its header in one call.
 const LARGE_BYTES: usize = 128 * 1024;
 
-/// What a tunnel gets once too many large buffers are held by peers that read slowly.
+/// Read size once too many large buffers are held by peers that read slowly.
 const SMALL_BYTES: usize = 8 * 1024;
 
-/// Where a buffer begins: a cache line. `recv` of 64 KiB into memory that is only aligned as the
-/// allocator aligns it, to 16 bytes, took four times as long on the machines that were tried.
+/// Alignment of a buffer: a cache line. `recv` of 64 KiB into memory with the allocator's
+/// alignment of 16 bytes took four times as long on the tested machines.
 const ALIGNMENT: usize = 64;
 
-/// Large buffers that the tunnels of one worker may hold at a time: 32 MiB.
+/// Most large buffers that the tunnels of one worker hold at a time: 32 MiB.
 const MAX_LARGE_HELD: usize = 256;
 
-/// Free large buffers that a worker keeps. Tunnels that drain at once need one or two.
+/// Most free large buffers that a worker keeps. Tunnels that drain at once need one or two.
 const MAX_LARGE_FREE: usize = 16;
 
 thread_local! {
@@ -27,7 +27,7 @@ struct Shelf {
     held: usize,
 }
 
-/// A buffer on loan from the worker's shelf; dropping it puts it back.
+/// A buffer of the worker's shelf; dropping it puts it back.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     memory: Box<[u8]>,
@@ -36,7 +36,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer with whatever an earlier user left in it.
+    /// A buffer with the content of an earlier user.
     pub(crate) fn take() -> Self {
         let large = SHELF.with_borrow_mut(|shelf| {
             if shelf.held >= MAX_LARGE_HELD {
@@ -52,7 +52,7 @@ impl Buffer {
     }
 }
 
-/// Memory with room for so many aligned bytes.
+/// Memory with room for this many aligned bytes.
 fn allocate(bytes: usize) -> Box<[u8]> {
     vec![0; bytes + ALIGNMENT - 1].into_boxed_slice()
 }
@@ -63,7 +63,7 @@ impl Drop for Buffer {
             return;
         }
         let memory = std::mem::take(&mut self.memory);
-        // A thread that ends has no shelf any more; the buffer is then simply freed.
+        // A thread that ends has no shelf any more; the buffer is then freed.
         let _ = SHELF.try_with(|shelf| {
             let mut shelf = shelf.borrow_mut();
             shelf.held = shelf.held.saturating_sub(1);

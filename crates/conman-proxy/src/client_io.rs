@@ -15,31 +15,32 @@ use crate::framing::Framing;
 use crate::watchdog::Watchdog;
 use crate::{ProxyOptions, Stream};
 
-/// How long a connection is read on, and thrown away, after an answer that came before the end of
-/// the request: closing it with bytes unread would reset it, and the client might lose the answer.
+/// How long a connection is read, and its data dropped, after an answer that preceded the end of
+/// the request: closing it with unread bytes would reset it, and the client might lose the
+/// answer.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Bytes thrown away in one go while lingering.
+/// Bytes dropped in one read while lingering.
 const LINGER_READ_BYTES: usize = 4 * 1024;
 
-/// What the service and the connection below it tell each other. Both run on one worker; the
-/// atomics are only what the compiler asks for.
+/// State shared by the service and the connection below it. Both run on one worker; the atomics
+/// only satisfy the compiler.
 #[derive(Debug, Default)]
 pub(crate) struct Exchanges {
     /// Heads that [`Framing`] has approved.
     approved: AtomicU64,
-    /// Heads that hyper has handed to the service.
+    /// Heads that hyper has passed to the service.
     served: AtomicU64,
     /// Exchanges whose answer has not ended.
     open: AtomicU64,
-    /// The body behind the last approved head is malformed.
+    /// The body after the last approved head is malformed.
     broken_body: AtomicBool,
-    /// An answer was cut whose end the client would take from a close: reset instead.
+    /// An answer that ends with the connection was cut: reset the connection instead of closing it.
     cut: AtomicBool,
 }
 
 impl Exchanges {
-    /// Begins the exchange that hyper handed over, and says whether its head is approved.
+    /// Begins the exchange that hyper passed on, and returns whether its head is approved.
     pub(crate) fn begin(self: &Arc<Self>, version: Version) -> (Ticket, bool) {
         let index = self.served.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
@@ -81,7 +82,7 @@ impl Ticket {
     }
 }
 
-/// Tells whether the body of one exchange is malformed, as far as it has arrived.
+/// Reports whether the body of one exchange is malformed, as far as it has arrived.
 #[derive(Debug)]
 pub(crate) struct BodyWatch {
     exchanges: Arc<Exchanges>,
@@ -105,19 +106,19 @@ impl Drop for Ticket {
 ///
 /// While no exchange is open, it waits for a head: `idle_timeout` for the first byte, and
 /// `head_timeout` for the rest, which on a new connection counts from its opening. While one is
-/// open, only writing is bounded here; the request's body bounds itself.
+/// open, only writing is bounded here; the request's body has its own bound.
 #[derive(Debug)]
 pub(crate) struct ClientIo {
     socket: Socket,
     framing: Framing,
     exchanges: Arc<Exchanges>,
-    /// Heads approved when `waiting` was last brought up to date.
+    /// Heads approved when `waiting` was last updated.
     heads: u64,
     limits: Limits,
     read_watch: Watchdog,
     waiting: Waiting,
     write_watch: Watchdog,
-    /// Set once the write side is shut down: until when the rest is read and thrown away.
+    /// Set once the write side is shut down: how long the rest is read and dropped.
     lingers_until: Option<Instant>,
 }
 
@@ -128,7 +129,7 @@ struct Limits {
     write_stall: Duration,
 }
 
-/// What a read waits for, and until when.
+/// What a read waits for, and its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     FirstHead {
@@ -173,7 +174,7 @@ impl ClientIo {
         }
     }
 
-    /// The socket itself, for a tunnel, and what was read from it and not taken yet.
+    /// The socket, for a tunnel, and the bytes that were read from it and not used yet.
     pub(crate) fn into_parts(mut self) -> (Stream, Vec<u8>) {
         let stream = self.socket.stream.take();
         stream.expect(Socket::TAKEN_LAST).into_parts()
@@ -213,8 +214,8 @@ impl ClientIo {
         };
         ready!(self.read_watch.poll_until(cx, until));
         if self.framing.is_mid_head() {
-            // Nothing else is being written, since no exchange is open; a client that does not
-            // even take this line does without.
+            // Nothing else is being written, since no exchange is open. A client that does not even
+            // accept this line gets none.
             if let Some(socket) = self.socket.stream().get_ref().tcp() {
                 let _ = socket.try_write(
                     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n\
@@ -325,16 +326,16 @@ impl AsyncWrite for ClientIo {
     }
 }
 
-/// The socket, which is reset instead of closed when an answer on it was cut.
+/// The socket, which is reset instead of closed if an answer on it was cut.
 #[derive(Debug)]
 struct Socket {
-    /// Gone only once it was taken by value.
+    /// `None` only after it was taken by value.
     stream: Option<Begun<Stream>>,
     exchanges: Arc<Exchanges>,
 }
 
 impl Socket {
-    const TAKEN_LAST: &str = "the stream is taken by value only, when nothing else can follow";
+    const TAKEN_LAST: &str = "the stream is taken by value only when nothing else can follow";
 
     fn stream(&mut self) -> &mut Begun<Stream> {
         self.stream.as_mut().expect(Self::TAKEN_LAST)
@@ -347,7 +348,7 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // A reader of TLS tells an end from a cut by itself.
+        // With TLS, the reader can distinguish an end from a cut.
         if let Some(stream) = self
             .stream
             .as_ref()

@@ -1,4 +1,4 @@
-//! Keeps a session's answers from reaching other sessions in the same browser.
+//! Confines a session's answers, so that they do not affect other sessions in the same browser.
 
 use http::HeaderMap;
 use http::header::{
@@ -6,10 +6,10 @@ use http::header::{
     UPGRADE_INSECURE_REQUESTS,
 };
 
-/// Cookies whose names begin like this are conman's own, in any case.
+/// Prefix of conman's cookie names, in any case.
 const OWN_COOKIES: &[u8] = b"conman_";
 
-/// Deletes cookies of the whole registrable domain, other sessions' included.
+/// Deletes cookies of the whole registrable domain, including other sessions'.
 static CLEAR_SITE_DATA: HeaderName = HeaderName::from_static("clear-site-data");
 
 /// Fields that a browser applies to the whole origin.
@@ -21,13 +21,13 @@ static OF_THE_ORIGIN: [HeaderName; 5] = [
     HeaderName::from_static("nel"),
 ];
 
-/// Confines an answer's fields to the session. `scope` is the path that the browser knows the
-/// session by, without its final slash, and empty where the session has a host of its own.
+/// Confines an answer's fields to the session. `scope` is the session's path in the browser,
+/// without its final slash, and empty if the session has a separate host.
 ///
 /// A cookie loses its `Domain`, so that only this host gets it, and its `Path` is moved below
-/// `scope`. Cookies named like conman's own are dropped. `Clear-Site-Data` is dropped; where
-/// sessions share an origin, so is every other field of [`OF_THE_ORIGIN`]. On a session's own host
-/// `Strict-Transport-Security` and `Alt-Svc` stay: they hold for that host and names below it,
+/// `scope`. Cookies with conman's names are dropped. `Clear-Site-Data` is dropped; if sessions
+/// share an origin, so is every other field of [`OF_THE_ORIGIN`]. On a session's separate host
+/// `Strict-Transport-Security` and `Alt-Svc` stay: they apply to that host and names below it,
 /// which lead to no other session.
 pub(crate) fn confine(headers: &mut HeaderMap, scope: &[u8]) {
     headers.remove(&CLEAR_SITE_DATA);
@@ -46,7 +46,7 @@ pub(crate) fn confine(headers: &mut HeaderMap, scope: &[u8]) {
     }
 }
 
-/// A `Set-Cookie` as a browser may have it; `None` for one of conman's own.
+/// A `Set-Cookie` as a browser may have it; `None` for one of conman's.
 fn confined(cookie: &[u8], scope: &[u8]) -> Option<HeaderValue> {
     let mut parts = cookie.split(|&byte| byte == b';');
     let pair = parts.next()?;
@@ -80,8 +80,8 @@ fn is_in(path: &[u8], scope: &[u8]) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// Whether a cookie's name is one of conman's own. A cookie without a name is sent back as its
-/// value alone, so the value counts as the name there.
+/// Whether a cookie's name is one of conman's. A cookie without a name is sent back as its value
+/// only, so the value counts as the name.
 fn is_own(pair: &[u8]) -> bool {
     let begin = pair
         .iter()
@@ -91,8 +91,8 @@ fn is_own(pair: &[u8]) -> bool {
         .is_some_and(|begin| begin.eq_ignore_ascii_case(OWN_COOKIES))
 }
 
-/// Whether a request comes from a browser, as far as it shows: it names its page, brings conman's
-/// cookie, or, to plain HTTP on another host, opens a page.
+/// Whether a request comes from a browser, as far as it shows: it names its page, has conman's
+/// cookie, or opens a page by plain HTTP on another host.
 pub(crate) fn is_browsers(headers: &HeaderMap) -> bool {
     let names = |name: &HeaderName| {
         *name == ORIGIN

@@ -30,10 +30,10 @@ use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front};
 use crate::{Directory, Gate, PeerFront, ProxyOptions, Route, Turned, Verdict, Way, backend};
 
-/// How often a session is looked up anew that has closed its port before it went.
+/// How often a session that closed its port before it ended is looked up again.
 const MAX_CLOSED: u32 = 4;
 
-/// Host told to a session by a client of HTTP/1.0 that named none.
+/// Host for the session if a client of HTTP/1.0 sends none.
 const NO_HOST: HeaderValue = HeaderValue::from_static("localhost");
 
 /// Answers one request of a client: hyper's service.
@@ -142,7 +142,7 @@ async fn from_client(
     Ok(response)
 }
 
-/// The path that a browser knows the session by, with what a trusted proxy took off before it.
+/// The session's path in the browser, with the prefix that a trusted proxy removed.
 fn scope(parts: &Parts, prefix: &str, options: &ProxyOptions) -> Vec<u8> {
     let outer = parts.headers.get(&X_FORWARDED_PREFIX);
     match outer.filter(|_| options.trust_forwarded && !prefix.is_empty()) {
@@ -151,7 +151,7 @@ fn scope(parts: &Parts, prefix: &str, options: &ProxyOptions) -> Vec<u8> {
     }
 }
 
-/// The port in a `Host` field with its colon; empty where there is none.
+/// The port in a `Host` field with its colon; empty if there is none.
 fn port_of(host: &HeaderValue) -> &str {
     let host = host.to_str().unwrap_or_default();
     let port = host.rfind(':').map_or("", |colon| &host[colon..]);
@@ -162,7 +162,8 @@ fn port_of(host: &HeaderValue) -> &str {
     }
 }
 
-/// The same way, or another where the session is about to go and takes no connections any more.
+/// The same route, or another one if the session is about to end and takes no connections any
+/// more.
 async fn open_route(
     client: &ClientConnection,
     mut route: Route,
@@ -173,18 +174,18 @@ async fn open_route(
     while times < MAX_CLOSED && route.backend.has_closed().await {
         times += 1;
         let (id, turned) = (route.session.clone(), Turned::NotReady);
-        let anew = wait
+        let lookup = wait
             .directory
             .route_anew(&route, &turned, times, wait.may_start);
         route = worker
             .hold
-            .wait(anew, &id, wait.until, &worker.options, &worker.meters)
+            .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
             .await?;
     }
     Ok(route)
 }
 
-/// A request that another node has brought: it is served here, or turned away at once.
+/// A forwarded request from another node: it is served here, or refused at once as misdirected.
 async fn from_peer(
     client: &Arc<ClientConnection>,
     ticket: &Ticket,
@@ -241,7 +242,7 @@ async fn from_peer(
     forward(client, &route, outgoing).await
 }
 
-/// The way to this node's own API.
+/// The route to this node's API.
 fn api_route(front: &PeerFront) -> Route {
     static NAME: LazyLock<SessionId> =
         LazyLock::new(|| "api".parse().expect("three letters are a session's name"));
@@ -255,8 +256,8 @@ fn api_route(front: &PeerFront) -> Route {
     }
 }
 
-/// The host that is asked for, empty where a client of HTTP/1.0 names none. What the target says
-/// counts more than the field (RFC 9112, section 3.2.2), and replaces it.
+/// The requested host; empty if a client of HTTP/1.0 sends none. The target's host overrides the
+/// field (RFC 9112, section 3.2.2), and replaces it.
 fn read_host(parts: &mut Parts) -> Result<HeaderValue, Unforwarded> {
     let count = parts.headers.get_all(HOST).iter().count();
     if count > 1 || (count == 0 && parts.version != Version::HTTP_10) {
@@ -276,7 +277,7 @@ fn read_host(parts: &mut Parts) -> Result<HeaderValue, Unforwarded> {
         .unwrap_or_else(|| HeaderValue::from_static("")))
 }
 
-/// A request as it came, admitted.
+/// A request as it arrived, admitted.
 struct Arrived<'request> {
     parts: Parts,
     body: Incoming,
@@ -284,32 +285,32 @@ struct Arrived<'request> {
     told: Told<'request>,
 }
 
-/// What is told of a request's origin, and by whom.
+/// The statements about a request's origin that are trusted.
 #[derive(Debug, Clone, Copy)]
 enum Told<'request> {
-    /// Nothing that is believed, but for what trusted proxies say.
+    /// None, except for those of trusted proxies.
     Client {
         host: &'request HeaderValue,
         prefix: &'request str,
     },
-    /// Everything: the node that the client has reached told it.
+    /// All: the node that the client has reached made them.
     Peer,
-    /// Likewise, and who asks, which is for the API alone.
+    /// Likewise, including the caller, which only the API uses.
     PeerToApi,
 }
 
-/// A request as the session gets it.
+/// A request for the session.
 pub(crate) struct Outgoing {
     pub(crate) parts: Parts,
     pub(crate) body: BodySource,
     pub(crate) fault: Arc<Fault>,
 }
 
-/// Where a request's body is.
+/// The source of a request's body.
 pub(crate) enum BodySource {
-    /// For whom it is, is decided.
+    /// The receiver is decided.
     Own(RequestBody),
-    /// For the node that asks for it.
+    /// For the node that requests it.
     Lent(Arc<Loan>),
 }
 
@@ -365,7 +366,7 @@ impl Outgoing {
             headers.remove(EXPECT);
         }
         if has_body && !length_known {
-            // Said outright, because hyper takes a GET of unknown length for one without a body.
+            // Set explicitly, because hyper takes a GET of unknown length for one without a body.
             headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
         parts.version = Version::HTTP_11;
@@ -395,15 +396,15 @@ impl Outgoing {
         outgoing
     }
 
-    /// Lets the body go once the session says `100 Continue`, which then reaches the client,
-    /// because hyper asks for a body as soon as it is read.
+    /// Releases the body once the session sends `100 Continue`. That then reaches the client, because
+    /// hyper requests a body as soon as it is read.
     fn on_continue(&mut self, signal: Mutex<Option<tokio::sync::oneshot::Sender<()>>>) {
         let mut carrier = Request::new(());
         hyper::ext::on_informational(&mut carrier, move |informational| {
             if informational.status() == StatusCode::CONTINUE
                 && let Some(signal) = signal.lock().unwrap_or_else(PoisonError::into_inner).take()
             {
-                // Nobody waits any more once the time for it is over.
+                // There is no receiver any more once the time for it is over.
                 let _ = signal.send(());
             }
         });
@@ -414,7 +415,7 @@ impl Outgoing {
 }
 
 impl BodySource {
-    /// The body itself; of one that was lent, which nobody else can ask for any more.
+    /// The body; for a deferred one, which no node can request any more.
     fn into_body(self, options: &ProxyOptions, fault: &Arc<Fault>) -> RequestBody {
         match self {
             Self::Own(body) => body,
@@ -428,7 +429,7 @@ impl BodySource {
         }
     }
 
-    /// What nodes are promised, where there is a body.
+    /// The deferred body that nodes may request, if there is a body.
     pub(crate) fn loan(&self) -> Option<&Arc<Loan>> {
         match self {
             Self::Own(_) => None,
@@ -437,12 +438,12 @@ impl BodySource {
     }
 }
 
-/// Names the generation that a request is for anew, because its session has moved.
+/// Sets the generation of a request again, because its session has moved.
 pub(crate) fn readdress(parts: &mut Parts, route: &Route) {
     name_session(&mut parts.headers, &route.session, route.generation);
 }
 
-/// Forwards an ordinary request, on an idle connection where there is one.
+/// Forwards an ordinary request, on an idle connection if there is one.
 pub(crate) async fn forward(
     client: &Arc<ClientConnection>,
     route: &Route,
@@ -469,8 +470,8 @@ pub(crate) async fn forward(
         match client.within_response_timeout(&route.session, sent).await? {
             Ok(response) => break (response, wire),
             Err(mut error) => match error.take_message() {
-                // The session closed an idle connection at this moment: not a byte of the
-                // request went out on it. Anything else is never sent twice.
+                // The session closed an idle connection at this moment: not a byte of the request
+                // was sent on it. Anything else is never sent twice.
                 Some(unsent) if reused => request = unsent,
                 _ => return Err(unanswered(route, error.into_error(), &fault)),
             },
@@ -491,8 +492,8 @@ pub(crate) fn unanswered(route: &Route, error: hyper::Error, fault: &Fault) -> U
         return Unforwarded::BadAnswer {
             session,
             why: match fault {
-                HeadFault::Slow => "a head that it did not complete in time",
-                HeadFault::Endless => "more interim answers (1xx) than anything needs",
+                HeadFault::Slow => "a head that was not complete in time",
+                HeadFault::Endless => "too many interim answers (1xx)",
             },
         };
     }
@@ -514,7 +515,7 @@ pub(crate) fn unanswered(route: &Route, error: hyper::Error, fault: &Fault) -> U
     }
 }
 
-/// Turns a session's answer into the client's.
+/// Converts a session's answer to the client's.
 pub(crate) fn session_response(
     client: &ClientConnection,
     route: &Route,
@@ -531,7 +532,7 @@ pub(crate) fn session_response(
     };
     let (mut parts, body) = response.into_parts();
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
-        return bad("a change of protocol that nobody asked for");
+        return bad("a change of protocol that was not requested");
     }
     let mut codings = parts.headers.get_all(TRANSFER_ENCODING).iter();
     let chunked = match (codings.next(), codings.next()) {
@@ -541,7 +542,7 @@ pub(crate) fn session_response(
     };
     let bodiless = head_only || parts.status == StatusCode::NOT_MODIFIED;
     if !bodiless || chunked || !has_one_length(&parts) {
-        // hyper says the length of what it knows the length of.
+        // hyper sets the length if it knows it.
         parts.headers.remove(CONTENT_LENGTH);
     }
     strip_hop_by_hop(&mut parts.headers);
@@ -565,7 +566,7 @@ pub(crate) fn session_response(
     Ok(Response::from_parts(parts, ResponseBody::session(body)))
 }
 
-/// Whether the length is one number, as the answer to a HEAD must have it if at all.
+/// Whether the length is one number, as required of the answer to a HEAD.
 fn has_one_length(parts: &http::response::Parts) -> bool {
     let mut lengths = parts.headers.get_all(CONTENT_LENGTH).iter();
     let number = lengths.next().is_some_and(|length| {
@@ -575,7 +576,7 @@ fn has_one_length(parts: &http::response::Parts) -> bool {
 }
 
 impl ClientConnection {
-    /// Puts the bound on the time for an answer around waiting for it.
+    /// Bounds the wait for an answer.
     pub(crate) async fn within_response_timeout<T>(
         &self,
         session: &SessionId,

@@ -7,10 +7,10 @@ const MAX_HEADER_BYTES: usize = 14;
 /// Opcode of a Close frame.
 const OPCODE_CLOSE: u8 = 0x8;
 
-/// Follows the frames of a WebSocket's server-to-client direction as bytes stream by, so that a
-/// frame of our own can be put between two of the server's.
+/// Tracks the frames of a WebSocket's server-to-client direction while bytes stream by, so that a
+/// frame of the proxy can be inserted between two of the server's.
 ///
-/// Only headers are looked at: extensions may change payloads, not lengths.
+/// Only headers are examined: extensions may change payloads, not lengths.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct FrameTracker {
     position: Position,
@@ -19,14 +19,14 @@ pub(crate) struct FrameTracker {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Position {
-    /// Within a header, of which `have` bytes have arrived; a boundary when none has.
+    /// Within a header, of which `have` bytes have arrived; a boundary if none has.
     Header {
         bytes: [u8; MAX_HEADER_BYTES],
         have: usize,
     },
-    /// Within a payload of which so many bytes are still to come.
+    /// Within a payload of which this many bytes are still to come.
     Payload(u64),
-    /// The bytes are no WebSocket frames; there is no boundary any more.
+    /// The bytes are not WebSocket frames; there is no boundary any more.
     Lost,
 }
 
@@ -45,12 +45,12 @@ impl FrameTracker {
         matches!(self.position, Position::Header { have: 0, .. })
     }
 
-    /// Whether the server has sent a Close frame, whole.
+    /// Whether the server has sent a whole Close frame.
     pub(crate) fn close_seen(&self) -> bool {
         self.close_seen && self.at_boundary()
     }
 
-    /// Takes note of all `bytes`.
+    /// Processes all `bytes`.
     pub(crate) fn advance(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let used = self.step(bytes);
@@ -58,7 +58,7 @@ impl FrameTracker {
         }
     }
 
-    /// Takes note of `bytes` up to the first boundary among them, and says how many those are.
+    /// Processes `bytes` up to the first boundary among them, and returns their number.
     pub(crate) fn advance_to_boundary(&mut self, bytes: &[u8]) -> usize {
         let mut used = 0;
         while used < bytes.len() {
@@ -70,7 +70,7 @@ impl FrameTracker {
         used
     }
 
-    /// Takes note of at least one byte and at most one header or payload.
+    /// Processes at least one byte and at most one header or payload.
     fn step(&mut self, input: &[u8]) -> usize {
         match &mut self.position {
             Position::Lost => input.len(),
@@ -117,7 +117,7 @@ fn header_len(second: u8) -> usize {
     2 + extended + mask
 }
 
-/// Length of the payload behind a whole header; `None` for one that RFC 6455 forbids.
+/// Length of the payload after a whole header; `None` for one that RFC 6455 forbids.
 fn payload_len(header: &[u8; MAX_HEADER_BYTES]) -> Option<u64> {
     match header[1] & 0x7f {
         126 => Some(u64::from(u16::from_be_bytes([header[2], header[3]]))),
@@ -135,7 +135,7 @@ fn payload_len(header: &[u8; MAX_HEADER_BYTES]) -> Option<u64> {
 pub(crate) fn close_frame(closing: &Closing) -> Vec<u8> {
     let reason = closing.reason().as_bytes();
     let reason = &reason[..reason.len().min(Closing::MAX_REASON_BYTES)];
-    // At most 125: a control frame's payload, and what the single length byte can say.
+    // At most 125: a control frame's payload, and what the single length byte can express.
     let length = u8::try_from(2 + reason.len()).unwrap_or(2);
     let mut frame = vec![0x80 | OPCODE_CLOSE, length];
     frame.extend_from_slice(&closing.code.to_be_bytes());

@@ -1,20 +1,20 @@
 use std::mem;
 
-/// Most bytes of a head kept while its end is not there yet; hyper's own bound is lower.
+/// Most bytes of an incomplete head that are kept; hyper's limit is lower.
 const MAX_PARTIAL_BYTES: usize = 1 << 20;
 
 /// Longest `Content-Length` in digits that surely fits a `u64`.
 const MAX_LENGTH_DIGITS: usize = 19;
 
-/// Follows the message framing of one client connection beside hyper, and approves each request
-/// head that can be read in one way only.
+/// Tracks the message framing of one client connection in parallel with hyper, and approves each
+/// request head that can be read in only one way.
 ///
-/// hyper reads some heads that another reader might frame differently: a `Content-Length` next to
-/// a `Transfer-Encoding` is dropped before anybody can see it, repeated lengths are merged, bare
-/// line feeds end lines. This watches the same bytes before hyper has them. It changes nothing;
-/// it counts the heads it approves, and the service refuses a request whose head is not among
-/// them. Once it meets something it does not approve it approves nothing more, because from there
-/// on the two might disagree about where a message begins.
+/// hyper accepts some heads that another reader might frame differently: a `Content-Length` next
+/// to a `Transfer-Encoding` is dropped silently, repeated lengths are merged, bare line feeds end
+/// lines. This watches the same bytes before hyper has them. It changes nothing. It counts the
+/// heads it approves, and the service refuses a request whose head is not among them. After the
+/// first head that it does not approve it approves none, because from there on the two might
+/// disagree about where a message begins.
 ///
 /// ```text
 ///  ┌─> Head ──> Sized(n) ──┐
@@ -26,7 +26,7 @@ const MAX_LENGTH_DIGITS: usize = 19;
 #[derive(Debug, Default)]
 pub(crate) struct Framing {
     state: State,
-    /// The beginning of a head whose end has not arrived.
+    /// The beginning of an incomplete head.
     partial: Vec<u8>,
     /// Between the CR and the LF of an empty line before a head.
     empty_line: bool,
@@ -80,19 +80,19 @@ impl Framing {
         !self.partial.is_empty()
     }
 
-    /// Whether a chunked body is malformed. hyper finds that out by itself but for small things,
-    /// such as a bare line feed in a trailer.
+    /// Whether a chunked body is malformed. hyper detects that except for details, such as a bare
+    /// line feed in a trailer.
     pub(crate) fn has_broken_body(&self) -> bool {
         self.broken_body
     }
 
-    /// Whether the last byte seen ended a message, so that nothing of the client is left unread
-    /// when the connection is closed now.
+    /// Whether the last byte seen ended a message, so that no byte of the client is unread if the
+    /// connection is closed at this point.
     pub(crate) fn is_between_messages(&self) -> bool {
         self.state == State::Head && self.partial.is_empty()
     }
 
-    /// Takes note of the next bytes of the connection.
+    /// Processes the next bytes of the connection.
     pub(crate) fn observe(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let used = match self.state {
@@ -206,8 +206,8 @@ impl Framing {
 }
 
 impl Chunk {
-    /// The position behind `byte`, or `None` where the grammar does not allow it. `Data` is
-    /// skipped by its length and never comes here.
+    /// The position after `byte`, or `None` if the grammar does not allow it. `Data` is skipped by
+    /// its length and never occurs here.
     fn after(self, byte: u8) -> Option<Self> {
         match (self, byte) {
             (Self::Start, _) => digit(0, byte).map(Self::Size),
@@ -251,8 +251,8 @@ fn digit(size: u64, byte: u8) -> Option<u64> {
     size.checked_mul(16)?.checked_add(u64::from(digit))
 }
 
-/// Position behind the empty line that ends a head. Everything before `known` was searched
-/// already, but for an end that straddles it.
+/// Position after the empty line that ends a head. Everything before `known` was searched
+/// already, except for an end that straddles it.
 fn head_end(bytes: &[u8], known: usize) -> Option<usize> {
     const END: &[u8] = b"\r\n\r\n";
     let from = known.saturating_sub(END.len() - 1);
@@ -262,7 +262,7 @@ fn head_end(bytes: &[u8], known: usize) -> Option<usize> {
         .map(|at| from + at + 4)
 }
 
-/// The body's framing when the head, its final empty line included, can be read in one way only.
+/// The body's framing if the head, including its final empty line, can be read in only one way.
 fn judge_head(head: &[u8]) -> Option<Body> {
     let lines = head.strip_suffix(b"\r\n\r\n")?;
     let mut lines = Lines { rest: Some(lines) };

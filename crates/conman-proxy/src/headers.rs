@@ -4,7 +4,7 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE,
 };
 
-/// Prefix of the fields that only conman itself may set.
+/// Prefix of the fields that only conman may set.
 const RESERVED_PREFIX: &str = "x-conman-";
 
 pub(crate) static X_CONMAN_SESSION: HeaderName = HeaderName::from_static("x-conman-session");
@@ -14,8 +14,8 @@ static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host"
 static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(crate) static X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
-/// Fields that concern one connection alone (RFC 9110, section 7.6.1), those of older practice
-/// included. `Trailer` stays: it announces what is forwarded too.
+/// Fields of one connection (RFC 9110, section 7.6.1), including those of older practice.
+/// `Trailer` stays: it announces what is forwarded too.
 static HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -28,11 +28,11 @@ static HOP_BY_HOP: [HeaderName; 9] = [
     HeaderName::from_static("http2-settings"),
 ];
 
-/// Removes the fields that end at this hop, those that `Connection` names included.
+/// Removes the fields that end at this hop, including those that `Connection` names.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
-        // Nobody can make a proxy lose where a request goes or how long it is.
+        // A client must not be able to remove a request's target or length.
         .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
@@ -63,10 +63,10 @@ fn tokens<'map>(
         .filter(|token| !token.is_empty())
 }
 
-/// Removes what a peer must not be able to say about itself or in conman's name.
+/// Removes fields by which a peer could make statements about itself or in conman's name.
 ///
-/// Programs behind CGI-like interfaces cannot tell `X_Conman_Session` from `X-Conman-Session`, so
-/// an underscore counts as a hyphen here.
+/// Programs behind CGI-like interfaces cannot distinguish `X_Conman_Session` from
+/// `X-Conman-Session`, so an underscore counts as a hyphen here.
 pub(crate) fn strip_forged(headers: &mut HeaderMap, trust_forwarded: bool) {
     let forged: Vec<HeaderName> = headers
         .keys()
@@ -93,20 +93,20 @@ fn is_forged(name: &str, trust_forwarded: bool) -> bool {
     tells_of_client && (!trust_forwarded || folded != name)
 }
 
-/// What the proxy tells a session about a request.
+/// The proxy's statements about a request to a session.
 pub(crate) struct Provenance<'request> {
-    /// The address of whoever connected.
+    /// The address of the client.
     pub(crate) peer: &'request HeaderValue,
-    /// The host that was asked for.
+    /// The requested host.
     pub(crate) host: &'request HeaderValue,
-    /// What was taken off the path, empty where nothing was.
+    /// The prefix that was removed from the path; empty if none was.
     pub(crate) prefix: &'request str,
     pub(crate) session: &'request SessionId,
     pub(crate) generation: Generation,
 }
 
 impl Provenance<'_> {
-    /// Puts it into the request's fields, which [`strip_forged`] has seen.
+    /// Puts it into the request's fields, which [`strip_forged`] has processed.
     pub(crate) fn apply(&self, headers: &mut HeaderMap) {
         match headers.get(&X_FORWARDED_FOR) {
             Some(_) => {
@@ -117,8 +117,7 @@ impl Provenance<'_> {
                 headers.insert(X_FORWARDED_FOR.clone(), self.peer.clone());
             }
         }
-        // What a trusted proxy said of host and scheme stands; of an untrusted one nothing is
-        // left here.
+        // A trusted proxy's host and scheme stay; those of an untrusted one have been removed.
         headers
             .entry(&X_FORWARDED_HOST)
             .or_insert_with(|| self.host.clone());
@@ -138,7 +137,7 @@ impl Provenance<'_> {
     }
 }
 
-/// Says which session a request is for.
+/// Adds the session that a request is for.
 pub(crate) fn name_session(headers: &mut HeaderMap, session: &SessionId, generation: Generation) {
     // An id and a number are always field values.
     if let Ok(session) = HeaderValue::from_str(session.as_str()) {

@@ -11,12 +11,12 @@ use crate::answer::Unforwarded;
 use crate::meters::{Meters, Refused};
 use crate::{ProxyOptions, Refusal, Route};
 
-/// Keeps requests while their sessions start.
+/// Holds requests while their sessions start.
 ///
-/// A held request is one that the directory did not answer at once; those are bounded in number
-/// over the whole listener and in time. hyper drops a held request, and with it its place, when
-/// the client closes its connection, or even only its sending side. It cannot see that while the
-/// connection has something unread on it: a body that nobody has asked for yet, or a pipelined
+/// A held request is one that the directory did not answer at once. Held requests are bounded in
+/// number over the whole listener, and in time. hyper drops a held request, and with it its
+/// place, when the client closes its connection, or even only its sending side. It cannot see
+/// that while the connection has unread bytes: a body that was not requested yet, or a pipelined
 /// request. Such a request keeps its place until its session answers or the hold is over.
 #[derive(Debug)]
 pub(crate) struct Hold {
@@ -30,7 +30,7 @@ impl Hold {
         }
     }
 
-    /// Where requests for the session go, by a look-up that may take until `until`.
+    /// The route of requests for the session, by a look-up that may take until `until`.
     pub(crate) async fn wait(
         &self,
         mut lookup: impl Future<Output = Result<Route, Refusal>> + Unpin,

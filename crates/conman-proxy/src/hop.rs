@@ -18,18 +18,18 @@ use crate::upgrade::{self, Offer};
 use crate::worker::ClientConnection;
 use crate::{Directory, Route, Turned, Way, backend};
 
-/// How often one request may be turned away before it is answered with an error: each time the
-/// session has moved, or its node has gone, and was looked up anew.
+/// How often one request may be misdirected before it is answered with an error: each time the
+/// session has moved, or its node was lost, and was looked up again.
 const MAX_TURNS: u32 = 16;
 
-/// What a try with another node came to.
+/// Result of an attempt with another node.
 pub(crate) enum Tried {
     Answered(Box<Response<ResponseBody>>),
     /// Nothing of the body was taken.
     Turned(Turned),
 }
 
-/// Brings a request to the session's node, wherever that is by now.
+/// Sends a request to the session's present node.
 pub(crate) async fn forward(
     client: &Arc<ClientConnection>,
     mut route: Route,
@@ -44,8 +44,8 @@ pub(crate) async fn forward(
         fault,
     } = outgoing;
     let mut times = 0;
-    // What changes nothing may be sent twice (RFC 9110, section 9.2.2): nothing of an answer has been
-    // passed on, and of a body there is none.
+    // An idempotent request may be sent twice (RFC 9110, section 9.2.2): nothing of an answer has
+    // been passed on, and there is no body.
     let mut may_repeat = head.method.is_safe() && body.loan().is_none();
     loop {
         forward::readdress(&mut head, &route);
@@ -62,7 +62,7 @@ pub(crate) async fn forward(
                     tried => tried?,
                 }
             }
-            // It has come to this very node meanwhile.
+            // The session has moved to this node meanwhile.
             (Way::Session | Way::Api, None) => {
                 let parts = head;
                 let outgoing = Outgoing { parts, body, fault };
@@ -75,17 +75,17 @@ pub(crate) async fn forward(
         };
         worker.meters.turned(&turned);
         times += 1;
-        tracing::debug!(session = %route.session, %turned, times, "turned away by another node");
+        tracing::debug!(session = %route.session, %turned, times, "the node refused the request");
         if times >= MAX_TURNS {
             return Err(exhausted(&route.session, &turned));
         }
-        let anew = wait
+        let lookup = wait
             .directory
             .route_anew(&route, &turned, times, wait.may_start);
         let found = worker
             .hold
             .wait(
-                anew,
+                lookup,
                 &route.session,
                 wait.until,
                 &worker.options,
@@ -105,7 +105,7 @@ pub(crate) struct Wait<'request> {
 }
 
 impl Tried {
-    /// The answer of who cannot send the request elsewhere.
+    /// The answer if the request cannot be sent elsewhere.
     pub(crate) fn answered(self, route: &Route) -> Result<Response<ResponseBody>, Unforwarded> {
         match self {
             Self::Answered(response) => Ok(*response),
@@ -121,7 +121,7 @@ fn exhausted(session: &SessionId, turned: &Turned) -> Unforwarded {
     }
 }
 
-/// Sends an ordinary request to the node, on an idle connection where there is one.
+/// Sends an ordinary request to the node, on an idle connection if there is one.
 async fn send(
     client: &Arc<ClientConnection>,
     route: &Route,
@@ -132,8 +132,8 @@ async fn send(
     let worker = &client.worker;
     let activity = route.activity.begin();
     loop {
-        // Of a node that was silent, connecting finds out whether it still is, before anything is
-        // sent.
+        // For a node that was silent, a new connection shows whether it still is, before anything
+        // is sent.
         let pooled = match route.backend.was_silent() {
             true => None,
             false => worker.pool.take(route),
@@ -161,7 +161,7 @@ async fn send(
             return Ok(Tried::Turned(turned));
         }
         let mut error = error;
-        // The node closed the connection at this moment: not a byte went out on it.
+        // The node closed the connection at this moment: not a byte was sent on it.
         match (error.take_message(), reused) {
             (Some(_), true) => {}
             (Some(_), false) => {
@@ -173,8 +173,8 @@ async fn send(
     }
 }
 
-/// Waits for a node's answer for as long as the node is there and answers anything at all: long polls
-/// take what they take. Safe to cancel where `answer` is.
+/// Waits for a node's answer as long as the node is there and answers anything: long polls may
+/// take long. Cancel safe if `answer` is.
 pub(crate) async fn while_there<T>(
     route: &Route,
     answer: impl Future<Output = T>,
@@ -189,19 +189,19 @@ pub(crate) async fn while_there<T>(
     let mut closing = route.closing.clone();
     tokio::select! {
         biased;
-        // Dropped where the node is given up, which closes its connection.
+        // Dropped if the node is given up, which closes its connection.
         answer = answer => Ok(answer),
         // Watch channels keep their value; a dropped sender is the end, too.
         _ = closing.wait_for(Option::is_some) => Err(silent("it has been declared dead".to_owned())),
-        // Only looks.
+        // It only checks.
         why = route.backend.falls_silent() => Err(silent(why)),
     }
 }
 
-/// What the promise of a body is known by, where there is one.
+/// The deferred body of an attempt and the number of its promise, if there is a body.
 type Promised<'loan> = Option<(&'loan Arc<Loan>, u64)>;
 
-/// A request with a promise of the body; `None` when the body is somebody's already.
+/// A request with a promise of the body; `None` if the body was given to a node already.
 fn promise<'loan>(
     head: &Parts,
     loan: Option<&'loan Arc<Loan>>,
@@ -243,14 +243,14 @@ fn arrived(
 ) -> Result<Tried, Unforwarded> {
     let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, true);
     if let Some(turned) = Turned::of(response.headers()) {
-        // With a body promised, the connection's end is undecided, so it is not used again.
+        // With a promised body, the connection's end is undecided, so it is not reused.
         if promised.is_none() && http_body::Body::is_end_stream(response.body()) {
             lease.give_back();
         }
         return Ok(Tried::Turned(turned));
     }
     if let Some((loan, number)) = promised {
-        // Answered without asking for the body. Whether it is still wanted shows in whether the
+        // Answered without requesting the body. Whether it is still wanted shows in whether the
         // connection is closed.
         loan.ask_for(number);
     }
@@ -273,8 +273,8 @@ pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wir
         .map_err(|error| unreachable(&error))
 }
 
-/// The last step before a request is sent on the connection, whose answer is awaited from now on:
-/// marks the request as this node's, where the connection asks for that.
+/// The last step before a request is sent on the connection: marks the request as this node's, if
+/// the connection requires that. From here on the answer is awaited.
 pub(crate) fn seal(wire: &Wire, request: Request<RequestBody>) -> Request<RequestBody> {
     wire.awaited.begin();
     let Some(seal) = &wire.seal else {

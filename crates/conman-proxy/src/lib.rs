@@ -1,15 +1,15 @@
 //! The listeners for sessions: everything between a client's socket and a session's.
 //!
-//! This crate owns the routing of requests to sessions, the bounds on what a client may ask of
-//! the node, forwarding, upgrades, tunnels, and how tunnels end. It does not know what a session
-//! is: a [`Directory`] says where one is served, a [`Gate`] who may connect, a [`Backend`] opens
-//! the connections.
+//! This crate owns the routing of requests to sessions, the limits for clients, forwarding,
+//! upgrades, tunnels, and how tunnels end. It does not know sessions themselves: a [`Directory`]
+//! finds a session's route, a [`Gate`] decides who may connect, a [`Backend`] opens the
+//! connections.
 //!
-//! Of a fleet's nodes any takes a client's request. The [`Route`] to a session on another node
-//! leads to that node's listener for nodes ([`Proxy::start_peers`]), which serves it or turns it
-//! away ([`Turned`]) before it has taken anything of its body; then the first node looks the
-//! session up anew, holds the request for as long as it must, and sends it again. A node never
-//! sends on, nor holds, what another has brought.
+//! Any node of a fleet accepts a client's request. The [`Route`] to a session on another node
+//! leads to that node's listener for nodes ([`Proxy::start_peers`]). It serves the request or
+//! refuses it ([`Turned`]) before it has taken anything of the body. After a refusal the first
+//! node looks the session up again, holds the request as long as necessary, and sends it again. A
+//! node never forwards or holds a request from another node.
 //!
 //! ```text
 //!                    ┌─ Accepted ─> worker 0 ─┬─ task per client connection (hyper)
@@ -18,31 +18,31 @@
 //!                                    own runtime)
 //! ```
 //!
-//! * The acceptor takes a place for each connection ([`conman_listen`]), and hands the connection to
-//!   the worker with the fewest, over a bounded queue.
+//! * The acceptor takes a place for each connection ([`conman_listen`]), and passes the
+//!   connection to the worker with the fewest, over a bounded queue.
 //! * A worker is a thread with a single-threaded runtime. A connection, the requests on it, its
 //!   connections to sessions and its tunnel stay on that one thread, so no byte of a tunnel
 //!   crosses threads. Workers share only counters and the bound on held requests.
 //! * A watch channel from [`Proxy`] tells all of them to drain or to stop; a watch channel in
 //!   each [`Route`] tells the tunnels of one session how to close.
-//! * The acceptor and every worker have a pulse in [`ProxyOptions::vitals`]. A worker's is shown on its
-//!   own thread, so that whatever blocks that is told of.
+//! * The acceptor and every worker have a heartbeat in [`ProxyOptions::vitals`]. A worker's is
+//!   sent on its thread, so that a blocked thread is detected.
 //!
-//! What holds throughout:
-//! * A request is forwarded at most once: no retry after its first byte could have been sent,
-//!   unless another node says that it took nothing but the head, or breaks before it answers what
-//!   changes nothing and has no body.
-//! * A request whose head could be read in two ways is not forwarded at all.
-//! * Nothing the client sends behind an upgrade reaches the session before its 101.
+//! Invariants:
+//! * A request is forwarded at most once: there is no retry after its first byte could have been
+//!   sent. Exceptions: another node reports that it took only the head; or it breaks before it
+//!   answers an idempotent request without a body.
+//! * A request whose head could be read in two ways is not forwarded.
+//! * Nothing that the client sends after an upgrade reaches the session before its 101.
 //! * A connection to one generation of a session never carries a request for another; between
-//!   nodes every request says which one it is for.
-//! * An answer that was cut never looks whole, as far as HTTP allows to tell: of one that ends
+//!   nodes every request names its generation.
+//! * An answer that was cut never looks whole, as far as HTTP can express it: if an answer ends
 //!   with the connection, only a session known to have ended makes the difference.
-//! * An idle tunnel owns no buffer. Everything that waits on a peer has a bound in time, but for
-//!   an answer's next byte and an idle tunnel, which may take days.
+//! * An idle tunnel owns no buffer. Every wait for a peer is bounded in time, except for an
+//!   answer's next byte and an idle tunnel, which may take days.
 //!
-//! Interim answers other than `100 Continue` (`103 Early Hints`) are not passed on, and of those to
-//! one request there is a bound.
+//! Interim answers other than `100 Continue` (`103 Early Hints`) are not passed on, and their
+//! number for one request is bounded.
 #![forbid(unsafe_code)]
 
 mod address;

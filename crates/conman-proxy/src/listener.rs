@@ -17,19 +17,19 @@ use crate::answer;
 use crate::meters::{Meters, Refused};
 use crate::worker::{Accepted, Admission, Front, Stage};
 
-/// Pause after a failure to accept that would come back at once, for example `EMFILE`.
+/// Pause after an accept error that would recur at once, for example `EMFILE`.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Bytes of a refused client's request that are read, so that closing does not reset the
 /// connection before the answer arrives.
 const REFUSED_READ_BYTES: usize = 8 * 1024;
 
-/// Clients and nodes at a time that are refused with patience; more are at once.
+/// Most clients and nodes that are refused gracefully at a time; more are refused at once.
 const MAX_FAREWELLS: usize = 64;
-/// Longest wait for each of their steps.
+/// Longest wait for each of these steps.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Longest wait for a place, which another connection may have to leave for.
+/// Longest wait for a place, for which another connection may have to be closed.
 const PLACE: Duration = Duration::from_secs(1);
 
 /// Accepts connections and hands each to the worker with the fewest.
@@ -40,7 +40,7 @@ pub(crate) struct Acceptor {
     farewells: Arc<Semaphore>,
     meters: Arc<Meters>,
     no_room: Bytes,
-    /// A descriptor given up to accept and close a connection when there are none left.
+    /// A spare descriptor, closed to accept and close a connection when there are none left.
     reserve: Option<File>,
 }
 
@@ -75,7 +75,7 @@ impl Acceptor {
         loop {
             let next = async {
                 tokio::select! {
-                    // A connection that is not taken now stays in the kernel's queue.
+                    // Cancel safe: a connection that is not accepted stays in the kernel's queue.
                     accepted = self.listener.accept() => Some(accepted),
                     // Watch channels keep their value; a dropped sender is the end, too.
                     _ = stage.wait_for(|stage| *stage != Stage::Serving) => None,
@@ -110,15 +110,15 @@ impl Acceptor {
             peer,
             admission,
         };
-        // A worker ends before the acceptor only if its own thread panicked, outside of every
-        // connection's task.
+        // A worker ends before the acceptor only if its thread panicked outside every connection's
+        // task.
         if worker.queue.send(accepted).await.is_err() {
-            tracing::error!("a worker of the proxy is gone; the others go on");
+            tracing::error!("a proxy worker has ended; the others continue");
             self.workers.remove(number);
         }
     }
 
-    /// Says 503 as far as the socket's empty send buffer takes it, and closes.
+    /// Sends a 503 as far as the socket's empty send buffer takes it, and closes.
     fn refuse(&self, stream: TcpStream, why: Refused) {
         self.meters.refused(why);
         if let Ok(place) = Arc::clone(&self.farewells).try_acquire_owned() {
@@ -140,36 +140,36 @@ impl Acceptor {
                 self.meters.refused(Refused::Descriptors);
                 tracing::warn!(%error, "no descriptors left: closing a connection unserved");
                 self.reserve = None;
-                // Another thread may be faster to the descriptor; then the client waits.
+                // Another thread may take the descriptor first; then the client waits.
                 let shed = tokio::time::timeout(PAUSE, self.listener.accept()).await;
                 drop(shed);
                 self.reserve = reserve();
             }
             _ => tracing::warn!(%error, "cannot accept connections"),
         }
-        // Cancelled by nothing: draining waits for one pause at most.
+        // Not cancelled: draining waits for at most one pause.
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Lets a client or a node send its request first, and read the answer before the connection closes:
-/// one that is reset would leave it in doubt whether something was taken.
+/// Lets a client or a node send its request first, and read the answer before the connection
+/// closes: a reset would leave it in doubt whether something was taken.
 async fn say_farewell(stream: &TcpStream, no_room: &Bytes) {
-    // A look at the bytes themselves: a stream that was just accepted counts as readable.
+    // Checks for actual bytes: a stream that was just accepted counts as readable.
     let arrives = async || {
         let waited = tokio::time::timeout(FAREWELL, stream.peek(&mut [0])).await;
         waited.is_ok_and(|looked| looked.is_ok())
     };
     arrives().await;
     part(stream, no_room);
-    // The rest of the request, or the other end's closing.
+    // The rest of the request, or the peer's close.
     if arrives().await {
         let _ = stream.try_read(&mut [0; REFUSED_READ_BYTES]);
     }
 }
 
-/// Reads what is there, answers, and ends the sending side. By the socket itself, which never blocks:
-/// whether it takes bytes, the runtime may not have heard yet.
+/// Reads available bytes, answers, and ends the sending side. Uses the socket directly, which
+/// never blocks: the runtime may not know yet whether it is writable.
 fn part(stream: &TcpStream, no_room: &Bytes) {
     let socket = SockRef::from(stream);
     let _ = (&*socket).read(&mut [0; REFUSED_READ_BYTES]);

@@ -6,10 +6,10 @@ use hyper::body::Incoming;
 
 use crate::client_io::BodyWatch;
 
-/// A request's body while it is not decided which node takes it.
+/// A deferred body: a request's body until it is decided which node takes it.
 ///
-/// Every node that is tried gets a promise of the body, and the body itself when it asks for it
-/// (`100 Continue`). As long as none has, the promise can be taken back and given to another.
+/// Every node that is tried gets a promise of the body, and the body itself when it requests it
+/// (`100 Continue`). Until then, the promise can be revoked and given to another node.
 #[derive(Debug)]
 pub(crate) struct Loan {
     state: Mutex<State>,
@@ -19,20 +19,20 @@ pub(crate) struct Loan {
 #[derive(Debug)]
 struct State {
     body: Option<(Incoming, BodyWatch)>,
-    /// Which promise is good.
+    /// Number of the valid promise.
     promise: u64,
     asked_for: bool,
     waiting: Option<Waker>,
 }
 
-/// A right to the body, until it is taken back.
+/// A right to the body, until it is revoked.
 #[derive(Debug)]
 pub(crate) struct Promise {
     loan: Arc<Loan>,
     number: u64,
 }
 
-/// The promise was taken back.
+/// The promise was revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TakenBack;
 
@@ -49,7 +49,7 @@ impl Loan {
         })
     }
 
-    /// A new promise, which takes all earlier ones back; `None` once somebody has the body.
+    /// A new promise, which revokes all earlier ones; `None` once the body was given away.
     pub(crate) fn promise(self: &Arc<Self>) -> Option<Promise> {
         let mut state = self.lock();
         state.body.as_ref()?;
@@ -64,7 +64,7 @@ impl Loan {
         })
     }
 
-    /// Whoever has the present promise gets the body.
+    /// Gives the body to the holder of the valid promise.
     pub(crate) fn ask_for(&self, number: u64) {
         let mut state = self.lock();
         if state.promise == number {
@@ -89,7 +89,7 @@ impl Promise {
         self.loan.size
     }
 
-    /// The body, once it is asked for.
+    /// The body, once it is requested.
     pub(crate) fn poll(
         &self,
         cx: &mut Context<'_>,

@@ -7,8 +7,8 @@ use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
 use crate::{ProxyStats, Turned};
 
-/// Counts of the listener, for [`ProxyStats`] and for the metrics recorder that is installed when
-/// the proxy starts. Nothing is counted by session: labels must stay few.
+/// Counters of the listener, for [`ProxyStats`] and for the metrics recorder that is installed
+/// when the proxy starts. There are no labels for sessions: labels must stay few.
 pub(crate) struct Meters {
     connections: Level,
     tunnels: Level,
@@ -27,14 +27,14 @@ impl fmt::Debug for Meters {
     }
 }
 
-/// Why a connection or request was turned away for want of room.
+/// Why a connection or request was refused for lack of room.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Refused {
-    /// As many connections as there may be.
+    /// The limit of connections is met.
     Connections = 0,
     /// No descriptors left.
     Descriptors = 1,
-    /// As many held requests as there may be.
+    /// The limit of held requests is met.
     HoldFull = 2,
 }
 
@@ -44,7 +44,7 @@ struct Level {
     gauge: Gauge,
 }
 
-/// One of what a [`Level`] counts, until dropped.
+/// One unit of a [`Level`], until dropped.
 pub(crate) struct Counted {
     meters: Arc<Meters>,
     level: fn(&Meters) -> &Level,
@@ -54,11 +54,11 @@ pub(crate) struct Counted {
 pub(crate) struct Held<'meters>(&'meters Level);
 
 impl Meters {
-    /// `listener` tells the proxies of one process apart.
+    /// `listener` distinguishes the proxies of one process.
     pub(crate) fn new(listener: &'static str) -> Self {
         describe_gauge!(
             "conman_proxy_connections",
-            "Client connections, tunnels included"
+            "Client connections, including tunnels"
         );
         describe_gauge!("conman_proxy_tunnels", "Upgraded connections");
         describe_gauge!("conman_proxy_held", "Requests that wait for their session");
@@ -66,7 +66,7 @@ impl Meters {
             "conman_proxy_requests_total",
             "Requests answered, by class of status"
         );
-        describe_counter!("conman_proxy_refused_total", "Turned away for want of room");
+        describe_counter!("conman_proxy_refused_total", "Refused for lack of room");
         describe_counter!("conman_proxy_tunnel_bytes_total", "Bytes through tunnels");
         describe_counter!(
             "conman_proxy_panics_total",
@@ -74,7 +74,7 @@ impl Meters {
         );
         describe_counter!(
             "conman_proxy_turned_total",
-            "Requests that another node turned away, by why, to be tried anew"
+            "Requests that another node refused as misdirected, by reason, to be sent again"
         );
         let requests = |class| counter!("conman_proxy_requests_total", "listener" => listener, "class" => class);
         let refused =

@@ -3,34 +3,34 @@ use std::time::Duration;
 use conman_vitals::Vitals;
 use thiserror::Error;
 
-/// What a node adds to a request at most before it brings it to another: who asks, for what, and the
-/// seal. The listener for nodes takes so much more than that for clients, so that what one node has
-/// accepted the other does.
+/// Most header fields that a node adds to a request that it forwards: the caller, the session and
+/// the seal. The listener for nodes accepts this many more than that for clients, so that it
+/// accepts every request that another node has accepted.
 pub const HOP_HEADERS: usize = 32;
 /// Likewise, in bytes.
 pub const HOP_HEAD_BYTES: usize = 4 * 1024;
 
-/// Everything about a [`Proxy`](crate::Proxy) that an operator may set, and who looks after it.
+/// The operator's settings of a [`Proxy`](crate::Proxy), and its watchdog.
 #[derive(Debug, Clone)]
 pub struct ProxyOptions {
     /// `{id}.<domain>` addresses a session by host name; `None` leaves only `/s/{id}/…`.
     pub domain: Option<String>,
     /// Threads of the data plane, each with its own runtime.
     pub workers: usize,
-    /// Client connections at a time, tunnels included. For one more, the oldest without a completed
-    /// request is closed; where there is none, the new one is answered 503 and closed.
+    /// Most client connections, including tunnels. For one more, the oldest without a completed
+    /// request is closed; if there is none, the new one is answered 503 and closed.
     pub max_connections: usize,
-    /// Requests at a time that wait for their session; more are answered 503 with `Retry-After`.
+    /// Most requests that wait for their session; more are answered 503 with `Retry-After`.
     pub max_held: usize,
-    /// Longest wait for a session, a bound above the directory's own.
+    /// Longest wait for a session, longer than the directory's bound.
     pub hold_timeout: Duration,
     /// Time for a request's whole head, from the connection's opening or the head's first byte.
     pub head_timeout: Duration,
     /// How long a connection may stay open between requests.
     pub idle_timeout: Duration,
-    /// Bytes of a request's or response's head; at least 8,192.
+    /// Most bytes of a request's or response's head; at least 8,192.
     pub max_head_bytes: usize,
-    /// Header fields of a request or response.
+    /// Most header fields of a request or response.
     pub max_headers: usize,
     /// Longest wait for the next byte of a request's body while the session would take it.
     pub body_stall_timeout: Duration,
@@ -39,12 +39,12 @@ pub struct ProxyOptions {
     pub write_stall_timeout: Duration,
     /// Time to connect to the session's port.
     pub connect_timeout: Duration,
-    /// Time from a request's being forwarded to the answer's head, the upload included; `None` for
-    /// no bound, as long polls need.
+    /// Time from forwarding a request to the answer's head, including the upload; `None` for no
+    /// bound, as long polls need.
     pub response_timeout: Option<Duration>,
-    /// Idle connections kept open to one generation of a session, for each worker.
+    /// Most idle connections to one generation of a session, for each worker.
     pub pool_per_session: usize,
-    /// Idle connections kept open to another node, for each worker.
+    /// Most idle connections to another node, for each worker.
     pub pool_per_peer: usize,
     /// How long an idle connection to a session or a node is kept.
     pub pool_idle_timeout: Duration,
@@ -52,23 +52,23 @@ pub struct ProxyOptions {
     pub close_timeout: Duration,
     /// TCP keepalive on both sides.
     pub keepalive: Keepalive,
-    /// Whether `X-Forwarded-*` and `Forwarded` of the client are believed and extended, because
-    /// the only clients are proxies of one's own.
+    /// Whether `X-Forwarded-*` and `Forwarded` of the client are trusted and extended, because all
+    /// clients are the operator's proxies.
     pub trust_forwarded: bool,
     /// Whether browsers may use `/s/{id}/…`, where all sessions share one origin.
     pub browser_paths: bool,
-    /// Looks after the acceptor and the workers.
+    /// Watches the acceptor and the workers.
     pub vitals: Vitals,
 }
 
-/// TCP keepalive: what finds peers that are gone without a word.
+/// TCP keepalive, which detects dead peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalive {
     /// Silence before the first probe.
     pub idle: Duration,
     /// Time between probes.
     pub interval: Duration,
-    /// Unanswered probes after which the peer counts as gone.
+    /// Unanswered probes after which the peer counts as dead.
     pub probes: u32,
 }
 
@@ -116,12 +116,12 @@ impl Default for ProxyOptions {
 pub struct InvalidOption {
     /// The field.
     pub field: &'static str,
-    /// What it must be.
+    /// The rule for it.
     pub rule: &'static str,
 }
 
 impl ProxyOptions {
-    /// The same with the bounds on heads that a listener for nodes needs.
+    /// These options with the limits of heads that a listener for nodes needs.
     #[must_use]
     pub fn for_nodes(self) -> Self {
         Self {

@@ -12,9 +12,9 @@ use tokio::net::TcpStream;
 use crate::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION};
 use crate::{Backend, Route, Stream};
 
-/// Why a node turned a request of another away; only on answers to nodes.
+/// Why a node refused another one's request as misdirected; only on answers to nodes.
 pub(crate) static X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
-/// What a node asks of another to see whether it answers; the listener does so itself.
+/// The path of liveness checks between nodes; the listener answers them itself.
 pub(crate) const PULSE: &str = "/peer/pulse";
 /// `hop`: the `Expect` of a request is the entry node's, not the client's.
 pub(crate) static X_CONMAN_EXPECT: HeaderName = HeaderName::from_static("x-conman-expect");
@@ -26,74 +26,74 @@ const NOT_READY: &str = "not-ready";
 const REFUSED: &str = "refused";
 pub(crate) const NO_ROOM: &str = "no-room";
 
-/// What serves the listener for the other nodes of the fleet.
+/// The services behind the listener for the other nodes of the fleet.
 pub struct PeerFront {
-    /// Lets nodes in.
+    /// Authenticates nodes.
     pub accept: Arc<dyn PeerAccept>,
     /// The sessions of this node.
     pub sessions: Arc<dyn OwnSessions>,
-    /// The API of this node, for what other nodes ask on behalf of their callers.
+    /// The API of this node, for requests that other nodes forward for their callers.
     pub api: Arc<dyn Backend>,
 }
 
-/// Begins connections of other nodes.
+/// Accepts connections of other nodes.
 #[async_trait]
 pub trait PeerAccept: Send + Sync + 'static {
-    /// Whatever has to be said before HTTP is, and who judges the connection's requests. Bounded
-    /// in time by the proxy; safe to cancel.
+    /// Does the handshake before HTTP, and returns the judge of the connection's requests. The proxy
+    /// bounds its time; cancel safe.
     ///
     /// # Errors
-    /// The connection is no node's.
+    /// The connection is not a node's.
     async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)>;
 }
 
 /// Judges the requests of one connection, in their order.
 pub trait PeerVisitor: Send + Sync {
-    /// The name of the node that asks.
+    /// The name of the node that sends the request.
     ///
     /// # Errors
-    /// Why the request is no node's.
+    /// Why the request is not a node's.
     fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>>;
 }
 
 /// The sessions of this node, for other nodes.
 pub trait OwnSessions: Send + Sync + 'static {
-    /// Where a request goes whose sender believes that this node owns `generation` of the session.
+    /// The route of a request whose sender believes that this node owns `generation` of the session.
     /// Never waits: the node that the client has reached does.
     ///
     /// # Errors
-    /// This node owns neither that generation nor a newer one, or it cannot take requests now.
+    /// This node owns neither that generation nor a newer one, or it cannot take requests at present.
     fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, Turned>;
 }
 
-/// Why another node did not take a request; nothing of its body has gone out.
+/// Why another node refused a request as misdirected; nothing of its body was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turned {
     /// It does not own the session.
     NotOwner,
     /// It owns the session, which is starting, ending or frozen.
     NotReady,
-    /// It cannot be connected to, or takes no more connections.
+    /// It cannot be connected to, or accepts no more connections.
     Unreachable(String),
-    /// It does not take this node for one of its fleet.
+    /// It does not accept this node as one of its fleet.
     Refused,
 }
 
 impl Turned {
-    /// The reason of an answer, if the node that gives it turns the request away.
+    /// The reason in an answer, if that refuses the request.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         match headers.get(&X_CONMAN_TURNED)?.to_str().ok()? {
             NOT_OWNER => Some(Self::NotOwner),
             NOT_READY => Some(Self::NotReady),
             NO_ROOM => Some(Self::Unreachable(
-                "it has as many connections of other nodes as it takes".to_owned(),
+                "its limit of connections from other nodes is met".to_owned(),
             )),
             _ => Some(Self::Refused),
         }
     }
 
-    /// The reason where the connection itself has told that the node takes nothing from this one: its
-    /// [`Stream`] has failed with [`io::ErrorKind::PermissionDenied`], and not the system's.
+    /// The reason if the connection shows that the node accepts nothing from this one: its [`Stream`]
+    /// has failed with [`io::ErrorKind::PermissionDenied`], which is not the system's.
     #[must_use]
     pub fn by(error: &hyper::Error) -> Option<Self> {
         let mut cause = error.source();
@@ -122,10 +122,12 @@ impl fmt::Display for Turned {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotOwner => formatter.write_str("it does not own the session"),
-            Self::NotReady => formatter.write_str("the session cannot take requests there now"),
+            Self::NotReady => {
+                formatter.write_str("the session cannot take requests there at present")
+            }
             Self::Unreachable(why) => write!(formatter, "it cannot be reached: {why}"),
             Self::Refused => formatter.write_str(
-                "it does not take this node for one of its fleet; its log and this node's tell why",
+                "it does not accept this node as one of its fleet; see its log and this node's",
             ),
         }
     }
@@ -137,7 +139,7 @@ impl fmt::Debug for PeerFront {
     }
 }
 
-/// What another node asks for.
+/// The target of another node's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Asked {
     Session(SessionId, Generation),
@@ -145,7 +147,7 @@ pub(crate) enum Asked {
 }
 
 impl Asked {
-    /// Reads the fields by which a node names a session; without them it asks the API.
+    /// Reads the fields by which a node names a session; without them the target is the API.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let one = |name: &HeaderName| {
             let mut values = headers.get_all(name).iter();

@@ -11,16 +11,16 @@ use crate::answer_heads::Awaited;
 use crate::body::RequestBody;
 use crate::{Route, Seal, Way};
 
-/// Idle connections that one worker keeps to all sessions together; each is a descriptor here and
-/// one in the session.
+/// Most idle connections that one worker keeps to all sessions together; each is a descriptor
+/// here and one in the session.
 const MAX_IDLE: usize = 1_024;
 
 /// The idle connections of one worker, to sessions and to other nodes.
 ///
 /// Only connections of a session's greatest generation seen so far are kept, so an older
-/// generation's can never carry a request of a newer one, nor the other way round. Connections to
-/// a node carry requests for all of its sessions, each with its generation, and are kept apart by
-/// the node's incarnation.
+/// generation's can never carry a request of a newer one, or vice versa. Connections to a node
+/// carry requests for all of its sessions, each with its generation, and are separated by the
+/// node's incarnation.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shelves: Mutex<Shelves>,
@@ -36,7 +36,7 @@ pub(crate) struct Wire {
     pub(crate) awaited: Awaited,
 }
 
-/// What a connection leads to.
+/// The peer of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum End {
     Session(SessionId),
@@ -44,8 +44,8 @@ enum End {
     Api,
 }
 
-/// What a connection leads to, and since when it may be used: the session's generation, or the
-/// node's incarnation.
+/// The peer of a connection, and its version: the session's generation, or the node's
+/// incarnation.
 fn end_of(route: &Route) -> (End, u64) {
     match &route.way {
         Way::Session => (End::Session(route.session.clone()), route.generation.get()),
@@ -82,7 +82,7 @@ impl Pool {
         }
     }
 
-    /// A connection for this very route that can take a request now.
+    /// A connection for this route that can take a request at once.
     pub(crate) fn take(&self, route: &Route) -> Option<Wire> {
         let (end, version) = end_of(route);
         let mut shelves = self.lock();
@@ -135,7 +135,7 @@ impl Pool {
         shelves.idle += 1;
     }
 
-    /// Closes what has been idle for too long, and forgets what was closed by its session.
+    /// Closes connections that were idle for too long, and removes those that their session closed.
     pub(crate) fn sweep(&self) {
         let mut shelves = self.lock();
         let now = Instant::now();
@@ -152,14 +152,14 @@ impl Pool {
             .sum();
     }
 
-    /// The maps are sound after every single step, so a panic elsewhere does not spoil them.
+    /// Every single change leaves the maps valid, so a panic elsewhere does not corrupt them.
     fn lock(&self) -> MutexGuard<'_, Shelves> {
         self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Shelves {
-    /// Closes what there is of generations or incarnations before this one.
+    /// Closes connections of generations or incarnations before this one.
     fn outdate(&mut self, end: &End, version: u64) {
         if self
             .by_end
@@ -193,7 +193,7 @@ impl Lease {
         }
     }
 
-    /// The answer has ended. The connection goes to the pool, or is closed.
+    /// The answer has ended. The connection returns to the pool, or is closed.
     pub(crate) fn give_back(self) {
         if self.reusable {
             self.pool.put(self.end, self.version, self.wire);

@@ -18,12 +18,11 @@ use crate::refusals::Refusals;
 use crate::worker::{self, Front, Stage, WorkerContext};
 use crate::{Directory, Gate, PeerFront, ProxyOptions};
 
-/// Connections on their way to one worker. They are taken at once, so a few suffice; when a
-/// worker is stuck, the acceptor waits, which both of their pulses tell of, and the kernel's queue
-/// fills.
+/// Connections queued for one worker. They are taken at once, so a few suffice. If a worker is
+/// stuck, the acceptor waits, which both heartbeats show, and the kernel's queue fills.
 const WORKER_QUEUE: usize = 128;
 
-/// A running sessions listener. Dropping it cuts everything that is open.
+/// A running sessions listener. Dropping it closes everything that is open.
 #[derive(Debug)]
 pub struct Proxy {
     local_addr: SocketAddr,
@@ -33,10 +32,10 @@ pub struct Proxy {
     meters: Arc<Meters>,
 }
 
-/// Numbers of the moment.
+/// Current numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProxyStats {
-    /// Open client connections, tunnels included.
+    /// Open client connections, including tunnels.
     pub connections: u64,
     /// Open tunnels.
     pub tunnels: u64,
@@ -45,7 +44,7 @@ pub struct ProxyStats {
 }
 
 impl Proxy {
-    /// Serves `listener` on threads of its own: an acceptor and `options.workers` workers.
+    /// Serves `listener` on new threads: an acceptor and `options.workers` workers.
     ///
     /// Metrics go to the recorder that is installed at this moment.
     ///
@@ -60,8 +59,8 @@ impl Proxy {
         Self::launch(listener, options, Front::Clients { directory, gate })
     }
 
-    /// Serves the listener for the other nodes of the fleet, whose requests name the session and
-    /// the generation that they are for and never go on to a third node.
+    /// Serves the listener for the other nodes of the fleet. Their requests name a session and a
+    /// generation, and are never forwarded to a third node.
     ///
     /// # Errors
     /// As for [`Proxy::start`].
@@ -86,7 +85,7 @@ impl Proxy {
         let refusals = Arc::new(Refusals::new());
         let hold = Arc::new(Hold::new(options.max_held));
         let (stage, stage_seen) = watch::channel(Stage::Serving);
-        // Dropped ends are all that passes through it.
+        // Only its end is used.
         let (alive, ended) = mpsc::channel(1);
         let mut workers = Vec::with_capacity(options.workers);
         for number in 0..options.workers {
@@ -129,7 +128,7 @@ impl Proxy {
                             .run(stage_seen, &pulse)
                             .await;
                     }
-                    Err(error) => tracing::error!(%error, "the sessions listener is unusable"),
+                    Err(error) => tracing::error!(%error, "cannot serve the listener"),
                 }
             }));
         })?;
@@ -141,20 +140,20 @@ impl Proxy {
         })
     }
 
-    /// Where it listens.
+    /// The listen address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// What is open now.
+    /// Numbers of what is open.
     #[must_use]
     pub fn stats(&self) -> ProxyStats {
         self.meters.stats()
     }
 
-    /// Stops accepting, closes the tunnels with 1012, lets requests in flight end for at most
-    /// `patience`, and then cuts what is left.
+    /// Stops accepting, closes the tunnels with 1012, lets open requests end for at most `patience`,
+    /// and then closes the rest.
     pub async fn shutdown(mut self, patience: Duration) {
         self.stage.send_replace(Stage::Draining);
         if tokio::time::timeout(patience, self.ended.recv())
@@ -167,7 +166,7 @@ impl Proxy {
     }
 }
 
-/// Runs `main` on a thread with a runtime of its own, dropped with all its tasks at the end.
+/// Runs `main` on a thread with a separate runtime, dropped with all its tasks at the end.
 fn run_thread(
     name: String,
     alive: mpsc::Sender<()>,

@@ -12,14 +12,14 @@ use crate::buffers::Buffer;
 use crate::frames::FrameTracker;
 use crate::watchdog::Watchdog;
 
-/// Reads in one turn before the other tunnels of the worker get theirs. With full buffers that
-/// is 1 MiB; an exchange of small messages needs one.
+/// Reads in one turn before the worker's other tunnels get theirs. With full buffers that is 1
+/// MiB; an exchange of small messages needs one.
 const MAX_READS: usize = 8;
 
-/// Moves bytes one way. It owns a buffer only while bytes are on their way.
+/// Moves bytes one way. It owns a buffer only while it holds bytes.
 #[derive(Debug)]
 pub(crate) struct Direction {
-    /// What had been read before the tunnel began.
+    /// Bytes that were read before the tunnel began.
     early: Bytes,
     buffer: Option<Buffer>,
     /// The part of the buffer that is not written yet.
@@ -27,7 +27,7 @@ pub(crate) struct Direction {
     end: usize,
     /// Nothing more will be read.
     ended: bool,
-    /// What was written may still be held back by TLS.
+    /// TLS may still hold back written bytes.
     unflushed: bool,
     stall: Watchdog,
     stall_timeout: Duration,
@@ -42,12 +42,12 @@ pub(crate) enum PumpError {
     Read(#[source] io::Error),
     #[error("the receiving side broke")]
     Write(#[source] io::Error),
-    #[error("the receiving side took nothing for {} s", .0.as_secs())]
+    #[error("the receiving side accepted nothing for {} s", .0.as_secs())]
     Stalled(Duration),
 }
 
 impl Direction {
-    /// Begins with `early`, which `frames` takes note of.
+    /// Begins with `early`, which `frames` processes.
     pub(crate) fn new(
         early: Bytes,
         frames: Option<&mut FrameTracker>,
@@ -58,7 +58,7 @@ impl Direction {
             frames.advance(&early);
         }
         Self {
-            // Without bytes it would still keep hyper's whole read buffer alive.
+            // Empty bytes would still keep hyper's whole read buffer alive.
             early: if early.is_empty() {
                 Bytes::new()
             } else {
@@ -81,8 +81,8 @@ impl Direction {
         self.moved
     }
 
-    /// Ready once `from` has ended and everything that came from it is written to `to`, or one of
-    /// the two is broken.
+    /// Ready once `from` has ended and everything that was read is written to `to`, or one of the two
+    /// is broken.
     pub(crate) fn poll<R, W>(
         &mut self,
         cx: &mut Context<'_>,
@@ -155,7 +155,7 @@ impl Direction {
             } else {
                 self.early.advance(written);
                 if self.early.is_empty() {
-                    // Lets go of hyper's read buffer.
+                    // Frees hyper's read buffer.
                     self.early = Bytes::new();
                 }
             }

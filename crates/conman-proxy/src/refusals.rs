@@ -4,10 +4,10 @@ use std::time::Duration;
 use conman_core::Sparing;
 use tokio::time::Instant;
 
-/// Between two warnings that requests from one address are refused.
+/// Minimum interval between warnings about refused requests from one address.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Rate-limited log of requests that came from no node of the fleet.
+/// Rate-limited log of requests that do not come from a node of the fleet.
 #[derive(Debug)]
 pub(crate) struct Refusals {
     began: Instant,
@@ -23,7 +23,7 @@ impl Refusals {
         }
     }
 
-    /// Whether to tell of one from there, and of how many it was not told.
+    /// Whether to log one from there; the number is of those that were not logged.
     pub(crate) fn say(&self, address: &str) -> Option<u64> {
         let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let mut sparing = self.sparing.lock().unwrap_or_else(PoisonError::into_inner);

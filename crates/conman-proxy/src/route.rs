@@ -11,25 +11,25 @@ use tokio::sync::watch;
 
 use crate::{Link, Turned};
 
-/// Knows which session is served where.
+/// Finds the node that serves a session.
 #[async_trait]
 pub trait Directory: Send + Sync + 'static {
-    /// Where requests for `id` go, once it can take them: waits while the session starts, and
-    /// starts it where `may_start` and its template allow that.
+    /// The route for `id`, once it can take requests: waits while the session starts, and starts it
+    /// if `may_start` and its template allow that.
     ///
-    /// The future is dropped as soon as the client is seen to be gone or the proxy's own bound on
-    /// holding is over, so it must be safe to cancel at every await.
+    /// The future is dropped as soon as the client has disconnected or the proxy's bound on holding
+    /// is over, so it must be cancel safe at every await.
     ///
     /// # Errors
-    /// The answer for the client when the session cannot be reached.
+    /// The answer for the client if the session cannot be reached.
     async fn route(&self, id: &SessionId, may_start: bool) -> Result<Route, Refusal>;
 
-    /// Where a request goes that the node of `from` has turned away, for the `times`th time now
-    /// that a node did: looks the session up anew, and waits for as long as it takes until there
-    /// is somebody who may take it. The future is dropped as that of [`Directory::route`].
+    /// The route of a request that the node of `from` has refused, for the `times`th time in a row:
+    /// looks the session up again, and waits until a node may take it. The future is dropped like
+    /// that of [`Directory::route`].
     ///
     /// # Errors
-    /// The answer for the client when the session cannot be reached.
+    /// The answer for the client if the session cannot be reached.
     async fn route_anew(
         &self,
         from: &Route,
@@ -45,60 +45,61 @@ pub trait Directory: Send + Sync + 'static {
 /// Opens connections to one generation of one session.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
-    /// A fresh connection to the session's port, or to who leads there, registered with the runtime of the calling task.
+    /// A new connection to the session's port or its node, registered with the runtime of the calling
+    /// task.
     ///
     /// Safe to cancel; the proxy puts a bound on its time.
     ///
     /// # Errors
-    /// As `connect(2)` gives them; `ConnectionRefused` means that nothing listens on the port.
+    /// As `connect(2)` returns them; `ConnectionRefused` means that nothing listens on the port.
     async fn connect(&self) -> io::Result<Link>;
 
-    /// Of a session: whether it takes no connections any more because it is about to go, so that
-    /// another place is to be found for a request. Asked before each request; safe to cancel.
+    /// For a session: whether it takes no connections any more because it is about to end, so that a
+    /// request needs another route. Called before each request; cancel safe.
     async fn has_closed(&self) -> bool {
         false
     }
 
-    /// Of a node: whether it answered nothing when it was last asked, so that connections that are
-    /// left over from before are of no use.
+    /// For a node: whether it did not answer when it was last checked, so that older connections are
+    /// useless.
     fn was_silent(&self) -> bool {
         false
     }
 
-    /// Of a node, of which an answer is expected from now on: returns once it answers nothing any
-    /// more, with why in words. Safe to cancel.
+    /// For a node whose answer is awaited: returns once it stops answering, with the reason as text.
+    /// Cancel safe.
     async fn falls_silent(&self) -> String {
         std::future::pending().await
     }
 }
 
-/// A session that can take requests at this moment.
+/// A session that can take requests at present.
 #[derive(Clone)]
 pub struct Route {
-    /// The session; stands in `X-Conman-Session`.
+    /// The session; sent in `X-Conman-Session`.
     pub session: SessionId,
-    /// Its fencing token; stands in `X-Conman-Generation` and keeps pooled connections apart.
+    /// Its fencing token; sent in `X-Conman-Generation`, and separates pooled connections.
     pub generation: Generation,
-    /// Counts what is open to the session.
+    /// Counts open connections and requests of the session.
     pub activity: Arc<Activity>,
-    /// Becomes `Some` once this generation goes away: its tunnels are closed as it says, and its
-    /// pooled connections dropped. A dropped sender counts as gone without a reason.
+    /// Becomes `Some` once this generation ends: its tunnels are closed accordingly, and its pooled
+    /// connections dropped. A dropped sender counts as an end without a reason.
     pub closing: watch::Receiver<Option<Closing>>,
-    /// What the connection leads to.
+    /// The peer of the connection.
     pub way: Way,
     /// How to connect.
     pub backend: Arc<dyn Backend>,
 }
 
-/// What a connection leads to.
+/// The peer of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
-    /// The session's own port.
+    /// The session's port.
     Session,
     /// The peers' listener of another node.
     Peer {
         node: Arc<str>,
-        /// Keeps the connections of one daemon apart from those of the next.
+        /// Separates the connections of one daemon from those of the next.
         incarnation: u64,
     },
     /// This daemon's API, on behalf of another node.
@@ -115,7 +116,7 @@ impl fmt::Debug for Route {
     }
 }
 
-/// Why a session cannot be reached, as the client is told.
+/// Why a session cannot be reached, for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The answer's body and status.
@@ -133,22 +134,22 @@ impl From<Problem> for Refusal {
     }
 }
 
-/// Decides who may connect to which session.
+/// Decides which clients may connect to which session.
 pub trait Gate: Send + Sync + 'static {
-    /// Judges a request for `id` and takes the caller's credentials out of `parts`, so that the
+    /// Judges a request for `id` and removes the caller's credentials from `parts`, so that the
     /// session never sees them.
     ///
-    /// `parts.uri` is in origin form and already without `prefix`, as the session will see it;
-    /// `prefix` is `/s/{id}`, or empty when the session is addressed by host name. `parts.headers`
-    /// are the client's, with exactly one `Host`, or none from a client of HTTP/1.0. A location to
-    /// redirect to must begin with `prefix`.
+    /// `parts.uri` is in origin form and already without `prefix`, as for the session; `prefix` is
+    /// `/s/{id}`, or empty if the session is addressed by host name. `parts.headers` are the client's,
+    /// with exactly one `Host`, or none from a client of HTTP/1.0. A location to redirect to must
+    /// begin with `prefix`.
     fn admit(&self, parts: &mut Parts, id: &SessionId, prefix: &str) -> Verdict;
 }
 
-/// What a [`Gate`] decided.
+/// Decision of a [`Gate`].
 #[derive(Debug)]
 pub enum Verdict {
-    /// The request goes on to the session.
+    /// The request is forwarded to the session.
     Admit {
         /// Whether the caller may start a session that does not run.
         may_start: bool,
@@ -164,9 +165,9 @@ pub enum Verdict {
     Deny(Problem),
 }
 
-/// Put into `parts.extensions` by a [`Gate`] that took a credential out of
-/// `Sec-WebSocket-Protocol`: the subprotocol to answer with when the session selects none.
+/// Put into `parts.extensions` by a [`Gate`] that took a credential from
+/// `Sec-WebSocket-Protocol`: the subprotocol to answer with if the session selects none.
 ///
-/// Browsers give a WebSocket up when they offered subprotocols and none was selected.
+/// Browsers close a WebSocket for which they offered subprotocols and none was selected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubprotocolAnswer(pub HeaderValue);

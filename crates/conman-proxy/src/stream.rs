@@ -8,7 +8,7 @@ use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Anything that bytes pass through both ways.
+/// A two-way byte stream.
 pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Transport for T {}
@@ -20,18 +20,18 @@ pub enum Stream {
     Other(Box<dyn Transport>),
 }
 
-/// A fresh connection to whatever serves a session.
+/// A new connection to the server of a session.
 #[derive(Debug)]
 pub struct Link {
     pub stream: Stream,
-    /// What the other end wants to see on every request of this connection.
+    /// The mark that the peer requires on every request of this connection.
     pub seal: Option<Arc<dyn Seal>>,
 }
 
 /// Marks the requests of one connection as this node's.
 pub trait Seal: fmt::Debug + Send + Sync {
-    /// Marks a request that is complete but for that. Requests are sent in the order in which
-    /// they are sealed.
+    /// Marks a request that is otherwise complete. Requests are sent in the order in which they are
+    /// sealed.
     fn seal(&self, parts: &mut Parts);
 }
 
@@ -45,7 +45,7 @@ impl From<TcpStream> for Link {
 }
 
 impl Stream {
-    /// The socket, where nothing lies between it and what is written.
+    /// The socket, if nothing lies between it and the written bytes.
     pub(crate) fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),

@@ -14,14 +14,14 @@ use crate::pump::{Direction, PumpError};
 use crate::watchdog::Watchdog;
 use crate::worker::{Stage, WorkerContext};
 
-/// How long a tunnel whose session is suddenly gone waits to be told why.
+/// How long a tunnel whose session has disappeared waits for the reason.
 ///
-/// The kernel closes a killed program's sockets at once; that the session is dead and moves is
-/// known only after its death certificate, which takes seconds where a thousand die together.
+/// The kernel closes a killed program's sockets at once. The session's death and move are known
+/// only after its death certificate, which takes seconds if a thousand die together.
 const DEATH_GRACE: Duration = Duration::from_secs(5);
 
-/// How long a tunnel stays open without a byte once one side has ended: the other side may answer
-/// for a while yet, but a peer that is gone for good must not keep it for ever.
+/// How long a tunnel stays open without a byte once one side has ended: the other side may still
+/// answer for a while, but a dead peer must not keep it for ever.
 const HALF_CLOSED_IDLE: Duration = Duration::from_secs(300);
 
 /// Bytes read at once while a tunnel closes.
@@ -35,7 +35,7 @@ pub(crate) struct Side<S> {
     pub(crate) read_already: Bytes,
 }
 
-/// What is spoken through a tunnel.
+/// The protocol of a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     WebSocket,
@@ -58,7 +58,7 @@ pub(crate) struct Tunnel<C, S> {
     stage: watch::Receiver<Stage>,
 }
 
-/// The two sides and what is on its way between them.
+/// The two sides and the bytes on their way between them.
 #[derive(Debug)]
 struct Flow<C, S> {
     client: C,
@@ -69,7 +69,7 @@ struct Flow<C, S> {
     /// From the session to the client.
     down: Direction,
     down_ended: bool,
-    /// With a WebSocket: where its frames are.
+    /// For a WebSocket: the position in its frames.
     frames: Option<Frames>,
     half_closed: Watchdog,
     close_timeout: Duration,
@@ -84,11 +84,11 @@ struct Frames {
 /// How bytes stopped flowing.
 #[derive(Debug)]
 enum Ended {
-    /// In order, or beyond saving.
+    /// In order, or broken.
     Closed,
-    /// The session is gone, and it said no word of farewell to the client.
+    /// The session disappeared without a Close frame to the client.
     SessionGone,
-    /// Somebody wants it to end.
+    /// It was ordered to end.
     Told(Closing),
 }
 
@@ -133,7 +133,7 @@ where
         }
     }
 
-    /// Tunnels until one side or somebody else ends it, and closes both.
+    /// Tunnels until one side ends it or it is ordered to end, and closes both sides.
     pub(crate) async fn run(self) {
         let Self {
             mut flow,
@@ -142,9 +142,9 @@ where
         } = self;
         let ended = tokio::select! {
             biased;
-            // Bytes on their way stay in the flow when another arm is first.
+            // Cancel safe: bytes on their way stay in the flow.
             ended = poll_fn(|cx| flow.poll(cx)) => ended,
-            // Watch channels keep their value; nothing is lost by not looking.
+            // Cancel safe: watch channels keep their value.
             Some(closing) = told(&mut closing) => Ended::Told(closing),
             // Likewise.
             () = draining(&mut stage) => {
@@ -164,8 +164,8 @@ where
         let limit = flow.close_timeout;
         match tokio::time::timeout(limit, flow.say_farewell(&closing)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "a tunnel closed without a farewell"),
-            Err(_elapsed) => tracing::debug!("a client did not take its farewell in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "a tunnel closed without a Close frame"),
+            Err(_elapsed) => tracing::debug!("a client did not read its Close frame in time"),
         }
     }
 }
@@ -186,10 +186,10 @@ where
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => {
                     self.up_ended = true;
-                    // A failure shows in the other direction, if it matters.
+                    // An error shows in the other direction, if it matters.
                     let _ = Pin::new(&mut self.session).poll_shutdown(cx);
                 }
-                // The session may have sent its last words before it stopped reading.
+                // The session may have sent its last bytes before it stopped reading.
                 Poll::Ready(Err(PumpError::Write(_))) => self.up_ended = true,
                 Poll::Ready(Err(PumpError::Read(_) | PumpError::Stalled(_))) => {
                     return Poll::Ready(Ended::Closed);
@@ -223,7 +223,7 @@ where
                 if moved != self.up.moved() + self.down.moved() {
                     self.half_closed.calm();
                 }
-                // Nobody answers a client of a WebSocket any more once the session has ended.
+                // A WebSocket's client gets no answers any more once the session has ended.
                 let limit = match self.frames {
                     Some(_) if self.down_ended => self.close_timeout,
                     Some(_) | None => HALF_CLOSED_IDLE,
@@ -233,16 +233,16 @@ where
         }
     }
 
-    /// Whether an end of the session now would be no proper end of a WebSocket: neither side has
-    /// sent a Close frame.
+    /// Whether an end of the session at this point would be irregular for a WebSocket: neither side
+    /// has sent a Close frame.
     fn is_unfinished(&self) -> bool {
         self.frames
             .as_ref()
             .is_some_and(|frames| !frames.up.close_seen() && !frames.down.close_seen())
     }
 
-    /// Tells the client of a WebSocket why it ends, behind a whole frame of the session. Clients
-    /// of other protocols see only the end.
+    /// Sends the reason to the client of a WebSocket, after a whole frame of the session. Clients of
+    /// other protocols see only the end.
     async fn say_farewell(&mut self, closing: &Closing) -> io::Result<()> {
         self.finish_frame().await?;
         let Some(frames) = &self.frames else {
@@ -252,12 +252,12 @@ where
             self.client.write_all(&close_frame(closing)).await?;
         }
         self.client.shutdown().await?;
-        // Closing with bytes unread would reset the connection, and the frame might be lost.
+        // Closing with unread bytes would reset the connection, and the frame might be lost.
         poll_fn(|cx| poll_discard(cx, &mut self.client)).await;
         Ok(())
     }
 
-    /// Writes what was read from the session, and the rest of the frame that this ends in.
+    /// Writes what was read from the session, and the rest of the frame that it ends in.
     async fn finish_frame(&mut self) -> io::Result<()> {
         poll_fn(|cx| self.down.poll_drain(cx, &mut self.client))
             .await
@@ -303,14 +303,14 @@ fn poll_discard<C: AsyncRead + Unpin>(cx: &mut Context<'_>, client: &mut C) -> P
     }
 }
 
-/// How the session's tunnels are to be closed, once that is known; `None` when nobody is left who
-/// could say it.
+/// How the session's tunnels are to be closed, once that is known; `None` if the sender was
+/// dropped.
 async fn told(closing: &mut watch::Receiver<Option<Closing>>) -> Option<Closing> {
     let told = closing.wait_for(Option::is_some).await.ok()?;
     told.clone()
 }
 
-/// Ready once the proxy ends.
+/// Ready once the proxy drains.
 async fn draining(stage: &mut watch::Receiver<Stage>) {
     // A dropped sender is the end, too.
     let _ = stage.wait_for(|stage| *stage != Stage::Serving).await;

@@ -21,20 +21,20 @@ use crate::tunnel::{Protocol, Side, Tunnel};
 use crate::worker::{ClientConnection, PanicGuard};
 use crate::{Route, Stream, SubprotocolAnswer, Turned, Way};
 
-/// A well-formed wish to change the protocol.
+/// A well-formed request to change the protocol.
 #[derive(Debug)]
 pub(crate) struct Offer {
-    /// The one protocol asked for, as the client wrote it.
+    /// The one requested protocol, as the client wrote it.
     protocol: HeaderValue,
     on_client: OnUpgrade,
 }
 
 impl Offer {
-    /// The wish of a request, if it has one that can be followed.
+    /// The upgrade of a request, if it has one that can be forwarded.
     ///
     /// Everything else is served as an ordinary request without its `Upgrade`, which a server may
     /// always ignore (RFC 9110, section 7.8): several protocols at once, a body, another method,
-    /// HTTP/1.0. So is `h2c`, since requests in such a tunnel would pass the gate unseen.
+    /// HTTP/1.0. So is `h2c`, since requests in such a tunnel would bypass the gate.
     pub(crate) fn of(parts: &mut Parts, has_body: bool) -> Option<Self> {
         let mut protocols = parts.headers.get_all(UPGRADE).iter();
         let protocol = protocols.next()?.clone();
@@ -74,10 +74,10 @@ fn is_http(name: &str) -> bool {
         .any(|http| name.eq_ignore_ascii_case(http))
 }
 
-/// Forwards an upgrade on a connection of its own. What the client sent behind the request's head
-/// stays in hyper's buffer until the session has agreed.
+/// Forwards an upgrade on a new connection. Bytes that the client sent after the request's head
+/// stay in hyper's buffer until the session has agreed.
 ///
-/// `offer` stays where another node turns the request away.
+/// `offer` is kept if another node refuses the request.
 pub(crate) async fn forward(
     client: &ClientConnection,
     route: &Route,
@@ -131,7 +131,7 @@ pub(crate) async fn forward(
         Some(_) | None => {
             return Err(Unforwarded::BadAnswer {
                 session: route.session.clone(),
-                why: "a change to another protocol than was asked for",
+                why: "a change to another protocol than the requested one",
             });
         }
     };
@@ -143,8 +143,8 @@ pub(crate) async fn forward(
     let admission = Arc::clone(&client.admission);
     let closing = route.closing.clone();
     client.worker.tasks.spawn(async move {
-        // Both sides become tunnels as soon as the 101 has passed through; an error means that
-        // one of them is gone, and dropping the other closes it.
+        // Both sides become tunnels as soon as the 101 has passed. An error means that one of them is
+        // gone; dropping the other closes it.
         let (Ok(client), Ok(session)) = tokio::join!(offer.on_client, on_session) else {
             return;
         };
@@ -165,7 +165,7 @@ pub(crate) async fn forward(
     Ok(Tried::Answered(Box::new(response)))
 }
 
-/// Whether the 101 changes to exactly what was asked for.
+/// Whether the 101 changes to exactly the requested protocol.
 fn agrees(headers: &HeaderMap, protocol: &HeaderValue) -> bool {
     let mut answered = headers.get_all(UPGRADE).iter();
     let same = answered

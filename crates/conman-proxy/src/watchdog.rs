@@ -7,8 +7,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A bound on waiting that costs nothing while nothing is awaited.
 ///
-/// The timer behind it is made at the first wait and then moved only when it fires too early, so
-/// that progress, however frequent, does not touch the runtime's timer wheel.
+/// The timer is made at the first wait and then moved only when it fires too early, so that
+/// frequent progress does not touch the runtime's timer wheel.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     deadline: Option<Instant>,
@@ -16,7 +16,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// There was progress: the next wait starts anew.
+    /// There was progress: the next wait starts again.
     pub(crate) fn calm(&mut self) {
         self.deadline = None;
     }
@@ -46,9 +46,9 @@ impl Watchdog {
     }
 }
 
-/// The instant after `limit`, or one that never comes where the clock cannot count so far.
+/// The instant after `limit`, or one that never comes if the clock cannot count that far.
 fn far(limit: Duration) -> Instant {
-    /// About thirty years, as tokio itself has it for "never".
+    /// About thirty years, as tokio uses for "never".
     const NEVER: Duration = Duration::from_secs(86_400 * 365 * 30);
     let now = Instant::now();
     now.checked_add(limit.min(NEVER)).unwrap_or(now)

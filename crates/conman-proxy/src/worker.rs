@@ -24,20 +24,20 @@ use crate::pool::Pool;
 use crate::refusals::Refusals;
 use crate::{Directory, Gate, PeerFront, PeerVisitor, ProxyOptions, Stream, backend, forward};
 
-/// How often idle connections to sessions are looked through.
+/// Interval between sweeps of idle connections to sessions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where the proxy stands in its life.
+/// The proxy's life stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Serving,
-    /// No new connections; what is open comes to its end.
+    /// No new connections; open ones may finish.
     Draining,
-    /// What is open is cut.
+    /// Open connections are closed.
     Stopped,
 }
 
-/// What the tasks of one worker share.
+/// State shared by the tasks of one worker.
 pub(crate) struct WorkerContext {
     pub(crate) options: Arc<ProxyOptions>,
     pub(crate) front: Arc<Front>,
@@ -50,7 +50,7 @@ pub(crate) struct WorkerContext {
     pub(crate) stage: watch::Receiver<Stage>,
 }
 
-/// Whom a listener is for.
+/// The clients of a listener.
 pub(crate) enum Front {
     Clients {
         directory: Arc<dyn Directory>,
@@ -60,7 +60,7 @@ pub(crate) enum Front {
 }
 
 impl Front {
-    /// In metrics.
+    /// Its name in metrics.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Clients { .. } => "sessions",
@@ -68,7 +68,7 @@ impl Front {
         }
     }
 
-    /// In names of threads.
+    /// Its name in names of threads.
     pub(crate) fn thread(&self) -> &'static str {
         match self {
             Self::Clients { .. } => "proxy",
@@ -76,7 +76,7 @@ impl Front {
         }
     }
 
-    /// What each worker is called as a task that the daemon cannot do without.
+    /// Name of each worker as a watched task.
     pub(crate) fn worker(&self) -> &'static str {
         match self {
             Self::Clients { .. } => "sessions proxy",
@@ -84,7 +84,7 @@ impl Front {
         }
     }
 
-    /// Likewise the acceptor.
+    /// Name of the acceptor as a watched task.
     pub(crate) fn acceptor(&self) -> &'static str {
         match self {
             Self::Clients { .. } => "sessions acceptor",
@@ -93,7 +93,8 @@ impl Front {
     }
 }
 
-/// A client's connection and its tunnel, counted against the listener's bound until both are gone.
+/// A client's connection and its tunnel, counted against the listener's limit until both are
+/// gone.
 pub(crate) struct Admission {
     load: Arc<AtomicUsize>,
     pub(crate) place: Place,
@@ -125,19 +126,19 @@ pub(crate) struct Accepted {
     pub(crate) admission: Admission,
 }
 
-/// One client's connection as the requests on it see it.
+/// One client's connection, for the requests on it.
 pub(crate) struct ClientConnection {
     pub(crate) worker: Arc<WorkerContext>,
     /// The client's address, without its port.
     pub(crate) peer: HeaderValue,
     pub(crate) exchanges: Arc<Exchanges>,
     pub(crate) admission: Arc<Admission>,
-    /// On the listener for nodes: who judges this connection.
+    /// On the listener for nodes: judges the requests of this connection.
     pub(crate) visitor: Option<Box<dyn PeerVisitor>>,
 }
 
-/// A worker's main task: runs until the proxy is stopped, or drained and idle. It waits for nothing but
-/// what comes, so that its pulse stops where something blocks the thread, and nowhere else.
+/// A worker's main task: runs until the proxy is stopped, or drained and idle. It only waits for
+/// events, so that its heartbeat stops only if something blocks the thread.
 pub(crate) async fn run(
     context: Arc<WorkerContext>,
     mut accepted: mpsc::Receiver<Accepted>,
@@ -150,31 +151,31 @@ pub(crate) async fn run(
     loop {
         let turn = async {
             tokio::select! {
-                // A received connection is spawned at once; none is lost between two turns.
+                // Cancel safe: a received connection is spawned at once.
                 next = accepted.recv(), if accepting => match next {
                     Some(next) => {
                         let context = Arc::clone(&context);
                         context.clone().tasks.spawn(serve(context, next));
                     }
-                    // The acceptor is gone, and every connection it had handed over is served.
+                    // The acceptor has ended, and every connection that it passed on is served.
                     None => {
                         accepting = false;
                         context.tasks.close();
                     }
                 },
-                // A tick that is not awaited comes with the next turn.
+                // Cancel safe: a missed tick comes with the next turn.
                 _ = sweep.tick() => context.pool.sweep(),
-                // Watch channels keep their value.
+                // Cancel safe: watch channels keep their value.
                 _ = stage.wait_for(|stage| *stage == Stage::Stopped) => {
                     return ControlFlow::Break(());
                 }
-                // Ready for good once the tracker is closed and empty.
+                // Cancel safe: it stays ready once the tracker is closed and empty.
                 () = context.tasks.wait(), if !accepting => return ControlFlow::Break(()),
             }
             ControlFlow::Continue(())
         };
-        // One turn at a time, each of which shows something: a crowd of connections that is always
-        // there leaves a task no time for its timers.
+        // One turn at a time, each of which sends a heartbeat: a steady crowd of connections leaves
+        // a task no time for its timers.
         if pulse.idle(turn).await.is_break() {
             return;
         }
@@ -187,13 +188,13 @@ async fn serve(worker: Arc<WorkerContext>, accepted: Accepted) {
     let evicted = accepted.admission.place.evicted();
     let served = serve_accepted(Arc::clone(&worker), accepted);
     tokio::select! {
-        // First, so that a request which has arrived is read, and keeps the connection where its
+        // First, so that a request that has arrived is read, which keeps the connection if its
         // caller is known.
         biased;
         served = served => if let Err(error) = served {
             tracing::debug!(%error, "a client's connection ended early");
         },
-        // Closes the connection, by which no caller is known.
+        // Closes the connection, on which no caller is known.
         () = evicted => {}
     }
 }
@@ -213,11 +214,14 @@ async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Resul
             let accepted = tokio::time::timeout(worker.options.head_timeout, accepting).await?;
             let (stream, visitor) = accepted.inspect_err(|error| {
                 let address = peer.ip().to_canonical().to_string();
-                // Who only looks whether anybody listens is not worth a word.
+                // A client that only checks for a listener is not logged.
                 if error.kind() == io::ErrorKind::InvalidData
                     && let Some(withheld) = worker.refusals.say(&address)
                 {
-                    tracing::warn!(address, reason = %error, withheld, "refused a connection to the listener for nodes");
+                    tracing::warn!(
+                        address, reason = %error, withheld,
+                        "refused a connection to the listener for nodes"
+                    );
                 }
             })?;
             (stream, Some(visitor))
@@ -227,7 +231,7 @@ async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Resul
     let Some(begun) = begun else {
         return Ok(());
     };
-    // On the heap, so that a connection on which nothing comes has no room for it.
+    // On the heap, so that an idle connection needs no room for it.
     Box::pin(serve_http(worker, begun, peer, admission, visitor)).await
 }
 
@@ -259,7 +263,7 @@ async fn serve_http(
     let io = ClientIo::new(begun, Arc::clone(&exchanges), &worker.options);
     let mut stage = worker.stage.clone();
     let mut http = Builder::new();
-    // Time is bounded by `ClientIo`, which tells an idle connection from a slow head.
+    // `ClientIo` bounds the time, and distinguishes an idle connection from a slow head.
     http.header_read_timeout(None)
         .max_buf_size(worker.options.max_head_bytes)
         .max_headers(worker.options.max_headers)
@@ -282,30 +286,30 @@ async fn serve_http(
             .with_upgrades()
     );
     tokio::select! {
-        // First, so that no answer which comes after the shutdown promises another request.
+        // First, so that no answer after the shutdown promises another request.
         biased;
         // Watch channels keep their value; a dropped sender is the end, too.
         _ = stage.wait_for(|stage| *stage != Stage::Serving) => {}
-        // Polled again below when the other arm is first.
+        // Polled again below if the other arm is first.
         ended = connection.as_mut() => return Ok(ended?),
     }
     connection.as_mut().graceful_shutdown();
     Ok(connection.await?)
 }
 
-/// Why a client's connection ended before its time.
+/// Why a client's connection ended early.
 #[derive(Debug, thiserror::Error)]
 enum ServeError {
-    #[error("the socket could not be registered, or no node is at its other end")]
+    #[error("the socket could not be registered, or its peer is not a node")]
     Begin(#[from] io::Error),
-    #[error("the other end did not say in time that it is a node")]
+    #[error("the peer did not authenticate as a node in time")]
     Slow(#[from] tokio::time::error::Elapsed),
-    #[error("HTTP could not go on")]
+    #[error("HTTP failed")]
     Http(#[from] hyper::Error),
 }
 
-/// Counts a connection task that does not reach its end. Others of the worker go on: the runtime
-/// catches a task's panic, and what they share is left sound by every step.
+/// Counts a connection task that does not reach its end. The worker's other tasks continue: the
+/// runtime catches a task's panic, and their shared state is valid after every step.
 pub(crate) struct PanicGuard(Arc<Meters>);
 
 impl PanicGuard {
