@@ -1,4 +1,4 @@
-//! Archives as files: what they are, and their members by name.
+//! Archives as files: their kind, and their members by name.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,21 +15,22 @@ use crate::limits::ImageLimits;
 use crate::meter::{Gauge, Hashed, Packed, Unpacked};
 use crate::unpack::stream_error;
 
-/// Members of an image archive: three for each layer, and some. More make it a root file system.
+/// Most members of an image archive: three for each layer, and some. With more it is taken for a
+/// root file system.
 const MAX_MEMBERS: usize = 10_000;
 
-/// Bytes of a member's name in an image archive, which are digests and little else.
+/// Longest name of a member in an image archive; most are digests.
 const MAX_MEMBER_NAME_BYTES: usize = 512;
 
-/// Links from member to member that are followed: older Docker shares layers by one.
+/// Most links from member to member that are followed: older Docker shares layers by one.
 const MAX_LINKS: usize = 4;
 
-/// Directories that make an archive a root file system at sight, and spare reading it twice.
+/// Directories that identify a root file system at once, which saves reading it twice.
 const ROOT_DIRECTORIES: [&str; 12] = [
     "bin", "dev", "etc", "home", "lib", "opt", "proc", "root", "sbin", "tmp", "usr", "var",
 ];
 
-/// What a file is.
+/// The kind of a file.
 pub(crate) enum Kind {
     OciLayout(Members),
     DockerSave(Members),
@@ -49,8 +50,8 @@ enum Member {
     Link { target: String },
 }
 
-/// Tells by its content what `file` is. A compressed image archive is unpacked into `scratch`
-/// first, for its members are read out of order.
+/// Detects the kind of `file` from its content. A compressed image archive is unpacked into
+/// `scratch` first, since its members are read out of order.
 pub(crate) fn classify(
     file: &File,
     scratch: &Path,
@@ -92,7 +93,7 @@ pub(crate) fn classify(
     })
 }
 
-/// Copies a stream into a file without a name, so that nothing is left whatever happens.
+/// Copies a stream into a file without a name, so that nothing is left in any case.
 pub(crate) fn keep(
     mut source: impl Read,
     scratch: &Path,
@@ -143,7 +144,7 @@ fn rewound(file: &File) -> Result<File, ImportError> {
     Ok(file)
 }
 
-/// The members by name, or none when it must be a root file system.
+/// The members by name; `None` if it must be a root file system.
 fn list(
     source: File,
     limits: &ImageLimits,
@@ -179,7 +180,7 @@ fn list(
                 offset: entry.raw_file_position(),
                 size: entry.size(),
             }),
-            // Its hole would have to be read through; no tool writes images so.
+            // Its hole would have to be read through; no tool writes images like that.
             EntryType::GNUSparse => return Ok(None),
             EntryType::Symlink => link(&entry, name.rsplit_once('/').map_or("", |(dir, _)| dir)),
             EntryType::Link => link(&entry, ""),
@@ -214,7 +215,7 @@ fn link<R: Read>(entry: &tar::Entry<'_, R>, directory: &str) -> Option<Member> {
     })
 }
 
-/// A name without `./` and slashes at its end.
+/// A name without `./` and trailing slashes.
 fn member_name(raw: &[u8]) -> Option<String> {
     if raw.len() > MAX_MEMBER_NAME_BYTES {
         return None;
@@ -247,7 +248,7 @@ impl Members {
     }
 }
 
-/// A part of a file, read without moving anybody's position.
+/// A part of a file, read without moving a shared position.
 #[derive(Debug)]
 pub(crate) struct Section {
     file: Arc<File>,

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
-/// Tries while a rename elsewhere keeps the kernel from telling whether a path stayed below
+/// Attempts while a rename elsewhere keeps the kernel from deciding whether a path stayed below
 /// (openat2(2), EAGAIN).
 const ATTEMPTS: usize = 32;
 
@@ -27,7 +27,8 @@ pub(crate) fn open(root: impl AsFd, path: &Path, flags: OFlags) -> Result<OwnedF
     Err(Errno::AGAIN)
 }
 
-/// Opens a regular file below `root` for reading. Anything else is refused, a FIFO without waiting.
+/// Opens a regular file below `root` for reading. Anything else is refused; a FIFO does not
+/// block.
 pub(crate) fn open_file(root: impl AsFd, path: &Path) -> io::Result<File> {
     let file = File::from(open(root, path, OFlags::RDONLY | OFlags::NONBLOCK)?);
     if !file.metadata()?.is_file() {

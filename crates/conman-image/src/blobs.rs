@@ -1,4 +1,4 @@
-//! Blobs by digest, wherever an image keeps them, and an image made of them.
+//! Blobs by digest, in any form of image, and the import of an image from them.
 
 use std::io::Read;
 use std::str::FromStr as _;
@@ -18,7 +18,7 @@ use crate::store::ImageStore;
 
 /// A place that holds blobs.
 pub(crate) trait Blobs {
-    /// The blob as it is, unverified; none where it is missing.
+    /// The blob, unverified; `None` if it is missing.
     fn open(&self, digest: &Digest) -> Result<Option<Box<dyn Read + '_>>, std::io::Error>;
 }
 
@@ -27,7 +27,7 @@ const CONFIG_TYPES: [&str; 2] = [
     "application/vnd.docker.container.image.v1+json",
 ];
 
-/// The packing is told by the bytes; these are the types that hold a layer's archive at all.
+/// Media types of layers. The compression is detected from the bytes.
 const LAYER_TYPES: [&str; 9] = [
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -64,7 +64,7 @@ pub(crate) fn digest_of(descriptor: &Descriptor, what: &str) -> Result<Digest, I
     })
 }
 
-/// The layers' blobs of a manifest, their types known and their sizes allowed.
+/// The layers' blobs of a manifest, with known types and allowed sizes.
 pub(crate) fn layer_blobs(
     manifest: &ImageManifest,
     store: &ImageStore,
@@ -103,7 +103,7 @@ pub(crate) fn check_layer_count(count: usize, store: &ImageStore) -> Result<(), 
     Ok(())
 }
 
-/// Joins a manifest's layers with the configuration's digests of what they unpack to.
+/// Combines a manifest's layers with the configuration's digests of their unpacked form.
 pub(crate) fn plan(config: &[u8], blobs: &[(Digest, u64)]) -> Result<Plan, ImportError> {
     let parsed: ImageConfiguration = parse("the configuration", config)?;
     let layers = diff_ids(&parsed)?;
@@ -141,7 +141,7 @@ pub(crate) fn diff_ids(config: &ImageConfiguration) -> Result<Vec<Digest>, Impor
         .collect()
 }
 
-/// Imports the image of `manifest`, whose own digest has been verified.
+/// Imports the image of `manifest`, whose digest has been verified.
 pub(crate) fn import_manifest(
     store: &ImageStore,
     blobs: &dyn Blobs,
@@ -193,7 +193,7 @@ pub(crate) fn carry_out(
     Ok(store.record(name, plan.id, record, &leases)?)
 }
 
-/// A failure on the way to a layer, before it is known which one it was.
+/// A failure on the way to a layer, before its number is known.
 pub(crate) enum LayerFailure {
     Layer(crate::layers::LayerError),
     Import(ImportError),

@@ -1,4 +1,4 @@
-//! Compressed streams, told apart by their first bytes and never by a name.
+//! Compressed streams, identified by their first bytes and never by a name.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -7,13 +7,13 @@ use ruzstd::decoding::BlockDecodingStrategy;
 use ruzstd::decoding::FrameDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 
-/// Window that a zstd frame may ask for: what `zstd --ultra -22` uses. It is allocated.
+/// Largest window of a zstd frame: what `zstd --ultra -22` uses. It is allocated.
 const MAX_ZSTD_WINDOW_BYTES: u64 = 128 << 20;
 
-/// Bytes that tell formats apart: `ustar` ends at 262.
+/// Bytes that identify a format: `ustar` ends at 262.
 pub(crate) const SNIFFED_BYTES: usize = 512;
 
-/// How a stream is packed.
+/// The compression of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
     Plain,
@@ -21,7 +21,7 @@ pub(crate) enum Compression {
     Zstd,
 }
 
-/// Packings that people have and this store does not read, for the error's sake.
+/// Common compressions that this store does not support, for the error message.
 const FOREIGN: [(&[u8], &str); 5] = [
     (b"\xfd7zXZ\x00", "xz"),
     (b"BZh", "bzip2"),
@@ -53,7 +53,7 @@ impl Compression {
     }
 }
 
-/// The name of a packing that is known and not supported.
+/// The name of a compression that is known but not supported.
 pub(crate) fn foreign_format(head: &[u8]) -> Option<&'static str> {
     FOREIGN
         .iter()
@@ -169,8 +169,8 @@ impl<R: BufRead> Read for ZstdFrames<R> {
     }
 }
 
-/// The decoder wraps the errors of its source, whose kind tells a stream cut off from a damaged
-/// one, and a failing disk from both.
+/// The decoder wraps its source's errors. Their kind distinguishes a truncated stream, a damaged
+/// one and a failing disk.
 fn frame_error(error: FrameDecoderError) -> io::Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(inner) = cause {

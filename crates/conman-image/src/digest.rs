@@ -8,8 +8,8 @@ const PREFIX: &str = "sha256:";
 
 /// A SHA-256 digest, written `sha256:` and 64 lower-case hexadecimal digits.
 ///
-/// The only algorithm that the store knows: images in the wild use no other, and a second one
-/// would let one layer have two names.
+/// The only algorithm that the store supports: images use no other in practice, and a second one
+/// would give a layer two names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
@@ -21,10 +21,10 @@ pub type LayerId = Digest;
 pub type ImageId = Digest;
 
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no SHA-256 digest: expected sha256: and 64 hexadecimal digits in lower case")]
+#[error("{0:?} is not a SHA-256 digest: expected sha256: and 64 hexadecimal digits in lower case")]
 pub struct DigestError(String);
 
-/// Text of a bad digest that is quoted in an error.
+/// Most characters of a bad digest that an error quotes.
 const QUOTED_CHARS: usize = 100;
 
 impl Digest {
@@ -32,7 +32,7 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// The 64 digits alone, which name files.
+    /// Only the 64 digits, which name files.
     pub fn hex(&self) -> String {
         use fmt::Write as _;
         self.0

@@ -71,7 +71,7 @@ pub(crate) fn import(
     Ok(store.record(name, id, record, &leases)?)
 }
 
-/// The only image, or the one that bears the name.
+/// The only image, or the one with the name.
 fn choose(mut saved: Vec<Saved>, name: &ImageName) -> Result<Saved, ImportError> {
     if saved.len() > 1 {
         let wanted = name.to_string();
@@ -91,8 +91,8 @@ fn choose(mut saved: Vec<Saved>, name: &ImageName) -> Result<Saved, ImportError>
     })
 }
 
-/// Configurations are named by their digest by every version of Docker, and by some other tools
-/// that write this format not at all.
+/// Every version of Docker names configurations by their digest. Some other tools that write this
+/// format do not.
 fn verify_name(member: &str, actual: Digest) -> Result<(), ImportError> {
     let file = member.rsplit('/').next().unwrap_or(member);
     let stem = file.strip_suffix(".json").unwrap_or(file);

@@ -12,7 +12,7 @@ use crate::store::{ImageStore, layer_root};
 pub struct Image {
     pub id: ImageId,
     pub config: ImageConfig,
-    /// As the image's maker wrote it: `amd64`, `arm64`.
+    /// As the image's author wrote it: `amd64`, `arm64`.
     pub architecture: String,
     /// The lowest first.
     pub layers: Vec<ImageLayer>,
@@ -24,18 +24,18 @@ pub struct ImageLayer {
     pub id: LayerId,
     /// The unpacked tree, in overlayfs's format.
     pub root: PathBuf,
-    /// Bytes of its files; none when the layer is missing from the store.
+    /// Bytes of its files; `None` if the layer is missing from the store.
     pub file_bytes: Option<u64>,
-    /// Nothing of the layers below it shows through.
+    /// Whether it hides all layers below.
     pub hides_all_below: bool,
 }
 
-/// An image as lists show it.
+/// An image's entry in a list.
 #[derive(Clone, Debug)]
 pub struct ImageSummary {
     pub image: Image,
     pub names: Vec<ImageName>,
-    /// Bytes of all its files, layers shared with other images included.
+    /// Bytes of all its files, including layers shared with other images.
     pub file_bytes: u64,
     /// Seconds since 1970.
     pub imported_at_s: u64,
@@ -62,8 +62,8 @@ impl Image {
         }
     }
 
-    /// The `lowerdir`s of an overlay of this image, the topmost first. Layers that a higher one
-    /// hides altogether are left out, since overlayfs takes no opaque mark on a layer's root.
+    /// The `lowerdir`s of an overlay of this image, the topmost first. Layers that a higher one hides
+    /// completely are left out, since overlayfs does not support opaque marks on a layer's root.
     pub fn lower_directories(&self) -> Vec<&Path> {
         let mut directories = Vec::new();
         for layer in self.layers.iter().rev() {

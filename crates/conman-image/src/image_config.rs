@@ -3,19 +3,19 @@ use std::collections::BTreeMap;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 
-/// How an image wants to be run, as data; all of it may be overridden.
+/// How an image is to be run, as data; all of it may be overridden.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
-    /// What runs. With `cmd` behind it.
+    /// The program, followed by `cmd`.
     pub entrypoint: Vec<String>,
-    /// Arguments to the entrypoint, or what runs where there is none.
+    /// Arguments to the entrypoint, or the program if there is none.
     pub cmd: Vec<String>,
     /// `NAME=VALUE` each.
     pub env: Vec<String>,
-    /// `name[:group]` or `uid[:gid]`; root where it is absent.
+    /// `name[:group]` or `uid[:gid]`; root if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// An absolute path; `/` where it is absent.
+    /// An absolute path; `/` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -25,12 +25,12 @@ pub struct ImageConfig {
     pub labels: BTreeMap<String, String>,
 }
 
-/// A configuration that cannot be carried out.
+/// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("the image's {field} contains a NUL byte")]
     NulByte { field: &'static str },
-    #[error("the image's environment holds {0:?}, which is not NAME=VALUE")]
+    #[error("the image's environment contains {0:?}, which is not NAME=VALUE")]
     Environment(String),
     #[error("the image's working directory {0:?} is not an absolute path")]
     Workdir(String),
@@ -43,7 +43,7 @@ pub enum ConfigError {
 pub struct NoCommand;
 
 impl ImageConfig {
-    /// Takes over what a parsed configuration says, once it is known to make sense.
+    /// Converts a parsed configuration, if it is valid.
     pub(crate) fn from_oci(parsed: &ImageConfiguration) -> Result<Self, ConfigError> {
         let os = parsed.os().to_string();
         if os != "linux" {
@@ -103,8 +103,8 @@ impl ImageConfig {
         Ok(())
     }
 
-    /// What to run: `command` replaces the entrypoint and the image's arguments, `args` the
-    /// arguments alone; empty means not given.
+    /// The command line: `command` replaces the entrypoint and the image's arguments, `args` only the
+    /// arguments; empty means not given.
     pub fn argv(&self, command: &[String], args: &[String]) -> Result<Vec<String>, NoCommand> {
         let program = match command {
             [] => &self.entrypoint[..],

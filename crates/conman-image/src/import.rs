@@ -1,4 +1,4 @@
-//! Images from files.
+//! Imports images from files.
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom};
@@ -16,8 +16,8 @@ use crate::store::{ImageStore, StoreError};
 use crate::unpack::UnpackError;
 use crate::{docker_save, oci_layout};
 
-/// Why an image was not imported. The store holds nothing of it but, perhaps, whole layers that
-/// the next collection removes.
+/// Why an image was not imported. Nothing of it is left in the store, except possibly whole
+/// layers that the next collection removes.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error("cannot open {}", path.display())]
@@ -28,7 +28,7 @@ pub enum ImportError {
     },
     #[error("cannot read the archive")]
     Read(#[source] io::Error),
-    #[error("cannot keep the archive in the store")]
+    #[error("cannot store the archive")]
     Spool(#[source] io::Error),
     #[error("the archive is empty")]
     Empty,
@@ -63,7 +63,7 @@ pub enum ImportError {
         #[source]
         source: io::Error,
     },
-    #[error("{what} is not understood")]
+    #[error("{what} is malformed")]
     Json {
         what: String,
         #[source]
@@ -75,13 +75,13 @@ pub enum ImportError {
         #[source]
         source: DigestError,
     },
-    #[error("{what} has the digest {actual}, where {expected} was announced")]
+    #[error("{what} has the digest {actual}, but {expected} was expected")]
     DigestMismatch {
         what: String,
         expected: Digest,
         actual: Digest,
     },
-    #[error("{what} has {actual} bytes, where {expected} were announced")]
+    #[error("{what} has {actual} bytes, but {expected} were expected")]
     SizeMismatch {
         what: String,
         expected: u64,
@@ -99,7 +99,7 @@ pub enum ImportError {
         architecture: &'static str,
         present: String,
     },
-    #[error("it holds {count} images ({present}): pack the one that is meant alone")]
+    #[error("it contains {count} images ({present}): pack only the one to import")]
     Ambiguous { count: usize, present: String },
     #[error("indexes are nested deeper than {limit}")]
     NestedIndexes { limit: usize },
@@ -124,15 +124,15 @@ impl ImportError {
 }
 
 impl ImageStore {
-    /// Imports what is at `path` under `name`: an OCI image layout (a directory or an archive), an
-    /// archive by `docker save`, or an archive of a root file system, in plain, gzip or zstd form.
-    /// Told apart by content. Blocks for as long as unpacking takes.
+    /// Imports `path` under `name`: an OCI image layout (a directory or an archive), an archive by
+    /// `docker save`, or an archive of a root file system, in plain, gzip or zstd form. The kind is
+    /// detected from the content. Blocks for as long as unpacking takes.
     pub fn import(&self, path: &Path, name: &ImageName) -> Result<Image, ImportError> {
         let opened = |source| ImportError::Open {
             path: path.to_owned(),
             source,
         };
-        // A FIFO would otherwise keep the open waiting.
+        // Without it, opening a FIFO would block.
         let file = rustix::fs::open(
             path,
             rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC,
@@ -153,8 +153,8 @@ impl ImageStore {
         self.import_file(file, name)
     }
 
-    /// Like [`ImageStore::import`] for an archive that comes as a stream, such as an upload. It is
-    /// kept in the store's file system while it is imported.
+    /// Like [`ImageStore::import`] for an archive that arrives as a stream, such as an upload. It is
+    /// stored in the store's file system while it is imported.
     pub fn import_stream(&self, source: impl Read, name: &ImageName) -> Result<Image, ImportError> {
         let file = keep(source, &self.scratch(), self.limits())?;
         self.import_file(file, name)
@@ -181,7 +181,7 @@ impl ImageStore {
                 LayerError::Unpack(error) => ImportError::Archive(Box::new(error)),
                 LayerError::Store(error) => ImportError::Store(error),
             })?;
-        // There is no configuration to take the identity from: the layer's stands in.
+        // There is no configuration to take the identity from: the layer's is used.
         let id = Digest::of(format!("root file system {}", lease.layer).as_bytes());
         let record = ImageRecord {
             config: ImageConfig::default(),

@@ -1,4 +1,4 @@
-//! `images.json`: which names there are, and what they mean.
+//! `images.json`: names, and the images that they stand for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,7 +16,7 @@ pub(crate) const INDEX_FILE: &str = "images.json";
 
 const VERSION: u32 = 1;
 
-/// Bytes of an index: some 10,000 images with ordinary configurations.
+/// Most bytes of an index: some 10,000 images with ordinary configurations.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -54,8 +54,8 @@ impl Default for Index {
 }
 
 impl Index {
-    /// An absent file is an empty index. A damaged one is an error that [`is_damage`] knows; another
-    /// version's is one that it does not, so that the file is left alone.
+    /// A missing file is an empty index. For a damaged one, [`is_damage`] of the error is true; for
+    /// another version's it is false, so that the file is left alone.
     ///
     /// [`is_damage`]: crate::records::is_damage
     pub(crate) fn load(directory: &Path) -> io::Result<Self> {
@@ -65,13 +65,13 @@ impl Index {
             Err(error) => return Err(error),
         };
         let json = read_bounded(file, MAX_INDEX_BYTES)?;
-        // First and by itself: another version may have other fields.
+        // First and separately: another version may have other fields.
         let Versioned { version } = serde_json::from_slice(&json)?;
         if version != VERSION {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 format!(
-                    "version {version} of the format, where {VERSION} is known: run the conman \
+                    "version {version} of the format, but {VERSION} is supported: run the conman \
                      that wrote it"
                 ),
             ));
@@ -83,16 +83,16 @@ impl Index {
             .iter()
             .find(|(_, image)| !index.images.contains_key(image))
         {
-            return invalid(format!("{name} means an image that is not listed"));
+            return invalid(format!("{name} stands for an image that is not listed"));
         }
         Ok(index)
     }
 
-    /// Replaces the file, which is complete in its old or its new form whatever happens.
+    /// Replaces the file atomically.
     pub(crate) fn store(&self, directory: &Path) -> io::Result<()> {
         let json = serde_json::to_vec_pretty(self)?;
         if json.len() as u64 > MAX_INDEX_BYTES {
-            // Or the next start could not read it.
+            // Otherwise the next start could not read it.
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
                 format!("the index is longer than {MAX_INDEX_BYTES} bytes: remove images first"),

@@ -15,15 +15,15 @@ use crate::name::ImageName;
 use crate::pull::{PullConfig, PullError, PullProgress, Puller};
 use crate::store::{GcReport, ImageStore, StoreError};
 
-/// Uploads and imports at a time. Each holds a thread, and room for its archive and what it
-/// unpacks to; the disk is busy with fewer.
+/// Most concurrent uploads and imports. Each holds a thread, and room for its archive and its
+/// unpacked form; the disk is busy with fewer.
 const MAX_IMPORTS: usize = 4;
 
-/// Pieces of an upload between its connection and its thread: what is in flight while one is
-/// written. A piece is what a connection's buffer holds, some 100 KiB at most.
+/// Most pieces of an upload between its connection and its thread: those in flight while one is
+/// written. A piece has at most some 100 KiB, the size of a connection's buffer.
 const PIECES_AHEAD: usize = 4;
 
-/// Why the store was not asked, or did not answer.
+/// Why an operation on the store did not start or complete.
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperError {
     #[error("{limit} imports are under way: try again later")]
@@ -42,7 +42,7 @@ pub struct ImageKeeper {
     store: ImageStore,
     puller: Puller,
     imports: Arc<Semaphore>,
-    /// Told when there may be something to collect.
+    /// Notified when there may be something to collect.
     garbage: Arc<Notify>,
 }
 
@@ -74,7 +74,7 @@ impl ImageKeeper {
         Ok(found.await??)
     }
 
-    /// Takes a name away; what is left without one is collected soon.
+    /// Removes a name; an image without names is collected soon.
     pub async fn remove(&self, name: &ImageName) -> Result<ImageSummary, KeeperError> {
         let name = name.clone();
         let removed = self
@@ -84,16 +84,16 @@ impl ImageKeeper {
         Ok(removed)
     }
 
-    /// Collects now. Every user of an image holds an [`crate::ImageGuard`], so that nothing else
-    /// needs to be asked.
+    /// Collects at once. Every user of an image holds an [`crate::ImageGuard`], so there is nothing
+    /// else to check.
     pub async fn collect(&self) -> Result<GcReport, KeeperError> {
         let collected = self.blocking("collected images", |store| store.collect(&BTreeSet::new()));
         Ok(collected.await??)
     }
 
-    /// Collects every so often, and soon after a name was removed or replaced; for ever.
+    /// Collects periodically, and soon after a name was removed or replaced; never ends.
     ///
-    /// Cancelling it is safe: a collection that has begun ends on its own thread.
+    /// Cancel safe: a collection that has begun ends on its thread.
     pub async fn collect_from_time_to_time(&self, every: Option<Duration>) {
         loop {
             let pause = async {
@@ -103,9 +103,9 @@ impl ImageKeeper {
                 }
             };
             tokio::select! {
-                // A sleep that is dropped is begun anew.
+                // Cancel safe: a dropped sleep is started again.
                 () = pause => {}
-                // The permit is taken only when this arm is.
+                // Cancel safe: the permit is taken only when this arm is.
                 () = self.garbage.notified() => {}
             }
             match self.collect().await {
@@ -124,9 +124,9 @@ impl ImageKeeper {
         }
     }
 
-    /// Imports an archive that arrives in pieces. It counts only when the stream ends without an
-    /// error: an upload that breaks off, or whose caller goes away, leaves nothing. Once it is
-    /// there whole, the import goes on without the caller.
+    /// Imports an archive that arrives in pieces. It is complete only if the stream ends without an
+    /// error: an upload that breaks, or whose caller goes away, leaves nothing. Once all of it has
+    /// arrived, the import continues without the caller.
     pub async fn import(
         &self,
         name: &ImageName,
@@ -148,7 +148,7 @@ impl ImageKeeper {
                 Some(Err(error)) => Piece::Broken(error),
                 None => Piece::End,
             };
-            // The other side hangs up once it has failed; the outcome tells why.
+            // The receiver is dropped once the import has failed; its result has the reason.
             if sender.send(piece).await.is_err() || last {
                 break;
             }
@@ -195,11 +195,11 @@ fn joined<T>(
 enum Piece {
     Bytes(Bytes),
     Broken(io::Error),
-    /// Without it, what came before is not the whole.
+    /// Without it, the upload is incomplete.
     End,
 }
 
-/// The thread's end of an upload.
+/// The receiving thread's end of an upload.
 struct Pieces {
     receiver: mpsc::Receiver<Piece>,
     current: Bytes,
@@ -226,7 +226,7 @@ impl Read for Pieces {
                 None => {
                     return Err(io::Error::new(
                         io::ErrorKind::UnexpectedEof,
-                        "the upload was given up before its end",
+                        "the upload was cancelled before its end",
                     ));
                 }
             }

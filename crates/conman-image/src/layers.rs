@@ -1,9 +1,9 @@
-//! Unpacked layers: each made once, complete or not there at all.
+//! Unpacked layers: each one is made once, and is complete or absent.
 //!
 //! A layer is unpacked in the scratch directory of the same file system, synced, and renamed to
-//! `layers/HEX` with `layer.json` beside its tree. Imports lease layers before they look for
-//! them, and a collection leaves leased ones alone. Of imports that want the same layer one
-//! unpacks and the others wait for it.
+//! `layers/HEX` with `layer.json` next to its tree. Imports lease layers before they look for
+//! them, and a collection does not remove leased ones. If several imports need the same layer,
+//! one unpacks it and the others wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -35,13 +35,13 @@ pub enum LayerError {
     Store(#[from] StoreError),
 }
 
-/// What is known of a layer besides its tree.
+/// A layer's properties besides its tree.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct LayerFacts {
     pub(crate) file_bytes: u64,
     pub(crate) entries: u64,
     pub(crate) hides_all_below: bool,
-    /// First id of the range that its files belong to; 0 is as the image says.
+    /// First id of the range that its files belong to; 0: the ids are the image's.
     #[serde(default)]
     pub(crate) first_id: u32,
 }
@@ -63,7 +63,7 @@ impl LayerFacts {
 pub(crate) struct Layers {
     directory: PathBuf,
     scratch: PathBuf,
-    /// Of the range that the files of all layers belong to; 0 is as the image says.
+    /// First id of the range that the files of all layers belong to; 0: the ids are the image's.
     first_id: u32,
     leases: Arc<Mutex<BTreeMap<LayerId, Leased>>>,
 }
@@ -71,11 +71,11 @@ pub(crate) struct Layers {
 #[derive(Debug, Default)]
 struct Leased {
     holders: usize,
-    /// Held by the one that unpacks.
+    /// Held by the import that unpacks.
     turn: Arc<Mutex<()>>,
 }
 
-/// Keeps a layer from being collected between its unpacking and the index naming it.
+/// Keeps a layer from being collected between its unpacking and its entry in the index.
 #[derive(Debug)]
 pub struct LayerLease {
     pub(crate) layer: LayerId,
@@ -94,7 +94,7 @@ impl Drop for LayerLease {
     }
 }
 
-/// A layer that a collection took out of the store.
+/// A layer that a collection removed from the store.
 pub(crate) struct Detached {
     pub(crate) id: LayerId,
     pub(crate) path: PathBuf,
@@ -115,8 +115,8 @@ impl Layers {
         self.first_id
     }
 
-    /// Gives the files of layers that belong to another range to this one, while nobody uses them.
-    /// A layer that this is interrupted at does not count as one any more.
+    /// Moves the files of layers that belong to another range to this one, while they are unused. A
+    /// layer that was interrupted meanwhile is no longer valid.
     pub(crate) fn own_all(&self) -> Result<(), StoreError> {
         let directory = &self.directory;
         for entry in fs::read_dir(directory).map_err(failed("read", directory))? {
@@ -127,8 +127,8 @@ impl Layers {
             if facts.first_id == self.first_id {
                 continue;
             }
-            tracing::info!(layer = %layer.display(), "the layer's files are given to other ids");
-            let give = failed("give away the files of", &layer);
+            tracing::info!(layer = %layer.display(), "changing the owners of the layer's files");
+            let give = failed("change the owners of the files of", &layer);
             self.own(&layer, &mut facts).map_err(give)?;
         }
         Ok(())
@@ -153,7 +153,7 @@ impl Layers {
         LayerFacts::load(&self.directory.join(layer.hex())).is_some()
     }
 
-    /// Brings in the layer whose digest is known; `open` is called only if it must be unpacked.
+    /// Adds the layer with this digest; `open` is called only if it must be unpacked.
     pub(crate) fn ensure<R: Read, E: From<LayerError>>(
         &self,
         layer: LayerId,
@@ -174,7 +174,7 @@ impl Layers {
         Ok(lease)
     }
 
-    /// Brings in a layer that nobody announced.
+    /// Adds a layer whose digest is unknown.
     pub(crate) fn add(
         &self,
         source: impl Read,
@@ -223,7 +223,7 @@ impl Layers {
         Ok(detached)
     }
 
-    /// Keeps a layer from being collected, whether it is there yet or not.
+    /// Keeps a layer from being collected, whether it exists yet or not.
     pub(crate) fn hold(&self, layer: LayerId) -> LayerLease {
         self.lease(layer).0
     }
@@ -264,9 +264,9 @@ impl Layers {
                 to: self.first_id,
             };
             let given = moved.apply(&synced);
-            given.map_err(failed("give away the files of", &root_path))?;
+            given.map_err(failed("change the owners of the files of", &root_path))?;
         }
-        // One call for thousands of files; syncing each takes a journal commit each.
+        // One call for thousands of files; syncing each would need a journal commit for each.
         syncfs(&synced).map_err(|errno| failed("sync", &root_path)(errno.into()))?;
         Ok(Draft { scratch, unpacked })
     }
@@ -283,13 +283,13 @@ impl Layers {
         sync(path)?;
         let home = self.directory.join(draft.unpacked.id.hex());
         if home.exists() {
-            // Without readable facts it does not count as a layer.
+            // Without readable properties it is not a valid layer.
             let away = draft.scratch.path().with_extension("damaged");
             fs::rename(&home, &away).map_err(failed("move away", &home))?;
             fs::remove_dir_all(&away).map_err(failed("remove", &away))?;
         }
         fs::rename(path, &home).map_err(failed("put in place", &home))?;
-        // It has moved: there is nothing to remove any more.
+        // It was renamed: there is nothing to remove any more.
         let _moved = draft.scratch.keep();
         sync(&self.directory)
     }
@@ -306,7 +306,7 @@ fn sync(directory: &Path) -> Result<(), StoreError> {
         .map_err(failed("sync", directory))
 }
 
-/// The maps under these locks are changed in one step each, so a panic elsewhere leaves them valid.
+/// Changes under these locks are single steps, so a panic elsewhere leaves the maps valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -317,10 +317,10 @@ mod tests {
     use crate::limits::ImageLimits;
 
     #[test]
-    #[expect(clippy::print_stderr, reason = "a skipped test says so")]
+    #[expect(clippy::print_stderr, reason = "tests report there what they skip")]
     fn a_leased_layer_is_collected_only_after_its_last_lease() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: layers are unpacked as root");
+            eprintln!("skipped: unpacking layers needs root");
             return;
         }
         let stage = tempfile::tempdir().expect("temporary directory");
@@ -330,7 +330,7 @@ mod tests {
         }
         let layers = Layers::new(home, scratch, 0);
         let mut allowance = Allowance::new(&ImageLimits::default());
-        // An archive of no entries: its end mark alone.
+        // An archive without entries: only its end mark.
         let first = layers
             .add(&[0_u8; 1024][..], &mut allowance)
             .expect("added");

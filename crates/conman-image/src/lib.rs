@@ -1,27 +1,27 @@
-//! The image store: what sessions of the native runtime are made of.
+//! The image store: the images of the native runtime's sessions.
 //!
 //! Below one directory, which only root may enter:
-//! - `layers/HEX/root`: a layer, unpacked once in overlayfs's own format, named by the digest of
-//!   its uncompressed archive; `layer.json` beside it. Complete or absent, never changed.
+//! - `layers/HEX/root`: a layer, unpacked once in overlayfs's format, named by the digest of its
+//!   uncompressed archive; `layer.json` next to it. Complete or absent, never changed.
 //! - `images.json`: names, and for each image its configuration and its layers. Replaced as a
 //!   whole.
-//! - `records/HEX.json`: what `images.json` says of each image, of which a damaged one is made
-//!   anew.
+//! - `records/HEX.json`: the data of each image in `images.json`, from which a damaged one is
+//!   rebuilt.
 //! - `blobs/`: downloads, whole or partial.
-//! - `tmp/`: what is being made; swept when the store is opened.
+//! - `tmp/`: work in progress; emptied when the store is opened.
 //!
 //! One process at a time writes ([`ImageStore`], under a lock on `lock`); any number read
 //! ([`StoreReader`]). Importing blocks its thread. [`Puller`] runs a task for each image being
-//! pulled, joined to its callers by a watch channel; [`ImageKeeper`] puts what blocks on threads of
-//! its own, and an upload reaches its thread by a bounded channel. Imports, pulls and
-//! collections run side by side: imports lease the layers they count on, and collections leave
-//! leased layers alone, and images that an [`ImageGuard`] holds.
+//! pulled, connected to its callers by a watch channel. [`ImageKeeper`] runs blocking work on
+//! separate threads, and an upload reaches its thread through a bounded channel. Imports, pulls
+//! and collections run concurrently: imports lease the layers that they need, and collections do
+//! not remove leased layers, or images that an [`ImageGuard`] holds.
 //!
-//! Archives are hostile and unpacking runs as root: nothing is written but below a descriptor of
-//! the new layer's directory, no symbolic link is ever followed there, everything is bounded by
-//! [`ImageLimits`], and what is refused leaves nothing behind.
+//! Archives are hostile and unpacking runs as root: files are written only below a descriptor of
+//! the new layer's directory, no symbolic link is followed there, everything is bounded by
+//! [`ImageLimits`], and a refused archive leaves nothing behind.
 //!
-//! The crate knows nothing of sessions or containers.
+//! The crate does not depend on sessions or containers.
 #![forbid(unsafe_code)]
 
 mod archive;

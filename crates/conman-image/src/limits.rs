@@ -2,17 +2,17 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What an image may cost at most. Everything beyond is refused before it is written.
+/// Limits of an image. Everything beyond is refused before it is written.
 ///
-/// The defaults let the largest images through that people run as sessions (scientific Python
-/// with CUDA unpacks to some 20 GB and 300,000 entries) and stop what only a bomb would do.
+/// The defaults allow the largest images that are run as sessions (scientific Python with CUDA
+/// unpacks to some 20 GB and 300,000 entries) and stop only bombs.
 #[derive(Clone, Debug)]
 pub struct ImageLimits {
-    /// Bytes of all the files of one import together, holes in sparse files counted in full.
+    /// Bytes of all files of one import, counting holes in sparse files in full.
     pub max_unpacked_bytes: u64,
-    /// Bytes of one file, holes counted in full.
+    /// Bytes of one file, counting holes in full.
     pub max_file_bytes: u64,
-    /// Entries of all the layers of one import together, whiteouts included.
+    /// Entries of all layers of one import, including whiteouts.
     pub max_entries: u64,
     /// Bytes of one path inside a layer.
     pub max_path_bytes: usize,
@@ -20,7 +20,7 @@ pub struct ImageLimits {
     pub max_depth: usize,
     /// Bytes of the headers (long names, PAX records) before one entry.
     pub max_header_bytes: u64,
-    /// Unpacked bytes to one compressed byte, once `ratio_floor_bytes` have been unpacked.
+    /// Unpacked bytes per compressed byte, once `ratio_floor_bytes` have been unpacked.
     pub max_ratio: u64,
     /// Unpacked bytes below which the ratio does not matter: small archives of zeros are harmless.
     pub ratio_floor_bytes: u64,
@@ -28,7 +28,7 @@ pub struct ImageLimits {
     pub max_blob_bytes: u64,
     /// Bytes of one JSON document: a manifest, an index, a configuration.
     pub max_json_bytes: u64,
-    /// Layers of one image. Overlayfs itself takes 500.
+    /// Layers of one image. Overlayfs supports 500.
     pub max_layers: usize,
 }
 
@@ -52,7 +52,7 @@ impl Default for ImageLimits {
     }
 }
 
-/// What is left of an import's allowance; shared by its layers.
+/// The rest of an import's limits; shared by its layers.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     pub(crate) limits: ImageLimits,

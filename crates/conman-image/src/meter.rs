@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::digest::{Digest, Hasher};
 use crate::limits::ImageLimits;
 
-/// A limit that a stream ran into.
+/// A limit that a stream has exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// [`ImageLimits::max_unpacked_bytes`].
@@ -54,14 +54,14 @@ pub(crate) struct Hashed {
     pub(crate) stream: bool,
 }
 
-/// What the two ends of an unpacking know of each other.
+/// State shared by the two ends of an unpacking.
 #[derive(Debug)]
 pub(crate) struct Gauge {
     packed_bytes: Cell<u64>,
     stream_bytes: Cell<u64>,
     /// Bytes that may pass before the next entry must begin.
     header_left: Cell<Option<u64>>,
-    /// What has passed since the last entry's data: its padding and the headers of the next.
+    /// The bytes since the last entry's data: its padding and the headers of the next.
     headers: RefCell<Vec<u8>>,
     padding: Cell<usize>,
     ended: Cell<bool>,
@@ -132,7 +132,7 @@ impl Gauge {
         self.stream_bytes.get()
     }
 
-    /// Digests of all that has passed, packed and unpacked, where they were asked for.
+    /// Digests of all bytes that passed, packed and unpacked, if they were requested.
     pub(crate) fn take_digests(&self) -> (Option<Digest>, Option<Digest>) {
         (
             self.packed_hash.take().map(Hasher::finish),
@@ -140,7 +140,7 @@ impl Gauge {
         )
     }
 
-    /// Whether `unpacked` bytes are too many for what has been read.
+    /// Whether `unpacked` bytes are too many for the bytes that were read.
     pub(crate) fn check_ratio(&self, unpacked: u64) -> Result<(), Limit> {
         let allowed = self
             .packed_bytes
@@ -159,7 +159,7 @@ impl Gauge {
     }
 }
 
-/// The packed end.
+/// The compressed end.
 pub(crate) struct Packed<R> {
     pub(crate) source: R,
     pub(crate) gauge: Rc<Gauge>,
@@ -181,7 +181,7 @@ impl<R: Read> Read for Packed<R> {
     }
 }
 
-/// The unpacked end.
+/// The uncompressed end.
 pub(crate) struct Unpacked<R> {
     pub(crate) source: R,
     pub(crate) gauge: Rc<Gauge>,

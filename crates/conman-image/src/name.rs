@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A local name of an image, `NAME:TAG`; without a tag `latest` is meant.
+/// A local name of an image, `NAME:TAG`; the default tag is `latest`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageName {
@@ -13,7 +13,7 @@ pub struct ImageName {
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0:?} is no image name: expected NAME:TAG, where NAME has lower-case letters, digits and \
+    "{0:?} is not an image name: expected NAME:TAG, where NAME has lower-case letters, digits and \
      single . _ - / between them, optionally behind HOST:PORT/, and TAG letters, digits, . _ -"
 )]
 pub struct ImageNameError(String);
@@ -69,7 +69,7 @@ fn is_name(name: &str) -> bool {
     if parts.len() > 1
         && let Some((host, port)) = parts[0].split_once(':')
     {
-        // `parse` takes a plus sign, too.
+        // `parse` also accepts a plus sign.
         if !port.bytes().all(|byte| byte.is_ascii_digit()) || port.parse::<u16>().is_err() {
             return false;
         }

@@ -34,10 +34,10 @@ pub(crate) const HOST_ARCHITECTURE: &str = if cfg!(target_arch = "x86_64") {
 };
 const HOST_OS: &str = "linux";
 
-/// Indexes in indexes: `docker buildx` writes two.
+/// Most nested indexes: `docker buildx` writes two.
 const MAX_INDEX_DEPTH: usize = 4;
 
-/// Platforms that an error lists.
+/// Most platforms that an error lists.
 const LISTED: usize = 8;
 
 struct Directory(OwnedFd);
@@ -126,7 +126,7 @@ fn import_index(
     })
 }
 
-/// The one image of an index that can run here; `name` decides where several can.
+/// The one image of an index that can run here; `name` decides if several can.
 pub(crate) fn choose<'a>(
     index: &'a ImageIndex,
     name: Option<&ImageName>,
@@ -155,7 +155,7 @@ pub(crate) fn choose<'a>(
                 let reference = reference_name(descriptor);
                 name.is_some_and(|name| reference == name.to_string() || reference == name.tag())
             })
-            // Variants of one architecture come in the order of preference.
+            // Variants of one architecture are in order of preference.
             .or_else(|| {
                 fitting
                     .iter()
@@ -171,7 +171,7 @@ pub(crate) fn choose<'a>(
     }
 }
 
-/// An image without a platform is taken at its word when it is unpacked.
+/// An image without a platform is checked when it is unpacked.
 fn fits(descriptor: &Descriptor) -> bool {
     descriptor.platform().as_ref().is_none_or(|platform| {
         platform.os().to_string() == HOST_OS

@@ -1,8 +1,8 @@
-//! Whose the files of unpacked layers are on the host.
+//! The owners of unpacked layers' files on the host.
 //!
-//! Where the kernel maps the owners of layers they are whose the image says. Where it cannot
-//! (before Linux 5.19) all sessions share one range of ids, and user `n` of the image is the
-//! range's `n`th id. A store that changes from one to the other gives its files away again.
+//! If the kernel can map the owners of layers, they are the image's. If it cannot (before Linux
+//! 5.19), all sessions share one range of ids, and user `n` of the image is the range's `n`th id.
+//! A store that changes from one to the other changes its files' owners.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,18 +16,18 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// Ids that a session has.
+/// Ids of a session.
 const RANGE_SIZE: u32 = 65_536;
 
-/// Cleared by a change of the owner: set-user-id and set-group-id.
+/// Bits that a change of the owner clears: set-user-id and set-group-id.
 const PRIVILEGED: u32 = 0o6000;
 const EXECUTABLE: u32 = 0o111;
 const CAPABILITY: &str = "security.capability";
 /// The kernel's three forms take at most 24 bytes.
 const MAX_CAPABILITY_BYTES: usize = 64;
 
-/// The move of every file from one range to another, each by its first id; 0 are the ids as they
-/// stand in the image.
+/// The move of every file from one range to another, each given by its first id; 0: the image's
+/// ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
     pub(crate) from: u32,
@@ -35,8 +35,8 @@ pub(crate) struct Move {
 }
 
 impl Move {
-    /// What an id becomes. What has been moved already stays, so that an interrupted move can be
-    /// made again; what is beyond the range, and so nobody's in a session, stays, too.
+    /// The new id. Ids that have been moved already stay, so that an interrupted move can be repeated.
+    /// Ids beyond the range, which no session has, stay as well.
     fn of(self, id: u32) -> u32 {
         let inner = [self.from, self.to]
             .into_iter()
@@ -49,7 +49,7 @@ impl Move {
         }
     }
 
-    /// Moves the directory `root` and all below it. Nobody else may change it meanwhile.
+    /// Moves the directory `root` and all below it. It must not change meanwhile.
     pub(crate) fn apply(self, root: impl AsFd) -> io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         self.apply_to(&root, OsStr::new("."))?;
@@ -153,10 +153,10 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::print_stderr, reason = "a skipped test says so")]
+    #[expect(clippy::print_stderr, reason = "tests report there what they skip")]
     fn every_file_moves_with_its_bits_and_capabilities() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: files are given away as root");
+            eprintln!("skipped: changing owners needs root");
             return;
         }
         let stage = tempfile::tempdir().expect("temporary directory");

@@ -1,7 +1,7 @@
-//! `records/HEX.json`: what the index says of each image, once more.
+//! `records/HEX.json`: a copy of each image's data in the index.
 //!
-//! The layers' trees do not tell how they make up an image, and the index is one file. Where that
-//! one cannot be read any more it is made anew of these. They follow it: what they say counts only
+//! The layers' trees do not show how they make up an image, and the index is one file. If that
+//! file is damaged, it is rebuilt from these records. They are written after it, and used only
 //! then.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub(crate) const RECORDS: &str = "records";
 const SUFFIX: &str = ".json";
 const DRAFT: &str = ".draft";
 
-/// Bytes of one: a configuration is bounded far lower.
+/// Most bytes of a record: configurations have far lower limits.
 const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,8 +32,8 @@ struct Kept {
     image: ImageRecord,
 }
 
-/// Writes down what has changed, and goes on after an error: of all images, since a failure may
-/// have left any of them behind.
+/// Writes the records of all images that have changed, and continues after an error: a failure
+/// may have left any of them out of date.
 pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
     let records = directory.join(RECORDS);
     let mut names: BTreeMap<&ImageId, Vec<ImageName>> = BTreeMap::new();
@@ -76,7 +76,7 @@ fn write(records: &Path, id: &ImageId, kept: &Kept) -> io::Result<()> {
     Ok(())
 }
 
-/// An index of all that is recorded. A name that several have is the one's that came last.
+/// An index of all records. If several have a name, the latest one gets it.
 pub(crate) fn index(directory: &Path) -> io::Result<Index> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory.join(RECORDS))? {
@@ -88,7 +88,10 @@ pub(crate) fn index(directory: &Path) -> io::Result<Index> {
             Ok(kept) => found.push((id, kept)),
             Err(error) if is_damage(&error) => {
                 let path = entry.path();
-                tracing::warn!(path = %path.display(), %error, "an image is lost: import it again");
+                tracing::warn!(
+                    path = %path.display(), %error,
+                    "cannot restore an image; import it again"
+                );
             }
             // It may be readable the next time.
             Err(error) => return Err(error),
@@ -116,7 +119,7 @@ fn image_of(file: &std::ffi::OsStr) -> Option<ImageId> {
     ImageId::from_hex(file.to_str()?.strip_suffix(SUFFIX)?).ok()
 }
 
-/// Whether an error says that a file holds something else than it should.
+/// Whether an error means that a file has invalid content.
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     matches!(
         error.kind(),

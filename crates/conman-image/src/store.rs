@@ -1,4 +1,4 @@
-//! The directory of the store and who may change it.
+//! The directory of the store, and its lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,10 +23,10 @@ const LAYERS: &str = "layers";
 const BLOBS: &str = "blobs";
 const SCRATCH: &str = "tmp";
 
-/// What the latest damaged index is called.
+/// File name of the latest damaged index.
 const DAMAGED_INDEX: &str = "images.json.damaged";
 
-/// An operation on the store's own directory that failed.
+/// A failed operation on the store's directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("the image store {} is in use by another process", path.display())]
@@ -57,7 +57,7 @@ pub(crate) fn failed<'a>(
     }
 }
 
-/// The store, open for writing. Cheap to clone; the last clone to go releases the lock.
+/// The store, open for writing. Cheap to clone; dropping the last clone releases the lock.
 #[derive(Clone, Debug)]
 pub struct ImageStore {
     pub(crate) inner: Arc<Inner>,
@@ -88,19 +88,18 @@ pub struct GcReport {
 }
 
 impl ImageStore {
-    /// [`Self::open_for`] kernels that map the owners of layers: files belong to whom the image
-    /// says.
+    /// [`Self::open_for`] kernels that map the owners of layers: the files' owners are the image's.
     pub fn open(directory: &Path, limits: ImageLimits) -> Result<Self, StoreError> {
         Self::open_for(directory, limits, 0)
     }
 
-    /// Opens the store below `directory`, which is made where it is missing, and sweeps what an
-    /// earlier process left unfinished. Fails with [`StoreError::InUse`] while another process
-    /// has it open; [`StoreReader`] does not mind.
+    /// Opens the store below `directory`, creates it if it is missing, and removes what an earlier
+    /// process left unfinished. Fails with [`StoreError::InUse`] while another process has it open;
+    /// [`StoreReader`] does not.
     ///
-    /// The files of all layers belong to the range of ids that begins with `first_id`, user `n` of
-    /// the image being its `n`th; 0 leaves them whose the image says. A store that was opened for
-    /// another range is changed first, for which nothing may use its layers.
+    /// The files of all layers belong to the range of ids that begins with `first_id`, user `n` of the
+    /// image being its `n`th; with 0 the owners are the image's. A store that was opened for another
+    /// range is changed first; its layers must not be in use then.
     pub fn open_for(
         directory: &Path,
         limits: ImageLimits,
@@ -150,7 +149,7 @@ impl ImageStore {
         &self.inner.directory
     }
 
-    /// Of the range that the files of layers belong to; 0 is as the image says.
+    /// First id of the range that the files of layers belong to; 0: the ids are the image's.
     pub fn first_id(&self) -> u32 {
         self.inner.layers.first_id()
     }
@@ -159,7 +158,7 @@ impl ImageStore {
         &self.inner.limits
     }
 
-    /// All images, the unnamed ones too.
+    /// All images, including unnamed ones.
     pub fn list(&self) -> Vec<ImageSummary> {
         let (index, pinned) = {
             let state = self.inner.state();
@@ -168,7 +167,7 @@ impl ImageStore {
         summaries(&index, &pinned, &self.inner.directory.join(LAYERS))
     }
 
-    /// One image as [`ImageStore::list`] has it.
+    /// One entry of [`ImageStore::list`].
     pub fn summary(&self, name: &ImageName) -> Option<ImageSummary> {
         let (index, pinned) = {
             let state = self.inner.state();
@@ -189,9 +188,9 @@ impl ImageStore {
         self.pin_found(&mut state, image, name)
     }
 
-    /// [`ImageStore::pin`] by what the image is instead of what it is called, which may have
-    /// changed: for containers that outlived the process whose guards kept their images. Those
-    /// must be pinned before the first collection of the new process.
+    /// [`ImageStore::pin`] by the image's id, since its name may have changed: for containers that
+    /// outlived the process whose guards held their images. These must be pinned before the first
+    /// collection of the new process.
     pub fn pin_id(&self, id: &ImageId) -> Result<ImageGuard, StoreError> {
         let mut state = self.inner.state();
         let record = state.index.images.get(id);
@@ -200,9 +199,8 @@ impl ImageStore {
         self.pin_found(&mut state, image, id)
     }
 
-    /// Keeps layers that the store does not know of any image any more: of containers that
-    /// outlived what was known of theirs. `roots` are the layers' directories below the store's;
-    /// others are passed over.
+    /// Holds layers of images that the store no longer knows, for containers that outlived them.
+    /// `roots` are the layers' directories below the store's; others are ignored.
     pub fn hold_layers<'a>(&self, roots: impl IntoIterator<Item = &'a Path>) -> Vec<LayerLease> {
         let layer = |root: &Path| {
             let home = root.parent()?.strip_prefix(LAYERS).ok()?;
@@ -228,9 +226,8 @@ impl ImageStore {
         Ok(ImageGuard::new(image, self.clone()))
     }
 
-    /// Takes the name away and tells what image it was, with the names that are left to it. The
-    /// image itself goes with the next [`ImageStore::collect`], unless another name or a guard
-    /// holds it.
+    /// Removes the name and returns its image, with the remaining names. The next
+    /// [`ImageStore::collect`] removes the image itself, unless another name or a guard holds it.
     pub fn remove(&self, name: &ImageName) -> Result<ImageSummary, StoreError> {
         let mut state = self.inner.state();
         let mut index = state.index.clone();
@@ -242,17 +239,17 @@ impl ImageStore {
             .ok_or_else(|| no_such(name))
     }
 
-    /// Bytes that are left to conman on the store's file system.
+    /// Free bytes for conman on the store's file system.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
         let directory = &self.inner.directory;
         let space = rustix::fs::statvfs(directory)
-            .map_err(|errno| failed("look at the room below", directory)(errno.into()))?;
+            .map_err(|errno| failed("read the free space of", directory)(errno.into()))?;
         Ok(space.f_bavail.saturating_mul(space.f_frsize))
     }
 
     /// Removes images that have no name and no guard, and layers that belong to no image, to no
-    /// import under way, and are not `in_use` (what the containers that run now were made of,
-    /// which outlives this process's guards).
+    /// running import, and are not `in_use` (layers of running containers, which outlive this
+    /// process's guards).
     pub fn collect(&self, in_use: &BTreeSet<LayerId>) -> Result<GcReport, StoreError> {
         let mut report = GcReport::default();
         let doomed = {
@@ -272,7 +269,7 @@ impl ImageStore {
             report.freed_bytes += layer.file_bytes;
             report.layers.push(layer.id);
             if let Err(error) = fs::remove_dir_all(&layer.path) {
-                // It is out of the way already; the next start sweeps it.
+                // It was moved away already; the next start removes it.
                 tracing::warn!(path = %layer.path.display(), %error, "cannot remove a layer");
             }
         }
@@ -280,7 +277,7 @@ impl ImageStore {
         Ok(report)
     }
 
-    /// Names an image whose layers are all there and leased by the caller until this returns.
+    /// Names an image whose layers all exist and are leased by the caller until this returns.
     pub(crate) fn record(
         &self,
         name: &ImageName,
@@ -325,13 +322,13 @@ impl State {
 }
 
 impl Inner {
-    /// The index is replaced as a whole and nothing panics half-way, so a poisoned lock still
+    /// The index is replaced as a whole and changes do not panic half-way, so a poisoned lock still
     /// guards a valid state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file first: what cannot be written does not become true in memory either.
+    /// The file first: a change that cannot be written does not take effect in memory either.
     fn commit(&self, state: &mut State, index: Index) -> Result<(), StoreError> {
         index
             .store(&self.directory)
@@ -344,7 +341,7 @@ impl Inner {
 
 /// Reads a store that another process may be writing, without a lock.
 ///
-/// The index it sees is whole, and layers never change; one may be collected under it.
+/// The index that it reads is whole, and layers never change; one may be collected meanwhile.
 #[derive(Clone, Debug)]
 pub struct StoreReader {
     directory: PathBuf,
@@ -358,7 +355,7 @@ impl StoreReader {
     }
 
     pub fn list(&self) -> Result<Vec<ImageSummary>, StoreError> {
-        // Who holds images is known to the process that writes alone.
+        // Only the writing process knows which images are held.
         let pinned = BTreeSet::new();
         Ok(summaries(
             &self.index()?,
@@ -376,8 +373,8 @@ impl StoreReader {
     }
 }
 
-/// A damaged index is made anew of the images' records, and kept aside. It is never absent meanwhile:
-/// an absent one is empty, and what is not in it would be collected.
+/// Rebuilds a damaged index from the images' records, and keeps the damaged file. The index is
+/// never missing meanwhile: a missing one is empty, and all images would be collected.
 fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
     let path = directory.join(INDEX_FILE);
     let error = match Index::load(directory) {
@@ -388,7 +385,7 @@ fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
     let index =
         records::index(directory).map_err(failed("read the records of images in", directory))?;
     if index.images.is_empty() && has_entries(&directory.join(LAYERS))? {
-        // There are images, of which nothing is recorded that this version can read.
+        // There are images, but no records that this version can read.
         return Err(failed("read", &path)(error));
     }
     match fs::remove_file(&aside) {
@@ -402,8 +399,8 @@ fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
         .map_err(failed("write the index of", directory))?;
     tracing::error!(
         %error, images = index.images.len(), names = index.names.len(), aside = %aside.display(),
-        "the list of images was damaged; it was made anew of what is recorded of each image. \
-         Import again whatever is missing"
+        "the list of images was damaged; it was rebuilt from the records of the images. \
+         Import missing images again"
     );
     Ok(index)
 }
@@ -413,10 +410,10 @@ fn has_entries(directory: &Path) -> Result<bool, StoreError> {
     Ok(entries.next().is_some())
 }
 
-/// What fails is made good by the next change or opening; until then the index alone knows it.
+/// The next change or opening repairs a failure; until then only the index has the image.
 fn follow(index: &Index, directory: &Path) {
     if let Err(error) = records::follow(index, directory) {
-        tracing::warn!(%error, "an image is not recorded beside the list of images");
+        tracing::warn!(%error, "cannot write an image's record");
     }
 }
 
@@ -455,7 +452,7 @@ fn no_such(name: &ImageName) -> StoreError {
     }
 }
 
-/// Layers hold set-user-id programs: nobody but root may come near them.
+/// Layers contain set-user-id programs: only root may access them.
 fn make_private(directory: &Path) -> Result<(), StoreError> {
     use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
     fs::DirBuilder::new()
@@ -482,7 +479,7 @@ fn sweep(scratch: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Downloads that no pull has touched for this long are not going to be resumed.
+/// Downloads that no pull has touched for this long will not be resumed.
 const BLOB_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Removes abandoned downloads; returns their bytes.
@@ -490,7 +487,7 @@ fn sweep_blobs(blobs: &Path) -> Result<u64, StoreError> {
     let mut freed = 0;
     for entry in fs::read_dir(blobs).map_err(failed("read", blobs))? {
         let path = entry.map_err(failed("read", blobs))?.path();
-        // A pull that ends at this moment takes its file away.
+        // A pull that ends at this moment removes its file.
         let Ok(metadata) = fs::symlink_metadata(&path) else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! Who an image's program runs as, by the image's own `/etc/passwd` and `/etc/group`.
+//! Resolves an image's user, by the image's `/etc/passwd` and `/etc/group`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use crate::beneath::{open_file, read_bounded};
 use crate::unpack::{is_opaque, is_whiteout};
 
-/// Bytes of `/etc/passwd` and `/etc/group` that are read.
+/// Most bytes of `/etc/passwd` and `/etc/group` that are read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Supplementary groups: what the kernel takes (NGROUPS_MAX).
+/// Most supplementary groups: the kernel's limit (NGROUPS_MAX).
 const MAX_GROUPS: usize = 65_536;
 
 /// A user, by numbers.
@@ -21,9 +21,9 @@ const MAX_GROUPS: usize = 65_536;
 pub struct ResolvedUser {
     pub uid: u32,
     pub gid: u32,
-    /// Supplementary groups, sorted, without `gid`. None when a group was given.
+    /// Supplementary groups, sorted, without `gid`. Empty if a group was given.
     pub groups: Vec<u32>,
-    /// The home directory, where `/etc/passwd` knows one.
+    /// The home directory, if `/etc/passwd` has one.
     pub home: Option<String>,
 }
 
@@ -66,7 +66,7 @@ pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, U
     let entry = passwd
         .lines()
         .filter_map(Passwd::parse)
-        // A number is always an id: a line could call itself by it and be another user's.
+        // A number is always an id: a line could have it as its name and be another user's.
         .find(|entry| id(wanted).map_or(entry.name == wanted, |uid| entry.uid == uid));
     let (uid, gid) = match (&entry, id(wanted)) {
         (Some(entry), _) => (entry.uid, entry.gid),
@@ -170,7 +170,7 @@ fn open_root(path: &Path) -> Result<OwnedFd, UserError> {
     })
 }
 
-/// `/etc/NAME` as an overlay of the stack would show it; empty where it is absent.
+/// `/etc/NAME` as an overlay of the stack would show it; empty if it is absent.
 fn read_etc(roots: &[OwnedFd], name: &str, file: &'static str) -> Result<String, UserError> {
     let failed = |source| UserError::Read { file, source };
     for root in roots {

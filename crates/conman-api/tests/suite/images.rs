@@ -321,7 +321,7 @@ async fn a_request_that_asks_for_no_image_names_its_mistake() {
             422,
             "bad-body",
             "pull",
-            "name its registry",
+            "does not name a registry",
         ),
         (
             "?name=x",
@@ -329,7 +329,7 @@ async fn a_request_that_asks_for_no_image_names_its_mistake() {
             422,
             "bad-body",
             "pull",
-            "no image reference",
+            "not an image reference",
         ),
         (
             "",

@@ -1,4 +1,4 @@
-//! Blobs into files, resumed where an earlier try broke off.
+//! Downloads blobs into files; an interrupted download is resumed.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,17 +17,17 @@ use crate::pull::error::{PullError, is_passing};
 use crate::pull::remote::{Remote, STALL_TIMEOUT};
 use crate::store::failed;
 
-/// Tries for one blob. Each goes on where the last one broke off.
+/// Attempts for one blob. Each resumes where the last one broke.
 const ATTEMPTS: u32 = 6;
 
-/// Before the second try; doubled for each further one.
+/// Pause before the second attempt; doubled for each later one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Files of blobs, whole (`HEX`) and in part (`HEX.partial`).
 #[derive(Debug)]
 pub(super) struct Downloads {
     directory: PathBuf,
-    /// One download at a time of each blob, whichever image wants it.
+    /// One download at a time of each blob, for all images.
     turns: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
 }
 
@@ -45,8 +45,8 @@ impl Downloads {
         }
     }
 
-    /// Brings the blob here, telling `progress` how many bytes there are. Dropping the future
-    /// leaves a partial file that the next call goes on with.
+    /// Downloads the blob, and reports to `progress` how many bytes have arrived. Dropping the future
+    /// leaves a partial file that the next call resumes.
     pub(super) async fn fetch(
         &self,
         remote: &Remote,
@@ -69,7 +69,7 @@ impl Downloads {
         let partial = self.directory.join(format!("{}.partial", digest.hex()));
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
-        // Bytes of an earlier run are worth one try only: they may be damaged.
+        // Bytes of an earlier run get only one attempt: they may be damaged.
         let mut inherited = tokio::fs::try_exists(&partial).await.unwrap_or(true);
         loop {
             match self
@@ -87,7 +87,7 @@ impl Downloads {
                     });
                 }
                 Err(Broken::Passing(error)) => {
-                    tracing::debug!(%digest, attempt, %error, "a download broke off");
+                    tracing::debug!(%digest, attempt, %error, "a download broke");
                     attempt += 1;
                     tokio::time::sleep(pause).await;
                     pause *= 2;
@@ -117,7 +117,7 @@ impl Downloads {
         Ok(())
     }
 
-    /// Forgets a blob that has been unpacked.
+    /// Removes a blob that has been unpacked.
     pub(super) fn remove(&self, digest: &Digest) {
         let path = self.directory.join(digest.hex());
         match std::fs::remove_file(&path) {
@@ -208,7 +208,7 @@ async fn copy(
     let outcome = loop {
         let chunk = match tokio::time::timeout(STALL_TIMEOUT, stream.next()).await {
             Ok(Some(Ok(chunk))) => chunk,
-            // The stream's own check of a digest: ours follows, on what the file holds.
+            // The stream's check of a digest; ours follows, on the file's content.
             Ok(Some(Err(_))) if have == size => break Ok(have),
             Ok(Some(Err(error))) => break Err(Copying::Stream(error)),
             Ok(None) => break Ok(have),
@@ -223,12 +223,12 @@ async fn copy(
         }
         progress(have);
     };
-    // Tokio's file writes behind; the next attempt looks at its length.
+    // Tokio's file writes in the background; the next attempt reads its length.
     file.flush().await.map_err(Copying::Write)?;
     outcome
 }
 
-/// Or a collection could take it for abandoned.
+/// Marks the file as in use; otherwise a collection could take it for abandoned.
 async fn touch(path: &Path) {
     if let Ok(file) = tokio::fs::OpenOptions::new().append(true).open(path).await {
         let file = file.into_std().await;

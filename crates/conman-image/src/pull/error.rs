@@ -6,17 +6,17 @@ use crate::digest::Digest;
 use crate::import::ImportError;
 use crate::store::StoreError;
 
-/// Why an image was not pulled. What was downloaded stays for the next try.
+/// Why an image was not pulled. Downloaded bytes stay for the next attempt.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    #[error("{reference:?} is no image reference")]
+    #[error("{reference:?} is not an image reference")]
     Reference {
         reference: String,
         #[source]
         source: oci_client::ParseError,
     },
     #[error(
-        "{reference:?} does not say where it is: name its registry, as in \
+        "{reference:?} does not name a registry: add one, as in \
          registry.example.org/team/app:1"
     )]
     NoRegistry { reference: String },
@@ -45,14 +45,14 @@ pub enum PullError {
         reference: String,
         after: Duration,
     },
-    #[error("{what} of {reference} has the digest {actual}, where {expected} was announced")]
+    #[error("{what} of {reference} has the digest {actual}, but {expected} was expected")]
     DigestMismatch {
         what: String,
         reference: String,
         expected: Digest,
         actual: Digest,
     },
-    #[error("{what} of {reference} is longer than the {expected} bytes announced")]
+    #[error("{what} of {reference} is longer than the expected {expected} bytes")]
     TooLong {
         what: String,
         reference: String,
@@ -68,12 +68,12 @@ pub enum PullError {
     Store(#[from] StoreError),
     #[error("{limit} pulls are under way or waiting: try again later")]
     Busy { limit: usize },
-    #[error("the pull of {reference} broke off inside conman")]
+    #[error("the pull of {reference} failed inside conman")]
     Aborted { reference: String },
 }
 
 impl PullError {
-    /// Whether the registry says that it does not have what was asked for.
+    /// Whether the registry reports that it does not have the image.
     pub fn is_absent(&self) -> bool {
         let Self::Fetch { source, .. } = self else {
             return false;
@@ -96,7 +96,7 @@ impl PullError {
         }
     }
 
-    /// Whether the registry says that conman may not have it, as whom it knows conman.
+    /// Whether the registry refuses access with conman's login.
     pub fn is_denied(&self) -> bool {
         let Self::Fetch { source, .. } = self else {
             return false;
@@ -118,7 +118,7 @@ impl PullError {
     }
 }
 
-/// Whether another try may end otherwise.
+/// Whether another attempt may succeed.
 pub(super) fn is_passing(error: &OciDistributionError) -> bool {
     match error {
         OciDistributionError::RequestError(_) | OciDistributionError::IoError(_) => true,

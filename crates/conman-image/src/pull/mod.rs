@@ -1,14 +1,13 @@
-//! Images from registries.
+//! Pulls images from registries.
 //!
-//! One task for each image that is being pulled, whoever asks for it how often: callers wait on
-//! its watch channel, which holds the latest progress and in the end the outcome. The task does
-//! not end with its callers, since what it downloads is wanted again; its waits are bounded and so
-//! are its tries. It downloads a few blobs at a time into `blobs/` and hands unpacking to a
-//! blocking thread.
+//! One task for each image that is being pulled, for all its callers. They wait on its watch
+//! channel, which holds the latest progress and finally the outcome. The task does not end with
+//! its callers, since its download is needed again; its waits and attempts are bounded. It
+//! downloads a few blobs at a time into `blobs/` and passes unpacking to a blocking thread.
 //!
-//! Digests are verified of every manifest, configuration and blob, and again of what a layer
-//! unpacks to. The size of a manifest is checked only once it has been read, because the client
-//! library reads it whole.
+//! The digests of every manifest, configuration and blob are verified, and again those of
+//! unpacked layers. The size of a manifest is checked only once it has been read, because the
+//! client library reads it whole.
 
 mod download;
 mod error;
@@ -31,27 +30,26 @@ use download::Downloads;
 pub use error::PullError;
 use remote::Remote;
 
-/// Images pulled at a time; more wait. Two fill a gigabit.
+/// Most concurrent pulls; more wait. Two fill a gigabit.
 const MAX_PULLS: usize = 4;
 
-/// Pulls under way and waiting. Beyond these something asks in a loop.
+/// Most pulls under way and waiting. More mean that a client requests them in a loop.
 const MAX_FLIGHTS: usize = 64;
 
-/// Layers of one image downloaded at a time, as Docker does.
+/// Most layers of one image downloaded at a time, as Docker does.
 const MAX_DOWNLOADS: usize = 3;
 
-/// Characters of a bad reference that an error repeats.
+/// Most characters of a bad reference that an error repeats.
 const SHOWN_CHARS: usize = 200;
 
-/// What the operator says about registries.
+/// The operator's settings of registries.
 #[derive(Clone, Debug, Default)]
 pub struct PullConfig {
-    /// `HOST[:PORT]` of the registries that images may come from; any, when absent.
+    /// `HOST[:PORT]` of the registries that images may come from; any if absent.
     pub allowed_registries: Option<BTreeSet<String>>,
-    /// `HOST:PORT` of registries that are spoken to in plain HTTP. Those on this machine's
-    /// loopback always are.
+    /// `HOST:PORT` of registries that use plain HTTP. Those on this machine's loopback always do.
     pub insecure_registries: BTreeSet<String>,
-    /// By `HOST:PORT`, as it stands in references.
+    /// By `HOST:PORT`, as it occurs in references.
     pub credentials: HashMap<String, Login>,
 }
 
@@ -67,11 +65,11 @@ impl fmt::Debug for Login {
     }
 }
 
-/// How far a pull is.
+/// Progress of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PullProgress {
     pub phase: PullPhase,
-    /// The layers that are downloaded; those that the store has are not listed.
+    /// The layers to download; those that the store has are not listed.
     pub layers: Vec<LayerProgress>,
 }
 
@@ -128,9 +126,9 @@ impl Puller {
         }
     }
 
-    /// Pulls `reference` (`HOST[:PORT]/NAME[:TAG][@DIGEST]`) and names it `name`. Callers that ask
-    /// for the same while it is under way share one pull. `on_progress` hears the latest state at
-    /// its caller's pace. Dropping the future leaves the pull running.
+    /// Pulls `reference` (`HOST[:PORT]/NAME[:TAG][@DIGEST]`) and names it `name`. Callers that request
+    /// the same while it is under way share one pull. `on_progress` gets the latest state at its
+    /// caller's pace. Dropping the future leaves the pull running.
     pub async fn pull(
         &self,
         reference: &str,
@@ -153,14 +151,14 @@ impl Puller {
         }
     }
 
-    /// The reference, when it is one and its registry may be asked.
+    /// The reference, if it is valid and its registry is allowed.
     fn check(&self, text: &str) -> Result<Reference, PullError> {
         let shown = || text.chars().take(SHOWN_CHARS).collect();
         let reference: Reference = text.parse().map_err(|source| PullError::Reference {
             reference: shown(),
             source,
         })?;
-        // The client library would ask a registry of its own choice.
+        // The client library would use a default registry.
         if !names_registry(text) {
             return Err(PullError::NoRegistry { reference: shown() });
         }
@@ -203,7 +201,7 @@ impl Puller {
         let (reference, name) = (reference.clone(), name.clone());
         tokio::spawn(async move {
             let outcome = landing.shared.run(&reference, &name, &sender).await;
-            // Off the list first: who asks from now on gets a new try.
+            // Off the list first: later callers get a new attempt.
             drop(landing);
             sender.send_modify(|state| state.outcome = Some(outcome.map_err(Arc::new)));
         });
@@ -211,15 +209,15 @@ impl Puller {
     }
 }
 
-/// Whether what stands before the first slash is a host, by the rule of Docker and OCI.
+/// Whether the text before the first slash is a host, by the rule of Docker and OCI.
 fn names_registry(reference: &str) -> bool {
     reference
         .split_once('/')
         .is_some_and(|(first, _)| first == "localhost" || first.contains(['.', ':']))
 }
 
-/// The name that an image pulled from `reference` gets unless another is asked for: the reference
-/// itself. One by digest alone has none.
+/// The name of an image pulled from `reference` unless another is requested: the reference
+/// itself. A reference with only a digest has none.
 pub fn name_of_reference(reference: &str) -> Option<ImageName> {
     let (name, by_digest) = match reference.split_once('@') {
         Some((name, _)) => (name, true),
@@ -232,7 +230,7 @@ pub fn name_of_reference(reference: &str) -> Option<ImageName> {
     name.parse().ok()
 }
 
-/// Takes a pull off the list however its task ends.
+/// Removes a pull from the list, however its task ends.
 struct Landing {
     shared: Arc<Shared>,
     flight: Flight,
@@ -245,7 +243,7 @@ impl Drop for Landing {
 }
 
 impl Shared {
-    /// Nothing panics between two changes of the map.
+    /// Changes of the map do not panic half-way.
     fn flights(&self) -> MutexGuard<'_, HashMap<Flight, watch::Receiver<State>>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -271,7 +269,7 @@ impl Shared {
         let plan = remote.read(plan(&config, &blobs))?;
 
         enter(PullPhase::Downloading);
-        // From here on a collection leaves alone what is counted on below.
+        // From here on a collection does not remove the layers needed below.
         let leases: Vec<_> = plan
             .layers
             .iter()

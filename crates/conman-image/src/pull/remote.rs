@@ -20,23 +20,23 @@ use crate::oci_layout::{INDEX_TYPES, MANIFEST_TYPES, choose};
 use crate::pull::PullConfig;
 use crate::pull::error::PullError;
 
-/// For a connection to a registry; a farther one than this is of no use.
+/// Bound on connecting to a registry; a slower one is of no use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 const USER_AGENT: &str = concat!("conman/", env!("CARGO_PKG_VERSION"));
 
-/// Silence in the middle of an answer.
+/// Longest pause within an answer.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A manifest or a configuration, authentication included.
+/// Bound on a manifest or a configuration, including authentication.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Most that is read of an answer that is an error.
+/// Most bytes that are read of an error answer.
 const MAX_ERROR_BYTES: u64 = 64 * 1_024;
 
 pub(super) struct Remote {
     client: Client,
-    /// For manifests, which `client` reads whole however long they are.
+    /// For manifests, which `client` would read whole, however long they are.
     http: reqwest::Client,
     scheme: &'static str,
     reference: Reference,
@@ -44,7 +44,7 @@ pub(super) struct Remote {
     max_json_bytes: u64,
 }
 
-/// What tells an index from a manifest.
+/// The fields that distinguish an index from a manifest.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Kind {
@@ -62,7 +62,7 @@ impl Remote {
     ) -> Result<Self, PullError> {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| {
-            // It fails only where the process has chosen one already, which serves as well.
+            // It fails only if the process has chosen one already, which is fine.
             let _ = rustls::crypto::ring::default_provider().install_default();
         });
         let registry = reference.resolve_registry();
@@ -103,7 +103,7 @@ impl Remote {
         &self.reference
     }
 
-    /// The manifest for this machine, through an index where there is one.
+    /// The manifest for this machine, through an index if there is one.
     pub(super) async fn manifest(&self) -> Result<ImageManifest, PullError> {
         let bytes = self.document("the manifest", &self.reference).await?;
         let kind: Kind = self.read(parse("the manifest", &bytes))?;
@@ -148,7 +148,7 @@ impl Remote {
         }
     }
 
-    /// `None` when it is longer than `max_json_bytes`.
+    /// `None` if it is longer than `max_json_bytes`.
     async fn manifest_bytes(
         &self,
         reference: &Reference,
@@ -223,7 +223,7 @@ impl Remote {
         Ok(bytes)
     }
 
-    /// A blob from `offset` on, and whether the registry began there; else it began at 0.
+    /// A blob from `offset` on, and whether the registry began there; otherwise it began at 0.
     pub(super) async fn blob(
         &self,
         digest: &Digest,
@@ -292,7 +292,7 @@ async fn body(
     Ok(Some(bytes))
 }
 
-/// Nobody else can listen in on the way to this machine itself.
+/// Plain HTTP is safe on the way to this machine itself.
 fn is_loopback(registry: &str) -> bool {
     let host = match registry.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),

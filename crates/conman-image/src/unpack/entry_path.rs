@@ -1,19 +1,19 @@
 use crate::limits::ImageLimits;
 use crate::unpack::error::Refusal;
 
-/// Longest name that Linux file systems take.
+/// Longest name in Linux file systems.
 const MAX_NAME_BYTES: usize = 255;
 
-/// A path from an archive as plain names below the layer's root; none at all for the root itself.
+/// A path from an archive as plain names below the layer's root; empty for the root itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct EntryPath {
     pub(super) names: Vec<Vec<u8>>,
 }
 
 impl EntryPath {
-    /// `.` and repeated slashes are dropped. `..` and absolute paths are refused even where they
-    /// would stay inside: no honest tool writes them, and readers disagree on what they mean. A
-    /// lone `/` is the root, as some builders write it.
+    /// `.` and repeated slashes are dropped. `..` and absolute paths are refused even if they would
+    /// stay inside: no proper tool writes them, and readers disagree on their meaning. A single `/` is
+    /// the root, as some builders write it.
     pub(super) fn parse(raw: &[u8], limits: &ImageLimits) -> Result<Self, Refusal> {
         if raw.is_empty() {
             return Err(Refusal::EmptyPath);
@@ -46,7 +46,7 @@ impl EntryPath {
         Ok(Self { names })
     }
 
-    /// The last name and the path of what holds it; none for the root.
+    /// The last name and the path of its parent; `None` for the root.
     pub(super) fn split(&self) -> Option<(&[Vec<u8>], &[u8])> {
         let (name, parents) = self.names.split_last()?;
         Some((parents, name))

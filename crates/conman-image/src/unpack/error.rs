@@ -23,14 +23,14 @@ pub enum UnpackError {
         source: io::Error,
     },
 
-    #[error("{what} has the digest {actual}, where {expected} was announced")]
+    #[error("{what} has the digest {actual}, but {expected} was expected")]
     DigestMismatch {
         what: &'static str,
         expected: Digest,
         actual: Digest,
     },
 
-    #[error("the blob has {actual} bytes, where {expected} were announced")]
+    #[error("the blob has {actual} bytes, but {expected} were expected")]
     SizeMismatch { expected: u64, actual: u64 },
 
     #[error("cannot read the archive")]
@@ -45,7 +45,7 @@ pub enum UnpackError {
     },
 }
 
-/// What is wrong with an entry.
+/// The problem of an entry.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
     EmptyPath,
@@ -64,23 +64,23 @@ pub enum Refusal {
         major: u32,
         minor: u32,
     },
-    /// Kinds of entries that hold no file: volumes, multi-volume continuations.
+    /// Kinds of entries without a file: volumes, multi-volume continuations.
     UnknownKind(u8),
-    /// Sparse files in a form that would be unpacked wrongly.
+    /// Sparse files in a form that would be unpacked incorrectly.
     PaxSparse,
     /// A PAX record that does not parse.
     PaxRecord,
-    /// A number in the header that does not parse or fit.
+    /// A number in the header that does not parse or is out of range.
     BadHeader(&'static str),
     LinkTarget(Box<Refusal>),
     LinkTargetMissing,
     LinkToDirectory,
     LinkToWhiteout,
-    /// A link to itself, a link without a target, or one longer than the kernel takes.
+    /// A link to itself, a link without a target, or one that is too long for the kernel.
     BadLink,
     WhiteoutName,
     ReplacesDirectory,
-    /// The layer's root as anything but a directory.
+    /// The layer's root as something other than a directory.
     RootNotDirectory,
     BadCapability,
 }
@@ -100,7 +100,7 @@ impl fmt::Display for Refusal {
                 return write!(formatter, "its path is deeper than {limit} directories");
             }
             Self::ThroughSymlink => "its path leads through a symbolic link",
-            Self::ThroughFile => "its path leads through something that is no directory",
+            Self::ThroughFile => "its path leads through something that is not a directory",
             Self::Device { kind, major, minor } => {
                 return write!(
                     formatter,
@@ -124,13 +124,16 @@ impl fmt::Display for Refusal {
                 return write!(formatter, "the {field} in its header is out of range");
             }
             Self::LinkTarget(why) => {
-                return write!(formatter, "it is a hard link, and of the target {why}");
+                return write!(
+                    formatter,
+                    "it is a hard link, and its target is invalid: {why}"
+                );
             }
-            Self::LinkTargetMissing => "it is a hard link to something that this layer lacks",
+            Self::LinkTargetMissing => "it is a hard link to a file that this layer lacks",
             Self::LinkToDirectory => "it is a hard link to a directory",
             Self::LinkToWhiteout => "it is a hard link to a whiteout",
             Self::BadLink => "its link target is empty, itself, or too long",
-            Self::WhiteoutName => "it is a whiteout of nothing that could exist",
+            Self::WhiteoutName => "it is a whiteout of an invalid name",
             Self::ReplacesDirectory => "it replaces a directory of the same layer",
             Self::RootNotDirectory => "it replaces the layer's root",
             Self::BadCapability => "its file capabilities are malformed",
@@ -139,11 +142,11 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// An entry's path as errors show it: escaped and cut.
+/// An entry's path in error messages: escaped and shortened.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EntryName(String);
 
-/// Characters of a path in an error.
+/// Most characters of a path in an error.
 const SHOWN_CHARS: usize = 200;
 
 impl EntryName {

@@ -1,19 +1,19 @@
-//! One layer's archive into one directory, in overlayfs's own format.
+//! Unpacks one layer's archive into one directory, in overlayfs's format.
 //!
-//! What becomes of what an archive holds:
+//! The entries of an archive are handled as follows:
 //! - Regular files, directories, symbolic links (with any target), FIFOs, and hard links to files
-//!   of the same layer, with numeric owner, time and mode. Set-user-id and set-group-id bits are
-//!   kept: the store is closed to everybody but root, and what they may do in a session is the
-//!   launcher's decision (`no_new_privs`, user namespace).
+//!   of the same layer are unpacked with numeric owner, time and mode. Set-user-id and
+//!   set-group-id bits are kept: only root can enter the store, and the launcher limits their
+//!   effect in a session (`no_new_privs`, user namespace).
 //! - `.wh.NAME` becomes a character device 0:0, `.wh..wh..opq` the attribute
-//!   `trusted.overlay.opaque`, or a note beside the layer when it stands in the root. Other
-//!   `.wh..wh.` names are a dead union file system's bookkeeping and are dropped.
-//! - Of the extended attributes `security.capability` is kept and all else dropped: what would
-//!   forge overlayfs's marks above all.
+//!   `trusted.overlay.opaque`, or a note next to the layer if it is in the root. Other `.wh..wh.`
+//!   names are leftovers of an obsolete union file system and are dropped.
+//! - Of the extended attributes only `security.capability` is kept; above all, those that would
+//!   forge overlayfs's marks are dropped.
 //! - Directories that the archive does not mention belong to root, 0755.
 //!
-//! All else is refused: see [`Refusal`]. A later entry of the same name replaces an earlier one,
-//! unless the earlier one is a directory and the later is not.
+//! Everything else is refused: see [`Refusal`]. A later entry of the same name replaces an
+//! earlier one, unless the earlier one is a directory and the later is not.
 
 mod entry_path;
 mod error;
@@ -43,16 +43,16 @@ const WHITEOUT_OPAQUE: &[u8] = b".wh..wh..opq";
 const WHITEOUT_META_PREFIX: &[u8] = b".wh..wh.";
 
 /// Memory for the times of directories, which are set at the end. Directories beyond it, some
-/// 500,000, keep the time at which they were filled.
+/// 500,000, keep the time of their last change.
 const MAX_DIRECTORY_TIME_BYTES: usize = 64 << 20;
 
-/// Memory for one of them besides its path.
+/// Memory for one of them in addition to its path.
 const DIRECTORY_TIME_OVERHEAD_BYTES: usize = 64;
 
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 128 << 10;
 
-/// What was announced of an archive.
+/// The expected digests and size of an archive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Announced {
     /// Digest of the unpacked archive.
@@ -61,17 +61,17 @@ pub(crate) struct Announced {
     pub(crate) blob: Option<(Digest, u64)>,
 }
 
-/// What an archive turned out to be.
+/// The result of unpacking an archive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnpackedLayer {
     pub(crate) id: Digest,
     pub(crate) entries: u64,
     pub(crate) file_bytes: u64,
-    /// Nothing of the layers below shows through.
+    /// Whether it hides all layers below.
     pub(crate) hides_all_below: bool,
 }
 
-/// Unpacks `source`, packed in any way, into the empty directory `root`.
+/// Unpacks `source`, with any supported compression, into the empty directory `root`.
 ///
 /// The archive's end is reached and its digests are verified before this returns `Ok`.
 pub(crate) fn unpack(
@@ -114,7 +114,7 @@ pub(crate) fn unpack(
     let marked_end = !gauge.ended();
     let id = verify(stream, &gauge, announced)?;
     if !marked_end && announced.layer.is_none() && announced.blob.is_none() {
-        // Nothing else would tell an archive that lost its end between two entries.
+        // There is no other sign of an archive that was cut between two entries.
         return Err(UnpackError::Truncated {
             bytes: gauge.stream_bytes(),
         });
@@ -127,7 +127,7 @@ pub(crate) fn unpack(
     })
 }
 
-/// Reads what follows the archive's end marker, which belongs to the digests.
+/// Reads the bytes after the archive's end marker, which belong to the digests.
 fn verify(
     mut stream: impl Read,
     gauge: &Rc<Gauge>,
@@ -162,7 +162,7 @@ fn check(what: &'static str, expected: Digest, actual: Digest) -> Result<(), Unp
     })
 }
 
-/// What an error of the archive's stream means.
+/// The meaning of an error of the archive's stream.
 pub(crate) fn stream_error(gauge: &Gauge, error: io::Error) -> UnpackError {
     let bytes = gauge.stream_bytes();
     if let Some(limit) = gauge.hit() {
@@ -184,7 +184,7 @@ struct Unpacking<'a> {
     tree: Tree,
     gauge: Rc<Gauge>,
     allowance: &'a mut Allowance,
-    /// What directories' times are set to once they are filled.
+    /// The times of directories, which are set once they are filled.
     directory_times: Vec<(Vec<u8>, Timespec)>,
     directory_time_bytes: usize,
     entries: u64,
@@ -205,8 +205,8 @@ impl Unpacking<'_> {
             gauge.expect_data();
             self.count_entry()?;
             self.entry(&mut entry)?;
-            // What a directory or a link carries as data is passed over here, where it counts
-            // as data and not as the next entry's header.
+            // The data of a directory or a link is skipped here, so that it counts as data and not
+            // as the next entry's header.
             io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
         }
         gauge.expect_data();
@@ -233,7 +233,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// Whatever an entry is, its data is read, and that of a sparse one may be nothing but a hole.
+    /// The data of every entry is read, and a sparse one may contain only a hole.
     fn charge(&mut self, size: u64) -> Result<(), UnpackError> {
         let limits = &self.allowance.limits;
         if size > limits.max_file_bytes {
@@ -262,8 +262,8 @@ impl Unpacking<'_> {
         let attributes = attributes(entry.header(), &records).map_err(refused)?;
 
         if let Some((parents, name)) = path.split() {
-            // Inside a directory of that name an entry would be hidden from every reader of the
-            // format; the name itself is what makes a whiteout.
+            // Every reader of the format ignores entries in a directory of that name, since the
+            // name alone makes a whiteout.
             if parents.iter().any(|name| name.starts_with(WHITEOUT_PREFIX)) {
                 return Err(refused(Refusal::WhiteoutName));
             }
@@ -358,7 +358,7 @@ impl Unpacking<'_> {
                 Err(error) => return Err(stream_error(&self.gauge, error)),
             };
             written += count as u64;
-            // The stream's own check does not see holes.
+            // The stream's check does not count holes.
             self.gauge
                 .check_ratio(self.file_bytes + written)
                 .map_err(UnpackError::Limit)?;
@@ -380,7 +380,7 @@ impl Unpacking<'_> {
     }
 }
 
-/// Archives older than POSIX mark directories by a slash alone.
+/// Archives older than POSIX mark directories only by a slash.
 fn is_old_directory(header: &tar::Header, raw: &[u8]) -> bool {
     raw.ends_with(b"/") && header.as_ustar().is_none() && header.as_gnu().is_none()
 }

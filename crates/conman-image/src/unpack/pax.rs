@@ -12,13 +12,13 @@ const CAPABILITY: &[u8] = b"SCHILY.xattr.security.capability";
 /// Sizes of the two forms of `security.capability` (vfs_cap_data, vfs_ns_cap_data).
 const CAPABILITY_BYTES: [usize; 2] = [20, 24];
 
-/// Records by which the tar crate finds an entry and its data.
+/// Records that the tar crate uses to find an entry and its data.
 const STRUCTURAL: [&[u8]; 5] = [b"path", b"linkpath", b"size", b"uid", b"gid"];
 
 /// A key and its value.
 type Record<'a> = (&'a [u8], &'a [u8]);
 
-/// What the PAX records of an entry say that the header cannot.
+/// The PAX records of an entry that the header cannot express.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PaxRecords {
     pub(super) capability: Option<Vec<u8>>,
@@ -34,8 +34,8 @@ impl PaxRecords {
         };
         let records = split(data)?;
         if records.iter().any(|(_, value)| value.contains(&b'\n')) {
-            // Where the crate may have read something else than what is written, nothing may
-            // hang on it.
+            // If the crate may have read something else than what is written, the result must not
+            // depend on it.
             let by_line = entry.pax_extensions().map_err(|_| Refusal::PaxRecord)?;
             let by_line = by_line.into_iter().flatten().flatten();
             let mut keys = by_line

@@ -2,8 +2,8 @@
 //!
 //! Every file is made in a directory whose descriptor was opened by openat2 below the layer's
 //! root without following any symbolic link, and by a call that fails if the name exists
-//! (`O_EXCL`, mkdirat, linkat, symlinkat, mknodat). So nothing is ever written through a name that
-//! the archive planted.
+//! (`O_EXCL`, mkdirat, linkat, symlinkat, mknodat). So nothing is written through a name that the
+//! archive planted.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::beneath;
 use crate::unpack::entry_path::EntryPath;
 use crate::unpack::error::{EntryName, Refusal, UnpackError};
 
-/// What overlayfs reads as "nothing of this directory in the layers below".
+/// overlayfs's mark of a directory that hides that directory in the layers below.
 pub(crate) const OPAQUE_XATTR: &str = "trusted.overlay.opaque";
 
 /// Mode of directories that the archive does not mention.
@@ -54,14 +54,14 @@ impl Attributes {
 #[derive(Debug)]
 pub(super) struct Tree {
     root: OwnedFd,
-    /// The directory of the last entry. Directories are never removed while unpacking, so it
-    /// stays what its path names.
+    /// The directory of the last entry. Directories are never removed while unpacking, so its path
+    /// stays valid.
     recent: Option<(Vec<Vec<u8>>, OwnedFd)>,
-    /// The root hides all the layers below, which overlayfs cannot be told by an attribute there.
+    /// The root hides all layers below, for which overlayfs has no attribute.
     pub(super) root_is_opaque: bool,
 }
 
-/// What stands at a name already.
+/// The file that a name already has.
 enum Present {
     Nothing,
     Whiteout,
@@ -71,7 +71,7 @@ enum Present {
 
 type Outcome<T> = Result<T, Problem>;
 
-/// An error before its entry's name is put to it.
+/// An error, before the name of its entry is added.
 #[derive(Debug)]
 pub(super) enum Problem {
     Refused(Refusal),
@@ -111,8 +111,8 @@ impl Tree {
         }
     }
 
-    /// Makes a directory, or gives an existing one these attributes. Its time is set at the end,
-    /// since filling it changes it.
+    /// Makes a directory, or gives an existing one these attributes. Its time is set at the end, since
+    /// filling the directory changes it.
     pub(super) fn directory(&mut self, path: &EntryPath, attributes: &Attributes) -> Outcome<()> {
         let Some((parents, name)) = path.split() else {
             return dress(&self.root, attributes);
@@ -140,7 +140,7 @@ impl Tree {
         dress(&directory, attributes)
     }
 
-    /// Makes an empty regular file, in the place of any other file of that name.
+    /// Makes an empty regular file, in place of any other file of that name.
     pub(super) fn file(&mut self, path: &EntryPath) -> Outcome<OwnedFd> {
         let (parent, name) = self.clear(path)?;
         openat(
@@ -229,8 +229,8 @@ impl Tree {
         futimens(&fifo, &attributes.times()).map_err(during("set the time of"))
     }
 
-    /// Hides `name` of the layers below in `parents`. What this layer itself has there stays,
-    /// whichever came first: whiteouts speak of the layers below only.
+    /// Hides `name` of the layers below in `parents`. This layer's entries there stay, in either
+    /// order: whiteouts affect only the layers below.
     pub(super) fn whiteout(&mut self, parents: &[Vec<u8>], name: &[u8]) -> Outcome<()> {
         let parent = self.enter(parents)?;
         match present(parent, name)? {
@@ -247,7 +247,7 @@ impl Tree {
         }
     }
 
-    /// Hides all that the layers below have in the directory.
+    /// Hides everything that the layers below have in the directory.
     pub(super) fn opaque(&mut self, directory: &[Vec<u8>]) -> Outcome<()> {
         if directory.is_empty() {
             self.root_is_opaque = true;
@@ -272,7 +272,7 @@ impl Tree {
             return futimens(&self.root, &times).map_err(during("set the time of"));
         };
         let parent = self.enter(parents)?;
-        // Another entry may have taken a directory's name only if that was refused.
+        // Entries that replace a directory with another kind of file are refused.
         utimensat(parent, os(name), &times, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(during("set the time of"))
     }
@@ -303,7 +303,7 @@ impl Tree {
         beneath::open(&self.root, Path::new(os(&path)), flags)
     }
 
-    /// A hold on a directory, made with its parents where it is missing.
+    /// Opens a directory; creates it and its parents if they are missing.
     fn enter(&mut self, names: &[Vec<u8>]) -> Outcome<rustix::fd::BorrowedFd<'_>> {
         let known = matches!(&self.recent, Some((path, _)) if path == names);
         if !known {
@@ -342,7 +342,7 @@ impl Tree {
             }
             let next = open_directory(directory.as_fd(), name)?;
             if let Some(opaque) = opaque {
-                // Whatever the umask made of it.
+                // Independent of the umask.
                 fchmod(&next, IMPLIED_DIRECTORY).map_err(during("set the mode of"))?;
                 if opaque {
                     set_opaque(&next)?;
@@ -354,7 +354,7 @@ impl Tree {
     }
 }
 
-/// Gives a file that is written its attributes and, in `capability`, its file capabilities.
+/// Sets a written file's attributes and, from `capability`, its file capabilities.
 pub(super) fn finish_file(
     file: &OwnedFd,
     attributes: &Attributes,
@@ -372,7 +372,7 @@ pub(super) fn finish_file(
     futimens(file, &attributes.times()).map_err(during("set the time of"))
 }
 
-/// Whether overlayfs would take the directory for opaque.
+/// Whether overlayfs treats the directory as opaque.
 pub(crate) fn is_opaque(directory: impl AsFd) -> Result<bool, Errno> {
     let mut value = [0_u8; 8];
     match fgetxattr(directory, OPAQUE_XATTR, &mut value[..]) {
@@ -382,12 +382,12 @@ pub(crate) fn is_opaque(directory: impl AsFd) -> Result<bool, Errno> {
     }
 }
 
-/// Whether this is how overlayfs marks what a layer removes.
+/// Whether this is overlayfs's mark of a removed file.
 pub(crate) fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-/// Owner first: changing it clears the set-user-id bit that the mode may bring.
+/// Owner first: changing it clears the set-user-id bit that the mode may have.
 fn dress(file: &OwnedFd, attributes: &Attributes) -> Outcome<()> {
     let (uid, gid) = attributes.owner();
     fchown(file, uid, gid).map_err(during("set the owner of"))?;
