@@ -4,7 +4,7 @@ use plotters::prelude::*;
 /// Size of a chart in pixels.
 const SIZE: (u32, u32) = (900, 480);
 
-/// A picture of a result.
+/// A chart of a result.
 #[derive(Debug, Clone)]
 pub struct Chart {
     pub(crate) title: String,
@@ -15,10 +15,10 @@ pub struct Chart {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Plot {
-    /// Horizontal bars with their values, on a logarithmic axis where the values span more than
-    /// two decades.
+    /// Horizontal bars with their values, on a logarithmic axis if the values span more than two
+    /// decades.
     Bars(Vec<(String, f64)>),
-    /// Values over a count of something, on a logarithmic axis.
+    /// Values over a count, on a logarithmic axis.
     Curves {
         over: &'static str,
         curves: Vec<(String, Vec<(f64, f64)>)>,
@@ -29,7 +29,7 @@ impl Chart {
     /// The chart as an SVG document.
     ///
     /// # Errors
-    /// When the drawing library refuses, for example because there is nothing to draw.
+    /// When the drawing library fails, for example because there is nothing to draw.
     pub fn to_svg(&self) -> Result<String> {
         let mut svg = String::new();
         match &self.plot {

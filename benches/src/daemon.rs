@@ -17,13 +17,13 @@ use crate::http_client::json_over_tcp;
 use crate::{BUSYBOX_IMAGE, PYTHON_IMAGE};
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// Docker needs most of it: its removal of hundreds of containers on a bridge is slow.
+/// Docker needs most of it: it removes hundreds of containers on a bridge slowly.
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(300);
-/// More than any benchmark but the one of density starts.
+/// More than any benchmark except density starts.
 const MAX_SESSIONS: usize = 20_000;
 const POLL: Duration = Duration::from_millis(50);
 
-/// A conman of the benchmark's own.
+/// The conman that a benchmark runs.
 pub(crate) struct Daemon {
     binary: PathBuf,
     directory: tempfile::TempDir,
@@ -41,7 +41,7 @@ impl Daemon {
         Self::with_templates(binary, RuntimeKind::Docker, MAX_SESSIONS, &templates).await
     }
 
-    /// Starts `binary` with these templates alone.
+    /// Starts `binary` with only these templates.
     pub(crate) async fn with_templates(
         binary: &Path,
         runtime: RuntimeKind,
@@ -62,7 +62,7 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("sharing the log")?)
             .stderr(log)
-            // A Ctrl-C at the terminal is the benchmark's to handle.
+            // The benchmark handles Ctrl-C at the terminal.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -107,8 +107,8 @@ impl Daemon {
         &self.api
     }
 
-    /// Its shim, where it has one: the process that has this daemon's state directory and `shim`
-    /// on its command line.
+    /// Its shim, if it has one: the process with this daemon's state directory and `shim` on its
+    /// command line.
     pub(crate) fn shim_pid(&self) -> Option<i32> {
         let state = self.directory.path().display().to_string();
         let entries = std::fs::read_dir("/proc").ok()?;
@@ -127,8 +127,7 @@ impl Daemon {
         i32::try_from(pid).context("reading conman's pid")
     }
 
-    /// The cgroup below which all of this instance's containers live, with Docker's cgroupfs
-    /// driver.
+    /// The cgroup of all of this instance's containers, with Docker's cgroupfs driver.
     pub(crate) fn cgroup(&self) -> String {
         format!("/conman-{}", self.instance)
     }
@@ -137,8 +136,7 @@ impl Daemon {
         format!("dev.conman.instance={}", self.instance)
     }
 
-    /// Starts `count` sessions `{prefix}-N` of a template, so many at a time, and waits until
-    /// each runs.
+    /// Starts `count` sessions `{prefix}-N` of a template, some at a time, and waits until each runs.
     pub(crate) async fn open(
         &self,
         prefix: &str,
@@ -237,7 +235,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Puts an image into conman's own store.
+    /// Imports an image into conman's store.
     pub(crate) async fn import(&self, archive: &Path, name: &str) -> Result<()> {
         let output = Command::new(&self.binary)
             .arg("--socket")
@@ -257,7 +255,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends everything at once, waits until nothing of it is left, stops the daemon.
+    /// Ends everything at once, waits until nothing is left, stops the daemon.
     pub(crate) async fn stop_all(mut self) -> Result<()> {
         if !proc_scan::alive_below(&self.cgroup()).is_empty() {
             self.preempt().await?;
@@ -269,7 +267,7 @@ impl Daemon {
     /// After a preemption: waits until nothing of the sessions is left.
     pub(crate) async fn clean(&self) -> Result<()> {
         let cgroups = Cgroups::detect().context("finding the cgroup hierarchies")?;
-        // A preempted node cleans nothing up, because its machine is going; this one stays.
+        // A preempted node removes nothing, because its machine stops; this one continues.
         self.readmit().await?;
         let clean = async {
             while !cgroups.children(&self.cgroup()).is_empty() {

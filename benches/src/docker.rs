@@ -9,11 +9,11 @@ use tokio::process::Command;
 use crate::BUSYBOX_IMAGE;
 use crate::http_client::json_over_unix;
 
-/// `docker run` at a time while a benchmark is prepared.
+/// Concurrent `docker run` while a benchmark is prepared.
 const PARALLEL_RUNS: usize = 8;
 const POLL: Duration = Duration::from_millis(50);
 
-/// Docker as its own users use it: the command line, and the API for questions.
+/// Docker as its users use it: the command line, and the API for queries.
 #[derive(Debug)]
 pub(crate) struct Docker {
     socket: PathBuf,
@@ -34,7 +34,7 @@ impl Docker {
         Ok(docker)
     }
 
-    /// How many containers bear a label: running ones, or all.
+    /// Number of containers with a label: running ones, or all.
     pub(crate) async fn count(&self, label: &str, all: bool) -> Result<usize> {
         let filters = serde_json::json!({ "label": [label] }).to_string();
         let filters: String = filters.bytes().map(|byte| format!("%{byte:02X}")).collect();
@@ -43,7 +43,7 @@ impl Docker {
         Ok(containers.len())
     }
 
-    /// Waits until no container of a label runs, or is there at all.
+    /// Waits until no container of a label runs, or exists.
     pub(crate) async fn wait_none(&self, label: &str, all: bool, patience: Duration) -> Result<()> {
         let gone = async {
             while self.count(label, all).await? > 0 {
@@ -61,7 +61,7 @@ impl Docker {
             })?
     }
 
-    /// Plain containers on Docker's bridge, below a cgroup of their own.
+    /// Plain containers on Docker's bridge, below a separate cgroup.
     pub(crate) async fn run_plain(
         &self,
         label: &str,
@@ -140,7 +140,7 @@ async fn on_all(command: &[&str], ids: &[String]) -> Result<()> {
 async fn docker_command(arguments: &[&str]) -> Result<String> {
     let output = Command::new("docker")
         .args(arguments)
-        // A Ctrl-C at the terminal is the benchmark's to handle.
+        // The benchmark handles Ctrl-C at the terminal.
         .process_group(0)
         .stdin(Stdio::null())
         .output()

@@ -18,7 +18,7 @@ pub async fn serve_echo(listen: SocketAddr) -> Result<()> {
     }
 }
 
-/// A connection that ends badly ends alone: the client notices and reports it.
+/// An error affects only this connection: the client notices and reports it.
 async fn echo(stream: TcpStream) {
     if stream.set_nodelay(true).is_err() {
         return;

@@ -16,31 +16,31 @@ use conman_proxy::{
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-/// What the nodes of the benchmark are called.
+/// Names of the benchmark's nodes.
 const OWNER: &str = "owner";
 const ENTRY: &str = "entry";
 
-/// Where everything goes.
+/// The destination of all requests.
 #[derive(Debug, Clone)]
 pub enum ForwardTo {
-    /// To one address, as if it were a session's port; and with `peers` other nodes are served, too.
+    /// One address, as if it were a session's port; with `peers`, other nodes are served as well.
     Backend {
         backend: SocketAddr,
         peers: Option<Fellows>,
     },
-    /// To a node that listens there.
+    /// A node that listens there.
     Node(Fellows),
 }
 
-/// A listener for nodes, and by what they know each other.
+/// A listener for nodes, and the secret that authenticates them.
 #[derive(Debug, Clone)]
 pub struct Fellows {
     pub address: SocketAddr,
     pub secret_file: PathBuf,
 }
 
-/// conman's proxy alone: what nginx and HAProxy are compared with, and the two nodes of a hop.
-/// Every session leads to one place; nobody is refused.
+/// Only conman's proxy: compared with nginx and HAProxy, and used as the two nodes of a hop.
+/// Every session leads to one place, and every client may connect.
 ///
 /// # Errors
 /// When an address cannot be listened on.

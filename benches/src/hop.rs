@@ -15,13 +15,13 @@ use crate::load::{Target, echo};
 use crate::statistics::{median, quantiles};
 use crate::{Chart, Report, rivals};
 
-/// Sizes of messages that are measured.
+/// Sizes of the measured messages.
 const SIZES: [usize; 2] = [64, 4_096];
 
-/// Most that an echo by way of another node may take, of one by the session's own.
+/// Largest allowed ratio of an echo through another node to one through the session's own.
 const MAX_RATIO: f64 = 2.2;
 
-/// The paths, as the table names them.
+/// The paths, with their names in the table.
 const LOCAL: &str = "the session's own node";
 const HOP: &str = "another node";
 const DIRECT: &str = "direct";
@@ -45,8 +45,9 @@ struct Measurement {
     p99_us: f64,
 }
 
-/// WebSocket echo by the session's own node and by way of another one: two processes with conman's
-/// proxy, its listener for nodes and its seals, in front of the same program, on loopback.
+/// WebSocket echo through the session's own node and through another one: two processes with
+/// conman's proxy, its listener for nodes and its seals, in front of the same program, on
+/// loopback.
 ///
 /// # Errors
 /// When a process cannot be started, or an echo fails.
@@ -108,7 +109,7 @@ fn write_secret(path: &Path) -> Result<()> {
         .create_new(true)
         .mode(0o600)
         .open(path);
-    // Known to nobody but these processes, and of no worth.
+    // Only these processes know it, and it protects nothing.
     let text = "a benchmark of the hop between two nodes";
     file.and_then(|mut file| file.write_all(text.as_bytes()))
         .with_context(|| format!("writing {}", path.display()))
@@ -118,7 +119,7 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header([
-        "by way of",
+        "through",
         "message",
         "p50",
         "p99",
@@ -140,7 +141,7 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
             let ratio = p50 / base;
             if path == HOP && ratio > MAX_RATIO {
                 missed.push(format!(
-                    "{bytes} B by way of another node take {ratio:.2} times as long as by their \
+                    "{bytes} B through another node take {ratio:.2} times as long as through their \
                      own, and may take {MAX_RATIO}"
                 ));
             }
@@ -172,7 +173,7 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
             "measurements": measurements,
         }),
         chart: Chart {
-            title: "WebSocket echo of 64 B by way of another node: median".to_owned(),
+            title: "WebSocket echo of 64 B through another node: median".to_owned(),
             unit: "µs",
             plot: Plot::Bars(bars),
         },

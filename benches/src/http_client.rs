@@ -14,7 +14,7 @@ const MAX_BODY_BYTES: usize = 64 << 20;
 /// Bound on one exchange; the slowest is a preemption's report.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// One request on a connection of its own over TCP, answered with JSON.
+/// Sends one request on a new TCP connection, and reads a JSON answer.
 pub(crate) async fn json_over_tcp<T: DeserializeOwned>(
     address: &str,
     method: Method,
@@ -25,7 +25,7 @@ pub(crate) async fn json_over_tcp<T: DeserializeOwned>(
     connection.json(method, path, body).await
 }
 
-/// One GET on a connection of its own over a Unix socket, answered with JSON.
+/// Sends one GET on a new connection over a Unix socket, and reads a JSON answer.
 pub(crate) async fn json_over_unix<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T> {
     let stream = UnixStream::connect(socket)
         .await
@@ -34,7 +34,7 @@ pub(crate) async fn json_over_unix<T: DeserializeOwned>(socket: &Path, path: &st
     connection.json(Method::GET, path, None).await
 }
 
-/// A connection that is kept for many requests.
+/// A connection for many requests.
 pub(crate) struct Connection {
     sender: hyper::client::conn::http1::SendRequest<Full<Bytes>>,
     driver: tokio::task::JoinHandle<Result<(), hyper::Error>>,
@@ -62,7 +62,7 @@ impl Connection {
         Ok(Self { sender, driver })
     }
 
-    /// One request, answered with JSON.
+    /// Sends one request, and reads a JSON answer.
     pub(crate) async fn json<T: DeserializeOwned>(
         &mut self,
         method: Method,

@@ -1,8 +1,8 @@
 use anyhow::{Context, Result, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Carries `measurement` out unless Ctrl-C or SIGTERM comes first, so that the caller can clean
-/// up after it either way.
+/// Runs `measurement` unless Ctrl-C or SIGTERM comes first, so that the caller can clean up in
+/// either case.
 ///
 /// # Errors
 /// Those of the measurement; when it was interrupted.
@@ -12,9 +12,9 @@ pub(crate) async fn until_interrupted<T>(
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
     tokio::select! {
-        // What the measurement had begun is the caller's to end.
+        // The caller ends what the measurement had started.
         done = measurement => done,
-        // A signal that is not awaited any more means nothing.
+        // Cancel safe: a later signal has no meaning.
         _ = terminate.recv() => bail!("interrupted by SIGTERM; everything is cleaned up"),
         _ = interrupt.recv() => bail!("interrupted; everything is cleaned up"),
     }

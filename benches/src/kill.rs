@@ -17,7 +17,7 @@ use crate::{BUSYBOX_IMAGE, Chart, Report};
 
 /// Bound on everything that Docker does with hundreds of containers.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Session starts at a time while the benchmark is prepared.
+/// Concurrent session starts while the benchmark is prepared.
 const PARALLEL_STARTS: usize = 8;
 
 /// What to measure.
@@ -25,9 +25,9 @@ const PARALLEL_STARTS: usize = 8;
 pub struct KillOptions {
     /// conman's own binary.
     pub binary: PathBuf,
-    /// Containers a measurement.
+    /// Containers for each measurement.
     pub count: usize,
-    /// Measurements of each way, in alternation.
+    /// Measurements of each variant, in alternation.
     pub rounds: usize,
 }
 
@@ -67,7 +67,7 @@ struct Measurement {
     cleaned_ms: f64,
 }
 
-/// Kills `count` containers at once in each of three ways, in alternation.
+/// Kills `count` containers at once in each of three variants, in alternation.
 ///
 /// # Errors
 /// When Docker or the image is missing, a session does not start, or something does not end
@@ -113,7 +113,7 @@ async fn measure(
     Ok(measurements)
 }
 
-/// Marks what this run has Docker make.
+/// The name of everything that Docker makes for this run.
 fn mark() -> String {
     format!("conman-bench-{}", std::process::id())
 }
@@ -123,7 +123,7 @@ fn plain_label() -> String {
     format!("dev.conman.bench={}", mark())
 }
 
-/// Removes the plain containers that a measurement without an end left.
+/// Removes the plain containers that an interrupted measurement left.
 async fn sweep_plain(docker: &Docker) -> Result<()> {
     let label = plain_label();
     let ids = docker.ids(&label).await?;
@@ -201,7 +201,7 @@ async fn sessions(
             report.unreleased
         );
     }
-    // A preempted node cleans nothing up, because its machine is going; this one stays.
+    // A preempted node removes nothing, because its machine stops; this one continues.
     daemon.readmit().await?;
     docker.wait_none(&label, true, PATIENCE).await?;
     let cleaned = notice.elapsed();
@@ -215,10 +215,10 @@ async fn sessions(
     })
 }
 
-/// Docker leaves the cgroup that it was told to use; ours is empty by now.
+/// Docker does not remove the cgroup that it was told to use; ours is empty at this point.
 fn remove_cgroups(mark: &str) {
     if let Ok(cgroups) = conman_linux::Cgroups::detect() {
-        // What cannot be removed is an empty folder in a pseudo file system: nothing to fail for.
+        // At worst an empty folder in a pseudo file system stays, which is no failure.
         let _ = cgroups.remove_tree(&format!("/{mark}"));
     }
 }

@@ -1,12 +1,12 @@
 //! The end-to-end benchmarks behind `conman bench`.
 //!
-//! Each runs against a conman of its own (temporary state, free ports), started from the same
-//! binary and removed at the end, so that a benchmark never touches the sessions of a machine.
-//! Results are data ([`Report`]); the command line prints them as a table or as JSON and writes
-//! the chart.
+//! Each one runs a separate conman (temporary state, free ports), started from the same binary
+//! and removed at the end, so that a benchmark never touches the sessions of a machine. Results
+//! are data ([`Report`]); the command line prints them as a table or as JSON and writes the
+//! chart.
 //!
-//! What is compared is measured in one run and in alternation: figures of different runs or
-//! machines say little about each other, ratios within one run do.
+//! Compared variants are measured in one run and in alternation: figures of different runs or
+//! machines are hardly comparable, ratios within one run are.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -51,8 +51,8 @@ pub struct Report {
     pub table: String,
     /// For programs.
     pub json: serde_json::Value,
-    /// For the eye.
+    /// A picture.
     pub chart: Chart,
-    /// Which bound is not met, in words.
+    /// The bound that is not met, as text.
     pub missed: Option<String>,
 }

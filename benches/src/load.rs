@@ -1,4 +1,4 @@
-//! A WebSocket client that costs as little as possible, so that what it measures is the path.
+//! A WebSocket client that costs as little as possible, so that it measures only the path.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest response head that a proxy may send.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// Where a WebSocket is opened.
+/// The address of a WebSocket.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
     pub(crate) path: String,
 }
 
-/// What one run measured.
+/// Result of one run.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
     /// Every message's time to its echo, in microseconds.
@@ -74,7 +74,7 @@ pub(crate) async fn echo(
 pub(crate) struct Client {
     stream: TcpStream,
     sent: Vec<u8>,
-    /// What the echo must look like: the same payload behind a header without a mask.
+    /// The expected echo: the same payload after a header without a mask.
     expected: Vec<u8>,
     received: Vec<u8>,
 }
@@ -115,8 +115,8 @@ impl Client {
             read.context("receiving")?;
             anyhow::Ok(())
         };
-        // A timer for every message would cost more than the message; a stuck path is bounded by
-        // the caller's whole run.
+        // A timer for every message would cost more than the message. The caller's bound on the whole
+        // run covers a stuck path.
         exchange.await?;
         ensure!(
             self.received == self.expected,
@@ -168,7 +168,7 @@ async fn handshake(stream: &mut TcpStream, target: &Target) -> Result<()> {
         .await
         .context("sending the request")?;
     let mut head = Vec::new();
-    // Byte by byte, so that nothing behind the head is taken from the frames.
+    // Byte by byte, so that nothing after the head is taken from the frames.
     while !head.ends_with(b"\r\n\r\n") {
         let byte = stream.read_u8().await.context("reading the response")?;
         head.push(byte);

@@ -3,11 +3,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use conman_linux::proc_scan;
 
-/// Time between two looks. Short against what is measured, long enough not to take a core.
+/// Poll interval: short compared to what is measured, long enough not to use up a core.
 const POLL: Duration = Duration::from_millis(4);
 
-/// Watches processes die from outside: it asks `/proc` alone, knows nothing of pidfds, conman or
-/// Docker, and runs on a thread of its own.
+/// Watches processes die from outside: it only reads `/proc`, does not use pidfds, conman or
+/// Docker, and runs on a separate thread.
 #[derive(Debug)]
 pub(crate) struct Observer {
     cgroup: String,
@@ -15,7 +15,7 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Notes every live process below a cgroup.
+    /// Records every live process below a cgroup.
     pub(crate) fn of_cgroup(cgroup: &str) -> Result<Self> {
         let alive: Vec<_> = proc_scan::alive_below(cgroup)
             .into_iter()
@@ -40,14 +40,11 @@ impl Observer {
 
     /// The moment at which the last of them was first seen dead: gone, a zombie, or another
     /// process under its PID.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this runs on a thread of its own"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "this runs on a separate thread")]
     pub(crate) fn wait_all_dead(mut self, patience: Duration) -> Result<Instant> {
         let deadline = Instant::now() + patience;
         while !self.alive.is_empty() {
-            // Only the last one still there is asked about until it goes: one read a look.
+            // Only the last one left is checked until it has gone: one read for each poll.
             while let Some((pid, start_time)) = self.alive.last() {
                 if is_alive(*pid, *start_time) {
                     break;
@@ -78,7 +75,7 @@ fn is_alive(pid: i32, start_time: u64) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
-    // The program's name may contain anything; the fields begin behind its last parenthesis.
+    // The program's name may contain anything; the fields begin after its last parenthesis.
     let Some((_, fields)) = stat.rsplit_once(')') else {
         return false;
     };

@@ -19,13 +19,13 @@ use crate::{Chart, Report};
 
 /// Bound on the last death.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Session starts at a time while a measurement is prepared.
+/// Concurrent session starts while a measurement is prepared.
 const PARALLEL_STARTS: usize = 8;
 /// The image's name in conman's store.
 const IMAGE: &str = "conman-bench:preempt";
-/// What each session may use of a processor.
+/// CPU limit of each session.
 const CPUS: f64 = 0.01;
-/// Bound on the last death of spinning sessions: this multiple of that of idle ones, and a constant.
+/// Bound on the last death of spinning sessions: this multiple of the idle ones', and a constant.
 const MOST_TIMES: f64 = 2.0;
 const MOST_MORE_MS: f64 = 200.0;
 
@@ -56,7 +56,7 @@ struct Measurement {
     last_release_ms: f64,
 }
 
-/// Preempts a node of native sessions that are limited to a hundredth of a processor, idle and
+/// Preempts a node of native sessions with a limit of a hundredth of a processor, idle and
 /// spinning in alternation.
 ///
 /// # Errors

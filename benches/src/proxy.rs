@@ -15,10 +15,10 @@ use crate::load::{Target, echo};
 use crate::statistics::{median, quantiles};
 use crate::{Chart, PYTHON_IMAGE, Report, rivals};
 
-/// Connections and message sizes that are measured.
+/// Numbers of connections and sizes of messages that are measured.
 const CASES: [(usize, usize); 4] = [(1, 64), (32, 64), (1, 65_536), (32, 65_536)];
 
-/// The rivals, as the table names them.
+/// The rivals, with their names in the table.
 const NGINX: &str = "nginx";
 const HAPROXY: &str = "HAProxy";
 

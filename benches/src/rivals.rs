@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 const START_PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A proxy that ends with this value, the worker processes that it has made included.
+/// A proxy that ends when this is dropped, including its worker processes.
 #[derive(Debug)]
 pub(crate) struct Rival {
     child: Child,
@@ -26,7 +26,7 @@ impl Drop for Rival {
             .id()
             .and_then(|id| Pid::from_raw(id.try_into().ok()?));
         if let Some(leader) = leader {
-            // A group that has ended by itself needs no signal.
+            // A group that has ended already needs no signal.
             let _ = kill_process_group(leader, Signal::KILL);
         }
     }
@@ -66,7 +66,7 @@ pub(crate) async fn haproxy(directory: &Path, port: u16, backend: SocketAddr) ->
     spawn("haproxy", command, port).await
 }
 
-/// conman's own proxy in front of the same address.
+/// Only conman's proxy, in front of the same address.
 pub(crate) async fn conman(binary: &Path, port: u16, backend: SocketAddr) -> Result<Rival> {
     let mut command = Command::new(binary);
     command.args(["bench", "forward", "--listen", &format!("127.0.0.1:{port}")]);
@@ -74,14 +74,14 @@ pub(crate) async fn conman(binary: &Path, port: u16, backend: SocketAddr) -> Res
     spawn("conman bench forward", command, port).await
 }
 
-/// The program of a session, outside of any.
+/// The program of a session, outside a session.
 pub(crate) async fn echo(binary: &Path, port: u16) -> Result<Rival> {
     let mut command = Command::new(binary);
     command.args(["bench", "echo", "--listen", &format!("127.0.0.1:{port}")]);
     spawn("conman bench echo", command, port).await
 }
 
-/// A node that has the session; listens for clients and for nodes.
+/// A node with the session; listens for clients and for nodes.
 pub(crate) async fn owner(
     binary: &Path,
     (port, peers): (u16, u16),
@@ -96,7 +96,7 @@ pub(crate) async fn owner(
     spawn("a node", command, port).await
 }
 
-/// A node that clients reach, and whose sessions are all on the node that listens there.
+/// A node for clients, all of whose sessions are on the node that listens there.
 pub(crate) async fn entry(
     binary: &Path,
     port: u16,

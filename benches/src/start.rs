@@ -15,10 +15,10 @@ use crate::interruption::until_interrupted;
 use crate::statistics::{Quantiles, quantiles};
 use crate::{BUSYBOX_IMAGE, Chart, Report};
 
-/// Phases that are Docker's calls or the session's own program; all others are conman's part.
+/// Phases that are Docker's calls or the session's program; all others are conman's part.
 const NOT_OURS: [&str; 3] = ["create", "start", "ready"];
-/// Waiting for a place among the concurrent starts; it depends on the load offered, so it is
-/// listed apart and counted in no part.
+/// Waiting for a place among the concurrent starts. It depends on the load, so it is listed
+/// separately and belongs to no part.
 const QUEUE: &str = "queue";
 
 /// What to measure.
@@ -28,11 +28,11 @@ pub struct StartOptions {
     pub binary: PathBuf,
     /// Sessions to start.
     pub count: usize,
-    /// Starts at a time.
+    /// Concurrent starts.
     pub parallel: usize,
 }
 
-/// Starts sessions of a small web server through the API and adds up conman's own part of each.
+/// Starts sessions of a small web server through the API and adds up conman's part of each.
 ///
 /// # Errors
 /// When Docker or the image is missing or a session does not start.

@@ -10,8 +10,7 @@ pub(crate) struct Quantiles {
     pub(crate) max: f64,
 }
 
-/// By the nearest-rank method: every quantile is a value that was measured. `None` for an empty
-/// sample.
+/// By the nearest-rank method: every quantile is a measured value. `None` for an empty sample.
 pub(crate) fn quantiles(sample: &[f64]) -> Option<Quantiles> {
     let mut sorted = sample.to_vec();
     sorted.sort_by(f64::total_cmp);

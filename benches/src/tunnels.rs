@@ -14,13 +14,13 @@ use crate::interruption::until_interrupted;
 use crate::load::{Client, Target};
 use crate::{Chart, PYTHON_IMAGE, Report};
 
-/// Tunnels opened at a time.
+/// Concurrent openings of tunnels.
 const PARALLEL: usize = 32;
-/// Tunnels opened and closed beforehand, so that what the daemon allocates once is not counted.
+/// Tunnels opened and closed first, so that one-time allocations of the daemon are not counted.
 const WARM_UP: usize = 64;
-/// Time for buffers of the handshakes to be given back.
+/// Time until buffers of the handshakes are freed.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Messages on each tunnel are this small.
+/// Size of messages on each tunnel.
 const MESSAGE_BYTES: usize = 64;
 
 /// What to measure.

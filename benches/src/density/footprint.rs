@@ -1,11 +1,11 @@
-//! What sessions cost a machine, as the kernel counts it.
+//! The resources that sessions use on a machine, as the kernel counts them.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Programs whose own memory is asked for; asking all would take longer than starting them.
+/// Programs whose memory is measured; measuring all would take longer than starting them.
 const SAMPLED_PROGRAMS: usize = 200;
 
 /// Memory of the whole machine, in bytes.
@@ -41,12 +41,12 @@ impl MachineMemory {
     }
 }
 
-/// What `count` sessions cost, in bytes each.
+/// The memory of `count` sessions, in bytes for each.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Footprint {
-    /// By what the machine has less for others.
+    /// By the decrease of the machine's available memory.
     pub(super) all: f64,
-    /// Their programs' own: proportional set size.
+    /// Only their programs: proportional set size.
     pub(super) program: f64,
     slab: f64,
     percpu: f64,
@@ -74,7 +74,7 @@ impl Footprint {
         }
     }
 
-    /// Beyond the programs themselves.
+    /// Memory in addition to the programs.
     pub(super) fn overhead(&self) -> f64 {
         self.all - self.program
     }
@@ -85,12 +85,12 @@ impl Footprint {
             ("per-CPU", self.percpu),
             ("kernel stacks", self.kernel_stack),
             ("page tables", self.page_tables),
-            ("anonymous pages, the programs' included", self.anonymous),
+            ("anonymous pages, including the programs'", self.anonymous),
         ]
     }
 }
 
-/// Mean proportional set size of programs, in bytes; some of them stand for all.
+/// Mean proportional set size of programs, in bytes, from a sample.
 pub(super) fn program_bytes(pids: &[i32]) -> Result<f64> {
     let step = pids.len().div_ceil(SAMPLED_PROGRAMS).max(1);
     let sizes: Vec<u64> = pids
@@ -106,7 +106,7 @@ pub(super) fn program_bytes(pids: &[i32]) -> Result<f64> {
     Ok(sizes.iter().sum::<u64>() as f64 * 1_024.0 / sizes.len() as f64)
 }
 
-/// One of conman's own processes.
+/// One of conman's processes.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Own {
     pub(super) resident_bytes: u64,

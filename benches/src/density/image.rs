@@ -1,4 +1,4 @@
-//! The image: busybox's HTTP server and nothing else, from the distribution's package.
+//! The image: only busybox's HTTP server, from the distribution's package.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,15 +7,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Where the distribution's busybox-static package puts it, depending on its age.
+/// Where the distribution's busybox-static package installs it, depending on its age.
 const BUSYBOX: [&str; 2] = ["/usr/bin/busybox", "/bin/busybox"];
 const NAMES: [&str; 4] = ["sh", "httpd", "sleep", "cat"];
 
-/// What the server is asked for.
+/// The page that the server returns.
 pub(super) const PAGE: &str = "alive\n";
 pub(super) const COMMAND: [&str; 6] = ["httpd", "-f", "-p", "8080", "-h", "/srv"];
 
-/// A root directory below `directory`.
+/// Makes a root directory below `directory`.
 pub(crate) fn root(directory: &Path) -> Result<PathBuf> {
     let busybox = BUSYBOX
         .iter()
@@ -36,7 +36,7 @@ pub(crate) fn root(directory: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// The same as an archive.
+/// Packs it as an archive.
 pub(crate) fn archive(root: &Path) -> Result<PathBuf> {
     let archive = root.with_extension("tar");
     let packed = Command::new("tar")

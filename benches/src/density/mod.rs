@@ -1,4 +1,4 @@
-//! How many sessions one machine holds, and what the next one costs when there are that many.
+//! How many sessions one machine holds, and the cost of one more at that number.
 
 mod footprint;
 pub(crate) mod image;
@@ -26,9 +26,9 @@ use crate::kill::milliseconds;
 use crate::observer::Observer;
 use footprint::{Footprint, MachineMemory, Own};
 
-/// Sessions that are asked for their page at the end.
+/// Sessions whose page is requested at the end.
 const ASKED: usize = 500;
-/// Connections that ask them.
+/// Connections for these requests.
 const ASKING: usize = 8;
 /// Bound on the death of everything.
 const DEATH_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
@@ -41,28 +41,28 @@ pub struct DensityOptions {
     pub runtime: RuntimeKind,
     /// Sessions to start.
     pub count: usize,
-    /// Starts at a time.
+    /// Concurrent starts.
     pub parallel: usize,
-    /// Sessions alive while the others are measured.
+    /// Sessions alive while the rivals are measured.
     pub rivals_at: usize,
-    /// Containers of each of the others; 0 leaves them out.
+    /// Containers of each rival; 0 leaves them out.
     pub rivals: usize,
 }
 
 /// One start, as its client saw it.
 #[derive(Debug, Clone, Serialize)]
 struct Start {
-    /// Sessions that had been asked for before it.
+    /// Sessions requested before it.
     alive: usize,
     ms: f64,
     phases_ms: BTreeMap<String, f64>,
 }
 
-/// Sequential starts of one kind beside the same sessions.
+/// Sequential starts of one kind next to the same sessions.
 #[derive(Debug, Clone, Serialize)]
 struct Rival {
     name: &'static str,
-    /// `Err` says why there are none.
+    /// `Err` is the reason why there are none.
     times_ms: std::result::Result<Vec<f64>, String>,
 }
 
@@ -83,7 +83,7 @@ struct Measured {
 }
 
 /// Starts that many sessions of a small web server through the API, with limits and everything
-/// else that is on by default, asks some for their page, and preempts the node.
+/// else that is on by default, requests the page of some, and preempts the node.
 ///
 /// # Errors
 /// When the runtime or busybox is missing, a session does not start, or something does not end.
@@ -91,7 +91,7 @@ pub async fn density(options: &DensityOptions) -> Result<Report> {
     let scratch = tempfile::tempdir().context("making a temporary folder")?;
     let root = image::root(scratch.path())?;
     let archive = image::archive(&root)?;
-    // Just as many as are wanted: the kernel is prepared for that number.
+    // Exactly as many as needed: the kernel is prepared for that number.
     let room = options.count + options.rivals;
     let daemon =
         Daemon::with_templates(&options.binary, options.runtime, room, &template(options)).await?;
@@ -144,7 +144,7 @@ async fn measure(
         starts.extend(open(options, daemon, from, to, &bar).await?);
         elapsed_s += begun.elapsed().as_secs_f64();
         if from == 0 && options.rivals > 0 {
-            bar.println(format!("the others, beside {rivals_at} sessions"));
+            bar.println(format!("the rivals, next to {rivals_at} sessions"));
             rivals = measure_rivals(options, daemon, scratch, root).await;
         }
     }
@@ -196,7 +196,7 @@ fn session_id(number: usize) -> String {
     format!("d-{number}")
 }
 
-/// Starts sessions on as many connections as starts are wanted at a time.
+/// Starts sessions on one connection for each concurrent start.
 async fn open(
     options: &DensityOptions,
     daemon: &Daemon,
@@ -242,7 +242,7 @@ async fn start(connection: &mut Connection, alive: usize, id: &str) -> Result<St
     })
 }
 
-/// One after the other, conman's own way too.
+/// One after the other, including conman's own starts.
 async fn measure_rivals(
     options: &DensityOptions,
     daemon: &Daemon,
@@ -281,7 +281,8 @@ async fn measure_rivals(
     ]
 }
 
-/// Asks sessions, spread over all in a shuffled order, for their page; how many gave it.
+/// Requests the page of some sessions, spread over all in a shuffled order; returns how many
+/// answered.
 async fn ask(options: &DensityOptions, daemon: &Daemon, asked: usize) -> Result<usize> {
     let mut numbers: Vec<usize> = (0..options.count).collect();
     shuffle(&mut numbers, u64::from(std::process::id()));
@@ -301,7 +302,8 @@ async fn ask(options: &DensityOptions, daemon: &Daemon, asked: usize) -> Result<
     Ok(answering.into_inner())
 }
 
-/// Fisher and Yates, with the numbers of SplitMix64: which sessions are asked is nobody's choice.
+/// Fisher–Yates with the numbers of SplitMix64: the sample of sessions is arbitrary but
+/// reproducible.
 fn shuffle(numbers: &mut [usize], mut state: u64) {
     for end in (1..numbers.len()).rev() {
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);

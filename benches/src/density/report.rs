@@ -9,11 +9,11 @@ use crate::chart::{Plot, shown};
 use crate::statistics::{Quantiles, median, quantiles};
 use crate::{Chart, Report};
 
-/// Starts at each end that are compared.
+/// Starts that are compared at each end.
 const BLOCK: usize = 500;
 /// Starts for each point of the curve.
 const POINT: usize = 100;
-/// What is on while all this is measured.
+/// What is enabled during the measurements.
 const SWITCHED_ON: &str = "limits of memory, CPU and processes; user, pid, mount, network, ipc, \
     uts and cgroup namespaces; seccomp; no_new_privs; short list of capabilities; masked /proc; \
     writable root; logging; durable ownership records";
@@ -53,7 +53,7 @@ fn whole(starts: &[Start]) -> Result<Quantiles> {
     quantiles(&sample).context("no session was started")
 }
 
-/// The whole as the client saw it, and every phase, at both ends.
+/// The whole start as the client saw it, and every phase, at both ends.
 fn starts(block: usize, first: &[Start], last: &[Start]) -> Result<String> {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
@@ -127,7 +127,7 @@ fn rivals(measured: &Measured) -> Result<String> {
         }
     }
     Ok(format!(
-        "beside {} live sessions:\n{table}\n",
+        "next to {} live sessions:\n{table}\n",
         measured.rivals_at
     ))
 }
@@ -155,7 +155,7 @@ fn costs(options: &DensityOptions, measured: &Measured) -> String {
         shown(descriptors as f64 / options.count as f64)
     );
     text += &format!(
-        "{} of {} sessions asked for their page gave it\n",
+        "{} of {} sessions whose page was requested returned it\n",
         measured.answering, measured.asked
     );
     text += &format!(

@@ -1,4 +1,4 @@
-//! How long others take to start the same program, beside the sessions that are alive.
+//! How long rivals take to start the same program, next to the live sessions.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -17,7 +17,7 @@ pub(super) const MEMORY_BYTES: u64 = 64 << 20;
 pub(super) const CPUS: f64 = 0.5;
 pub(super) const PIDS: u32 = 32;
 
-/// Calls that crun's containers are refused, so that its filter has something to do.
+/// Calls that the seccomp filter of crun's containers refuses, so that it has work to do.
 const REFUSED_CALLS: [&str; 12] = [
     "add_key",
     "bpf",
@@ -85,7 +85,7 @@ impl Crun {
         Ok(())
     }
 
-    /// What was never made cannot be deleted, and that is fine.
+    /// Deleting a container that was never made fails; that is fine.
     async fn delete(&self, number: usize) {
         let _ = self
             .command()
@@ -107,8 +107,8 @@ impl Crun {
     }
 }
 
-/// As close to a session as an OCI runtime comes by itself: the same namespaces, limits and
-/// program. Its root is a plain read-only directory, since making an overlay is its caller's part.
+/// As close to a session as an OCI runtime alone comes: the same namespaces, limits and program.
+/// Its root is a plain read-only directory, since its caller would make the overlay.
 fn crun_spec(root: &Path, name: &str) -> Value {
     let namespaces = ["pid", "network", "ipc", "uts", "mount", "cgroup", "user"];
     let namespaces: Vec<Value> = namespaces
