@@ -1,5 +1,5 @@
-//! `cargo xtask acceptance`: the faults of a fleet, held to their figures, the hostile battery in full,
-//! and all that is tried on virtual machines.
+//! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
+//! battery, and all tests on virtual machines.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,30 +10,29 @@ use crate::hostile::{self, HostileArguments};
 use crate::process::{cargo, output};
 use crate::{cluster, earlier, setup, suite};
 
-/// The module of the faults in the test program of fleets.
+/// The module of the faults in the fleet's test program.
 const ROWS: &str = "rows::";
 
-/// Of two versions in one fleet.
+/// The fault about two versions in one fleet.
 const OF_VERSIONS: &str = "row_34";
 
-/// Every fault, each judged by its time as on a machine that does nothing else.
+/// Every fault, judged by the times of an otherwise idle machine.
 const JUDGED: [&str; 2] = ["CONMAN_CLUSTER_QUIET", "CONMAN_CLUSTER_LONG"];
 
-/// Thirty nodes keep two processors busy by themselves: what takes long then is not judged but for the
-/// row's own figure.
+/// Thirty nodes keep two processors busy, so that only the row's own figure is judged.
 const THIRTY: [&str; 1] = ["CONMAN_CLUSTER_THIRTY"];
 const ROW_OF_THIRTY: &str = "row_21_a_third";
 
-/// What fails where it is told to, as builds for debugging alone do.
+/// The fault that uses failpoints, which only debug builds have.
 const WITH_FAILPOINTS: &str = "row_03";
 
-/// The filter that stands for the hostile battery.
+/// The filter that selects the hostile battery.
 const HOSTILE: &str = "hostile";
 
-/// The filter that stands for the tests on virtual machines.
+/// The filter that selects the tests on virtual machines.
 const MACHINES: &str = "machines";
 
-/// Those tests, at full length, and the packages whose tests they run there.
+/// Variable for the tests on virtual machines at full length, and the packages tested there.
 const LONG_MACHINES: &str = "CONMAN_VM_LONG";
 const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"];
 
@@ -51,7 +50,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         Some(MACHINES) => machines(),
         Some(filter) => faults(filter),
         None => {
-            // All run, so that one acceptance shows everything that is wrong.
+            // All run, so that one acceptance shows all failures.
             let outcomes = [faults(""), attacks(), machines()];
             outcomes.into_iter().collect()
         }
@@ -110,10 +109,11 @@ fn faults(filter: &str) -> Result<()> {
     if failed.is_empty() {
         return Ok(());
     }
-    bail!("not as they should be, see above: {}", failed.join(", "));
+    bail!("failed, see above: {}", failed.join(", "));
 }
 
-/// The whole hostile battery on a release build, the layers one by one, and Docker's sessions.
+/// Runs the whole hostile battery on a release build, the layers one by one, and the one on Docker's
+/// sessions.
 fn attacks() -> Result<()> {
     let native = HostileArguments {
         acceptance: true,
@@ -131,7 +131,7 @@ fn attacks() -> Result<()> {
     })
 }
 
-/// The rows that a filter lets through.
+/// The rows that a filter selects.
 fn names(filter: &str) -> Result<Vec<String>> {
     let mut list = cargo();
     list.args(["test", "--quiet", "--locked", "--package", "conman-cluster"]);
@@ -143,7 +143,7 @@ fn names(filter: &str) -> Result<Vec<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Whether all is as it should be, with this build of conman or that for debugging.
+/// Runs rows, with this build of conman or the debug build; returns whether all pass.
 fn rows(
     names: &[String],
     judged: &[&str],

@@ -37,7 +37,7 @@ pub(crate) fn run() -> Result<()> {
     dependency_rules()
 }
 
-/// Licences, bans and sources from the lock file; advisories where their database can be had.
+/// Licences, bans and sources from the lock file; advisories if their database is available.
 fn dependency_rules() -> Result<()> {
     if !installed("cargo-deny") {
         let step = Step::start("installing cargo-deny");

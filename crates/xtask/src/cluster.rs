@@ -24,8 +24,8 @@ pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
     if makes {
         setup::for_clusters()?;
     }
-    // What made the fleet goes on with it: building that alone would take a minute of silence, since
-    // cargo has other features for it than beside conman.
+    // Commands that make a fleet also build the cluster's program: separately that would take a minute
+    // of silence, since cargo uses other features for it than together with conman.
     if makes || !Path::new(program().get_program()).exists() {
         build(makes)?;
     }
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
         .status()
         .context("starting the cluster's program")?;
     if !status.success() {
-        // It has said why; the code is that of a command on a host.
+        // It has printed the reason; the code is that of a command on a host.
         std::process::exit(status.code().unwrap_or(1));
     }
     Ok(())
@@ -43,10 +43,10 @@ pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
 /// Arguments of `cargo xtask overlap`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OverlapArguments {
-    /// Go on until sessions have changed hosts so often.
+    /// Continue until sessions have changed hosts this often.
     #[arg(long, default_value_t = 300)]
     handovers: usize,
-    /// What the faults are drawn from; a random one by default, which is printed.
+    /// Seed of the faults; a random one by default, which is printed.
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct OverlapArguments {
 /// `cargo xtask overlap`: the long form of the overlap test.
 pub(crate) fn overlap(arguments: &OverlapArguments) -> Result<()> {
     setup::for_clusters()?;
-    // Stops a Docker that it has started when it is dropped; what is wanted are its programs.
+    // When dropped, it stops a Docker that it has started; only its programs are needed.
     let _docker = setup::for_docker()?;
     build(true)?;
     let mut command = program();
@@ -78,29 +78,29 @@ pub(crate) struct BenchArguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Bench {
-    /// How soon the sessions of a node that goes away are served by another one.
+    /// How soon another node serves the sessions of a node that leaves.
     Fleet(FleetArguments),
 }
 
 #[derive(Debug, clap::Args)]
 struct FleetArguments {
-    /// Sessions on the node that goes.
+    /// Sessions on the node that leaves.
     #[arg(long, default_value_t = 200)]
     sessions: usize,
-    /// Those of them that clients are connected to, through other nodes.
+    /// Those of them with connected clients, through other nodes.
     #[arg(long, default_value_t = 20)]
     clients: usize,
-    /// What runs the sessions.
+    /// Runtime of the sessions.
     #[arg(long, default_value = "native", value_parser = ["native", "docker"])]
     runtime: String,
-    /// The node vanishes without a notice.
+    /// The node disappears without a notice.
     #[arg(long)]
     lost: bool,
-    /// What the node that goes does not share with the others, as machines share nothing: the
+    /// What the node that leaves does not share with the others, as on separate machines: the
     /// processors, or the kernel with its Docker Engine, which is stopped from the notice on.
     #[arg(long, value_parser = ["processors", "engine"])]
     apart: Option<String>,
-    /// This `conman` in place of a release build of this tree.
+    /// Use this `conman` instead of a release build of this tree.
     #[arg(long)]
     binary: Option<PathBuf>,
     #[arg(long)]
@@ -112,7 +112,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
     let Bench::Fleet(fleet) = &arguments.what;
     setup::for_clusters()?;
     let docker = fleet.runtime == "docker";
-    // Stops a Docker that it has started when it is dropped.
+    // When dropped, it stops a Docker that it has started.
     let _docker = docker.then(setup::for_docker).transpose()?;
     build(false)?;
     let binary = match &fleet.binary {

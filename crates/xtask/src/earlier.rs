@@ -1,4 +1,4 @@
-//! An earlier conman, for fleets of two versions.
+//! Builds an earlier conman, for fleets of two versions.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,13 +10,13 @@ use anyhow::{Context, Result};
 use crate::process::{cargo, output, root, target_dir};
 use crate::progress::Step;
 
-/// Names another build instead.
+/// Variable that names another build instead.
 const VARIABLE: &str = "CONMAN_PREVIOUS_BINARY";
 
-/// What is built: to be moved on with each release, to the one before it.
+/// The commit to build; each release moves it to the one before it.
 const COMMIT: &str = "6096c76556b4d55802c10e02d61094bb2e3ec2d0";
 
-/// The variable that names it, where there is one: a clone without history has none.
+/// The variable and the build, if there is one: a clone without history has none.
 pub(crate) fn variable() -> Result<Option<(&'static str, OsString)>> {
     let named = match std::env::var_os(VARIABLE) {
         Some(named) => Some(named),
@@ -59,13 +59,13 @@ fn build() -> Result<Option<PathBuf>> {
     let built = place.join("build");
     step.run(build.arg("--target-dir").arg(&built))?;
     fs::create_dir_all(&kept).with_context(|| format!("cannot make {}", kept.display()))?;
-    // Not there by its name before it is whole.
+    // It gets its name only once it is whole.
     let new = kept.join("conman.new");
     let copied = fs::copy(built.join("release/conman"), &new);
     copied
         .and_then(|_| fs::rename(&new, &program))
         .with_context(|| format!("cannot make {}", program.display()))?;
-    // Only the program is of use, and the rest is large.
+    // Only the program is needed, and the rest is large.
     for rest in [&tree, &built] {
         fs::remove_dir_all(rest).with_context(|| format!("cannot remove {}", rest.display()))?;
     }

@@ -19,20 +19,20 @@ pub(crate) struct HostileArguments {
     /// On Docker's sessions: exactly those probes succeed that `conman doctor` lists.
     #[arg(long)]
     pub(crate) docker: bool,
-    /// Each layer of protection with the others off, for the probes that need nothing but a session.
+    /// Try each layer of protection with the others off, for the probes that need nothing but a session.
     #[arg(long)]
     pub(crate) layers: bool,
-    /// The long probes as well, and the bystander's times held to those of a quiet machine.
+    /// Include the long probes, and judge the bystander's times as on a quiet machine.
     #[arg(long)]
     pub(crate) acceptance: bool,
-    /// This `conman` in place of a debug build of this tree.
+    /// Use this `conman` instead of a debug build of this tree.
     #[arg(long)]
     pub(crate) binary: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &HostileArguments) -> Result<()> {
     setup::for_hostile()?;
-    // Stops a Docker that it has started when it is dropped.
+    // When dropped, it stops a Docker that it has started.
     let _docker = arguments.docker.then(setup::for_docker).transpose()?;
     let mut build = cargo();
     build.args([

@@ -1,12 +1,12 @@
 //! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `acceptance`, `check`, `sim`,
 //! `overlap`, `hostile`, `bench`, `setup`.
 //!
-//! `demo`, `test` and `setup` set a fresh Debian or Ubuntu machine up: packages, Docker Engine, images
-//! made on the spot from distribution packages. What a command started, it stops again.
+//! `demo`, `test` and `setup` set up a fresh Debian or Ubuntu machine: packages, Docker Engine,
+//! images made locally from distribution packages. Every command stops what it started.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::print_stdout,
-    reason = "a command line tool talks on standard output"
+    reason = "a command line tool prints to standard output"
 )]
 #![expect(
     clippy::print_stderr,
@@ -41,19 +41,19 @@ struct Arguments {
 enum Command {
     /// Set up this machine, start conman, open a few sessions, show what to try.
     Demo(demo::DemoArguments),
-    /// A fleet on this machine, to play with: nodes and etcd in network namespaces.
+    /// A fleet on this machine, to try out: nodes and etcd in network namespaces.
     #[command(disable_help_flag = true)]
     Cluster(cluster::ClusterArguments),
     /// Set up this machine for the test suite and run all of it.
     Test(suite::TestArguments),
-    /// Hold the faults of a fleet to their figures, in full length: five minutes without etcd, thirty
-    /// nodes. For a machine that does nothing else.
+    /// Compare the faults of a fleet to their figures, at full length: five minutes without etcd,
+    /// thirty nodes. For an otherwise idle machine.
     Acceptance(acceptance::AcceptanceArguments),
     /// Attack a node from inside its sessions, while a bystander must not notice.
     Hostile(hostile::HostileArguments),
     /// Formatting, lints, documentation, dependency rules.
     Check,
-    /// Search simulated fleets for two containers of one session, and all else that must not be.
+    /// Search simulated fleets for two containers of one session, and other violations.
     Sim(sim::SimArguments),
     /// Disturb a real fleet at random, and judge whether two containers of one session ever ran.
     Overlap(cluster::OverlapArguments),

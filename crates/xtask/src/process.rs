@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::progress::shown;
 
-/// How often a condition is looked at while waiting for it.
+/// Poll interval while waiting for a condition.
 const POLL: Duration = Duration::from_millis(50);
 
 /// The repository's root.
@@ -43,7 +43,7 @@ pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// A daemon started by this command: told to stop, and then made to, when dropped.
+/// A daemon started by this command. When dropped, it is stopped, by force if necessary.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     name: &'static str,
@@ -76,12 +76,12 @@ impl Daemon {
             .with_context(|| format!("looking after {}", self.name))
     }
 
-    /// Lets it run on after this command.
+    /// Lets it continue after this command.
     pub(crate) fn keep(mut self) {
         self.kept = true;
     }
 
-    /// Tells it to stop and waits; kills it when it does not.
+    /// Sends SIGTERM and waits; kills it if it does not stop.
     pub(crate) fn stop(&mut self) -> Result<()> {
         if self.kept || self.ended()?.is_some() {
             return Ok(());
@@ -116,7 +116,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Waits until `condition` holds; `false` when it does not in time.
+/// Waits until `condition` holds; `false` if it does not in time.
 pub(crate) fn wait_until(
     patience: Duration,
     mut condition: impl FnMut() -> Result<bool>,
@@ -133,7 +133,7 @@ pub(crate) fn wait_until(
     }
 }
 
-/// Runs a command and gives its output, an error when it fails.
+/// Runs a command and returns its output; an error if it fails.
 pub(crate) fn output(command: &mut Command) -> Result<Output> {
     let output = command
         .output()
@@ -179,7 +179,7 @@ pub(crate) fn is_raised(flag: &AtomicBool) -> bool {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "this program has no async runtime to hold up"
+    reason = "this program has no async runtime to block"
 )]
 pub(crate) fn pause(time: Duration) {
     std::thread::sleep(time);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often the spinner turns.
+/// Interval of the spinner.
 const TICK: Duration = Duration::from_millis(120);
 /// Lines of output shown when a step fails.
 const LINES_ON_FAILURE: usize = 40;
@@ -57,8 +57,8 @@ impl Step {
         eprintln!("  ✓ {} ({took:.1} s)", self.name);
     }
 
-    /// Runs a command to its end with its latest line as the note; its output is shown only when
-    /// it fails.
+    /// Runs a command to its end with its latest line as the note; its output is shown only if it
+    /// fails.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         let shown = shown(command);
         let (reader, writer) = std::io::pipe().context("making a pipe")?;
@@ -69,7 +69,7 @@ impl Step {
         let mut child = command
             .spawn()
             .with_context(|| format!("starting `{shown}`; is it installed?"))?;
-        // The command's own ends of the pipe must be closed here, or reading never ends.
+        // Our copies of the command's pipe ends must be closed here, or reading never ends.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut last = std::collections::VecDeque::with_capacity(LINES_ON_FAILURE);
         for line in BufReader::new(reader).split(b'\n') {
@@ -95,7 +95,7 @@ impl Step {
     }
 }
 
-/// A command as a person would type it.
+/// A command as a user would type it.
 pub(crate) fn shown(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())

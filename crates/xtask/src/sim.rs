@@ -8,19 +8,19 @@ use crate::progress::Step;
 /// Arguments of `cargo xtask sim`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SimArguments {
-    /// So many fleets, one a seed.
+    /// Number of fleets, one for each seed.
     #[arg(long, default_value_t = 10_000)]
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     start: u64,
-    /// Go on after a violation and count them by rule.
+    /// Continue after a violation and count them by rule.
     #[arg(long)]
     all: bool,
-    /// Machines pause, unnoticed, for longer than the takeover time has room for.
+    /// Machines pause, unnoticed, for longer than the takeover time allows.
     #[arg(long)]
     beyond: bool,
-    /// Over a core broken by `tests/sim/sabotages/NAME.patch`.
+    /// Use a core broken by `tests/sim/sabotages/NAME.patch`.
     #[arg(long, value_name = "NAME")]
     sabotage: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! A conman of the demo's own: temporary state, free ports, everything removed at the end.
+//! The demo's conman: temporary state, free ports, everything removed at the end.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use crate::process::{Daemon, output, target_dir, wait_until};
 use crate::setup::{BUSYBOX_IMAGE, DEMO_IMAGE};
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// Sessions are killed at once; what takes time is Docker's removal of their containers.
+/// Sessions are killed at once; Docker's removal of their containers takes the time.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 const DEFAULT_API_PORT: u16 = 7700;
 
@@ -75,7 +75,7 @@ impl Conman {
         Ok(())
     }
 
-    /// Runs one command of conman's own command line against this daemon.
+    /// Runs one client command of conman against this daemon.
     pub(crate) fn command(&self, arguments: &[&str]) -> Result<Output> {
         output(
             Command::new(binary())
@@ -100,7 +100,7 @@ impl Conman {
     /// Ends every session, then the daemon.
     pub(crate) fn stop(mut self) -> Result<()> {
         let ended = if self.ended()?.is_none() {
-            // A preempted node cleans nothing up: its machine is going. This one is not.
+            // A preempted node removes nothing, because its machine stops; this one continues.
             self.command(&["readmit"])
                 .and_then(|_| self.command(&["rm", "--all", "--yes"]))
                 .map(drop)
@@ -112,7 +112,7 @@ impl Conman {
         ended.and(swept).and(stopped)
     }
 
-    /// Docker removes containers slowly; the daemon must not be stopped before it is done.
+    /// Docker removes containers slowly; the daemon must not be stopped before that is done.
     fn wait_for_clean_up(&self) -> Result<()> {
         let instance = fs::read_to_string(self.directory.path().join("state/instance"))
             .context("reading the instance id")?;
@@ -138,7 +138,7 @@ pub(crate) fn binary() -> PathBuf {
     target_dir().join("debug/conman")
 }
 
-/// The documented ports where they are free, others where not.
+/// The documented ports if they are free, otherwise others.
 fn ports() -> Result<[u16; 2]> {
     let listen = |port| TcpListener::bind(("127.0.0.1", port));
     let held =

@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: conman on this machine, with sessions to try; `--once` tries them itself.
+//! `cargo xtask demo`: conman on this machine, with sessions to try; `--once` tries them
+//! automatically.
 
 mod daemon;
 mod tour;
@@ -12,13 +13,13 @@ use crate::process::{cargo_build_conman, interrupted, is_raised, pause};
 use crate::progress::Step;
 use crate::setup;
 
-/// How often the demo looks whether it was interrupted or its daemon died.
+/// Interval between checks whether the demo was interrupted or its daemon died.
 const WATCH: Duration = Duration::from_millis(200);
 
 /// Arguments of `cargo xtask demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArguments {
-    /// Take the tour without a person, then stop with exit code 0.
+    /// Run the tour without a user, then stop with exit code 0.
     #[arg(long)]
     once: bool,
 }

@@ -1,4 +1,4 @@
-//! What the demo shows: a program over HTTP, a shell over a WebSocket, a command, egress, and a
+//! The demo's tour: a program over HTTP, a shell over a WebSocket, a command, egress, and a
 //! preemption.
 
 use std::io::{Read, Write};
@@ -17,8 +17,8 @@ use crate::progress::Step;
 const CROWD: usize = 20;
 /// Bound on every read of the tour, so that a failure ends it.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Fetches the URL in its first argument. Not busybox's wget: linked statically, it crashes in the
-/// resolver of some C libraries.
+/// Fetches the URL in its first argument. busybox's wget is not used: linked statically, it
+/// crashes in the resolver of some C libraries.
 const FETCH: &str = "import sys, urllib.request as r; \
                      print(r.urlopen(sys.argv[1], timeout=10).read().decode())";
 const GREETING: &str = "greetings from the host";

@@ -1,4 +1,4 @@
-//! Docker Engine: from the distribution's packages when there is none, started when none answers.
+//! Docker Engine: installed from the distribution's packages and started if necessary.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::packages;
 use crate::process::{Daemon, installed, output, target_dir, wait_until};
 use crate::progress::Step;
 
-/// Bound on a Docker daemon's start, a slow disk included.
+/// Bound on a Docker daemon's start, including a slow disk.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 const DAEMON_CONFIG: &str = "/etc/docker/daemon.json";
@@ -31,7 +31,7 @@ impl Docker {
     }
 }
 
-/// Gives a Docker daemon that answers, installing and starting one where needed.
+/// Returns a Docker daemon that answers; installs and starts one if necessary.
 pub(crate) fn ready() -> Result<Docker> {
     if answers() {
         return Ok(Docker { started: None });
@@ -61,8 +61,8 @@ pub(crate) fn ready() -> Result<Docker> {
     Ok(Docker { started })
 }
 
-/// Without live-restore a restarted Docker daemon stops its containers. Only written where Docker
-/// is installed by us, and never over a file that is there.
+/// Without live-restore a restarted Docker daemon stops its containers. Written only if this
+/// command installed Docker, and never over an existing file.
 fn keep_containers_over_restarts() -> Result<()> {
     if Path::new(DAEMON_CONFIG).exists() {
         return Ok(());
@@ -72,14 +72,14 @@ fn keep_containers_over_restarts() -> Result<()> {
         .with_context(|| format!("writing {DAEMON_CONFIG}"))
 }
 
-/// Where dockerd and the containerd that it starts note their process ids.
+/// Where dockerd and its containerd record their process ids.
 const PID_FILES: [(&str, &str); 2] = [
     ("/var/run/docker.pid", "dockerd"),
     ("/var/run/docker/containerd/containerd.pid", "containerd"),
 ];
 
-/// A daemon that was killed leaves its process id behind; once another process has that id,
-/// dockerd takes it for the former daemon and does not start.
+/// A killed daemon leaves its process id behind. Once another process has that id, dockerd takes
+/// it for the former daemon and does not start.
 fn remove_stale_pid_files() -> Result<()> {
     for (path, program) in PID_FILES {
         let Ok(pid) = std::fs::read_to_string(path) else {
@@ -99,7 +99,7 @@ fn start_by_hand() -> Result<Daemon> {
     std::fs::create_dir_all(target_dir()).context("making cargo's target folder")?;
     let log = File::create(&path).with_context(|| format!("making {}", path.display()))?;
     let mut command = Command::new("dockerd");
-    // Its own process group: Ctrl-C on the terminal is for us, and we stop it in order.
+    // A separate process group: Ctrl-C at the terminal stops this command, which stops it in order.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.stdin(std::process::Stdio::null());
     command

@@ -1,7 +1,7 @@
-//! The oldest kernel that conman serves, from an older release of Debian: its package alone, for a
-//! machine whose everything else is of the host's own release.
+//! The oldest kernel that conman supports, from an older release of Debian: only its package, for
+//! a machine whose other packages are of the host's release.
 //!
-//! The host's configuration of apt is used and left as it is: lists and archives are kept apart.
+//! The host's configuration of apt is used and not changed: lists and archives are separate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail};
 use super::worker_vm::Distribution;
 use crate::process::output;
 
-/// How its releases begin.
+/// How its release begins.
 pub(super) const RELEASE: &str = "5.10.";
-/// The release of Debian that has it, for virtual machines, by way of an empty package.
+/// The release of Debian that has it, for virtual machines, through an empty package.
 const CODENAME: &str = "bullseye";
 const PACKAGE: &str = "linux-image-cloud-amd64";
-/// What archives of Debian are signed with.
+/// Key for the signatures of Debian's archives.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Downloads the package to below `work`.

@@ -1,4 +1,4 @@
-//! Images made on the spot from distribution packages: no image registry is asked.
+//! Images made locally from distribution packages, without an image registry.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,14 +11,14 @@ use super::packages;
 use crate::process::{output, root};
 use crate::progress::Step;
 
-/// busybox alone: as small as an image gets.
+/// Only busybox: the smallest image.
 pub(crate) const BUSYBOX_IMAGE: &str = "conman-test:busybox";
 /// busybox, python3 with the websockets package, websocketd, and the demo's web console.
 pub(crate) const DEMO_IMAGE: &str = "conman-demo:latest";
 /// The same image under the name that the tests use.
 const PYTHON_IMAGE: &str = "conman-test:python";
 
-/// Raised whenever the way an image is made changes, so that older ones are made anew.
+/// Raised with every change of how images are made, so that older ones are rebuilt.
 const RECIPE: &str = "3";
 const RECIPE_LABEL: &str = "dev.conman.recipe";
 const SEARCH_PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
@@ -131,7 +131,7 @@ fn furnish(rootfs: &Path) -> Result<()> {
     }
     for name in ["tmp", "var/tmp"] {
         fs::set_permissions(rootfs.join(name), fs::Permissions::from_mode(0o1777))
-            .with_context(|| format!("opening /{name} to everybody"))?;
+            .with_context(|| format!("opening /{name} to all users"))?;
     }
     let users = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
     fs::write(rootfs.join("etc/passwd"), users).context("writing /etc/passwd")?;
@@ -149,7 +149,7 @@ fn furnish(rootfs: &Path) -> Result<()> {
     .context("making the console executable")
 }
 
-/// One link for each of busybox's programs that no package brought.
+/// One link for each of busybox's programs that no package contains.
 fn link_busybox(rootfs: &Path) -> Result<()> {
     let busybox = rootfs.join("usr/bin/busybox");
     let listed = output(Command::new(&busybox).arg("--list"))?;
@@ -193,7 +193,7 @@ fn import(rootfs: &Path, names: &[&str]) -> Result<()> {
         .context("starting docker import")?;
     let archived = archive.wait().context("waiting for tar")?;
     if !imported.success() || !archived.success() {
-        bail!("cannot import {first} into Docker; `docker info` tells whether it is healthy");
+        bail!("cannot import {first} into Docker; `docker info` shows whether it is healthy");
     }
     for name in others {
         output(Command::new("docker").args(["tag", first, name]))?;

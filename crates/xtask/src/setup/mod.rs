@@ -1,4 +1,4 @@
-//! Makes a fresh Debian or Ubuntu machine ready: packages, Docker Engine, images.
+//! Sets up a fresh Debian or Ubuntu machine: packages, Docker Engine, images.
 
 mod docker;
 mod floor_kernel;
@@ -12,29 +12,29 @@ use anyhow::{Result, bail};
 
 pub(crate) use images::{BUSYBOX_IMAGE, DEMO_IMAGE};
 
-/// A machine that is ready; dropping it stops the Docker daemon that the set-up started.
+/// A machine that is set up; dropping it stops the Docker daemon that the set-up started.
 #[derive(Debug)]
 pub(crate) struct Machine {
     docker: docker::Docker,
 }
 
 impl Machine {
-    /// Lets a Docker daemon that the set-up started run on.
+    /// Lets a Docker daemon that the set-up started continue.
     pub(crate) fn leave_running(self) {
         self.docker.leave_running();
     }
 }
 
-/// What the demo needs.
+/// Sets up the demo.
 pub(crate) fn for_demo() -> Result<Machine> {
     prepare(&["curl"])
 }
 
 const ETCD: &str = "etcd-server";
-/// What its package starts.
+/// The unit that its package starts.
 const ETCD_UNIT: &str = "etcd.service";
 
-/// What clusters need besides root.
+/// Packages for clusters, which also need root.
 const CLUSTER: [&str; 7] = [
     "busybox-static",
     "curl",
@@ -45,14 +45,14 @@ const CLUSTER: [&str; 7] = [
     "util-linux",
 ];
 
-/// What a fleet on this machine needs; no Docker.
+/// Sets up a fleet on this machine; without Docker.
 pub(crate) fn for_clusters() -> Result<()> {
     require_root()?;
     let had_etcd = packages::is_installed(ETCD);
     packages::install(&CLUSTER)?;
     if !had_etcd {
-        // Only its program is wanted. A machine without systemd has no such unit, and no harm is
-        // done where it runs all the same.
+        // Only its program is needed. A machine without systemd has no such unit, and a running one
+        // does no harm.
         let _ = Command::new("systemctl")
             .args(["disable", "--now", ETCD_UNIT])
             .output();
@@ -60,19 +60,19 @@ pub(crate) fn for_clusters() -> Result<()> {
     Ok(())
 }
 
-/// What the hostile battery needs; no Docker.
+/// Sets up the hostile battery; without Docker.
 pub(crate) fn for_hostile() -> Result<()> {
     require_root()?;
     packages::install(&["busybox-static", "python3"])
 }
 
-/// What fleets with sessions of Docker need besides; no images.
+/// Additionally sets up fleets with Docker's sessions; without images.
 pub(crate) fn for_docker() -> Result<Machine> {
     let docker = docker::ready()?;
     Ok(Machine { docker })
 }
 
-/// What the test suite needs.
+/// Sets up the test suite.
 pub(crate) fn for_tests() -> Result<Machine> {
     for_clusters()?;
     let machine = prepare(&[

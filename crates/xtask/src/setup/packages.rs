@@ -34,7 +34,7 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Fetches packages and all that they depend on into `directory` without installing them.
+/// Downloads packages and all their dependencies into `directory` without installing them.
 pub(crate) fn download(step: &Step, packages: &[&str], directory: &std::path::Path) -> Result<()> {
     refresh(step)?;
     let mut depends = Command::new("apt-cache");
@@ -43,7 +43,7 @@ pub(crate) fn download(step: &Step, packages: &[&str], directory: &std::path::Pa
         .args(packages);
     let listed = crate::process::output(&mut depends)?;
     let text = String::from_utf8(listed.stdout).context("reading apt-cache's answer")?;
-    // Package names stand at the start of a line; relations are indented, virtual ones in <>.
+    // Package names are at the start of a line; relations are indented, virtual ones in <>.
     let names = text
         .lines()
         .filter(|line| line.starts_with(|c: char| c.is_ascii_alphanumeric()));

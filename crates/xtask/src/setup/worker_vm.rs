@@ -1,5 +1,5 @@
-//! The disk of a worker machine as users have them: systemd, pure cgroup v2, the distribution's
-//! own kernel. Tests boot it in an emulator; no hardware virtualization is asked.
+//! The disk of a typical worker machine: systemd, pure cgroup v2, the distribution's kernel.
+//! Tests boot it in an emulator, without hardware virtualization.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, symlink};
@@ -12,11 +12,11 @@ use super::{floor_kernel, packages};
 use crate::process::{output, target_dir};
 use crate::progress::Step;
 
-/// Raised whenever the way the disk is made changes, so that an older one is made anew.
+/// Raised with every change of how the disk is made, so that an older one is rebuilt.
 const RECIPE: &str = "3";
 /// Sparse; room for a debug build of conman and its images.
 const DISK_SIZE: &str = "6G";
-/// What a worker has beyond the distribution's smallest set.
+/// Packages of a worker in addition to the distribution's smallest set.
 const PACKAGES: &str = "systemd-sysv,dbus,openssh-server,iproute2,curl,e2fsprogs,xfsprogs";
 /// The emulated machine is of this architecture.
 const ARCHITECTURE: &str = "x86_64";
@@ -28,8 +28,8 @@ const TOOLS: [&str; 4] = [
     "openssh-client",
 ];
 
-/// Makes the disk, its kernels and the key to log in with, unless they are there. Where that cannot
-/// be done, the tests that need them are told why instead.
+/// Makes the disk, its kernels and the login key, unless they exist. If that fails, it records
+/// the reason for the tests that need them.
 pub(crate) fn make() -> Result<()> {
     if std::env::consts::ARCH != ARCHITECTURE {
         return Ok(());
@@ -44,10 +44,10 @@ pub(crate) fn make() -> Result<()> {
     };
     let why = format!("{error:#}");
     eprintln!("warning: tests on a worker machine are skipped: {why}");
-    fs::write(directory.join("none"), why).context("writing down why there is no worker machine")
+    fs::write(directory.join("none"), why).context("recording why there is no worker machine")
 }
 
-/// An empty folder, for nobody else: the private key lies there.
+/// Makes an empty folder that only this user can enter: it will hold the private key.
 fn clear(directory: &Path) -> Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -99,15 +99,16 @@ fn make_in(directory: &Path, is_made: bool) -> Result<()> {
             .args([&rootfs, &directory.join("disk")])
             .arg(DISK_SIZE),
     )?;
-    // Last: it says that all the rest is there.
-    fs::write(directory.join("recipe"), RECIPE).context("writing which recipe was followed")?;
+    // Last: it means that everything else is there.
+    fs::write(directory.join("recipe"), RECIPE).context("recording which recipe was followed")?;
     step.done();
     Ok(())
 }
 
-/// The host's own distribution, from where the host has its packages, and a kernel besides.
+/// Installs the host's distribution, from the host's package source, and optionally another
+/// kernel.
 fn install(step: &Step, rootfs: &Path, host: &Distribution, kernel: Option<&Path>) -> Result<()> {
-    // What it mounts goes with it, also where nobody is left to see to that.
+    // Its mounts disappear with the namespace, even if this process is killed.
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--", "mmdebstrap"]);
     command.args(["--variant=minbase", "--format=directory"]);
@@ -129,12 +130,12 @@ fn install(step: &Step, rootfs: &Path, host: &Distribution, kernel: Option<&Path
     step.run(&mut command)
 }
 
-/// What the host runs.
+/// The host's distribution.
 #[derive(Debug)]
 pub(super) struct Distribution {
     pub(super) origin: String,
     codename: String,
-    /// Where it has its packages.
+    /// Its package source.
     pub(super) archive: String,
     /// The package of the kernel for virtual machines.
     kernel: &'static str,
@@ -207,7 +208,7 @@ fn furnish(rootfs: &Path, public_key: &Path) -> Result<()> {
     .context("enabling systemd-networkd")
 }
 
-/// Each kernel with its initial file system, under names that tests know.
+/// Copies each kernel with its initial file system, under names that tests know.
 fn copy_kernels(rootfs: &Path, directory: &Path) -> Result<()> {
     for entry in fs::read_dir(rootfs.join("boot")).context("listing /boot")? {
         let entry = entry.context("listing /boot")?;

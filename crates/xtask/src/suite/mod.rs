@@ -18,7 +18,7 @@ pub(crate) struct TestArguments {
     /// Only these packages.
     #[arg(long = "package", short = 'p')]
     packages: Vec<String>,
-    /// How many test programs run at a time; by default as many as the machine has processors.
+    /// Concurrent test programs; by default as many as the machine has processors.
     #[arg(long, short)]
     jobs: Option<NonZero<usize>>,
     /// Only tests whose names contain this.

@@ -1,4 +1,4 @@
-//! The programs that cargo builds of the tests.
+//! The test programs that cargo builds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ fn cargo_test(packages: &[String]) -> std::process::Command {
     command
 }
 
-/// The test program that a message of cargo's is about.
+/// The test program in a message of cargo.
 fn program(message: &Value) -> Option<TestProgram> {
     let path = PathBuf::from(message["executable"].as_str()?);
     if message["profile"]["test"] != true {

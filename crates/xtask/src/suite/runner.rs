@@ -1,4 +1,4 @@
-//! Runs test programs side by side.
+//! Runs test programs concurrently.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use super::programs::TestProgram;
 use crate::process::target_dir;
 
-/// Programs that take longest. They start first, so that none is left to run alone at the end.
+/// The slowest programs. They start first, so that none is left to run alone at the end.
 const FIRST: [&str; 4] = [
     "cluster/suite",
     "e2e/suite",
@@ -21,11 +21,11 @@ const FIRST: [&str; 4] = [
     "conman-registry/fleet",
 ];
 
-/// Programs that run at the end, one after the other. An emulated machine that shares its processors
-/// stands still for longer than its daemon's watchdog allows.
+/// Programs that run at the end, one after the other. An emulated machine that shares its
+/// processors pauses for longer than its daemon's watchdog allows.
 const ALONE: [&str; 1] = ["vm/suite"];
 
-/// Tests that are never tried again: what they find once has happened.
+/// Tests that are never repeated: a violation that they find once has happened.
 const NEVER_AGAIN: &str = "overlap::";
 
 /// How a program ended.
@@ -33,7 +33,7 @@ struct Outcome {
     name: String,
     program: TestProgram,
     status: ExitStatus,
-    /// What it printed to both outputs.
+    /// Its output, both streams.
     text: String,
     duration: Duration,
     counts: Counts,
@@ -47,10 +47,10 @@ struct Counts {
     ignored: u64,
 }
 
-/// Runs the programs, `jobs` at a time, and prints what they print. Returns the names of those that
+/// Runs the programs, `jobs` at a time, and prints their output. Returns the names of those that
 /// failed.
 ///
-/// Tests that failed are tried once more when nothing else runs, since some depend on time and the
+/// Failed tests are repeated once when nothing else runs, since some depend on time and the
 /// machine may have been loaded. Those that pass then are printed as `flaky:`.
 pub(super) fn run(
     mut programs: Vec<TestProgram>,
@@ -150,7 +150,7 @@ fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outc
 }
 
 impl Outcome {
-    /// Runs the tests that failed once more, alone, and returns whether all of them pass.
+    /// Runs the failed tests once more, alone, and returns whether all of them pass.
     fn passes_again(&self, logs: &Path) -> Result<bool> {
         let failed = failed_tests(&self.text);
         if failed.is_empty() || failed.iter().any(|test| test.starts_with(NEVER_AGAIN)) {
@@ -176,7 +176,7 @@ impl Outcome {
         Ok(false)
     }
 
-    /// Prints everything of a program that failed, and of others what they skipped and their result.
+    /// Prints all output of a failed program; of others, what they skipped and their result.
     fn print(&self, is_filtered: bool) {
         let Counts { passed, failed, .. } = self.counts;
         if is_filtered && self.status.success() && passed + failed == 0 {
