@@ -214,7 +214,7 @@ pub(super) async fn join(
             unwatched(),
         )),
     ];
-    tracing::info!("joining the fleet; nothing is served before");
+    tracing::info!("joining the fleet; not serving yet");
     loop {
         service_manager::goes_on(JOINING_SIGN * 3, JOINING);
         let ready = standing.wait_for(Standing::is_ready);
