@@ -1512,8 +1512,6 @@ def answer_as(client, name, head):
         # 103 Early Hints without end.
         while True:
             client.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n")
-    elif name == "silent":
-        time.sleep(3600)
     elif name == "trickle-head":
         client.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
         while True:

@@ -218,7 +218,7 @@ pub(crate) static TABLE: &[Probe] = &[
     entry!(Outside, "http", http_backends::endless_body, "bodies and frames without end"),
     entry!(Outside, "http", http_backends::path_confusion, "paths into another session"),
     entry!(Outside, "http", http_backends::api_through_the_proxy, "the API on the sessions listener"),
-    entry!(long Alone, "http", http_backends::silent_backend, "a backend without an answer"),
+    entry!(Outside, "http", http_backends::trickled_head, "an answer's head, byte by byte"),
     entry!(Alone, "http", http_backends::idle_connections_to_the_api, "1,300 idle connections"),
     entry!(long Alone, "http", http_backends::idle_connections_to_sessions, "17,000 idle connections"),
     inside("terminals", "terminal_input", "TIOCSTI"),
