@@ -16,6 +16,7 @@
 //! * A comparison with a secret takes the same time wherever the difference is.
 //! * Without a token file every client on the loopback address may do everything, but a browser
 //!   only on behalf of pages that came from here.
+//!
 //! Sessions addressed as `/s/{id}/…` share one origin, so the page of one can read another's that
 //! is open in the same browser. `{id}.<domain>` separates them; use it for browsers. Browsers
 //! report which site requests an image or a script (`Sec-Fetch-Site`) only under HTTPS and on

@@ -4,14 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use conman_linux::{CgroupLimits, Cgroups};
 use conman_shim::{Client, Hardening, LaunchSpec, ProgramSpec, RootSpec};
 use tempfile::TempDir;
-use tokio::time::sleep;
 
 use crate::image;
 use crate::probes::{How, Probe};
@@ -271,7 +270,7 @@ impl Drop for Shim {
         let _ = self.process.kill();
         let _ = self.process.wait();
         if let Ok(cgroups) = Cgroups::detect() {
-            cgroups.remove_tree(&self.cgroup);
+            let _ = cgroups.remove_tree(&self.cgroup);
         }
     }
 }

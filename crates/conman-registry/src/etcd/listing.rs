@@ -108,6 +108,7 @@ fn tell_untold(shared: &Shared, slot: &Slot, why: Option<&str>) {
     } = slot;
     match why {
         Some(why) => tracing::error!(
+            %session, generation, why,
             "this node owns a session whose record cannot be read: its containers here are ended; \
              other sessions are not affected. {key} is not changed: see `etcdctl get {key}`; then \
              PUT the session again, or run `etcdctl del {key}`"
