@@ -76,7 +76,7 @@ pub struct DrainReport {
     pub reason: String,
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
-    /// Null while it goes on.
+    /// Null while it is in progress.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub finished_at: Option<Timestamp>,
     /// Stopped and released since it began.
@@ -84,7 +84,7 @@ pub struct DrainReport {
     /// Still there, those included that have not had their turn.
     pub remaining: u64,
     /// Those with `on_node_loss = "restart"` that run on another node again, the first 1,000; the
-    /// rest is started there when somebody connects.
+    /// others start there when a client connects.
     #[serde(default)]
     pub moved: Vec<Moved>,
     /// What could not be released, each with its reason.

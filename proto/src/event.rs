@@ -188,7 +188,7 @@ pub struct SessionInFleet {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionOwnership {
-    /// Nobody does, and nobody is known to have done so.
+    /// No node owns it, and none is known to have owned it.
     Nobody,
     Owned,
     /// Its node has given it up.

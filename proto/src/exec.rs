@@ -29,8 +29,8 @@ pub enum ExecChannel {
     Status = 3,
     /// Client to server: a [`TerminalSize`] as JSON.
     Resize = 4,
-    /// Server to client, only when attached: what the terminal showed last. The screen begins
-    /// anew, empty, with these bytes; what a slow client missed comes so, too.
+    /// Server to client, only when attached: what the terminal showed last. The client
+    /// clears its screen and shows these bytes. It comes again when a slow client missed output.
     Replay = 5,
 }
 
@@ -134,7 +134,7 @@ pub struct ExecResult {
 /// How an interactive command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecStatus {
-    /// Absent when the command could not run or its end is unknown; then `error` tells why.
+    /// Absent when the command could not run or its end is unknown; then `error` says why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for ExecId {
     }
 }
 
-/// A command in a session whose terminal is kept, whoever is attached to it.
+/// A command in a session with a kept terminal, which needs no attached client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeptExec {
     /// For `GET /v1/sessions/{id}/attach?exec=`.

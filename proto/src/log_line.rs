@@ -14,7 +14,7 @@ pub enum LogStream {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogLine {
     pub stream: LogStream,
-    /// When it was written; only with `?timestamps=true`, and where the runtime tells.
+    /// When it was written; only with `?timestamps=true`, and where the runtime records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub at: Option<Timestamp>,

@@ -53,7 +53,7 @@ impl fmt::Display for Network {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnNodeLoss {
-    /// It is started on another node when somebody connects to it.
+    /// It is started on another node when a client connects to it.
     #[default]
     Wait,
     /// The fleet starts it on another node by itself.
@@ -73,7 +73,7 @@ impl fmt::Display for OnNodeLoss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeLoss {
-    /// Declared dead, or its machine was booted anew.
+    /// Declared dead, or its machine was rebooted.
     Lost,
     Preempted,
     Drained,
@@ -188,8 +188,8 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 60_000)]
     pub preempt_grace_ms: Option<u32>,
-    /// Run the program in a terminal, which is kept, with its last 64 KiB, while nobody is
-    /// attached to it.
+    /// Run the program in a terminal, which is kept, with its last 64 KiB, while no client is
+    /// attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tty: Option<bool>,
     /// What becomes of the session when its node is lost, preempted or drained: `wait` for the
@@ -237,7 +237,7 @@ pub struct ResolvedSpec {
     pub tty: bool,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
-    /// Absent when somebody ordered this start.
+    /// Absent when a client requested this start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarted: Option<Restarted>,
     /// What its node's labels must be.

@@ -23,10 +23,10 @@ use crate::{ApiState, exec_socket};
 ///
 /// A WebSocket with subprotocol `conman.attach.v1`. Every binary message is one channel byte and
 /// its payload: from the client 0 (what is typed) and 4 (terminal size as JSON); from the server 5
-/// (what the terminal showed last: begin with an empty screen and this, also later, for what a slow
-/// client has missed), 1 (what the program writes) and last 3 (`ExecStatus` as JSON, when the
-/// program has ended). Closing detaches; the program goes on. All who are attached share one
-/// screen, whose size is the latest that any of them gave.
+/// (what the terminal showed last; clear the screen and show this, also when it comes again because a
+/// slow client missed output), 1 (what the program writes) and last 3 (`ExecStatus` as JSON, when the
+/// program has ended). Closing the connection detaches; the program continues. All attached clients
+/// share one screen; its size is the latest that one of them sent.
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/attach", tag = "exec", operation_id = "attach",
     params(
@@ -87,10 +87,10 @@ fn size(query: &mut Query) -> Option<TerminalSize> {
     })
 }
 
-/// Run a command in a terminal that is kept
+/// Run a command in a kept terminal
 ///
-/// It goes on whoever is attached to it, until it ends, is ended, or the session ends. A session
-/// has at most 16, of which those make room that have ended.
+/// The command continues without attached clients, until it ends, is ended, or the session ends. A
+/// session has at most 16; ended ones are removed to make room.
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/execs", tag = "exec", operation_id = "keep_exec",
     params(("id" = SessionId, Path, description = "The session's name.")),

@@ -32,21 +32,20 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
 
 /// What happens
 ///
-/// Server-sent events, one JSON `Event` each, of all nodes of the fleet: those of one node in their
-/// order, and those of several by their time, as far as they were there when the stream began. The
-/// stream's ids are opaque; a client that reconnects with `Last-Event-ID` (or `?after=`) goes on
-/// where it was on every node, also after restarts of daemons and by way of another node. The first
-/// message has an id alone, so that this works before the first event as well. Without a position
-/// the stream begins with what happens next; `?after=0` begins with the oldest events kept.
+/// Server-sent events, one JSON `Event` each, of all nodes of the fleet. Events of one node are in
+/// their order; the stored events of several nodes are ordered by time. The stream's ids are opaque; a
+/// client that reconnects with `Last-Event-ID` (or `?after=`) continues from its position on every
+/// node, also after restarts of daemons and through another node. The first message has only an id,
+/// so that this works before the first event, too. Without a position the stream begins with the next
+/// event; `?after=0` begins with the oldest stored events.
 ///
-/// Nodes that join meanwhile are told of from then on; where a node had no position yet, that
-/// begins up to 30 s earlier, since its clock may be as much behind. An event of kind `events_lost`
-/// stands where events are missing for good, `node_unreachable` where those of a node are missing because it
-/// cannot be asked, and why; they follow when it can (`node_reached`). A position that a journal
-/// never had begins with its oldest event.
+/// Events of nodes that join later are included from then on, and from up to 30 s earlier, because
+/// clocks may differ by as much. An `events_lost` event marks events that are lost for good. A
+/// `node_unreachable` event names a node whose events are missing, and why; they follow after
+/// `node_reached`. A position that a journal never had begins with its oldest event.
 ///
-/// With `local=true`, and on a node that is alone, only the node that is asked tells its events, and
-/// their ids are their `seq`.
+/// With `local=true`, and on a node without a fleet, the stream has only this node's events, and their
+/// ids are their `seq`.
 ///
 /// With `?follow=false` the answer is one page of events after `after` as JSON.
 #[utoipa::path(

@@ -103,9 +103,9 @@ pub(crate) async fn get(
 /// An archive as the body is imported under `name`. It is checked, unpacked and named once it is
 /// there whole; an upload that breaks off, and whatever is refused, leaves nothing behind.
 ///
-/// A JSON body asks for a pull from a registry; whoever asks for the same image and name shares
-/// it. It goes on without its callers, and what it has downloaded stays for the next try. With
-/// `Accept: text/event-stream` the answer tells how far it is: `progress` events with a
+/// A JSON body requests a pull from a registry; requests for the same image and name share one
+/// pull. It continues without its callers, and downloaded parts are kept for the next try. With
+/// `Accept: text/event-stream` the answer reports progress: `progress` events with a
 /// `PullProgress` each, and at last one `image` event with the `Image`, or one `problem` event
 /// with a `Problem`. The name is the reference itself, unless `name` is given.
 #[utoipa::path(
@@ -179,7 +179,7 @@ pub(crate) async fn add(
 
 /// Remove an image's name
 ///
-/// The image itself goes soon after its last name, once no session uses it.
+/// The image is deleted soon after its last name, once no session uses it.
 #[utoipa::path(
     delete, path = "/v1/images/{name}", tag = "images", operation_id = "remove_image",
     params(("name" = inline(ImageNameText), Path, description =
@@ -203,8 +203,8 @@ pub(crate) async fn remove(
 
 /// Collect what nothing uses
 ///
-/// Removes images that have no name and are used by no session, layers of no image, and
-/// downloads that nobody has gone on with for a day. The node does so by itself, too.
+/// Removes images that have no name and are used by no session, layers of no image, and downloads
+/// without progress for a day. The node also does this automatically.
 #[utoipa::path(
     post, path = "/v1/gc", tag = "images", operation_id = "collect_garbage",
     responses(

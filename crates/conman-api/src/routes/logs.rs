@@ -27,8 +27,8 @@ const MAX_TAIL: u64 = 1_000_000;
     params(
         ("id" = SessionId, Path, description = "The session's name."),
         ("follow" = Option<bool>, Query, description =
-            "Go on with what it prints from now on, until its container ends, whyever it does: the \
-             session then tells its `reason`, and, where it moved, a later `generation`."),
+            "Follow the log until the container ends for any reason. The session then has its \
+             `reason` and, if it moved, a later `generation`."),
         ("tail" = Option<u32>, Query, maximum = 1_000_000, description =
             "Only so many lines from the end."),
         ("timestamps" = Option<bool>, Query, description = "Tell when each line was written."),

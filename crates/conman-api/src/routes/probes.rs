@@ -27,7 +27,7 @@ pub(crate) async fn healthz() -> &'static str {
 
 /// Whether the node takes requests
 ///
-/// A runtime that does not answer is a warning only: what runs goes on being served.
+/// A runtime that does not answer is only a warning: running sessions are still served.
 #[utoipa::path(
     get, path = "/readyz", tag = "probes", operation_id = "readyz",
     responses(

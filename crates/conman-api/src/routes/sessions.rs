@@ -20,7 +20,7 @@ use crate::{ApiState, access, fleet_list, hop};
 ///
 /// Starts the session, or returns it when it runs already; joins a start that is under way. A
 /// running session's spec is never changed: `spec_matches` tells whether it has the one asked
-/// for. A stopped or failed session is started anew.
+/// for. A stopped or failed session is started again.
 #[utoipa::path(
     put, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "ensure_session",
     params(

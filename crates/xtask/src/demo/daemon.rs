@@ -10,28 +10,43 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{Daemon, output, target_dir, wait_until};
-use crate::setup::{BUSYBOX_IMAGE, DEMO_IMAGE};
+use crate::setup::DEMO_IMAGE;
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// Sessions are killed at once; Docker's removal of their containers takes the time.
+/// Sessions are killed at once; Docker takes long to remove their containers.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 const DEFAULT_API_PORT: u16 = 7700;
+
+/// What `--docker` adds.
+const ON_DOCKER: &str = r#"
+[templates.egress]
+image = "DEMO_IMAGE"
+runtime = "docker"
+command = ["python3", "-m", "http.server", "8080", "--directory", "/srv"]
+port = 8080
+network = "bridge"
+"#;
 
 /// A running conman.
 pub(crate) struct Conman {
     directory: tempfile::TempDir,
     daemon: Daemon,
+    /// Some sessions are on Docker.
+    pub(crate) docker: bool,
     pub(crate) api: String,
     pub(crate) sessions: String,
 }
 
 impl Conman {
-    pub(crate) fn start() -> Result<Self> {
+    pub(crate) fn start(docker: bool) -> Result<Self> {
         let directory = tempfile::tempdir().context("making a temporary folder")?;
         let [api, sessions] = ports()?.map(|port| format!("127.0.0.1:{port}"));
         let config = directory.path().join("conman.toml");
-        fs::write(&config, configuration(directory.path(), &api, &sessions))
-            .with_context(|| format!("writing {}", config.display()))?;
+        fs::write(
+            &config,
+            configuration(directory.path(), &api, &sessions, docker),
+        )
+        .with_context(|| format!("writing {}", config.display()))?;
         let log = File::create(directory.path().join("conman.log")).context("making a log file")?;
         let mut command = Command::new(binary());
         command
@@ -47,6 +62,7 @@ impl Conman {
         let mut conman = Self {
             directory,
             daemon,
+            docker,
             api,
             sessions,
         };
@@ -107,9 +123,19 @@ impl Conman {
         } else {
             Ok(())
         };
-        let swept = self.wait_for_clean_up();
+        let swept = match self.docker {
+            true => self.wait_for_clean_up(),
+            false => Ok(()),
+        };
         let stopped = self.daemon.stop();
-        ended.and(swept).and(stopped)
+        // The shim outlives its daemon.
+        let state_dir = self.directory.path().join("state");
+        let shim = output(
+            Command::new(binary())
+                .args(["shim", "--stop", "--state-dir"])
+                .arg(&state_dir),
+        );
+        ended.and(swept).and(stopped).and(shim.map(drop))
     }
 
     /// Docker removes containers slowly; the daemon must not be stopped before that is done.
@@ -154,12 +180,16 @@ fn ports() -> Result<[u16; 2]> {
     Ok([port(api)?, port(sessions)?])
 }
 
-fn configuration(directory: &Path, api: &str, sessions: &str) -> String {
+fn configuration(directory: &Path, api: &str, sessions: &str, docker: bool) -> String {
     let directory = directory.display();
+    let on_docker = match docker {
+        true => ON_DOCKER.replace("DEMO_IMAGE", DEMO_IMAGE),
+        false => String::new(),
+    };
     format!(
         r#"[node]
 state_dir = "{directory}/state"
-runtime = "docker"
+runtime = "native"
 
 [listen]
 api = "{api}"
@@ -182,15 +212,9 @@ port = 8080
 memory_bytes = 268435456
 pids = 128
 
-[templates.egress]
-image = "{DEMO_IMAGE}"
-command = ["python3", "-m", "http.server", "8080", "--directory", "/srv"]
-port = 8080
-network = "bridge"
-
 [templates.tiny]
-image = "{BUSYBOX_IMAGE}"
+image = "{DEMO_IMAGE}"
 command = ["sleep", "1000000"]
-"#
+{on_docker}"#
     )
 }

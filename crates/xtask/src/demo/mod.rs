@@ -4,6 +4,8 @@
 mod daemon;
 mod tour;
 
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -22,27 +24,36 @@ pub(crate) struct DemoArguments {
     /// Run the tour without a user, then stop with exit code 0.
     #[arg(long)]
     once: bool,
+    /// Show sessions on Docker as well: one with a way out, and how fast many are killed.
+    #[arg(long)]
+    docker: bool,
 }
 
 pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     let stop = interrupted()?;
-    let machine = setup::for_demo()?;
+    let machine = setup::for_demo(arguments.docker)?;
+    let archive = setup::demo_archive()?;
     let step = Step::start("building conman");
     step.run(&mut cargo_build_conman())?;
     step.done();
     let step = Step::start("starting conman");
-    let mut conman = Conman::start()?;
+    let mut conman = Conman::start(arguments.docker)?;
     step.done();
-    let result = show(&mut conman, arguments.once, &stop);
+    let result = show(&mut conman, &archive, arguments, &stop);
     println!("\nStopping: the sessions end, and nothing is left behind.");
     let cleaned = conman.stop();
     drop(machine);
     result.and(cleaned)
 }
 
-fn show(conman: &mut Conman, once: bool, stop: &std::sync::atomic::AtomicBool) -> Result<()> {
-    tour::open_sessions(conman)?;
-    if once {
+fn show(
+    conman: &mut Conman,
+    archive: &Path,
+    arguments: &DemoArguments,
+    stop: &AtomicBool,
+) -> Result<()> {
+    tour::open_sessions(conman, archive)?;
+    if arguments.once {
         return tour::take(conman);
     }
     tour::explain(conman);

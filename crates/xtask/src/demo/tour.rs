@@ -1,8 +1,9 @@
-//! The demo's tour: a program over HTTP, a shell over a WebSocket, a command, egress, and a
-//! preemption.
+//! The demo's tour: a program over HTTP, a shell over a WebSocket, a command, and a preemption; with
+//! Docker also egress, and a comparison with `docker kill`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tungstenite::Message;
 use super::daemon::{Conman, binary};
 use crate::process::output;
 use crate::progress::Step;
+use crate::setup::DEMO_IMAGE;
 
 /// Sessions that die together at the end of the tour.
 const CROWD: usize = 20;
@@ -23,13 +25,28 @@ const FETCH: &str = "import sys, urllib.request as r; \
                      print(r.urlopen(sys.argv[1], timeout=10).read().decode())";
 const GREETING: &str = "greetings from the host";
 
-pub(crate) fn open_sessions(conman: &Conman) -> Result<()> {
-    let sessions = [
-        ("notebook", "python"),
-        ("console", "console"),
-        ("worker", "egress"),
-    ];
-    for (id, template) in sessions {
+/// Sessions that [`open_sessions`] starts, and their templates; the last one is on Docker.
+const SESSIONS: [(&str, &str); 3] = [
+    ("notebook", "python"),
+    ("console", "console"),
+    ("worker", "egress"),
+];
+/// Sessions that `docker kill` and conman kill for the comparison.
+const COMPARED: &str = "40";
+
+fn sessions(conman: &Conman) -> &'static [(&'static str, &'static str)] {
+    match conman.docker {
+        true => &SESSIONS,
+        false => &SESSIONS[..2],
+    }
+}
+
+pub(crate) fn open_sessions(conman: &Conman, archive: &Path) -> Result<()> {
+    let step = Step::start(format!("importing the image {DEMO_IMAGE}"));
+    let path = archive.to_string_lossy();
+    conman.command(&["image", "import", &path, DEMO_IMAGE])?;
+    step.done();
+    for (id, template) in sessions(conman) {
         let step = Step::start(format!("starting session {id} (template {template})"));
         conman.command(&["run", id, "--template", template])?;
         step.done();
@@ -44,6 +61,12 @@ pub(crate) fn explain(conman: &Conman) {
         conman.socket().display()
     );
     let (api, sessions) = (&conman.api, &conman.sessions);
+    let egress = match conman.docker {
+        true => {
+            format!("\n  {tool} exec worker -- ip route          # the one session with egress")
+        }
+        false => String::new(),
+    };
     println!(
         "
 conman is running.
@@ -56,8 +79,7 @@ Try:
   curl http://{sessions}/s/notebook/
   curl -X PUT -H 'content-type: application/json' -d '{{\"template\":\"python\"}}' http://{api}/v1/sessions/mine
   {tool} ps
-  {tool} exec -it console -- sh
-  {tool} exec worker -- ip route          # the one session with network egress
+  {tool} exec -it console -- sh{egress}
   {tool} why notebook
   {tool} preempt                          # the machine is going: all sessions die at once
   {tool} readmit                          # false alarm: take sessions again
@@ -73,9 +95,15 @@ pub(crate) fn take(conman: &Conman) -> Result<()> {
     over_http(conman)?;
     over_websocket(conman)?;
     a_command(conman)?;
-    egress(conman)?;
+    if conman.docker {
+        egress(conman)?;
+    }
     why(conman)?;
-    preemption(conman)
+    preemption(conman)?;
+    if conman.docker {
+        comparison()?;
+    }
+    Ok(())
 }
 
 fn over_http(conman: &Conman) -> Result<()> {
@@ -211,10 +239,19 @@ fn preemption(conman: &Conman) -> Result<()> {
             .and_then(serde_json::Value::as_u64)
             .unwrap_or(0)
     };
-    let expected = u64::try_from(CROWD).context("counting sessions")? + 3;
+    let expected = u64::try_from(CROWD).context("counting sessions")?
+        + u64::try_from(sessions(conman).len()).context("counting sessions")?;
     ensure!(
         count("released") == expected && count("certified") == expected,
         "not all of the {expected} sessions were certified dead and released: {report}"
     );
+    Ok(())
+}
+
+/// `docker kill` and conman on the same containers.
+fn comparison() -> Result<()> {
+    println!("\n$ conman bench kill --count {COMPARED}");
+    let table = output(Command::new(binary()).args(["bench", "kill", "--count", COMPARED]))?;
+    println!("{}", String::from_utf8_lossy(&table.stdout).trim_end());
     Ok(())
 }

@@ -1,14 +1,15 @@
-//! Images made locally from distribution packages, without an image registry.
+//! Images made locally from distribution packages, without an image registry: an archive of the root
+//! directory, which conman imports, and Docker where it is used.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
 use super::packages;
-use crate::process::{output, root};
+use crate::process::{output, root, target_dir};
 use crate::progress::Step;
 
 /// Only busybox: the smallest image.
@@ -23,25 +24,29 @@ const RECIPE: &str = "3";
 const RECIPE_LABEL: &str = "dev.conman.recipe";
 const SEARCH_PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
-/// Makes the images that are missing.
+/// Packages of [`DEMO_IMAGE`].
+const DEMO_PACKAGES: [&str; 4] = [
+    "busybox-static",
+    "python3",
+    "python3-websockets",
+    "websocketd",
+];
+
+/// Makes the images that Docker lacks.
 pub(crate) fn make() -> Result<()> {
     if !is_current(BUSYBOX_IMAGE) {
-        let step = Step::start(format!("making the image {BUSYBOX_IMAGE}"));
-        make_image(&step, &["busybox-static"], &[BUSYBOX_IMAGE])?;
-        step.done();
+        let archive = archive("busybox", &["busybox-static"])?;
+        import(&archive, &[BUSYBOX_IMAGE])?;
     }
     if !is_current(DEMO_IMAGE) || !is_current(PYTHON_IMAGE) {
-        let step = Step::start(format!("making the image {DEMO_IMAGE}"));
-        let programs = [
-            "busybox-static",
-            "python3",
-            "python3-websockets",
-            "websocketd",
-        ];
-        make_image(&step, &programs, &[DEMO_IMAGE, PYTHON_IMAGE])?;
-        step.done();
+        import(&demo_archive()?, &[DEMO_IMAGE, PYTHON_IMAGE])?;
     }
     Ok(())
+}
+
+/// Makes the archive of [`DEMO_IMAGE`] where it is missing, and returns its path.
+pub(crate) fn demo_archive() -> Result<PathBuf> {
+    archive("demo", &DEMO_PACKAGES)
 }
 
 fn is_current(image: &str) -> bool {
@@ -50,14 +55,21 @@ fn is_current(image: &str) -> bool {
         .is_ok_and(|output| output.stdout.trim_ascii() == RECIPE.as_bytes())
 }
 
-fn make_image(step: &Step, programs: &[&str], names: &[&str]) -> Result<()> {
-    let work = tempfile::tempdir().context("making a temporary folder")?;
+fn archive(name: &str, programs: &[&str]) -> Result<PathBuf> {
+    let directory = target_dir().join("images");
+    let path = directory.join(format!("{name}-{RECIPE}.tar"));
+    if path.exists() {
+        return Ok(path);
+    }
+    fs::create_dir_all(&directory).with_context(|| format!("making {}", directory.display()))?;
+    let step = Step::start(format!("making the image {name}"));
+    let work = tempfile::tempdir_in(&directory).context("making a temporary folder")?;
     let (packages_dir, rootfs) = (work.path().join("packages"), work.path().join("rootfs"));
     for directory in [&packages_dir, &rootfs] {
         fs::create_dir(directory).with_context(|| format!("making {}", directory.display()))?;
     }
     fs::set_permissions(&rootfs, fs::Permissions::from_mode(0o755)).context("opening the root")?;
-    packages::download(step, programs, &packages_dir)?;
+    packages::download(&step, programs, &packages_dir)?;
     merge_usr(&rootfs)?;
     for entry in fs::read_dir(&packages_dir).context("listing the fetched packages")? {
         let package = entry.context("listing the fetched packages")?.path();
@@ -67,8 +79,16 @@ fn make_image(step: &Step, programs: &[&str], names: &[&str]) -> Result<()> {
     trim(&rootfs)?;
     furnish(&rootfs)?;
     link_busybox(&rootfs)?;
-    step.note("importing into Docker");
-    import(&rootfs, names)
+    let draft = work.path().join("archive");
+    output(
+        Command::new("tar")
+            .args(["--create", "--numeric-owner", "--owner=0", "--group=0"])
+            .args(["--file".as_ref(), draft.as_os_str()])
+            .args(["--directory".as_ref(), rootfs.as_os_str(), ".".as_ref()]),
+    )?;
+    fs::rename(&draft, &path).with_context(|| format!("writing {}", path.display()))?;
+    step.done();
+    Ok(path)
 }
 
 /// Debian and Ubuntu expect /bin, /sbin and /lib to be links into /usr; unpacking a package into
@@ -165,15 +185,9 @@ fn link_busybox(rootfs: &Path) -> Result<()> {
     Ok(())
 }
 
-fn import(rootfs: &Path, names: &[&str]) -> Result<()> {
+fn import(archive: &Path, names: &[&str]) -> Result<()> {
     let (first, others) = names.split_first().context("an image without a name")?;
-    let mut archive = Command::new("tar")
-        .args(["--create", "--numeric-owner", "--directory"])
-        .arg(rootfs)
-        .arg(".")
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("starting tar")?;
+    let step = Step::start(format!("importing the image {first} into Docker"));
     let label = format!("LABEL {RECIPE_LABEL}={RECIPE}");
     let env = format!("ENV {SEARCH_PATH}");
     let imported = Command::new("docker")
@@ -186,17 +200,17 @@ fn import(rootfs: &Path, names: &[&str]) -> Result<()> {
             "--change",
             "CMD [\"/bin/sh\"]",
         ])
-        .args(["-", first])
-        .stdin(archive.stdout.take().context("reading from tar")?)
+        .arg(archive)
+        .arg(first)
         .stdout(Stdio::null())
         .status()
         .context("starting docker import")?;
-    let archived = archive.wait().context("waiting for tar")?;
-    if !imported.success() || !archived.success() {
+    if !imported.success() {
         bail!("cannot import {first} into Docker; `docker info` shows whether it is healthy");
     }
     for name in others {
         output(Command::new("docker").args(["tag", first, name]))?;
     }
+    step.done();
     Ok(())
 }

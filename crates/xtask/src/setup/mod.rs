@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-pub(crate) use images::{BUSYBOX_IMAGE, DEMO_IMAGE};
+pub(crate) use images::{DEMO_IMAGE, demo_archive};
 
 /// A machine that is set up; dropping it stops the Docker daemon that the set-up started.
 #[derive(Debug)]
@@ -25,9 +25,14 @@ impl Machine {
     }
 }
 
-/// Sets up the demo.
-pub(crate) fn for_demo() -> Result<Machine> {
-    prepare(&["curl"])
+/// Sets up the demo; with Docker, if it shows Docker's sessions.
+pub(crate) fn for_demo(docker: bool) -> Result<Option<Machine>> {
+    if docker {
+        return prepare(&["curl"]).map(Some);
+    }
+    require_root()?;
+    packages::install(&["curl"])?;
+    Ok(None)
 }
 
 const ETCD: &str = "etcd-server";
