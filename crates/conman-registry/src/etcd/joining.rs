@@ -16,7 +16,7 @@ use super::forgetting;
 use super::from_alone::FromAlone;
 use super::schema;
 use super::shared::{Shared, boot_time};
-use super::store::{Beside, ReadError};
+use super::store::{Additions, ReadError};
 use super::wire::{self, TxnRequest};
 use crate::Standing;
 use crate::fence_link::{FenceLink, FenceLinkError, FenceOrder};
@@ -116,7 +116,7 @@ async fn keep_seen(shared: &Shared) -> Result<(), String> {
 async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
     let read = shared
         .store
-        .execute(Request::Read(vec![Key::Floor]), Beside::default())
+        .execute(Request::Read(vec![Key::Floor]), Additions::default())
         .await;
     let Answer::Values(_) = read.answer else {
         return Err(read.trouble.unwrap_or_default());
@@ -179,7 +179,7 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
         if let Verdict::Fence(fencing) = observer.answered(boot_time(), &answer, &shared.timing) {
             let fenced = shared
                 .store
-                .execute(Request::Commit(fencing), Beside::default())
+                .execute(Request::Commit(fencing), Additions::default())
                 .await;
             if fenced.answer == Answer::Committed {
                 tracing::warn!(

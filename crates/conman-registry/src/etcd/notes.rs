@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::codec::{self, Told};
 use super::records::Mine;
 use super::shared::{Shared, name};
-use super::store::{Beside, ReadError};
+use super::store::{Additions, ReadError};
 use super::wire::{self, TxnRequest};
 use crate::RegistryError;
 use crate::rules::{self, Change, Effect};
@@ -161,12 +161,12 @@ pub(super) async fn forget(
             Some(Value::Floor(floor)) => Some(*floor),
             _ => None,
         };
-        let beside = Beside {
+        let additions = Additions {
             compare: Vec::new(),
             write: vec![wire::delete(shared.store.keys.told(id.as_str()))],
         };
         let collected = collect(&name(id), &current, floor);
-        let written = shared.store.commit(&[(collected, beside)]).await;
+        let written = shared.store.commit(&[(collected, additions)]).await;
         match written.answer {
             Answer::Committed => {
                 shared.note_location(id, None);

@@ -47,7 +47,7 @@ pub(super) enum ReadError {
 
 /// Accompanies a transaction of the protocol; does not affect its decision.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Beside {
+pub(super) struct Additions {
     pub(super) compare: Vec<Compare>,
     pub(super) write: Vec<RequestOp>,
 }
@@ -102,24 +102,24 @@ impl Store {
     }
 
     /// Sends a request once.
-    pub(super) async fn execute(&self, request: Request, beside: Beside) -> Answered {
+    pub(super) async fn execute(&self, request: Request, additions: Additions) -> Answered {
         match request {
-            Request::Commit(transaction) => self.commit(&[(transaction, beside)]).await,
+            Request::Commit(transaction) => self.commit(&[(transaction, additions)]).await,
             Request::Read(keys) => unavailable_unless(self.read(keys).await),
             Request::ReadSessions => unavailable_unless(self.read_sessions().await),
         }
     }
 
     /// Commits all of them or none.
-    pub(super) async fn commit(&self, parts: &[(Transaction, Beside)]) -> Answered {
+    pub(super) async fn commit(&self, parts: &[(Transaction, Additions)]) -> Answered {
         let mut request = TxnRequest::default();
         let mut heartbeats = Vec::new();
-        for (transaction, beside) in parts {
+        for (transaction, additions) in parts {
             for (key, value) in &transaction.compare {
                 let value = value.as_ref().map(codec::encode);
                 request.compare.push(wire::is(self.keys.of(key), value));
             }
-            request.compare.extend(beside.compare.iter().cloned());
+            request.compare.extend(additions.compare.iter().cloned());
             for (key, value) in &transaction.write {
                 if let (Key::Heartbeat(node), Some(_)) = (key, value) {
                     heartbeats.push(node.clone());
@@ -130,7 +130,7 @@ impl Store {
                     None => wire::delete(key),
                 });
             }
-            request.success.extend(beside.write.iter().cloned());
+            request.success.extend(additions.write.iter().cloned());
         }
         let answered = self.transact(request).await;
         if answered.answer == Answer::Committed {

@@ -13,7 +13,7 @@ const OWN_BYTES: usize = 1_024;
 /// Keeps the order. A release that is too large is sent alone.
 pub(super) fn of(releases: Vec<Sent>) -> Vec<Vec<Sent>> {
     split(releases, |one| {
-        let told = one.beside.write.iter().map(prost::Message::encoded_len);
+        let told = one.additions.write.iter().map(prost::Message::encoded_len);
         told.sum::<usize>() + OWN_BYTES
     })
 }

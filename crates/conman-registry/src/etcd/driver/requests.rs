@@ -9,7 +9,7 @@ use conman_core::ownership::{
 
 use super::super::codec;
 use super::super::figures::Tally;
-use super::super::store::{Answered, Beside, Entry};
+use super::super::store::{Answered, Additions, Entry};
 use super::super::wire;
 use super::{Done, Serving, batches};
 use crate::Standing;
@@ -21,7 +21,7 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 pub(super) struct Sent {
     pub(super) op: u64,
     pub(super) transaction: Transaction,
-    pub(super) beside: Beside,
+    pub(super) additions: Additions,
 }
 
 impl Serving<'_> {
@@ -32,7 +32,7 @@ impl Serving<'_> {
             read => {
                 let store = self.shared.store.clone();
                 self.work.push(Box::pin(async move {
-                    Done::Answered(op, store.execute(read, Beside::default()).await)
+                    Done::Answered(op, store.execute(read, Additions::default()).await)
                 }));
                 return;
             }
@@ -40,7 +40,7 @@ impl Serving<'_> {
         if let Some(tally) = Tally::of(&transaction, &self.shared.me) {
             self.tallies.insert(op, tally);
         }
-        let mut beside = Beside::default();
+        let mut additions = Additions::default();
         let heartbeat = Key::Heartbeat(self.shared.me.clone());
         if transaction.write.iter().any(|(key, _)| *key == heartbeat) {
             self.renewals.push(op);
@@ -52,18 +52,18 @@ impl Serving<'_> {
                 {
                     let key = self.shared.store.keys.holder(name);
                     let unchanged = wire::unchanged_since(key.clone(), self.holder);
-                    beside.compare.push(unchanged);
+                    additions.compare.push(unchanged);
                     let gone = self.shared.store.keys.gone(name);
-                    beside.compare.push(wire::is(gone, None));
-                    beside.write.push(wire::put(key, self.me()));
+                    additions.compare.push(wire::is(gone, None));
+                    additions.write.push(wire::put(key, self.me()));
                     self.rejoins.push(op);
                 }
                 (Key::Session(session), Some(Value::Session(ownership))) => {
-                    self.tell(op, session, ownership, &mut beside);
+                    self.tell(op, session, ownership, &mut additions);
                 }
                 (Key::Session(session), None) => {
                     let key = self.shared.store.keys.told(session);
-                    beside.write.push(wire::delete(key));
+                    additions.write.push(wire::delete(key));
                 }
                 _ => {}
             }
@@ -71,17 +71,17 @@ impl Serving<'_> {
         self.outbox.push(Sent {
             op,
             transaction,
-            beside,
+            additions,
         });
     }
 
-    fn tell(&mut self, op: u64, session: &SessionName, ownership: &Ownership, beside: &mut Beside) {
+    fn tell(&mut self, op: u64, session: &SessionName, ownership: &Ownership, additions: &mut Additions) {
         let told = match ownership.state {
             OwnedState::Owned => {
                 if let Some(revision) = self.claims.read(session) {
                     let key = self.shared.store.keys.told(session);
                     let unchanged = wire::unchanged_since(key, revision);
-                    beside.compare.push(unchanged);
+                    additions.compare.push(unchanged);
                 }
                 self.claims.told(op, session, ownership, &self.shared)
             }
@@ -95,7 +95,7 @@ impl Serving<'_> {
         };
         if let Some(told) = told {
             let key = self.shared.store.keys.told(session);
-            beside.write.push(wire::put(key, codec::text(&told)));
+            additions.write.push(wire::put(key, codec::text(&told)));
         }
     }
 
@@ -119,7 +119,7 @@ impl Serving<'_> {
         self.work.push(Box::pin(async move {
             let parts: Vec<_> = sent
                 .iter()
-                .map(|one| (one.transaction.clone(), one.beside.clone()))
+                .map(|one| (one.transaction.clone(), one.additions.clone()))
                 .collect();
             let answered = store.commit(&parts).await;
             // A conflict of a single transaction is its own.
@@ -137,13 +137,13 @@ impl Serving<'_> {
         let store = self.shared.store.clone();
         let release = is_release(&one.transaction);
         self.work.push(Box::pin(async move {
-            let parts = [(one.transaction, one.beside)];
+            let parts = [(one.transaction, one.additions)];
             let answered = store.commit(&parts).await;
-            let [(transaction, beside)] = parts;
+            let [(transaction, additions)] = parts;
             let sent = Sent {
                 op: one.op,
                 transaction,
-                beside,
+                additions,
             };
             match release && answered.answer != Answer::Conflict {
                 true => Done::Merged(vec![sent], answered),
