@@ -561,7 +561,7 @@ pub(crate) fn id(name: &str) -> SessionId {
     name.parse().expect("the name is a DNS label")
 }
 
-pub(crate) fn spec(template: &str) -> ResolvedSpec {
+pub fn spec(template: &str) -> ResolvedSpec {
     ResolvedSpec {
         template: Some(template.to_owned()),
         runtime: RuntimeKind::Process,

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 
 use self::generations::Generations;
 use self::mirror::Mirror;
-pub(crate) use self::opening::{LeftAlone, left_alone};
+pub use self::opening::{LeftAlone, left_alone};
 use self::queue::{Queue, Request};
 use self::room::Room;
 use self::writer::Writer;

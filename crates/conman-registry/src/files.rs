@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Private to its owner; never follows a symbolic link.
-pub(crate) fn open_options() -> OpenOptions {
+pub fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options
         .read(true)
@@ -16,13 +16,13 @@ pub(crate) fn open_options() -> OpenOptions {
     options
 }
 
-pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
 }
 
-pub(crate) fn remove_if_present(path: &Path) -> io::Result<()> {
+pub fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
@@ -30,19 +30,19 @@ pub(crate) fn remove_if_present(path: &Path) -> io::Result<()> {
 }
 
 /// Makes a new directory entry durable.
-pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
+pub fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
 }
 
 /// Creates the state directory, readable only by its owner: specs may hold secrets.
-pub(crate) fn ensure_dir(dir: &Path) -> io::Result<()> {
+pub fn ensure_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Renames a damaged file to the same name with `.damaged` appended. One such file is kept; a later
 /// one replaces it.
-pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = with_suffix(path, ".damaged");
     fs::rename(path, &aside)?;
     sync_parent(path)?;
@@ -51,7 +51,7 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
 
 /// Gives a file a second name, the same with `.damaged` appended, so that the first name can be
 /// replaced without a moment in which no file exists. `None` when there is no such file.
-pub(crate) fn keep_as_damaged(path: &Path) -> io::Result<Option<PathBuf>> {
+pub fn keep_as_damaged(path: &Path) -> io::Result<Option<PathBuf>> {
     let aside = with_suffix(path, ".damaged");
     remove_if_present(&aside)?;
     match fs::hard_link(path, &aside) {

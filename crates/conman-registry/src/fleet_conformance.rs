@@ -1,4 +1,4 @@
-//! What every fleet must do, as one suite that runs on all of them: [`crate::EtcdRegistry`] over a
+//! What every fleet must do, as one suite that runs on all of them: `conman-etcd` over a
 //! real etcd, and [`crate::ModelFleet`], which the tests of higher layers use.
 //!
 //! It is plain code, not a test. A violated requirement is a panic that names it. The suite waits

@@ -1,7 +1,7 @@
 //! Ownership of sessions: records, generations, and the journal of events.
 //!
 //! [`Registry`] is the interface. [`EmbeddedRegistry`] stores it in a file on this node,
-//! [`EtcdRegistry`] in the etcd that a fleet shares, [`ModelRegistry`] in memory. All pass the same
+//! `conman-etcd` in the etcd that a fleet shares, [`ModelRegistry`] in memory. All pass the same
 //! conformance suite ([`conformance`]). [`Journal`] stores this node's events apart from the
 //! records, so that writing events never delays a release.
 //!
@@ -12,10 +12,8 @@
 //! durable position. Reads of records and of the newest events are served from memory; older events
 //! are read on tokio's blocking threads.
 //!
-//! In a fleet the thread `fleet` replaces `registry`. It has a separate tokio runtime (`etcd`).
-//!
 //! [`Fleet`] is what the rest of the daemon requests about other nodes; [`SoloFleet`] has none.
-//! [`EtcdRegistry`] and [`ModelFleet`] (in memory) pass the same suite ([`fleet_conformance`]).
+//! `conman-etcd` and [`ModelFleet`] (in memory) pass the same suite ([`fleet_conformance`]).
 //! [`FenceLink`] is the registry's connection to the fence that freezes sessions whose ownership
 //! has lapsed.
 //!
@@ -27,25 +25,21 @@ pub mod conformance;
 mod database;
 mod embedded;
 mod error;
-mod etcd;
 mod fence_link;
-mod files;
+pub mod files;
 mod fleet;
 pub mod fleet_conformance;
+pub mod fleet_mark;
 mod fleet_model;
 mod high_water;
 mod journal;
 mod model;
 mod record;
-mod rules;
-mod state_lock;
+pub mod rules;
+pub mod state_lock;
 
-pub use embedded::{EmbeddedOptions, EmbeddedRegistry};
+pub use embedded::{EmbeddedOptions, EmbeddedRegistry, LeftAlone, left_alone};
 pub use error::RegistryError;
-pub use etcd::{
-    AccessError, COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry,
-    EtcdStartError, EtcdTls, FORGET_AFTER, Order, Orders, was_in_fleet,
-};
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, MAX_SESSION_PAGE, MAX_UNREADABLE,

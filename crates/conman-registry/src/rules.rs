@@ -7,7 +7,7 @@ use crate::{ContainerIdentity, Ending, RecordState, RegistryError, SessionRecord
 
 /// Effect of an accepted change.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Effect {
+pub enum Effect {
     /// The record already has this value.
     Keep,
     Put(Box<SessionRecord>),
@@ -16,7 +16,7 @@ pub(crate) enum Effect {
 
 /// A change of one generation's record.
 #[derive(Debug, Clone)]
-pub(crate) enum Change {
+pub enum Change {
     SetContainer(ContainerIdentity),
     SetState(RecordState),
     Release(Ending),
@@ -24,7 +24,7 @@ pub(crate) enum Change {
 }
 
 /// Whether the session may be claimed, given the record that was `read`.
-pub(crate) fn may_claim(
+pub fn may_claim(
     id: &SessionId,
     current: Option<&SessionRecord>,
     read: Option<&SessionRecord>,
@@ -42,7 +42,7 @@ pub(crate) fn may_claim(
 }
 
 /// Applies a change that acts for `generation` to the current record.
-pub(crate) fn apply(
+pub fn apply(
     id: &SessionId,
     generation: Generation,
     current: Option<&SessionRecord>,
@@ -105,7 +105,7 @@ pub(crate) fn apply(
 }
 
 /// A deleted session stays deleted, whatever is recorded later.
-pub(crate) fn keep_deleted(record: &SessionRecord, cause: &mut Option<EndCause>) {
+pub fn keep_deleted(record: &SessionRecord, cause: &mut Option<EndCause>) {
     if record.state.end_cause() == Some(EndCause::Deleted) {
         *cause = Some(EndCause::Deleted);
     }

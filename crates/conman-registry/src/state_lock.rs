@@ -22,7 +22,7 @@ const MARK: &str = "used";
 /// an older registry file is noticed. The latter is a hint: it is not synced, and is behind after a
 /// power cut.
 #[derive(Debug)]
-pub(crate) struct StateLock {
+pub struct StateLock {
     file: File,
     path: PathBuf,
     used: bool,
@@ -31,7 +31,7 @@ pub(crate) struct StateLock {
 
 impl StateLock {
     /// Takes the lock, or fails at once when another process holds it.
-    pub(crate) fn acquire(dir: &Path) -> Result<Self, RegistryError> {
+    pub fn acquire(dir: &Path) -> Result<Self, RegistryError> {
         let path = dir.join(NAME);
         let failed = |action| {
             let path = path.clone();
@@ -71,17 +71,17 @@ impl StateLock {
     }
 
     /// Whether this directory has ever held a complete registry.
-    pub(crate) fn was_used(&self) -> bool {
+    pub fn was_used(&self) -> bool {
         self.used
     }
 
     /// The last commit known to have been acknowledged.
-    pub(crate) fn acknowledged(&self) -> u64 {
+    pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
     /// Records that the registry in this directory is complete, and how many commits it has.
-    pub(crate) fn mark_used(&mut self, commits: u64) -> Result<(), RegistryError> {
+    pub fn mark_used(&mut self, commits: u64) -> Result<(), RegistryError> {
         self.used = true;
         self.acknowledged = commits;
         self.write()
@@ -94,7 +94,7 @@ impl StateLock {
     }
 
     /// Records a commit that is about to be acknowledged. Does not wait for the disk.
-    pub(crate) fn acknowledge(&mut self, commit: u64) {
+    pub fn acknowledge(&mut self, commit: u64) {
         self.acknowledged = commit;
         if let Err(error) = self.write() {
             tracing::debug!(path = %self.path.display(), %error, "the commit could not be noted");

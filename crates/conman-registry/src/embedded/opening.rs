@@ -12,7 +12,7 @@ use crate::database::{self, OpenFailure};
 use crate::files::{ensure_dir, keep_as_damaged};
 use crate::high_water::{Found, HighWater};
 use crate::state_lock::StateLock;
-use crate::{GREATEST_GENERATION, RegistryError, etcd};
+use crate::{GREATEST_GENERATION, RegistryError, fleet_mark};
 
 const REGISTRY_FILE: &str = "registry.redb";
 const GENERATIONS_FILE: &str = "generations";
@@ -70,7 +70,7 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
         Err(DatabaseFailure::Refused(error)) => return Err(error),
     };
     let asked = options.generation_floor.map(conman_proto::Generation::get);
-    let in_fleet = etcd::in_fleet(dir).map_err(io("look for what a fleet left in", dir))?;
+    let in_fleet = fleet_mark::in_fleet(dir).map_err(io("look for what a fleet left in", dir))?;
     if let (Some(path), None) = (&in_fleet, asked) {
         return Err(RegistryError::OfFleet { path: path.clone() });
     }
@@ -120,7 +120,7 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
     }
     lock.mark_used(commits)?;
     if let Some(path) = in_fleet {
-        etcd::leave_fleet(dir).map_err(io("set aside", &path))?;
+        fleet_mark::leave_fleet(dir).map_err(io("set aside", &path))?;
         tracing::warn!(
             floor,
             "this node has left its fleet; the fleet's sessions on this node are ended"
@@ -138,16 +138,16 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
 
 /// What a node without a fleet has left in the directory, now used by a fleet's node.
 #[derive(Debug, Default)]
-pub(crate) struct LeftAlone {
+pub struct LeftAlone {
     /// Every generation up to this one may have been used.
-    pub(crate) through: u64,
+    pub through: u64,
     /// The sessions that had not ended.
-    pub(crate) going: Vec<SessionId>,
+    pub going: Vec<SessionId>,
 }
 
 /// Reads it, and changes nothing except the file's format. One of the two files suffices, as for
 /// [`open`]; sessions are only in the registry file.
-pub(crate) fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryError> {
+pub fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryError> {
     let path = dir.join(GENERATIONS_FILE);
     let found = HighWater::inspect(&path).map_err(|source| RegistryError::Io {
         action: "read",

@@ -101,7 +101,7 @@ async fn a_node_of_a_fleet_is_alone_only_once_it_is_told_a_floor() {
     drop(registry);
     assert!(claim(&open(dir.path()), "b").await > generation(5_000));
     // What the fleet left is not this node's to open.
-    assert!(conman_registry::was_in_fleet(dir.path()).expect("looked"));
+    assert!(conman_registry::fleet_mark::was_in_fleet(dir.path()).expect("looked"));
 }
 
 #[tokio::test]

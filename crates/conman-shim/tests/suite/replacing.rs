@@ -198,7 +198,7 @@ fn a_program_that_cannot_take_over_leaves_everything_as_it_is() {
         (PathBuf::from("/bin/true"), "without an answer"),
         (cut, "without an answer"),
         (other_version, "version 99"),
-        (shim.path("logs"), "no program"),
+        (shim.path("logs"), "not an executable file"),
         (PathBuf::from("conman-shim"), "not absolute"),
     ];
     for (program, expected) in candidates {

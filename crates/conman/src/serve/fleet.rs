@@ -12,12 +12,14 @@ use async_trait::async_trait;
 use conman_api::{ServeOptions, serve_tcp, serve_unix};
 use conman_auth::certificates_expire_at;
 use conman_core::Instance;
+use conman_etcd::{
+    COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FORGET_AFTER,
+    Order, Orders,
+};
 use conman_node::Node;
 use conman_proto::Generation;
 use conman_registry::{
-    COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FORGET_AFTER,
-    FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, Order, Orders,
-    RegistryError, Standing,
+    FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, RegistryError, Standing,
 };
 use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
 use conman_vitals::{Pulse, Vitals, essential};

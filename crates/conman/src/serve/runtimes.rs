@@ -150,7 +150,7 @@ fn opener(config: &Config) -> Result<FenceOpener> {
     if config.shared.is_some() {
         return Ok(FenceOpener::Registry);
     }
-    let was_in_fleet = conman_registry::was_in_fleet(&config.state_dir)
+    let was_in_fleet = conman_registry::fleet_mark::was_in_fleet(&config.state_dir)
         .context("cannot tell whether this node was of a fleet")?;
     Ok(match was_in_fleet {
         true => FenceOpener::Records(Arc::default()),

@@ -3,12 +3,11 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use conman_core::Instance;
+use conman_etcd::Orders;
 use conman_image::ImageStore;
 use conman_linux::Features;
 use conman_proto::Generation;
-use conman_registry::{
-    EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, Orders, Registry, SoloFleet,
-};
+use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, Registry, SoloFleet};
 use conman_shim::SHARED_IDS;
 use conman_vitals::Vitals;
 

@@ -1,0 +1,381 @@
+//! Keys and values in etcd. Transactions compare whole values, so each value has exactly one
+//! encoding.
+//!
+//! | key, below the prefix | value | |
+//! |---|---|---|
+//! | `schema` | the format of all others | |
+//! | `node/NAME`, `hb/NAME`, `silence/NAME`, `own/SESSION`, `floor` | the protocol's, exactly | decide |
+//! | `gone/NAME` | the `node/NAME` of a node that was forgotten, until it comes back | decides likewise |
+//! | `holder/NAME` | which installation may use that name | decides who may rejoin |
+//! | `gone-for/NAME` | how long a node has been lost | decides when it is forgotten |
+//! | `session/ID` | the session's record and its owner | informs |
+//! | `peer/NAME` | what a node publishes about itself | informs |
+
+use std::time::Duration;
+
+use conman_core::ownership::{Heartbeat, Key, NodeRecord, NodeState, OwnedState, Ownership, Value};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use conman_registry::{Announcement, SessionRecord};
+
+/// A value that conman did not write.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the value of {key} in etcd is not one that this conman writes ({reason}); is the prefix used \
+     by something else, or by another version? Run the same conman version on every node."
+)]
+pub(super) struct BadValue {
+    pub(super) key: String,
+    reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum NodeStateText {
+    Live,
+    Fenced,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeText {
+    incarnation: u64,
+    state: NodeStateText,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeartbeatText {
+    incarnation: u64,
+    attempt: u64,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OwnedText {
+    Owned,
+    Released,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OwnershipText {
+    owner: String,
+    incarnation: u64,
+    generation: u64,
+    state: OwnedText,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FloorText {
+    generation: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SilenceText {
+    silence_ms: u64,
+}
+
+/// The installation that may use a node name. Another state directory, or the same one after a
+/// reboot, counts as another installation until it is proven that no other one is live.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Holder {
+    pub(super) instance: String,
+    pub(super) boot_id: String,
+}
+
+/// Session data stored next to its ownership.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Told {
+    pub(super) node: String,
+    /// Incarnation of the node when it claimed.
+    pub(super) incarnation: u64,
+    pub(super) record: SessionRecord,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct PeerText {
+    pub(super) incarnation: u64,
+    pub(super) announcement: Announcement,
+}
+
+/// An unreadable value counts as none: the node is forgotten later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct GoneForText {
+    pub(super) incarnation: u64,
+    pub(super) gone_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SchemaText {
+    pub(super) format: u32,
+}
+
+/// The keys of one registry.
+#[derive(Debug, Clone)]
+pub(super) struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    /// `prefix` ends with `/`.
+    pub(super) fn new(prefix: String) -> Self {
+        Self { prefix }
+    }
+
+    fn below(&self, what: &str, name: &str) -> Vec<u8> {
+        format!("{}{what}{name}", self.prefix).into_bytes()
+    }
+
+    pub(super) fn all(&self) -> Vec<u8> {
+        self.below("", "")
+    }
+
+    pub(super) fn of(&self, key: &Key) -> Vec<u8> {
+        match key {
+            Key::Node(name) => self.below("node/", name),
+            Key::Heartbeat(name) => self.below("hb/", name),
+            Key::Session(session) => self.below("own/", session),
+            Key::Floor => self.below("floor", ""),
+            Key::Silence(name) => self.below("silence/", name),
+        }
+    }
+
+    /// Prefix of all ownership keys.
+    pub(super) fn owned(&self) -> Vec<u8> {
+        self.below("own/", "")
+    }
+
+    pub(super) fn nodes(&self) -> Vec<u8> {
+        self.below("node/", "")
+    }
+
+    pub(super) fn heartbeats(&self) -> Vec<u8> {
+        self.below("hb/", "")
+    }
+
+    pub(super) fn silences(&self) -> Vec<u8> {
+        self.below("silence/", "")
+    }
+
+    pub(super) fn peers(&self) -> Vec<u8> {
+        self.below("peer/", "")
+    }
+
+    pub(super) fn peer(&self, name: &str) -> Vec<u8> {
+        self.below("peer/", name)
+    }
+
+    pub(super) fn holder(&self, name: &str) -> Vec<u8> {
+        self.below("holder/", name)
+    }
+
+    pub(super) fn gone(&self, name: &str) -> Vec<u8> {
+        self.below("gone/", name)
+    }
+
+    pub(super) fn ages(&self) -> Vec<u8> {
+        self.below("gone-for/", "")
+    }
+
+    pub(super) fn told(&self, session: &str) -> Vec<u8> {
+        self.below("session/", session)
+    }
+
+    pub(super) fn all_told(&self) -> Vec<u8> {
+        self.below("session/", "")
+    }
+
+    pub(super) fn shared_key(&self) -> Vec<u8> {
+        self.below("shared-key", "")
+    }
+
+    pub(super) fn schema(&self) -> Vec<u8> {
+        self.below("schema", "")
+    }
+
+    /// The name at the end of a key below `parent`.
+    pub(super) fn name_in(parent: &[u8], key: &[u8]) -> Option<String> {
+        let name = key.strip_prefix(parent)?;
+        String::from_utf8(name.to_vec()).ok()
+    }
+}
+
+pub(super) fn encode(value: &Value) -> Vec<u8> {
+    match value {
+        Value::Node(record) => text(&NodeText {
+            incarnation: record.incarnation,
+            state: match record.state {
+                NodeState::Live => NodeStateText::Live,
+                NodeState::Fenced => NodeStateText::Fenced,
+            },
+        }),
+        Value::Heartbeat(heartbeat) => text(&HeartbeatText {
+            incarnation: heartbeat.incarnation,
+            attempt: heartbeat.attempt,
+        }),
+        Value::Session(ownership) => text(&OwnershipText {
+            owner: ownership.owner.to_string(),
+            incarnation: ownership.incarnation,
+            generation: ownership.generation,
+            state: match ownership.state {
+                OwnedState::Owned => OwnedText::Owned,
+                OwnedState::Released => OwnedText::Released,
+            },
+        }),
+        Value::Floor(generation) => text(&FloorText {
+            generation: *generation,
+        }),
+        Value::Silence(silence_ms) => text(&SilenceText {
+            silence_ms: *silence_ms,
+        }),
+    }
+}
+
+/// Encodes a value as JSON. The value must have only string keys, no NaN, and nothing else that
+/// JSON cannot hold.
+pub(super) fn text<T: Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+/// Rounded down to whole milliseconds.
+pub(super) fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn parse<T: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<T, BadValue> {
+    serde_json::from_slice(bytes).map_err(|error| BadValue {
+        key: String::from_utf8_lossy(key).into_owned(),
+        reason: error.to_string(),
+    })
+}
+
+pub(super) fn decode(kind: &Key, key: &[u8], bytes: &[u8]) -> Result<Value, BadValue> {
+    let value = match kind {
+        Key::Node(_) => {
+            let read: NodeText = parse(key, bytes)?;
+            Value::Node(NodeRecord {
+                incarnation: read.incarnation,
+                state: match read.state {
+                    NodeStateText::Live => NodeState::Live,
+                    NodeStateText::Fenced => NodeState::Fenced,
+                },
+            })
+        }
+        Key::Heartbeat(_) => {
+            let read: HeartbeatText = parse(key, bytes)?;
+            Value::Heartbeat(Heartbeat {
+                incarnation: read.incarnation,
+                attempt: read.attempt,
+            })
+        }
+        Key::Session(_) => {
+            let read: OwnershipText = parse(key, bytes)?;
+            Value::Session(Ownership {
+                owner: read.owner.into(),
+                incarnation: read.incarnation,
+                generation: read.generation,
+                state: match read.state {
+                    OwnedText::Owned => OwnedState::Owned,
+                    OwnedText::Released => OwnedState::Released,
+                },
+            })
+        }
+        Key::Floor => {
+            let read: FloorText = parse(key, bytes)?;
+            Value::Floor(read.generation)
+        }
+        Key::Silence(_) => {
+            let read: SilenceText = parse(key, bytes)?;
+            Value::Silence(read.silence_ms)
+        }
+    };
+    // Another encoding of the same value would never compare equal.
+    if encode(&value) != bytes {
+        return Err(BadValue {
+            key: String::from_utf8_lossy(key).into_owned(),
+            reason: "it has another encoding".to_owned(),
+        });
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values() -> Vec<(Key, Value)> {
+        let node = |state| {
+            Value::Node(NodeRecord {
+                incarnation: 3,
+                state,
+            })
+        };
+        let session = |state| {
+            Value::Session(Ownership {
+                owner: "a".into(),
+                incarnation: u64::MAX,
+                generation: 9,
+                state,
+            })
+        };
+        let heartbeat = Heartbeat {
+            incarnation: 3,
+            attempt: u64::MAX,
+        };
+        vec![
+            (Key::Node("a".into()), node(NodeState::Live)),
+            (Key::Node("a".into()), node(NodeState::Fenced)),
+            (Key::Heartbeat("a".into()), Value::Heartbeat(heartbeat)),
+            (Key::Session("s".into()), session(OwnedState::Owned)),
+            (Key::Session("s".into()), session(OwnedState::Released)),
+            (Key::Floor, Value::Floor(7)),
+            (Key::Silence("a".into()), Value::Silence(9_090)),
+        ]
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for (key, value) in values() {
+            let bytes = encode(&value);
+            let read = decode(&key, b"k", &bytes).expect("read back");
+            assert_eq!(read, value);
+        }
+    }
+
+    #[test]
+    fn the_texts_are_those_of_format_1() {
+        let texts: Vec<_> = values()
+            .iter()
+            .map(|(_, value)| String::from_utf8(encode(value)).expect("JSON"))
+            .collect();
+        assert_eq!(
+            texts,
+            [
+                r#"{"incarnation":3,"state":"live"}"#,
+                r#"{"incarnation":3,"state":"fenced"}"#,
+                r#"{"incarnation":3,"attempt":18446744073709551615}"#,
+                r#"{"owner":"a","incarnation":18446744073709551615,"generation":9,"state":"owned"}"#,
+                r#"{"owner":"a","incarnation":18446744073709551615,"generation":9,"state":"released"}"#,
+                r#"{"generation":7}"#,
+                r#"{"silence_ms":9090}"#,
+            ],
+            "a change of these is another format"
+        );
+    }
+
+    #[test]
+    fn a_value_in_another_spelling_is_refused_rather_than_never_compared_equal() {
+        let key = Key::Floor;
+        for bytes in [
+            &br#"{"generation": 7}"#[..],
+            br#"{"generation":7,"x":1}"#,
+            b"7",
+        ] {
+            decode(&key, b"/conman/floor", bytes).expect_err("another spelling");
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Releases under way: their records and the waiting callers.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use conman_core::EndCause;
+use conman_core::ownership::{
+    Answer, BootTime, Event, Key, NodeProtocol, Slot, Stake, Transaction, Value,
+};
+use conman_proto::Generation;
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+
+use super::super::codec::Told;
+use super::super::notes;
+use super::super::records::{Mine, Since};
+use super::super::shared::{Shared, boot_time, name};
+use super::super::store::{Answered, ReadError};
+use super::Reply;
+use super::claims::Claims;
+use conman_registry::rules::{self, Change, Effect};
+use conman_registry::{Ending, RecordState, RegistryError, Release, SessionRecord};
+
+/// How long a caller waits for a release; the release continues without it, and may be requested
+/// again.
+const PATIENCE_MS: u64 = 5_000;
+
+#[derive(Debug)]
+struct Pending {
+    release: Release,
+    told: Told,
+    waiting: Vec<Reply<()>>,
+    since: BootTime,
+    /// Why etcd refuses it.
+    refused: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Releases {
+    pending: HashMap<Slot, Pending>,
+    /// Those that etcd has recorded.
+    recorded: HashSet<Slot>,
+}
+
+/// What etcd has about a session that is to be released.
+pub(super) struct Looked {
+    release: Release,
+    reply: Reply<()>,
+    /// Nothing has been tried yet.
+    first: bool,
+    since: Since,
+    found: Result<Option<Mine>, ReadError>,
+}
+
+/// Reads the record of a release that is not cached.
+pub(super) fn look(
+    shared: Arc<Shared>,
+    release: Release,
+    reply: Reply<()>,
+    first: bool,
+) -> BoxFuture<'static, Looked> {
+    Box::pin(async move {
+        let since = shared.since();
+        let found = notes::read(&shared, &release.id).await;
+        Looked {
+            release,
+            reply,
+            first,
+            since,
+            found,
+        }
+    })
+}
+
+impl Releases {
+    /// Registers a release. Returns the slot to certify, unless that is under way.
+    pub(super) fn begin(&mut self, told: Told, release: Release, reply: Reply<()>) -> Option<Slot> {
+        let slot = slot(&release);
+        if let Some(pending) = self.pending.get_mut(&slot) {
+            pending.waiting.push(reply);
+            return None;
+        }
+        let pending = Pending {
+            told: ended(told, release.ending.clone()),
+            release,
+            waiting: vec![reply],
+            since: boot_time(),
+            refused: None,
+        };
+        self.pending.insert(slot.clone(), pending);
+        Some(slot)
+    }
+
+    /// Releases a start whose caller is gone.
+    pub(super) fn give_back(&mut self, told: Told) {
+        let release = Release {
+            id: told.record.id.clone(),
+            generation: told.record.generation,
+            ending: abandoned(),
+        };
+        self.keep(told, release);
+    }
+
+    /// Registers a release without a waiting caller, unless there is one.
+    fn keep(&mut self, told: Told, release: Release) {
+        self.pending
+            .entry(slot(&release))
+            .or_insert_with(|| Pending {
+                told: ended(told, release.ending.clone()),
+                release,
+                waiting: Vec::new(),
+                since: boot_time(),
+                refused: None,
+            });
+    }
+
+    /// Handles a record that was read: answers the caller, or returns its certificate for the
+    /// protocol.
+    pub(super) fn looked(
+        &mut self,
+        looked: Looked,
+        protocol: &NodeProtocol,
+        shared: &Shared,
+    ) -> Vec<Event> {
+        let Looked {
+            release,
+            reply,
+            first,
+            since,
+            found,
+        } = looked;
+        let mine = match found {
+            Ok(mine) => mine,
+            // The record stays as it is; the release is stored under another key.
+            Err(ReadError::Value(error)) => {
+                tracing::warn!(%error, "cannot record how a session ended");
+                None
+            }
+            Err(error) => {
+                let _ = reply.send(Err(notes::unavailable(&error.to_string())));
+                return Vec::new();
+            }
+        };
+        let slot = slot(&release);
+        let record = mine.as_ref().map(|mine| &mine.told.record);
+        let change = Change::Release(release.ending.clone());
+        let judged = match &mine {
+            Some(mine)
+                if mine.told.node != *shared.me
+                    && mine.told.record.generation == release.generation =>
+            {
+                Err(superseded(&release, mine.told.record.generation))
+            }
+            _ => rules::apply(&release.id, release.generation, record, &change),
+        };
+        match (judged, mine) {
+            (Ok(Effect::Put(_)), Some(mine)) if first && protocol.is_live() => {
+                // A newer record must not be overwritten: the caller tries again.
+                let present = shared.note_read(mine, since);
+                let generation = release.generation;
+                let Some(mine) = present.filter(|now| now.told.record.generation == generation)
+                else {
+                    let _ = reply.send(Err(shared.unavailable()));
+                    return Vec::new();
+                };
+                let Some(slot) = self.begin(mine.told, release, reply) else {
+                    return Vec::new();
+                };
+                // Owned by the registry; a protocol that does not know it has to read first.
+                vec![match protocol.stake(&slot.session) {
+                    None => Event::StopAsked {
+                        session: slot.session,
+                        delete: false,
+                    },
+                    Some(_) => Event::DeathCertificate(slot),
+                }]
+            }
+            (Ok(Effect::Put(_)), mine) => {
+                let _ = reply.send(Err(shared.unavailable()));
+                // Whenever the protocol gives it up, this is how it ended.
+                if let Some(mine) = mine {
+                    self.keep(mine.told, release);
+                }
+                vec![Event::DeathCertificate(slot)]
+            }
+            // Nothing to record, but the protocol may still hold the slot.
+            (judged, _) => {
+                let _ = reply.send(judged.map(|_| ()));
+                vec![Event::DeathCertificate(slot)]
+            }
+        }
+    }
+
+    /// Whether there is a certificate for it.
+    pub(super) fn is_certified(&self, slot: &Slot) -> bool {
+        self.pending.contains_key(slot)
+    }
+
+    /// The record that is written with a release's transaction.
+    pub(super) fn told(&self, slot: &Slot, claims: &Claims, shared: &Shared) -> Option<Told> {
+        if let Some(pending) = self.pending.get(slot) {
+            return Some(pending.told.clone());
+        }
+        // A claim that was found to be ours too late to be used.
+        let known = claims.of(slot).or_else(|| {
+            let id = slot.session.parse().ok()?;
+            let told = shared.mine(&id)?.told;
+            (told.record.generation.get() == slot.generation).then_some(told)
+        })?;
+        let ending = unheard(&known.record);
+        Some(ended(known, ending))
+    }
+
+    /// etcd refuses the release; the waiting callers get the reason.
+    pub(super) fn refused(&mut self, transaction: &Transaction, reason: String) {
+        for slot in released(transaction) {
+            tracing::error!(
+                session = %slot.session, generation = slot.generation, reason,
+                "etcd refuses a release"
+            );
+            if let Some(pending) = self.pending.get_mut(&slot) {
+                for reply in pending.waiting.drain(..) {
+                    let _ = reply.send(Err(notes::unavailable(&reason)));
+                }
+                pending.refused = Some(reason.clone());
+            }
+        }
+    }
+
+    pub(super) fn answered(&mut self, transaction: &Transaction, answered: &Answered) {
+        if answered.answer != Answer::Committed {
+            return;
+        }
+        self.recorded.extend(released(transaction));
+    }
+
+    /// Answers the releases that the protocol has finished. One that it gave up without a recorded
+    /// release is read from etcd.
+    pub(super) fn settle(
+        &mut self,
+        protocol: &NodeProtocol,
+        shared: &Arc<Shared>,
+    ) -> Vec<BoxFuture<'static, Looked>> {
+        let now = boot_time();
+        let done = |slot: &Slot| match protocol.stake(&slot.session) {
+            Some(Stake::Held { generation } | Stake::Ending { generation, .. }) => {
+                generation != slot.generation
+            }
+            Some(Stake::Claiming) | None => true,
+            Some(Stake::Collecting) => false,
+        };
+        let over: Vec<Slot> = self
+            .pending
+            .keys()
+            .filter(|slot| done(slot))
+            .cloned()
+            .collect();
+        let mut looking = Vec::new();
+        for slot in over {
+            let Some(pending) = self.pending.remove(&slot) else {
+                continue;
+            };
+            shared.not_mine(&pending.release.id, pending.release.generation);
+            if self.recorded.remove(&slot) {
+                for reply in pending.waiting {
+                    let _ = reply.send(Ok(()));
+                }
+                continue;
+            }
+            for reply in pending.waiting {
+                let release = pending.release.clone();
+                looking.push(look(Arc::clone(shared), release, reply, false));
+            }
+        }
+        if self.pending.is_empty() {
+            self.recorded.clear();
+        }
+        for pending in self.pending.values_mut() {
+            if now.since(pending.since) >= PATIENCE_MS {
+                for reply in pending.waiting.drain(..) {
+                    let _ = reply.send(Err(match &pending.refused {
+                        Some(reason) => notes::unavailable(reason),
+                        None => shared.unavailable(),
+                    }));
+                }
+            }
+        }
+        looking
+    }
+
+    pub(super) fn give_up(&mut self, shared: &Shared) {
+        for (_, pending) in self.pending.drain() {
+            for reply in pending.waiting {
+                let _ = reply.send(Err(shared.unavailable()));
+            }
+        }
+    }
+}
+
+/// The slots that a transaction gives up.
+fn released(transaction: &Transaction) -> impl Iterator<Item = Slot> + use<'_> {
+    transaction
+        .write
+        .iter()
+        .filter_map(|(key, value)| match (key, value) {
+            (Key::Session(session), Some(Value::Session(ownership))) => Some(Slot {
+                session: session.clone(),
+                generation: ownership.generation,
+            }),
+            _ => None,
+        })
+}
+
+fn slot(release: &Release) -> Slot {
+    Slot {
+        session: name(&release.id),
+        generation: release.generation.get(),
+    }
+}
+
+fn superseded(release: &Release, current: Generation) -> RegistryError {
+    RegistryError::Superseded {
+        id: release.id.clone(),
+        generation: release.generation,
+        current: Some(current),
+    }
+}
+
+fn ended(told: Told, mut ending: Ending) -> Told {
+    let mut told = told;
+    rules::keep_deleted(&told.record, &mut ending.cause);
+    told.record.state = RecordState::Ended(ending);
+    told
+}
+
+/// The ending of a session whose end was not reported.
+fn unheard(record: &SessionRecord) -> Ending {
+    let started_at = match &record.state {
+        RecordState::Running { started_at, .. } => Some(*started_at),
+        _ => None,
+    };
+    if started_at.is_none() && record.container.is_none() {
+        return abandoned();
+    }
+    Ending {
+        reason: "it has ended for an unknown reason".to_owned(),
+        started_at,
+        ..abandoned()
+    }
+}
+
+fn abandoned() -> Ending {
+    Ending {
+        failed: true,
+        cause: Some(EndCause::Failed),
+        reason: "its start was given up before anything was created".to_owned(),
+        exit_code: None,
+        ended_at: Timestamp::now(),
+        started_at: None,
+        phases: Default::default(),
+    }
+}

@@ -1,0 +1,179 @@
+//! Forgets lost nodes. Otherwise machines that come with a new name each time would fill the
+//! registry.
+//!
+//! ```text
+//!  node/NAME (fenced, owns nothing) ──forget──▶ gone/NAME ──recall, before it joins──▶ node/NAME
+//! ```
+//! Its incarnation must only grow, or a late claim of an earlier life would be mistaken for a
+//! current one. So the record is moved aside, and moved back before a node of that name joins; a
+//! rejoin commits only while there is none aside. Everything else about the node is deleted, except
+//! for how long it has been lost, which is needed while records of its sessions exist.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use conman_core::ownership::{Answer, Key, NodeState, OwnedState, Value};
+
+use super::codec::{self, Keys};
+use super::notes::unavailable;
+use super::shared::Shared;
+use super::wire::{self, TxnRequest};
+use conman_registry::ForgetError;
+
+/// A node that cannot claim anything unless it comes back, and its keys.
+struct Gone {
+    node: String,
+    record: Vec<u8>,
+    /// Keys, and the revisions that wrote them: 0 for none.
+    kept: Vec<(Vec<u8>, i64)>,
+}
+
+/// What each node owns: the number of sessions, and one of them.
+type Owners = HashMap<String, (usize, String)>;
+
+/// Forgets a node, unless it may be alive or still owns sessions.
+pub(super) async fn forget(shared: &Shared, node: &str) -> Result<(), ForgetError> {
+    let gone = look(shared, node).await?;
+    // Ownership counts only if it is read after the node was seen to be fenced.
+    let owners = owners(shared).await?;
+    put_aside(shared, gone, &owners).await
+}
+
+/// Forgets the nodes that have been lost for long; failures are retried later.
+pub(super) async fn forget_all(shared: Arc<Shared>, nodes: Vec<String>) {
+    let mut found = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        match look(&shared, &node).await {
+            Ok(gone) => found.push(gone),
+            Err(error) => tracing::debug!(node, %error, "cannot forget a lost node yet"),
+        }
+    }
+    let owners = match owners(&shared).await {
+        Ok(owners) => owners,
+        Err(error) => {
+            tracing::debug!(%error, "cannot forget lost nodes yet");
+            return;
+        }
+    };
+    for gone in found {
+        let node = gone.node.clone();
+        match put_aside(&shared, gone, &owners).await {
+            Ok(()) => tracing::info!(node, "forgot a lost node"),
+            Err(error) => tracing::debug!(node, %error, "cannot forget a lost node yet"),
+        }
+    }
+}
+
+/// Reads whether a node is fenced.
+async fn look(shared: &Shared, node: &str) -> Result<Gone, ForgetError> {
+    let keys = &shared.store.keys;
+    let record = Key::Node(node.into());
+    let names = [
+        keys.of(&record),
+        keys.of(&Key::Heartbeat(node.into())),
+        keys.holder(node),
+        keys.peer(node),
+        keys.of(&Key::Silence(node.into())),
+    ];
+    let node = node.to_owned();
+    let (entries, _) = shared.store.get(&names).await.map_err(failed)?;
+    let Some(Some((name, bytes, _))) = entries.first() else {
+        return Err(ForgetError::Unknown { node });
+    };
+    let value = codec::decode(&record, name, bytes).map_err(failed)?;
+    if !matches!(value, Value::Node(record) if record.state == NodeState::Fenced) {
+        return Err(ForgetError::Alive { node });
+    }
+    let record = bytes.clone();
+    let revisions = entries.iter().map(|entry| match entry {
+        Some((_, _, revision)) => *revision,
+        None => 0,
+    });
+    Ok(Gone {
+        node,
+        record,
+        kept: names.into_iter().zip(revisions).collect(),
+    })
+}
+
+async fn put_aside(shared: &Shared, gone: Gone, owners: &Owners) -> Result<(), ForgetError> {
+    let Gone { node, record, kept } = gone;
+    if let Some((count, first)) = owners.get(&node) {
+        return Err(ForgetError::Owns {
+            node,
+            count: *count,
+            first: first.clone(),
+        });
+    }
+    let mut request = TxnRequest::default();
+    let aside = shared.store.keys.gone(&node);
+    request.success.push(wire::put(aside, record));
+    for (key, revision) in kept {
+        let unchanged = wire::unchanged_since(key.clone(), revision);
+        request.compare.push(unchanged);
+        request.success.push(wire::delete(key));
+    }
+    let written = shared.store.transact(request).await;
+    match (written.answer, written.trouble) {
+        (Answer::Committed, _) => {
+            shared.hurry.notify_one();
+            Ok(())
+        }
+        (_, Some(trouble)) => Err(failed(trouble)),
+        (_, None) => Err(failed(format!("node `{node}` is coming back"))),
+    }
+}
+
+async fn owners(shared: &Shared) -> Result<Owners, ForgetError> {
+    let parent = shared.store.keys.owned();
+    let entries = shared.store.all_below(&parent).await.map_err(failed)?;
+    let mut owners = Owners::new();
+    for (key, bytes, _) in entries {
+        let value = codec::decode(&Key::Session("".into()), &key, &bytes).map_err(failed)?;
+        if let Value::Session(ownership) = value
+            && ownership.state == OwnedState::Owned
+            && let Some(session) = Keys::name_in(&parent, &key)
+        {
+            let owner = owners.entry(ownership.owner.to_string());
+            owner.or_insert((0, session)).0 += 1;
+        }
+    }
+    Ok(owners)
+}
+
+fn failed(reason: impl fmt::Display) -> ForgetError {
+    ForgetError::Registry(unavailable(&reason.to_string()))
+}
+
+/// Restores the record of this node, if it was forgotten.
+pub(super) async fn recall(shared: &Shared) -> Result<(), String> {
+    let keys = &shared.store.keys;
+    let (node, gone) = (
+        keys.of(&Key::Node(shared.me.clone())),
+        keys.gone(&shared.me),
+    );
+    let read = shared.store.get(&[node.clone(), gone.clone()]).await;
+    let (entries, _) = read.map_err(|error| error.to_string())?;
+    let Ok([present, aside]) = <[_; 2]>::try_from(entries) else {
+        return Ok(());
+    };
+    let Some((_, bytes, revision)) = aside else {
+        return Ok(());
+    };
+    let mut request = TxnRequest {
+        compare: vec![wire::unchanged_since(gone.clone(), revision)],
+        success: vec![wire::delete(gone)],
+    };
+    if present.is_none() {
+        request.compare.push(wire::is(node.clone(), None));
+        request.success.push(wire::put(node, bytes));
+    }
+    let written = shared.store.transact(request).await;
+    match written.answer {
+        Answer::Committed => Ok(()),
+        _ => Err(written
+            .trouble
+            .unwrap_or_else(|| "another conman restores this node's record too".to_owned())),
+    }
+}

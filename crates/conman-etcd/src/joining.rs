@@ -1,0 +1,230 @@
+//! Steps before the protocol starts: etcd answers and holds a registry of a known format, no other
+//! installation uses this node's name, and the fence reports what it holds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::ownership::{
+    Answer, Heartbeat, Key, NodeState, Observer, Request, SlotView, Value, Verdict,
+};
+use conman_proto::Generation;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use super::codec::{self, Holder};
+use super::forgetting;
+use super::from_alone::FromAlone;
+use super::schema;
+use super::shared::{Shared, boot_time};
+use super::store::{Additions, ReadError};
+use super::wire::{self, TxnRequest};
+use conman_registry::Standing;
+use conman_registry::{FenceLink, FenceLinkError, FenceOrder};
+
+/// Pause between two attempts.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// What the protocol starts with.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) slots: Vec<SlotView>,
+    /// The revision that wrote `holder/NAME`, 0 without one; the rejoin replaces exactly this one.
+    pub(super) holder: i64,
+}
+
+/// Tries until it succeeds, and publishes why it does not.
+pub(super) async fn join(
+    shared: &Shared,
+    link: &Arc<dyn FenceLink>,
+    me: &Holder,
+    from_alone: FromAlone,
+) -> Joined {
+    let mut is_held = !from_alone.runs;
+    loop {
+        match attempt(shared, link, me, from_alone.floor, &mut is_held).await {
+            Ok(joined) => return joined,
+            Err(reason) => {
+                shared.stands(Standing::Joining { reason });
+                sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn attempt(
+    shared: &Shared,
+    link: &Arc<dyn FenceLink>,
+    me: &Holder,
+    floor: Option<Generation>,
+    is_held: &mut bool,
+) -> Result<Joined, String> {
+    if !*is_held {
+        hold(link.as_ref())
+            .await
+            .map_err(|error| error.to_string())?;
+        *is_held = true;
+    }
+    schema::check(&shared.store)
+        .await
+        .map_err(|error| error.to_string())?;
+    if let Some(floor) = floor {
+        raise_floor(shared, floor).await?;
+    }
+    // Not before the floor is raised: a daemon that knows this etcd joins without raising it.
+    keep_seen(shared).await?;
+    forgetting::recall(shared).await?;
+    let holder = alone(shared, me).await?;
+    let holds = link.connect().await.map_err(|error| error.to_string())?;
+    Ok(Joined {
+        slots: holds.slots,
+        holder,
+    })
+}
+
+/// Freezes what ran before the node joined: the rest of the fleet may start those sessions, however
+/// long joining takes.
+async fn hold(link: &dyn FenceLink) -> Result<(), FenceLinkError> {
+    link.connect().await?;
+    link.order(FenceOrder::FreezeAll).await
+}
+
+/// A node that owns anything must recognize this etcd later, or notice that it was restored. A full
+/// disk does not prevent a node that knows this etcd from using its sessions.
+async fn keep_seen(shared: &Shared) -> Result<(), String> {
+    let client = Arc::clone(&shared.store.client);
+    let kept = spawn_blocking(move || {
+        let seen = client.seen();
+        seen.may_be_kept();
+        let Err(error) = seen.keep() else {
+            return Ok(());
+        };
+        let reason = format!(
+            "cannot write the state of etcd to {}: {error}; make sure that `state_dir` has free \
+             space and is writable",
+            seen.file().display()
+        );
+        if !seen.is_known() {
+            return Err(reason);
+        }
+        tracing::warn!("{reason}");
+        Ok(())
+    });
+    kept.await.map_err(|error| error.to_string())?
+}
+
+/// Sessions start above every generation used here or given by an operator.
+async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
+    let read = shared
+        .store
+        .execute(Request::Read(vec![Key::Floor]), Additions::default())
+        .await;
+    let Answer::Values(_) = read.answer else {
+        return Err(read.trouble.unwrap_or_default());
+    };
+    let current = match read.answer.value(&Key::Floor) {
+        Some(Value::Floor(current)) => Some(*current),
+        _ => None,
+    };
+    if current.is_some_and(|current| current >= floor.get()) {
+        return Ok(());
+    }
+    let key = shared.store.keys.of(&Key::Floor);
+    let value = |floor| codec::encode(&Value::Floor(floor));
+    let request = TxnRequest {
+        compare: vec![wire::is(key.clone(), current.map(value))],
+        success: vec![wire::put(key, value(floor.get()))],
+    };
+    let written = shared.store.transact(request).await;
+    match written.answer {
+        Answer::Committed => Ok(()),
+        _ => Err(written
+            .trouble
+            .unwrap_or_else(|| "another node raises the generation floor too".to_owned())),
+    }
+}
+
+/// Returns once no other installation can act under this node's name: the name is free, or it was
+/// held by an earlier daemon of this installation since this boot, or by another installation that
+/// was silent for so long that its fence has ended its sessions, as for any other node.
+async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
+    let mut observer = Observer::new(shared.me.clone());
+    let mut first: Option<Heartbeat> = None;
+    loop {
+        let (holder, answer) = read(shared).await.map_err(|error| error.to_string())?;
+        let revision = holder.as_ref().map_or(0, |(_, revision)| *revision);
+        let held_by = match &holder {
+            Some((bytes, _)) => {
+                codec::parse::<Holder>(&shared.store.keys.holder(&shared.me), bytes)
+                    .map(Some)
+                    .map_err(|error| error.to_string())?
+            }
+            None => None,
+        };
+        let (record, heartbeat) = answer.node(&shared.me);
+        let live = record.is_some_and(|record| record.state == NodeState::Live);
+        if !live || held_by.as_ref() == Some(me) {
+            return Ok(revision);
+        }
+        let other = held_by.map_or_else(|| "of unknown origin".to_owned(), |one| one.instance);
+        if first.is_some() && heartbeat != first {
+            return Err(format!(
+                "another conman (installation {other}) is live as node `{}` and renews; give one \
+                 of the two another `node.name`",
+                shared.me
+            ));
+        }
+        first = first.or(heartbeat);
+        // A record without a heartbeat is not written by conman; a node that renews would create
+        // one.
+        if let Verdict::Fence(fencing) = observer.answered(boot_time(), &answer, &shared.timing) {
+            let fenced = shared
+                .store
+                .execute(Request::Commit(fencing), Additions::default())
+                .await;
+            if fenced.answer == Answer::Committed {
+                tracing::warn!(
+                    other,
+                    "took over this node's name from another installation, which is silent"
+                );
+                return Ok(revision);
+            }
+            return Err(fenced.trouble.unwrap_or_else(|| {
+                format!("another conman has just come back as node `{}`", shared.me)
+            }));
+        }
+        shared.stands(Standing::Joining {
+            reason: format!(
+                "node `{}` was last held by another conman (installation {other}); waiting {} ms \
+                 in which it does not renew",
+                shared.me,
+                shared.timing.patience_ms(answer.silence_ms(&shared.me))
+            ),
+        });
+        sleep(Duration::from_millis(shared.timing.renew_ms)).await;
+    }
+}
+
+/// The holder of this node's name, and the node's record and heartbeat, in one snapshot.
+async fn read(shared: &Shared) -> Result<(Option<(Vec<u8>, i64)>, Answer), ReadError> {
+    let keys = &shared.store.keys;
+    let protocol = [
+        Key::Node(shared.me.clone()),
+        Key::Heartbeat(shared.me.clone()),
+        Key::Silence(shared.me.clone()),
+    ];
+    let mut names = vec![keys.holder(&shared.me)];
+    names.extend(protocol.iter().map(|key| keys.of(key)));
+    let (entries, _) = shared.store.get(&names).await?;
+    let mut entries = entries.into_iter();
+    let holder = entries.next().flatten();
+    let holder = holder.map(|(_, bytes, revision)| (bytes, revision));
+    let mut values = Vec::new();
+    for (key, entry) in protocol.into_iter().zip(entries) {
+        let value = match entry {
+            Some((name, bytes, _)) => Some(codec::decode(&key, &name, &bytes)?),
+            None => None,
+        };
+        values.push((key, value));
+    }
+    Ok((holder, Answer::Values(values)))
+}

@@ -1,0 +1,592 @@
+//! The registry of a fleet, in etcd: [`EtcdRegistry`].
+//!
+//! One OS thread, `fleet`, with a separate tokio runtime, so that renewals depend on nothing else
+//! in the daemon:
+//!
+//! ```text
+//!  Registry::claim, release ─▶ bounded channel ─▶ driver (the protocol) ─▶ etcd, fence, Orders
+//!  other calls ─────────────▶ tasks on the same runtime ─▶ etcd ─▶ many records: parsed elsewhere
+//!  membership: reads the other nodes, publishes this one ─▶ driver: the nodes to watch
+//! ```
+//! Only `conman_core::ownership` decides ownership. etcd is used only for transactions and
+//! linearizable reads: no leases, no locks, and watches are hints.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conman_core::ownership::{Key, OwnedState, Timing, Value};
+use conman_core::retention::Age;
+use conman_proto::{Generation, ResolvedSpec, SessionId};
+use conman_vitals::{Vitals, essential};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::{sleep, timeout};
+
+use conman_registry::FenceLink;
+use conman_registry::rules::Change;
+use conman_registry::state_lock::StateLock;
+use conman_registry::{
+    Announcement, ContainerIdentity, Fleet, ForgetError, Located, Peer, RecordState, Registry,
+    RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
+};
+
+mod ages;
+mod call_error;
+mod client;
+mod codec;
+mod compaction;
+mod driver;
+mod fence_orders;
+mod figures;
+mod forgetting;
+mod from_alone;
+mod joining;
+mod listing;
+mod membership;
+mod notes;
+mod orders;
+mod page_size;
+mod passed_over;
+mod records;
+mod rendezvous;
+mod schema;
+mod seen;
+mod shared;
+mod shared_key;
+mod store;
+mod wire;
+
+pub use client::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
+pub use compaction::COMPACT_EVERY;
+pub use membership::FORGET_AFTER;
+pub use orders::{Order, Orders};
+
+use client::Client;
+use codec::{Holder, Keys};
+use driver::{Command, Driver};
+use membership::{Membership, hints};
+use seen::Seen;
+use shared::{Shared, name};
+use store::{ReadError, Store};
+
+/// Claims and releases that wait for the driver, which takes all of them at once.
+const MAX_COMMANDS: usize = 4_096;
+
+/// A call to etcd takes at most this share of the fence timeout, so that several endpoints can be
+/// tried within it.
+const PATIENCE_SHARE: u64 = 5;
+const MIN_PATIENCE_MS: u64 = 100;
+const MAX_PATIENCE_MS: u64 = 2_000;
+
+/// Concurrent reads of many records: each may take some megabytes, and shares the connection to
+/// etcd with the renewals.
+const MAX_LISTS: usize = 4;
+
+/// Maximum wait for a turn to read many records. Together with the read itself it is below the
+/// callers' timeouts.
+const LIST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often the observed state of etcd is saved.
+const KEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The task that reads the state of the other nodes.
+const MEMBERSHIP: &str = "membership";
+
+#[derive(Debug)]
+pub struct EtcdOptions {
+    /// This node's name in the fleet.
+    pub node: String,
+    /// Identifies the installation; another one may not use the same node name.
+    pub instance: String,
+    pub boot_id: String,
+    /// Where the observed state of etcd is saved.
+    pub state_dir: PathBuf,
+    pub access: EtcdAccess,
+    /// Prefix of all keys; ends with `/`.
+    pub prefix: String,
+    /// Must be safe: see [`Timing::slack_ms`].
+    pub timing: Timing,
+    /// Accepts an etcd that has lost its state, with all generations up to this one used up.
+    pub accept_above: Option<Generation>,
+    /// Lost nodes are forgotten after this time: [`FORGET_AFTER`].
+    pub forget_after: Duration,
+    /// How often one of the nodes compacts etcd; `None` where an operator compacts it or needs its
+    /// history.
+    pub compact_every: Option<Duration>,
+    /// Watches the tasks of the fleet's thread.
+    pub vitals: Vitals,
+}
+
+/// Why the registry cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdStartError {
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    #[error(transparent)]
+    State(#[from] RegistryError),
+    #[error("`{prefix}` is no prefix of keys; begin and end it with `/`")]
+    Prefix { prefix: String },
+    #[error("cannot read the saved state of etcd in {path}; repair or remove the file")]
+    Seen {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot {action}")]
+    Thread {
+        action: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The registry that all nodes of a fleet share.
+#[derive(Debug)]
+pub struct EtcdRegistry {
+    shared: Arc<Shared>,
+    membership: Arc<Membership>,
+    commands: mpsc::Sender<Command>,
+    runtime: Handle,
+    lists: Arc<Semaphore>,
+    /// Only one daemon runs in an installation, so that a node name's holder is either this
+    /// installation's earlier daemon or another installation.
+    _lock: StateLock,
+}
+
+impl EtcdRegistry {
+    /// Connects to etcd with these certificates and credentials from here on, at the same
+    /// endpoints.
+    ///
+    /// # Errors
+    /// When they cannot be used: then the old ones stay in use.
+    pub fn renew_access(&self, access: &EtcdAccess) -> Result<(), AccessError> {
+        self.shared.store.client.renew(access)
+    }
+
+    /// Starts joining the fleet, which is retried until it succeeds: see [`Fleet::standing`]. The
+    /// node stays a member for as long as this value lives; when it is dropped, the fence closes
+    /// after its timeout.
+    pub fn start(
+        options: EtcdOptions,
+        link: Arc<dyn FenceLink>,
+    ) -> Result<Arc<Self>, EtcdStartError> {
+        let prefix = options.prefix;
+        if !prefix.starts_with('/') || !prefix.ends_with('/') {
+            return Err(EtcdStartError::Prefix { prefix });
+        }
+        let lock = StateLock::acquire(&options.state_dir)?;
+        let forget = options.accept_above.is_some();
+        let from_alone = from_alone::look(&options.state_dir, &lock, options.accept_above)?;
+        let seen = Seen::open(&options.state_dir, forget).map_err(|source| {
+            let path = options.state_dir.clone();
+            EtcdStartError::Seen { path, source }
+        })?;
+        let patience =
+            (options.timing.fence_ms / PATIENCE_SHARE).clamp(MIN_PATIENCE_MS, MAX_PATIENCE_MS);
+        let patience = Duration::from_millis(patience);
+        let client = Client::new(&options.access, patience, Arc::new(seen))?;
+        let store = Store::new(client, Keys::new(prefix));
+        let thread = |action| move |source| EtcdStartError::Thread { action, source };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(thread("make the fleet's runtime"))?;
+        let shared = Arc::new(Shared::new(
+            options.node.as_str().into(),
+            options.timing,
+            store,
+        ));
+        let membership = Arc::<Membership>::default();
+        let (commands, receiver) = mpsc::channel(MAX_COMMANDS);
+        let (watched, observed) = watch::channel(Vec::new());
+        let driver = Driver {
+            shared: Arc::clone(&shared),
+            link,
+            holder: Holder {
+                instance: options.instance,
+                boot_id: options.boot_id,
+            },
+            from_alone,
+            next_attempt: first_attempt(),
+            commands: receiver,
+            observed,
+            vitals: options.vitals.clone(),
+        };
+        let pulse = options.vitals.task(MEMBERSHIP);
+        let handle = runtime.handle().clone();
+        let nodes = shared.store.keys.nodes();
+        let peers = shared.store.keys.peers();
+        let helpers = Arc::clone(&shared);
+        let members = Arc::clone(&membership);
+        let hears = Arc::clone(&membership);
+        let compacts = Arc::clone(&membership);
+        std::thread::Builder::new()
+            .name("fleet".to_owned())
+            .spawn(move || {
+                runtime.block_on(async {
+                    let looking = membership::run(
+                        Arc::clone(&helpers),
+                        members,
+                        watched,
+                        options.forget_after,
+                        pulse,
+                    );
+                    tokio::spawn(essential(MEMBERSHIP, looking));
+                    let watching = hints::watch(Arc::clone(&helpers), nodes, |_, _| true);
+                    tokio::spawn(essential("watch of nodes", watching));
+                    let parent = peers.clone();
+                    let news = move |key: &[u8], value: &[u8]| hears.is_news(&parent, key, value);
+                    let watching = hints::watch(Arc::clone(&helpers), peers, news);
+                    tokio::spawn(essential("watch of announcements", watching));
+                    let keeping = keep_seen(Arc::clone(&helpers));
+                    tokio::spawn(essential("memory of etcd", keeping));
+                    if let Some(every) = options.compact_every {
+                        let compacting = compaction::run(Arc::clone(&helpers), compacts, every);
+                        tokio::spawn(essential("compaction", compacting));
+                    }
+                    essential(driver::NAME, Box::pin(driver.run())).await;
+                });
+                if let Err(error) = helpers.store.client.seen().keep() {
+                    tracing::warn!(%error, "cannot save the state of etcd");
+                }
+            })
+            .map_err(thread("start the fleet's thread"))?;
+        Ok(Arc::new(Self {
+            shared,
+            membership,
+            commands,
+            runtime: handle,
+            lists: Arc::new(Semaphore::new(MAX_LISTS)),
+            _lock: lock,
+        }))
+    }
+
+    /// The sessions that the node has to end.
+    #[must_use]
+    pub fn orders(&self) -> Arc<Orders> {
+        Arc::clone(&self.shared.orders)
+    }
+
+    /// Runs a call on the fleet's runtime, so that callers may be on any other.
+    async fn run<T, F>(&self, call: F) -> Result<T, RegistryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, RegistryError>> + Send + 'static,
+    {
+        match self.runtime.spawn(call).await {
+            Ok(answer) => answer,
+            Err(error) => Err(RegistryError::Closed {
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// The same for a call that reads many records. It continues when its caller is gone, and
+    /// counts towards [`MAX_LISTS`] until it has ended.
+    async fn run_list<T, F>(&self, call: F) -> Result<T, RegistryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, RegistryError>> + Send + 'static,
+    {
+        let turn = timeout(LIST_PATIENCE, Arc::clone(&self.lists).acquire_owned()).await;
+        let Ok(turn) = turn else {
+            let why = "too many lists of sessions are being read; try again";
+            return Err(notes::unavailable(why));
+        };
+        let turn = turn.map_err(|_| closed())?;
+        self.run(async move {
+            let answer = call.await;
+            drop(turn);
+            answer
+        })
+        .await
+    }
+
+    /// The revision that wrote the given record, if it is still the session's record.
+    async fn written_at(&self, record: &SessionRecord) -> Result<i64, RegistryError> {
+        let (shared, id) = (Arc::clone(&self.shared), record.id.clone());
+        let found = self.run(async move {
+            let read = notes::read(&shared, &id).await;
+            read.map_err(|error| notes::unavailable(&error.to_string()))
+        });
+        let unchanged = found.await?.filter(|now| now.told.record == *record);
+        let revision = unchanged.and_then(|now| now.mod_revision);
+        revision.ok_or_else(|| RegistryError::Changed {
+            id: record.id.clone(),
+        })
+    }
+
+    async fn change(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        change: Change,
+    ) -> Result<(), RegistryError> {
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move { notes::change(&shared, &id, generation, &change).await })
+            .await
+    }
+}
+
+/// Above every number that an earlier daemon used, except with a chance of one in billions, and
+/// with room for as many more.
+fn first_attempt() -> u64 {
+    let random = getrandom::u64().unwrap_or_else(|_| shared::boot_time().0);
+    random >> 2
+}
+
+async fn keep_seen(shared: Arc<Shared>) {
+    loop {
+        sleep(KEEP_INTERVAL).await;
+        let client = Arc::clone(&shared.store.client);
+        let kept = tokio::task::spawn_blocking(move || client.seen().keep()).await;
+        if let Ok(Err(error)) = kept {
+            tracing::warn!(%error, "cannot save the state of etcd");
+        }
+    }
+}
+
+fn closed() -> RegistryError {
+    RegistryError::Closed {
+        reason: "the fleet's thread has ended".to_owned(),
+    }
+}
+
+#[async_trait]
+impl Registry for EtcdRegistry {
+    async fn claim_by(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+        read: Option<&SessionRecord>,
+    ) -> Result<SessionRecord, RegistryError> {
+        let mut revision = None;
+        if let Some(read) = read {
+            revision = Some(self.written_at(read).await?);
+        }
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Claim {
+            id: id.clone(),
+            spec: Box::new(spec.clone()),
+            read: revision,
+            reply,
+        };
+        self.commands.send(command).await.map_err(|_| closed())?;
+        let claimed = answer.await.map_err(|_| closed())?;
+        match (read, claimed) {
+            // The record may have changed, which is why etcd refused.
+            (Some(read), Err(error @ RegistryError::Unavailable { .. })) => {
+                self.written_at(read).await?;
+                Err(error)
+            }
+            (_, claimed) => claimed,
+        }
+    }
+
+    async fn may_start(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::MayStart {
+            id: id.clone(),
+            generation,
+            reply,
+        };
+        self.commands.send(command).await.map_err(|_| closed())?;
+        answer.await.map_err(|_| closed())?
+    }
+
+    async fn set_container(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        container: &ContainerIdentity,
+    ) -> Result<(), RegistryError> {
+        let change = Change::SetContainer(container.clone());
+        self.change(id, generation, change).await
+    }
+
+    async fn set_state(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        state: RecordState,
+    ) -> Result<(), RegistryError> {
+        self.change(id, generation, Change::SetState(state)).await
+    }
+
+    async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
+        let count = batch.len();
+        let (mut releases, mut answers) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for release in batch {
+            let (reply, answer) = oneshot::channel();
+            releases.push((release, reply));
+            answers.push(answer);
+        }
+        // If the driver is gone, the answers' senders are dropped with the command.
+        let _ = self.commands.send(Command::Release { releases }).await;
+        let mut results = Vec::with_capacity(count);
+        for answer in answers {
+            results.push(answer.await.unwrap_or_else(|_| Err(closed())));
+        }
+        results
+    }
+
+    async fn forget(&self, id: &SessionId, generation: Generation) -> Result<(), RegistryError> {
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move { notes::forget(&shared, &id, generation).await })
+            .await
+    }
+
+    async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
+        if let Some(mine) = self.shared.mine(id) {
+            return Ok(Some(mine.told.record));
+        }
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move {
+            match notes::read(&shared, &id).await {
+                Ok(found) => Ok(found.map(|mine| mine.told.record)),
+                Err(ReadError::Value(error)) => Err(RegistryError::Unreadable {
+                    reason: error.to_string(),
+                }),
+                Err(error) => Err(notes::unavailable(&error.to_string())),
+            }
+        })
+        .await
+    }
+
+    /// When this returns, sessions without a record are ordered to be ended.
+    async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError> {
+        let (shared, commands) = (Arc::clone(&self.shared), self.commands.clone());
+        self.run_list(async move {
+            let listed = listing::mine(&shared).await?;
+            for slot in listed.untold {
+                let (reply, answer) = oneshot::channel();
+                let command = Command::EndUntold { slot, reply };
+                commands.send(command).await.map_err(|_| closed())?;
+                answer.await.map_err(|_| closed())??;
+            }
+            Ok(listed.records)
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl Fleet for EtcdRegistry {
+    fn me(&self) -> &str {
+        &self.shared.me
+    }
+
+    fn peers(&self) -> Arc<[Peer]> {
+        let incarnation = *self.shared.incarnation.borrow();
+        let me = (&*self.shared.me, incarnation);
+        self.membership.peers(me, &self.shared.timing)
+    }
+
+    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
+        if !fresh && let Some(located) = self.shared.location(id) {
+            figures::looked_up("memory");
+            return Ok(Sighting {
+                located: Some(located),
+                fresh: false,
+            });
+        }
+        figures::looked_up("etcd");
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        self.run(async move {
+            let located = locate(&shared, &id).await?;
+            shared.note_location(&id, located.clone());
+            Ok(Sighting {
+                located,
+                fresh: true,
+            })
+        })
+        .await
+    }
+
+    async fn forget_node(&self, node: &str) -> Result<(), ForgetError> {
+        let (shared, node) = (Arc::clone(&self.shared), node.to_owned());
+        let forgetting = async move { Ok(forgetting::forget(&shared, &node).await) };
+        self.run(forgetting).await?
+    }
+
+    async fn count_gone(
+        &self,
+        seen: BTreeMap<String, Option<Age>>,
+    ) -> Result<BTreeMap<String, Age>, RegistryError> {
+        let (shared, membership) = (Arc::clone(&self.shared), Arc::clone(&self.membership));
+        self.run_list(async move { ages::count(&shared, &membership, seen).await })
+            .await
+    }
+
+    async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {
+        let shared = Arc::clone(&self.shared);
+        self.run(async move { shared_key::of(&shared.store).await.map(Some) })
+            .await
+    }
+
+    fn forget_location(&self, id: &SessionId, generation: Generation) {
+        self.shared.forget_location(id, generation);
+    }
+
+    fn takeover(&self) -> Duration {
+        let own_ms = self.shared.timing.takeover_ms;
+        Duration::from_millis(own_ms.max(self.membership.longest_patience_ms()))
+    }
+
+    fn standing(&self) -> watch::Receiver<Standing> {
+        self.shared.standing.subscribe()
+    }
+
+    fn why_late(&self) -> Option<String> {
+        match *self.shared.standing.borrow() {
+            Standing::Late | Standing::Fenced => Some(self.shared.why_late()),
+            Standing::Alone | Standing::Joining { .. } | Standing::Live => None,
+        }
+    }
+
+    fn announce(&self, announcement: Announcement) {
+        if self.membership.announce(announcement) {
+            self.shared.hurry.notify_one();
+        }
+    }
+
+    async fn sessions(
+        &self,
+        after: Option<&SessionId>,
+        limit: usize,
+    ) -> Result<SessionPage, RegistryError> {
+        let (shared, after) = (Arc::clone(&self.shared), after.cloned());
+        self.run_list(async move { listing::page(&shared, after, limit).await })
+            .await
+    }
+}
+
+async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, RegistryError> {
+    let unavailable = |error: &dyn std::error::Error| notes::unavailable(&error.to_string());
+    let key = Key::Session(name(id));
+    let names = [shared.store.keys.of(&key)];
+    let (entries, _) = shared
+        .store
+        .get(&names)
+        .await
+        .map_err(|error| unavailable(&error))?;
+    let Some((name, bytes, _)) = entries.into_iter().flatten().next() else {
+        return Ok(None);
+    };
+    let value = codec::decode(&key, &name, &bytes).map_err(|error| unavailable(&error))?;
+    let Value::Session(ownership) = value else {
+        return Ok(None);
+    };
+    Ok(
+        Generation::new(ownership.generation).map(|generation| Located {
+            node: ownership.owner.to_string(),
+            generation,
+            released: ownership.state == OwnedState::Released,
+        }),
+    )
+}

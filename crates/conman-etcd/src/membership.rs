@@ -1,0 +1,604 @@
+//! What this node knows about the others, and what it publishes to them: hints, except for the
+//! choice of nodes that it watches.
+//!
+//! Everything is read again each renewal interval, whatever the watches deliver; they only cause an
+//! earlier read. So nothing depends on a watch that lags, breaks or is compacted.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use conman_core::Sparing;
+use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState, Timing};
+use conman_core::retention::Age;
+use conman_vitals::Pulse;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::codec::{self, Keys, PeerText};
+use super::rendezvous;
+use super::shared::{Shared, boot_time};
+use super::{figures, forgetting};
+use conman_registry::{Announcement, NodeLoad, Peer, PeerStanding};
+
+pub(super) mod hints;
+mod look;
+mod tell;
+
+use look::{OneRead, Read, look};
+use tell::tell;
+
+/// Minimum interval between announcements, and between reads of the other nodes.
+const HURRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Far above the timeout of a call to etcd, with all endpoints.
+const CALL_BOUND: Duration = Duration::from_secs(30);
+
+/// A lost node is forgotten after this time: a day, in which an operator may want to see what
+/// happened to it.
+pub const FORGET_AFTER: Duration = Duration::from_hours(24);
+
+/// Minimum interval between attempts to forget, each of which reads the owners of all sessions.
+const FORGET_INTERVAL: Duration = Duration::from_hours(1);
+
+/// Interval between repeated warnings.
+const SAY_AGAIN_MS: u64 = 600_000;
+
+#[derive(Debug, Clone)]
+struct Known {
+    record: NodeRecord,
+    /// A part of it cannot be read, and including it in a read with other nodes would hide them: it
+    /// is not observed.
+    odd: bool,
+    heartbeat: Option<Heartbeat>,
+    heartbeat_at: BootTime,
+    gone: Option<Gone>,
+    /// How long it is not heard from before it is declared dead; 0 where it does not say.
+    patience_ms: u64,
+    text: Option<PeerText>,
+    text_revision: i64,
+    text_at: BootTime,
+    /// Start of the read that returned this state.
+    seen_at: BootTime,
+}
+
+/// Since when it has been seen to be fenced.
+#[derive(Debug, Clone, Copy)]
+struct Gone {
+    since: BootTime,
+    /// How long other daemons observed it before.
+    before_ms: u64,
+}
+
+impl Gone {
+    fn for_ms(&self, now: BootTime) -> u64 {
+        self.before_ms.saturating_add(now.since(self.since))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Membership {
+    known: Mutex<HashMap<String, Known>>,
+    /// This node's announcement, once it has one.
+    announcement: Mutex<Option<Announcement>>,
+}
+
+impl Membership {
+    /// The known nodes, and `me` as it is: this node's incarnation and announcement are shown at
+    /// once, without a round trip to etcd.
+    pub(super) fn peers(&self, me: (&str, u64), timing: &Timing) -> Arc<[Peer]> {
+        let now = boot_time();
+        let fence_ms = timing.fence_ms;
+        let mut peers: Vec<Peer> = self
+            .known()
+            .iter()
+            .map(|(name, known)| Peer {
+                name: name.clone(),
+                incarnation: known.record.incarnation,
+                standing: standing(known, now, fence_ms),
+                is_late: is_late(known, now, timing),
+                announcement: known.text.as_ref().map(|text| text.announcement.clone()),
+                announced_ago_ms: now.since(known.text_at),
+                seen_ago_ms: now.since(known.seen_at),
+            })
+            .collect();
+        let (me, incarnation) = me;
+        let told = self.told();
+        if incarnation != 0 || told.is_some() {
+            let index = peers.iter().position(|peer| peer.name == me);
+            let mut own = match index {
+                Some(index) => peers.swap_remove(index),
+                None => Peer {
+                    name: me.to_owned(),
+                    incarnation,
+                    standing: PeerStanding::Live,
+                    is_late: false,
+                    announcement: None,
+                    announced_ago_ms: 0,
+                    seen_ago_ms: 0,
+                },
+            };
+            // Anything else stored is from an earlier life.
+            own.announcement = told;
+            own.is_late = false;
+            own.announced_ago_ms = 0;
+            peers.push(own);
+        }
+        peers.sort_by(|a, b| a.name.cmp(&b.name));
+        peers.into()
+    }
+
+    /// Returns whether the other nodes should receive it at once. The node's load changes all the
+    /// time, and is published and read once in each renewal interval.
+    pub(super) fn announce(&self, announcement: Announcement) -> bool {
+        let mut now = self
+            .announcement
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let changed = now.as_ref().is_none_or(|now| is_news(now, &announcement));
+        *now = Some(announcement);
+        changed
+    }
+
+    fn told(&self) -> Option<Announcement> {
+        let now = self.announcement.lock();
+        now.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a change below `peer/` is worth a read before the next one is due.
+    pub(super) fn is_news(&self, parent: &[u8], key: &[u8], value: &[u8]) -> bool {
+        let Some(name) = Keys::name_in(parent, key) else {
+            return false;
+        };
+        let Ok(text) = codec::parse::<PeerText>(key, value) else {
+            return true;
+        };
+        let known = self.known();
+        let before = known.get(&name).and_then(|known| known.text.as_ref());
+        before.is_none_or(|before| is_news(&before.announcement, &text.announcement))
+    }
+
+    /// Whether an announcement of a node is stored.
+    fn is_told_of(&self, name: &str) -> bool {
+        self.known().get(name).is_some_and(|one| one.text.is_some())
+    }
+
+    /// A panic while the lock is held cannot leave a partial change.
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies the result of a read that began at `began` and has ended.
+    fn take(&self, began: BootTime, now: BootTime, read: Read) {
+        let mut known = self.known();
+        known.retain(|name, _| read.contains_key(name));
+        for (name, read) in read {
+            let OneRead {
+                record,
+                heartbeat,
+                is_told_of,
+                text,
+                odd,
+                patience_ms,
+            } = read;
+            let one = known.entry(name).or_insert_with(|| Known {
+                record,
+                odd,
+                heartbeat,
+                heartbeat_at: now,
+                gone: None,
+                patience_ms,
+                text: None,
+                text_revision: 0,
+                text_at: BootTime(0),
+                seen_at: began,
+            });
+            one.seen_at = began;
+            if one.heartbeat != heartbeat {
+                one.heartbeat = heartbeat;
+                one.heartbeat_at = now;
+            }
+            // With another incarnation it is another death.
+            if one.record != record || record.state == NodeState::Live {
+                one.gone = None;
+            }
+            if record.state == NodeState::Fenced {
+                one.gone.get_or_insert(Gone {
+                    since: now,
+                    before_ms: 0,
+                });
+            }
+            one.record = record;
+            one.odd = odd;
+            one.patience_ms = patience_ms;
+            match text {
+                Some((_, revision)) if revision == one.text_revision => {}
+                Some((text, revision)) => {
+                    one.text = Some(text);
+                    one.text_revision = revision;
+                    one.text_at = now;
+                }
+                None if is_told_of => {}
+                None => (one.text, one.text_revision) = (None, 0),
+            }
+        }
+    }
+
+    /// The longest takeover delay of all nodes that are not declared dead.
+    pub(super) fn longest_patience_ms(&self) -> u64 {
+        let known = self.known();
+        let live = known
+            .values()
+            .filter(|one| one.record.state == NodeState::Live);
+        live.map(|one| one.patience_ms).max().unwrap_or(0)
+    }
+
+    /// Whether this node has the least name of those that are heard from.
+    pub(super) fn is_first(&self, me: &str, fence_ms: u64) -> bool {
+        let now = boot_time();
+        let known = self.known();
+        let mut awake = known
+            .iter()
+            .filter(|(_, one)| standing(one, now, fence_ms) == PeerStanding::Live);
+        known.contains_key(me) && awake.all(|(name, _)| me <= name.as_str())
+    }
+
+    /// The nodes that have been lost for long.
+    fn long_gone(&self, now: BootTime, forget_after: Duration) -> Vec<String> {
+        let known = self.known();
+        let long_gone = known.iter().filter(|(_, one)| {
+            one.gone
+                .is_some_and(|gone| u128::from(gone.for_ms(now)) >= forget_after.as_millis())
+        });
+        long_gone.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// For how long the listed lost nodes have been observed to be lost.
+    pub(super) fn ages(&self, now: BootTime) -> BTreeMap<String, Age> {
+        let known = self.known();
+        let ages = known.iter().filter_map(|(name, one)| {
+            let age = Age {
+                incarnation: one.record.incarnation,
+                gone_for: Duration::from_millis(one.gone?.for_ms(now)),
+            };
+            Some((name.clone(), age))
+        });
+        ages.collect()
+    }
+
+    /// Takes over other nodes' observations, which were read before `now`.
+    pub(super) fn learn(&self, ages: &BTreeMap<String, Age>, now: BootTime) {
+        let mut known = self.known();
+        for (name, age) in ages {
+            let Some(one) = known.get_mut(name) else {
+                continue;
+            };
+            let before_ms = codec::whole_ms(age.gone_for);
+            if one.record.incarnation == age.incarnation
+                && let Some(gone) = &mut one.gone
+                && gone.for_ms(now) < before_ms
+            {
+                let since = now;
+                *gone = Gone { since, before_ms };
+            }
+        }
+    }
+
+    /// The nodes that this one has to watch.
+    fn observed(&self, me: &str, now: BootTime, fence_ms: u64) -> Vec<NodeName> {
+        let known = self.known();
+        let awake: Vec<&str> = known
+            .iter()
+            .filter(|(_, one)| standing(one, now, fence_ms) == PeerStanding::Live)
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let live = known
+            .iter()
+            .filter(|(_, one)| one.record.state == NodeState::Live && !one.odd);
+        let mut observed: Vec<NodeName> = live
+            .map(|(name, _)| name.as_str())
+            .filter(|name| rendezvous::observes(me, name, &awake))
+            .map(NodeName::from)
+            .collect();
+        observed.sort();
+        observed
+    }
+}
+
+/// Whether they differ in more than the node's load.
+fn is_news(before: &Announcement, after: &Announcement) -> bool {
+    let settled = |one: &Announcement| Announcement {
+        load: NodeLoad::default(),
+        view: None,
+        ..one.clone()
+    };
+    settled(before) != settled(after)
+}
+
+fn has_passed(now: BootTime, since: BootTime, time: Duration) -> bool {
+    u128::from(now.since(since)) >= time.as_millis()
+}
+
+fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
+    match known.record.state {
+        NodeState::Fenced => PeerStanding::Fenced,
+        NodeState::Live if now.since(known.heartbeat_at) > fence_ms => PeerStanding::Silent,
+        NodeState::Live => PeerStanding::Live,
+    }
+}
+
+/// Like a node that considers itself late: half of its fence timeout has passed. Nodes are read
+/// once in each renewal interval.
+fn is_late(known: &Known, now: BootTime, timing: &Timing) -> bool {
+    let age_ms = now.since(known.heartbeat_at);
+    standing(known, now, timing.fence_ms) == PeerStanding::Live
+        && age_ms > timing.fence_ms / 2 + timing.renew_ms
+}
+
+/// Reads the other nodes and publishes this one, until the runtime ends.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    membership: Arc<Membership>,
+    observed: watch::Sender<Vec<NodeName>>,
+    forget_after: Duration,
+    pulse: Pulse,
+) {
+    let interval = Duration::from_millis(shared.timing.renew_ms);
+    let mut said = Sparing::new(SAY_AGAIN_MS);
+    let mut announced: Option<(BootTime, PeerText)> = None;
+    let mut forgot_at: Option<BootTime> = None;
+    let forget_every = FORGET_INTERVAL.min(forget_after);
+    loop {
+        pulse.beat().await;
+        let began = boot_time();
+        match pulse.wait(CALL_BOUND, look(&shared)).await {
+            Ok((read, oddities)) => {
+                let now = boot_time();
+                for (key, what) in &oddities {
+                    if said.say(key, now.0).is_some() {
+                        tracing::warn!("{what}");
+                    }
+                }
+                membership.take(began, now, read);
+                let fence_ms = shared.timing.fence_ms;
+                // Each time: the recorder may be installed after this task has started.
+                figures::describe();
+                let me = (&*shared.me, *shared.incarnation.borrow());
+                figures::peers(&membership.peers(me, &shared.timing));
+                let gone = membership.long_gone(now, forget_after);
+                // One node does it for all: it reads every session's owner.
+                if !gone.is_empty()
+                    && membership.is_first(&shared.me, fence_ms)
+                    && forgot_at.is_none_or(|at| has_passed(now, at, forget_every))
+                {
+                    forgot_at = Some(now);
+                    // In a separate task: it takes long.
+                    tokio::spawn(forgetting::forget_all(Arc::clone(&shared), gone));
+                }
+                let mine = membership.observed(&shared.me, now, fence_ms);
+                observed.send_if_modified(|watched| {
+                    let changed = *watched != mine;
+                    *watched = mine;
+                    changed
+                });
+            }
+            Err(error) => {
+                if said.say("", boot_time().0).is_some() {
+                    tracing::warn!(%error, "cannot read the other nodes");
+                }
+            }
+        }
+        let telling = tell(&shared, &membership, &mut announced);
+        pulse.wait(CALL_BOUND, telling).await;
+        let pause = async {
+            sleep(HURRY_PAUSE).await;
+            // A notification without a waiter is stored.
+            let _ = timeout(interval, shared.hurry.notified()).await;
+        };
+        pulse.wait(HURRY_PAUSE + interval, pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(label: &str) -> Announcement {
+        Announcement {
+            templates: vec![label.to_owned()],
+            ..Announcement::default()
+        }
+    }
+
+    #[test]
+    fn a_node_is_long_gone_a_day_after_it_was_first_seen_to_be() {
+        let membership = Membership::default();
+        let mut now = BootTime(0);
+        let mut look = |incarnation, state, later_ms| {
+            now = now.plus(later_ms);
+            let record = NodeRecord { incarnation, state };
+            membership.take(now, now, [("a".to_owned(), OneRead::of(record))].into());
+            membership.long_gone(now, FORGET_AFTER)
+        };
+        let day = u64::try_from(FORGET_AFTER.as_millis()).expect("a day");
+        assert!(look(1, NodeState::Live, 0).is_empty());
+        assert!(look(1, NodeState::Fenced, 2 * day).is_empty());
+        assert!(look(1, NodeState::Fenced, day - 1).is_empty());
+        // It was back, observed or not.
+        assert!(look(2, NodeState::Fenced, day).is_empty());
+        assert_eq!(look(2, NodeState::Fenced, day), ["a"]);
+        assert!(look(3, NodeState::Live, 0).is_empty());
+        assert!(look(3, NodeState::Fenced, 0).is_empty());
+    }
+
+    #[test]
+    fn a_node_is_gone_for_as_long_as_others_saw_before_unless_it_was_back_since() {
+        let day = u64::try_from(FORGET_AFTER.as_millis()).expect("a day");
+        let membership = Membership::default();
+        let look = |incarnation, state, now| {
+            let record = NodeRecord { incarnation, state };
+            membership.take(now, now, [("a".to_owned(), OneRead::of(record))].into());
+            membership.long_gone(now, FORGET_AFTER)
+        };
+        let learn = |incarnation, gone_ms, now| {
+            let gone_for = Duration::from_millis(gone_ms);
+            let age = Age {
+                incarnation,
+                gone_for,
+            };
+            membership.learn(&[("a".to_owned(), age)].into(), now);
+        };
+        // The machine has just booted.
+        let now = BootTime(5);
+        learn(3, day, now);
+        assert!(look(3, NodeState::Fenced, now).is_empty());
+        learn(2, day, now);
+        learn(4, day, now);
+        assert!(look(3, NodeState::Fenced, now).is_empty());
+        learn(3, day - 10, now);
+        // Less than what is known.
+        learn(3, day - 20, now.plus(9));
+        assert!(look(3, NodeState::Fenced, now.plus(9)).is_empty());
+        assert_eq!(look(3, NodeState::Fenced, now.plus(10)), ["a"]);
+        let age = membership.ages(now.plus(10))["a"];
+        assert_eq!((age.incarnation, age.gone_for), (3, FORGET_AFTER));
+
+        assert!(look(4, NodeState::Live, now).is_empty());
+        learn(4, day, now);
+        assert!(membership.ages(now).is_empty());
+        assert!(look(4, NodeState::Fenced, now).is_empty());
+        assert_eq!(membership.ages(now)["a"], Age::new(4));
+    }
+
+    #[test]
+    fn a_node_is_late_before_it_is_silent() {
+        let membership = Membership::default();
+        let record = NodeRecord {
+            incarnation: 1,
+            state: NodeState::Live,
+        };
+        let read = [("a".to_owned(), OneRead::of(record))].into();
+        membership.take(BootTime(0), BootTime(0), read);
+        let timing = Timing::default();
+        let known = membership.known();
+        let at = |ms| {
+            let (one, now) = (&known["a"], BootTime(ms));
+            (
+                is_late(one, now, &timing),
+                standing(one, now, timing.fence_ms),
+            )
+        };
+        let due = timing.fence_ms / 2 + timing.renew_ms;
+        assert_eq!(at(due), (false, PeerStanding::Live));
+        assert_eq!(at(due + 1), (true, PeerStanding::Live));
+        assert_eq!(at(timing.fence_ms), (true, PeerStanding::Live));
+        assert_eq!(at(timing.fence_ms + 1), (false, PeerStanding::Silent));
+    }
+
+    #[test]
+    fn the_first_is_of_the_least_name_of_those_that_are_heard_of() {
+        let membership = Membership::default();
+        assert!(!membership.is_first("a", 5_000), "nothing is known yet");
+        let is_first = |states: [(&str, NodeState); 3], me| {
+            let read = states.map(|(name, state)| {
+                let record = NodeRecord {
+                    incarnation: 1,
+                    state,
+                };
+                (name.to_owned(), OneRead::of(record))
+            });
+            membership.take(boot_time(), boot_time(), read.into());
+            membership.is_first(me, 5_000)
+        };
+        let (live, fenced) = (NodeState::Live, NodeState::Fenced);
+        let all = [("b", live), ("a", live), ("c", live)];
+        assert!(is_first(all, "a"));
+        assert!(!is_first(all, "b"));
+        let gone = [("b", live), ("a", fenced), ("c", live)];
+        assert!(is_first(gone, "b"));
+        assert!(!is_first(gone, "c"));
+    }
+
+    #[test]
+    fn the_longest_that_any_live_node_asks_for_is_what_is_waited_for() {
+        let membership = Membership::default();
+        let now = BootTime(0);
+        let read = |states: [(&str, NodeState, u64); 3]| {
+            let one = |(name, state, patience_ms): (&str, NodeState, u64)| {
+                let record = NodeRecord {
+                    incarnation: 1,
+                    state,
+                };
+                let read = OneRead {
+                    patience_ms,
+                    ..OneRead::of(record)
+                };
+                (name.to_owned(), read)
+            };
+            states.map(one).into()
+        };
+        let (live, fenced) = (NodeState::Live, NodeState::Fenced);
+        membership.take(
+            now,
+            now,
+            read([("a", live, 1), ("b", live, 9), ("c", fenced, 99)]),
+        );
+        assert_eq!(membership.longest_patience_ms(), 9);
+        membership.take(
+            now,
+            now,
+            read([("a", live, 1), ("b", fenced, 9), ("c", live, 7)]),
+        );
+        assert_eq!(membership.longest_patience_ms(), 7);
+    }
+
+    #[test]
+    fn a_node_knows_of_itself_what_it_has_just_said() {
+        let membership = Membership::default();
+        assert!(membership.peers(("b", 0), &Timing::default()).is_empty());
+        let joined = &membership.peers(("b", 7), &Timing::default())[0];
+        assert_eq!((joined.name.as_str(), joined.incarnation), ("b", 7));
+        assert_eq!(joined.announcement, None);
+        assert!(membership.announce(told("one")));
+        assert!(!membership.announce(told("one")));
+        let names = |peers: &[Peer]| -> Vec<String> {
+            peers.iter().map(|peer| peer.name.clone()).collect()
+        };
+        let peers = membership.peers(("b", 7), &Timing::default());
+        assert_eq!(names(&peers), ["b"]);
+        assert_eq!(
+            (peers[0].incarnation, peers[0].standing),
+            (7, PeerStanding::Live)
+        );
+        assert_eq!(peers[0].announcement, Some(told("one")));
+
+        // The value read back from etcd is older.
+        let record = NodeRecord {
+            incarnation: 8,
+            state: NodeState::Live,
+        };
+        let text = PeerText {
+            incarnation: 8,
+            announcement: told("one"),
+        };
+        let read = ["c", "b", "a"].map(|name| {
+            let text = Some((text.clone(), 1));
+            (
+                name.to_owned(),
+                OneRead {
+                    text,
+                    ..OneRead::of(record)
+                },
+            )
+        });
+        membership.take(boot_time(), boot_time(), read.into());
+        membership.announce(told("two"));
+        let peers = membership.peers(("b", 8), &Timing::default());
+        assert_eq!(names(&peers), ["a", "b", "c"]);
+        let labels: Vec<_> = peers.iter().map(|peer| peer.announcement.clone()).collect();
+        assert_eq!(
+            labels,
+            [Some(told("one")), Some(told("two")), Some(told("one"))]
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! A node of the fleet, as far as its registry goes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::ownership::{SlotView, Timing};
+use conman_etcd::{EtcdAccess, EtcdOptions, EtcdRegistry, FORGET_AFTER, Order};
+use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
+use conman_registry::{Ending, Fleet, MemoryFence, Registry, RegistryError, Release, Standing};
+use jiff::Timestamp;
+use tempfile::TempDir;
+
+/// Longer than anything takes on a machine that does something at all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// With a fence that a loaded machine does not meet.
+pub(crate) fn patient() -> Timing {
+    Timing {
+        renew_ms: 300,
+        fence_ms: 60_000,
+        takeover_ms: 120_000,
+        ..Timing::default()
+    }
+}
+
+/// As short as is safe: a node that stands still for longer is fenced, which tests have to expect.
+pub(crate) fn short() -> Timing {
+    let timing = Timing {
+        renew_ms: 200,
+        fence_ms: 4_000,
+        shim_restart_ms: 100,
+        freeze_ms: 100,
+        kill_ms: 100,
+        takeover_ms: 5_000,
+        retry_ms: 50,
+        ..Timing::default()
+    };
+    timing.slack_ms().expect("it is safe");
+    timing
+}
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) registry: Arc<EtcdRegistry>,
+    pub(crate) fence: Arc<MemoryFence>,
+    pub(crate) dir: TempDir,
+}
+
+pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> EtcdOptions {
+    EtcdOptions {
+        node: name.to_owned(),
+        instance: dir.display().to_string(),
+        boot_id: "00000000-0000-0000-0000-000000000000".to_owned(),
+        state_dir: dir.to_owned(),
+        access: EtcdAccess {
+            endpoints: vec![url.to_owned()],
+            credentials: None,
+            tls: None,
+        },
+        prefix: "/conman/".to_owned(),
+        timing,
+        accept_above: None,
+        forget_after: FORGET_AFTER,
+        compact_every: None,
+        vitals: Default::default(),
+    }
+}
+
+impl Node {
+    /// One that has begun to join.
+    pub(crate) fn begin(url: &str, name: &str, timing: Timing) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        Self::in_dir(dir, Vec::new(), |dir| options(url, name, timing, dir))
+    }
+
+    pub(crate) fn in_dir(
+        dir: TempDir,
+        slots: Vec<SlotView>,
+        options: impl FnOnce(&Path) -> EtcdOptions,
+    ) -> Self {
+        let fence = Arc::new(MemoryFence::holding(slots));
+        let link = Arc::clone(&fence) as Arc<dyn conman_registry::FenceLink>;
+        let registry = EtcdRegistry::start(options(dir.path()), link).expect("it starts");
+        Self {
+            registry,
+            fence,
+            dir,
+        }
+    }
+
+    /// One that has joined.
+    pub(crate) async fn join(url: &str, name: &str, timing: Timing) -> Self {
+        let node = Self::begin(url, name, timing);
+        node.live().await;
+        node
+    }
+
+    pub(crate) async fn live(&self) {
+        self.stands("live", Standing::is_ready).await;
+    }
+
+    pub(crate) async fn stands(&self, what: &str, is: impl Fn(&Standing) -> bool) -> Standing {
+        let mut standing = self.registry.standing();
+        let waited = tokio::time::timeout(PATIENCE, standing.wait_for(|now| is(now))).await;
+        match waited {
+            Ok(now) => now.expect("the registry lives").clone(),
+            Err(_) => panic!("never {what}: {:?}", *self.registry.standing().borrow()),
+        }
+    }
+
+    /// Joining, for a reason that says this.
+    pub(crate) async fn waits_since(&self, text: &str) -> String {
+        let told = self
+            .stands(text, |standing| {
+                matches!(standing, Standing::Joining { reason } if reason.contains(text))
+            })
+            .await;
+        match told {
+            Standing::Joining { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn next_condemned(&self) -> (SessionId, Generation) {
+        let orders = self.registry.orders();
+        match tokio::time::timeout(PATIENCE, orders.next()).await {
+            Ok(Order::Condemned { id, generation, .. }) => (id, generation),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn claim(&self, name: &str) -> Result<Generation, RegistryError> {
+        let claimed = self.registry.claim(&id(name), &spec()).await;
+        claimed.map(|record| record.generation)
+    }
+
+    /// Asks again while nobody can tell, or another one still owns it.
+    pub(crate) async fn claim_at_last(&self, name: &str) -> Generation {
+        let tries = async {
+            loop {
+                match self.claim(name).await {
+                    Ok(generation) => return generation,
+                    Err(RegistryError::Elsewhere { .. } | RegistryError::Unavailable { .. }) => {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    Err(error) => panic!("{name} cannot be claimed: {error}"),
+                }
+            }
+        };
+        let tried = tokio::time::timeout(PATIENCE, tries).await;
+        tried.unwrap_or_else(|_| panic!("{name} is never free"))
+    }
+
+    /// Asks again while nobody can tell.
+    pub(crate) async fn release(
+        &self,
+        name: &str,
+        generation: Generation,
+    ) -> Result<(), RegistryError> {
+        let release = Release {
+            id: id(name),
+            generation,
+            ending: ending(),
+        };
+        let tries = async {
+            loop {
+                let mut released = self.registry.release(vec![release.clone()]).await;
+                match released.remove(0) {
+                    Err(RegistryError::Unavailable { .. }) => {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    definite => return definite,
+                }
+            }
+        };
+        let tried = tokio::time::timeout(PATIENCE, tries).await;
+        tried.unwrap_or_else(|_| panic!("{name} is never released"))
+    }
+}
+
+pub(crate) fn id(name: &str) -> SessionId {
+    name.parse().expect("a session id")
+}
+
+pub(crate) fn spec() -> ResolvedSpec {
+    ResolvedSpec {
+        template: None,
+        runtime: RuntimeKind::Native,
+        image: "busybox:latest".to_owned(),
+        command: vec!["sleep".to_owned()],
+        args: Vec::new(),
+        env: BTreeMap::new(),
+        port: None,
+        ready_path: None,
+        ready_timeout_s: 60,
+        network: Network::Loopback,
+        memory_bytes: None,
+        disk_bytes: None,
+        disk_inodes: None,
+        cpus: None,
+        pids: 128,
+        labels: BTreeMap::new(),
+        binds: Vec::new(),
+        idle_timeout_s: 0,
+        max_lifetime_s: 0,
+        preempt_signal: None,
+        preempt_grace_ms: 0,
+        tty: false,
+        on_node_loss: conman_proto::OnNodeLoss::Wait,
+        restarted: None,
+        node_labels: BTreeMap::new(),
+    }
+}
+
+pub(crate) fn ending() -> Ending {
+    Ending {
+        cause: None,
+        failed: false,
+        reason: "asked to stop".to_owned(),
+        exit_code: None,
+        ended_at: Timestamp::UNIX_EPOCH,
+        started_at: None,
+        phases: Default::default(),
+    }
+}
+
+/// Waits until it is so.
+pub(crate) async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+    let wait = async {
+        while !is().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, wait).await;
+    assert!(waited.is_ok(), "never: {what}");
+}
