@@ -18,7 +18,7 @@ const FIRST: [&str; 4] = [
     "cluster/suite",
     "e2e/suite",
     "conman-shim/suite",
-    "conman-registry/fleet",
+    "conman-etcd/suite",
 ];
 
 /// Programs that run at the end, one after the other. An emulated machine that shares its
