@@ -157,8 +157,8 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use conman_registry::conformance::spec;
     use conman_registry::{RecordState, SessionRecord};
+    use conman_testkit::registry_conformance::spec;
 
     fn generation(number: u64) -> Generation {
         Generation::new(number).expect("not zero")

@@ -2,7 +2,7 @@
 //!
 //! [`Registry`] is the interface. [`EmbeddedRegistry`] stores it in a file on this node,
 //! `conman-etcd` in the etcd that a fleet shares, [`ModelRegistry`] in memory. All pass the same
-//! conformance suite ([`conformance`]). [`Journal`] stores this node's events apart from the
+//! conformance suite (`conman-testkit`). [`Journal`] stores this node's events apart from the
 //! records, so that writing events never delays a release.
 //!
 //! A node without a fleet runs two OS threads and no tasks: `registry` writes the records,
@@ -13,7 +13,7 @@
 //! are read on tokio's blocking threads.
 //!
 //! [`Fleet`] is what the rest of the daemon requests about other nodes; [`SoloFleet`] has none.
-//! `conman-etcd` and [`ModelFleet`] (in memory) pass the same suite ([`fleet_conformance`]).
+//! `conman-etcd` and a model in memory pass the same suite (`conman-testkit`).
 //! [`FenceLink`] is the registry's connection to the fence that freezes sessions whose ownership
 //! has lapsed.
 //!
@@ -21,16 +21,13 @@
 //! the record.
 #![forbid(unsafe_code)]
 
-pub mod conformance;
 mod database;
 mod embedded;
 mod error;
 mod fence_link;
 pub mod files;
 mod fleet;
-pub mod fleet_conformance;
 pub mod fleet_mark;
-mod fleet_model;
 mod high_water;
 mod journal;
 mod model;
@@ -45,7 +42,6 @@ pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, MAX_SESSION_PAGE, MAX_UNREADABLE,
     NodeLoad, Peer, PeerStanding, SessionPage, Sighting, SoloFleet, Standing,
 };
-pub use fleet_model::{ModelFleet, ModelNode};
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;
 pub use record::{ContainerIdentity, Ending, Phase, Phases, RecordState, Release, SessionRecord};

@@ -2,7 +2,7 @@
 //!
 //! [`Runtime`] is the interface. The native runtime (through the shim's socket), Docker (through
 //! its HTTP API on a Unix socket) and a fake made of plain namespaced processes implement it. All
-//! three pass the same [`conformance`] suite.
+//! three pass the same conformance suite (`conman-testkit`).
 //!
 //! A runtime creates, starts, describes and removes. It does **not** kill containers: the kernel
 //! does (`conman-linux`), so that no daemon can block it. A command's processes are known only to
@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod blocking;
-pub mod conformance;
 mod container_files;
 mod docker;
 mod exec_channels;

@@ -230,7 +230,7 @@ mod tests {
             ("", 0o600, "holds 0 secrets"),
             ("\n\nsecret\n", 0o600, "line 3"),
             (&format!("{OLD}\n").repeat(5), 0o600, "holds 5 secrets"),
-            (&"x".repeat(5_000), 0o600, "larger"),
+            (&"x".repeat(5_000), 0o600, "too large"),
         ] {
             let (_folder, path) = file(text, mode);
             let error = ClusterSecret::load(path).expect_err(reason);

@@ -473,7 +473,7 @@ It was ready at 2026-03-01 12:00:00.810 UTC and ran for 1 min 29 s.
 It could not be ended: stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep).
 SIGKILL was sent at 2026-03-01 12:01:30.000 UTC (30 s ago).
 -> It is not released, so that nothing else runs under its name; conman keeps trying.
--> As root, `cat /proc/4711/stack` and `ps -o pid,stat,wchan:32,cmd -p 4711` tell what it waits for: mostly a disk or a network file system that does not answer.
+-> As root, `cat /proc/4711/stack` and `ps -o pid,stat,wchan:32,cmd -p 4711` show what it waits for: mostly a disk or a network file system that does not answer.
 -> If that never answers again, only a restart of the machine ends it.");
 }
 

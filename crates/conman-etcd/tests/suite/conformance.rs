@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use conman_core::ownership::Timing;
 use conman_proto::SessionId;
-use conman_registry::fleet_conformance::{self, Member, World};
-use conman_registry::{Registry, conformance};
+use conman_registry::Registry;
+use conman_testkit::fleet_conformance::{self, Member, World};
+use conman_testkit::registry_conformance as conformance;
 use tokio::sync::Mutex;
 
 use crate::etcd::Etcd;

@@ -2,7 +2,8 @@
 
 use conman_core::placement::PlacementLimits;
 use conman_peer::{Dialer, FleetMap, NoAddress, PeerClient, Whereabouts};
-use conman_registry::{ModelFleet, RegistryError};
+use conman_registry::RegistryError;
+use conman_testkit::ModelFleet;
 use futures_util::FutureExt as _;
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use conman_proto::SessionId;
-use conman_registry::ModelFleet;
-use conman_registry::fleet_conformance::{self, Member, World};
+use conman_testkit::ModelFleet;
+use conman_testkit::fleet_conformance::{self, Member, World};
 
 struct InMemory(Arc<ModelFleet>);
 

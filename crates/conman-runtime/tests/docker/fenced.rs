@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use conman_core::naming::{CgroupDriver, cgroup_parent, instance_cgroup};
 use conman_linux::{Cgroups, Freezer, PidFd, Signal};
-use conman_runtime::conformance::Running;
 use conman_runtime::{DockerFence, FenceOpener, ShimCommand};
 use conman_shim::{Client, FenceState, Reply, Request};
+use conman_testkit::runtime_conformance::Running;
 
 use super::*;
 

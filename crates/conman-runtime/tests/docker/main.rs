@@ -21,11 +21,11 @@ use bytes::Bytes;
 use conman_core::Instance;
 use conman_core::naming;
 use conman_proto::{Network, TerminalSize};
-use conman_runtime::conformance::{Harness, Stage, say_skipped};
 use conman_runtime::{
     DockerOptions, DockerRuntime, DockerTimeouts, ExecPlan, LogOptions, Runtime, RuntimeError,
-    runtime_conformance,
 };
+use conman_testkit::runtime_conformance;
+use conman_testkit::runtime_conformance::{Harness, Stage, say_skipped};
 use docker_relay::{DOCKER_SOCKET, Relay, Treatment, socket_in};
 
 const IMAGE: &str = "conman-test:busybox";

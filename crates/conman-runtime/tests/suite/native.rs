@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::Instance;
-use conman_runtime::conformance::Harness;
-use conman_runtime::{NativeTimeouts, Runtime, runtime_conformance};
+use conman_runtime::{NativeTimeouts, Runtime};
+use conman_testkit::runtime_conformance;
+use conman_testkit::runtime_conformance::Harness;
 
 use crate::native_host::{Host, IMAGE};
 
@@ -43,11 +44,11 @@ mod trouble {
     use conman_core::ownership::{BootTime, Slot};
     use conman_image::ImageName;
     use conman_linux::{Cgroups, Freezer, PidFd, Signal};
-    use conman_runtime::conformance::{Stage, say_skipped};
     use conman_runtime::{
         ContainerKey, FenceOpener, NativeRuntime, Recorded, RuntimeError, ShimCommand, ShimFence,
     };
     use conman_shim::{Client, Reply, Request, VERSION};
+    use conman_testkit::runtime_conformance::{Stage, say_skipped};
     use rustix::time::{ClockId, clock_gettime};
 
     use super::*;

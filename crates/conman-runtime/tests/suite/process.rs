@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::Instance;
-use conman_runtime::conformance::Harness;
-use conman_runtime::{
-    Fault, Operation, ProcessOptions, ProcessRuntime, Runtime, runtime_conformance,
-};
+use conman_runtime::{Fault, Operation, ProcessOptions, ProcessRuntime, Runtime};
+use conman_testkit::runtime_conformance;
+use conman_testkit::runtime_conformance::Harness;
 
 struct Processes {
     state: tempfile::TempDir,
@@ -70,7 +69,7 @@ runtime_conformance!(Processes::new());
 
 mod trouble_on_demand {
     use conman_runtime::RuntimeError;
-    use conman_runtime::conformance::{Stage, say_skipped};
+    use conman_testkit::runtime_conformance::{Stage, say_skipped};
 
     use super::*;
 

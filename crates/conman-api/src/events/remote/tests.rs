@@ -2,7 +2,7 @@ use conman_auth::{CallerOrigin, Scope};
 use conman_core::placement::PlacementLimits;
 use conman_peer::{Dialer, PeerClient};
 use conman_proto::{Event, EventKind};
-use conman_registry::ModelFleet;
+use conman_testkit::ModelFleet;
 use jiff::Timestamp;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;

@@ -16,7 +16,8 @@ use conman_proto::{EnsureResponse, Generation, RuntimeKind, Session, SessionId};
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
 };
-use conman_registry::{Announcement, Fleet, ModelFleet, ModelNode, Peer, Registry};
+use conman_registry::{Announcement, Fleet, Peer, Registry};
+use conman_testkit::{ModelFleet, ModelNode};
 use http::{Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 

@@ -1,7 +1,7 @@
 //! Sessions that run somewhere, or that a node starts for a request.
 
 use conman_proto::SessionRequest;
-use conman_registry::ModelFleet;
+use conman_testkit::ModelFleet;
 
 use super::member::{Member, id, is_served, secret, secret_of, two, web};
 

@@ -8,9 +8,9 @@ use conman_core::retention::Retention;
 use conman_node::Node;
 use conman_proto::{OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::{
-    Ending, Fleet as _, ModelFleet, PeerStanding, Phases, Registry, Release, SessionRecord,
-    Standing,
+    Ending, Fleet as _, PeerStanding, Phases, Registry, Release, SessionRecord, Standing,
 };
+use conman_testkit::ModelFleet;
 
 use super::super::PAUSE;
 use super::member::{Member, PATIENCE, id, secret};

@@ -20,10 +20,11 @@ use conman_proto::{
     OnNodeLoss, PreemptRequest, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
-use conman_registry::{Announcement, Fleet, Journal, ModelFleet, ModelNode};
+use conman_registry::{Announcement, Fleet, Journal};
 use conman_runtime::{
     DockerOptions, DockerRuntime, Faults, ProcessOptions, ProcessRuntime, Runtime,
 };
+use conman_testkit::{ModelFleet, ModelNode};
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tempfile::TempDir;

@@ -1,8 +1,8 @@
 //! Sessions that lost their node and wait for a connection, and whose first start fails.
 
 use conman_proto::{NodeLoss, OnNodeLoss, SessionRequest, SessionState};
-use conman_registry::ModelFleet;
 use conman_runtime::{Fault, Operation};
+use conman_testkit::ModelFleet;
 
 use super::member::{Member, id, is_served, secret, two, web};
 

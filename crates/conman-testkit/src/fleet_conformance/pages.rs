@@ -6,8 +6,8 @@ use conman_proto::SessionId;
 use futures_util::future::join_all;
 
 use super::{Member, World, answered, claim, forget, join, locate, read, release};
-use crate::conformance::id;
-use crate::{MAX_SESSION_PAGE, MAX_UNREADABLE, RegistryError, SessionPage};
+use crate::registry_conformance::id;
+use conman_registry::{MAX_SESSION_PAGE, MAX_UNREADABLE, RegistryError, SessionPage};
 
 /// Concurrent claims. All of a page's claims at once would keep the etcd of a loaded machine busy
 /// for longer than a call's timeout, and again on each retry.
@@ -105,7 +105,7 @@ pub(super) async fn what_cannot_be_read_is_named_once_and_hides_nothing(world: &
     let found = locate(&b, &id("s-2"), false).await;
     assert_eq!(found, read("a", generations["s-2"], false));
     let claimed = answered("a claim", async || {
-        let spec = crate::conformance::spec("suite");
+        let spec = crate::registry_conformance::spec("suite");
         b.registry.claim(&id("s-2"), &spec).await
     });
     let refused = claimed.await.expect_err("it is owned");

@@ -2,7 +2,7 @@ use conman_core::DEFAULT_BIND_FIRST_ID;
 use conman_proto::RuntimeKind;
 
 use super::stage::Stage;
-use crate::BindPlan;
+use conman_runtime::BindPlan;
 
 pub async fn only_lo_is_there_and_it_is_up(stage: &Stage) {
     let container = stage.run_idle("alice").await;

@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use conman_proto::{Generation, SessionId};
 use tokio::time::{sleep, timeout};
 
-use crate::conformance::{ending, spec};
-use crate::{
+use crate::registry_conformance::{ending, spec};
+use conman_registry::{
     Fleet, ForgetError, Located, Peer, PeerStanding, Registry, RegistryError, Release, Sighting,
     Standing,
 };

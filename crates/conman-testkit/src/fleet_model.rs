@@ -13,11 +13,11 @@ use conman_core::retention::Age;
 use conman_proto::{Generation, SessionId};
 use tokio::sync::watch;
 
-use crate::fleet::{MAX_SESSION_PAGE, MAX_UNREADABLE};
-use crate::{
+use conman_registry::{
     Announcement, Fleet, FleetSession, ForgetError, Located, ModelRegistry, Peer, PeerStanding,
     Registry, RegistryError, SessionPage, Sighting, Standing,
 };
+use conman_registry::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 
 mod ages;
 mod registry;

@@ -7,8 +7,8 @@ use super::{
     Member, World, answered, claim, forget_node, join, live, locate, peer, read, release,
     remembered, standing, stands, until,
 };
-use crate::conformance::{id, spec};
-use crate::{Announcement, ForgetError, PeerStanding, RegistryError, Standing};
+use crate::registry_conformance::{id, spec};
+use conman_registry::{Announcement, ForgetError, PeerStanding, RegistryError, Standing};
 
 /// What `a` announces while it is cut off.
 fn unheard() -> Announcement {

@@ -1,7 +1,7 @@
 //! Locations of sessions, and what is cached of them.
 
 use super::{World, claim, forget, join, locate, nobodys, read, release, remembered};
-use crate::conformance::id;
+use crate::registry_conformance::id;
 
 pub(super) async fn what_nobody_owns_is_asked_for_anew_each_time(world: &dyn World) {
     let [a, b] = join(world, ["a", "b"]).await;
@@ -75,7 +75,7 @@ pub(super) async fn what_is_remembered_stays_until_it_is_denied_or_read_afresh(w
     let found = locate(&a, &id, false).await;
     assert_eq!(found, read("c", later, false), "it knew an earlier one");
 
-    let never = super::super::conformance::id("never");
+    let never = crate::registry_conformance::id("never");
     a.forget_location(&never, later);
     assert_eq!(locate(&a, &never, false).await, nobodys());
 }

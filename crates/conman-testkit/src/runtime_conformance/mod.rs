@@ -14,8 +14,8 @@ mod terminals;
 
 use std::sync::Arc;
 
-use crate::Runtime;
 use conman_core::naming::Instance;
+use conman_runtime::Runtime;
 
 pub use commands::*;
 pub use life::*;
@@ -108,11 +108,11 @@ macro_rules! runtime_conformance {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $check() {
             match $harness {
-                Ok(harness) => $crate::conformance::$check(
-                    &$crate::conformance::Stage::new(harness),
+                Ok(harness) => $crate::runtime_conformance::$check(
+                    &$crate::runtime_conformance::Stage::new(harness),
                 )
                 .await,
-                Err(why) => $crate::conformance::say_skipped(&why),
+                Err(why) => $crate::runtime_conformance::say_skipped(&why),
             }
         }
     )+};

@@ -1,7 +1,7 @@
 use conman_linux::{PidFd, Signal, pid_namespace};
 
 use super::stage::{PATIENCE, Stage, random_instance, until};
-use crate::RuntimeError;
+use conman_runtime::RuntimeError;
 
 pub async fn a_created_container_has_no_process(stage: &Stage) {
     let plan = stage.plan("alice", &["sleep", "1000"]);

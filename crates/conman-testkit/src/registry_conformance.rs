@@ -11,7 +11,7 @@ use conman_core::EndCause;
 use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
 use jiff::Timestamp;
 
-use crate::{
+use conman_registry::{
     ContainerIdentity, Ending, Phase, Phases, RecordState, Registry, RegistryError, Release,
     SessionRecord,
 };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use conman_core::retention::Age;
 
 use super::{Member, World, answered, forget_node, join, live, peer, standing, until};
-use crate::PeerStanding;
+use conman_registry::PeerStanding;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 /// Longer than the suite takes, and shorter than the step at which ages are stored.

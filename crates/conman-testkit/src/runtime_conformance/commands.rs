@@ -3,7 +3,7 @@ use conman_linux::PidFd;
 use conman_proto::TerminalSize;
 
 use super::stage::{PATIENCE, Stage, command, within};
-use crate::{ExecIo, ExecPlan, OutputStream, RuntimeError};
+use conman_runtime::{ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 pub async fn commands_have_their_outputs_apart_and_their_exit_code(stage: &Stage) {
     let container = stage.run_idle("alice").await;

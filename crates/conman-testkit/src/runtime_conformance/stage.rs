@@ -10,8 +10,8 @@ use conman_proto::{Generation, Network, ResolvedSpec};
 use futures_util::StreamExt as _;
 
 use super::Harness;
-use crate::{ContainerKey, ContainerPlan, ExecPlan, LogOptions, OutputStream, Runtime};
 use conman_core::naming::{self, CgroupDriver, Instance};
+use conman_runtime::{ContainerKey, ContainerPlan, ExecPlan, LogOptions, OutputStream, Runtime};
 
 /// Longest duration of any step on a busy host before a check fails.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -218,7 +218,7 @@ impl Stage {
             .exec(key, plan)
             .await
             .expect("the command is run");
-        let crate::ExecIo {
+        let conman_runtime::ExecIo {
             stdin,
             mut output,
             resize,

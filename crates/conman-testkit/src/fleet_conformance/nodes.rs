@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Member, PATIENCE, World, join, live, peer, sorted, until};
-use crate::{Announcement, NodeLoad, PeerStanding, Standing};
+use conman_registry::{Announcement, NodeLoad, PeerStanding, Standing};
 
 /// Not ordered by name, so that joining order and name order differ.
 const NAMES: [&str; 4] = ["m", "b-1", "z", "b"];

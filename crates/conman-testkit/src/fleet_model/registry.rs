@@ -7,7 +7,7 @@ use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
 
 use super::{Locations, ModelFleet, lock};
-use crate::{
+use conman_registry::{
     ContainerIdentity, Ending, PeerStanding, Phases, RecordState, Registry, RegistryError, Release,
     SessionRecord,
 };

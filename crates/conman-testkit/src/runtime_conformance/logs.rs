@@ -2,7 +2,7 @@ use futures_util::StreamExt;
 use jiff::Timestamp;
 
 use super::stage::{PATIENCE, Stage, within};
-use crate::{ContainerKey, LogOptions, OutputStream, RuntimeError};
+use conman_runtime::{ContainerKey, LogOptions, OutputStream, RuntimeError};
 
 pub async fn logs_hold_both_outputs_and_their_tail(stage: &Stage) {
     let script = "for i in 1 2 3 4 5; do echo out-$i; done; echo err-1 >&2; sleep 1000";

@@ -6,7 +6,7 @@ use std::time::Duration;
 use conman_core::retention::Age;
 
 use super::{ModelFleet, lock};
-use crate::PeerStanding;
+use conman_registry::PeerStanding;
 
 impl ModelFleet {
     /// Stores that a lost node was observed to be lost for so long.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use conman_proto::{ExecId, TerminalSize};
 
 use super::stage::{PATIENCE, Stage, command, until, within};
-use crate::{
+use conman_runtime::{
     AttachOptions, ContainerKey, ContainerPlan, ExecPlan, Runtime, RuntimeError, TerminalIo,
     TerminalOutput,
 };
