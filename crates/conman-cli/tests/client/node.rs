@@ -392,7 +392,10 @@ async fn a_drain_that_nobody_waits_for_says_how_it_is_taken_back() {
     let daemon = draining(&calls, false);
     let outcome = daemon.run(&["drain", "--no-wait"]).await;
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    for part in ["2 sessions released, 1 to go", "`conman undrain` cancels it"] {
+    for part in [
+        "2 sessions released, 1 to go",
+        "`conman undrain` cancels it",
+    ] {
         assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
     }
     assert_eq!(calls.all().len(), 1);
@@ -481,7 +484,9 @@ async fn why_tells_of_a_session_that_only_the_journal_remembers() {
     let outcome = remembering(true).run(&["why", "alice"]).await;
     assert_eq!(outcome.code, 0, "{outcome:?}");
     assert!(
-        outcome.stdout.starts_with("alice was forgotten by its node"),
+        outcome
+            .stdout
+            .starts_with("alice was forgotten by its node"),
         "{outcome:?}"
     );
 }

@@ -20,8 +20,9 @@ systemd-run --unit FS --property KillMode=process conman serve --config /etc/con
 
 /// Writes more than it may and counts what arrived; no process is ended for it.
 const TOO_MUCH: &str = "head -c 100000000 /dev/zero > /big; wc -c < /big";
-const TOO_MANY: &str =
-    "cd /tmp; i=0; while [ $i -lt 1200 ] && : > $i; do i=$((i + 1)); done; ls | wc -l";
+const TOO_MANY: &str = "mkdir /many && cd /many && i=0
+while [ $i -lt 1200 ] && true > $i; do i=$((i + 1)); done
+ls | wc -l";
 
 const DISK_BYTES: u64 = 64 << 20;
 const DISK_INODES: u64 = 1_024;
@@ -39,7 +40,7 @@ pub(crate) fn assert_the_file_system_enforces_them(machine: &Machine) {
             "[node]\nstate_dir = \"/srv/{name}/state\"\nruntime = \"native\"\n\
              id_range = \"{first_id}-{last_id}\"\n\
              [listen]\napi = \"127.0.0.1:{port}\"\nsessions = \"127.0.0.1:{}\"\n\
-             admin = \"/run/{name}.sock\"\n[limits]\ndisk_reserve_bytes = \"16 MiB\"\n\
+             admin = \"/run/{name}.sock\"\n[limits]\ndisk_reserve_bytes = 16777216\n\
              {NATIVE_TEMPLATES}\
              [templates.full]\nimage = \"{ROOT}\"\ncommand = [\"sleep\", \"1000000\"]\n\
              disk_bytes = {DISK_BYTES}\ndisk_inodes = {DISK_INODES}\n",
