@@ -36,7 +36,7 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
     }
     let begun = Instant::now();
     let world = Arc::new(World::start(native).await);
-    let bystander = Bystander::start(world.api(), world.conman.sessions()).await;
+    let bystander = Bystander::start(world.api(), world.conman.sessions(), strict).await;
     let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
     let (terminal, inside): (Vec<&Probe>, Vec<&Probe>) = selected
         .iter()
