@@ -1,7 +1,7 @@
 //! The tests that every [`Runtime`] must pass, on real containers.
 //!
 //! A crate that has a runtime implements [`Harness`] and calls
-//! [`runtime_conformance!`](crate::runtime_conformance) in a test file. Every check gets a
+//! [`runtime_conformance!`](macro@crate::runtime_conformance) in a test file. Every check gets a
 //! [`Stage`]: a random instance and a directory. It empties both again, even after a panic, so
 //! checks can run in parallel with each other and with other programs of the host.
 
