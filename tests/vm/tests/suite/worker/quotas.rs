@@ -51,7 +51,7 @@ fn a_session_meets_the_quota_of_its_file_system_and_runs_on() {
 fn assert_the_file_system_enforces_them(machine: &Machine) {
     for (index, (name, make)) in FILE_SYSTEMS.into_iter().enumerate() {
         let port = 7800 + 10 * index;
-        let first_id = 0x6000_0000 + 0x1000_0000 * index;
+        let first_id = 0x5000_0000 + 0x1000_0000 * index;
         let last_id = first_id + 0x0FFF_FFFF;
         let config = format!(
             "[node]\nstate_dir = \"/srv/{name}/state\"\nruntime = \"native\"\n\
