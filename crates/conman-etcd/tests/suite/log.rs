@@ -38,7 +38,7 @@ impl Subscriber for Keeper {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event()
             && *metadata.level() <= Level::WARN
-            && metadata.target().starts_with("conman_registry")
+            && metadata.target().starts_with("conman_etcd")
     }
 
     fn new_span(&self, _span: &Attributes<'_>) -> Id {
