@@ -131,6 +131,6 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
     async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError>;
 
     /// Every record of this node, ordered by id, for adoption. The registry of a fleet returns this
-    /// node's records; owned sessions without a readable record are ended by [`Order::Condemned`].
+    /// node's records; owned sessions without a readable record are ended by `Order::Condemned` of `conman-etcd`.
     async fn list(&self) -> Result<Vec<SessionRecord>, RegistryError>;
 }

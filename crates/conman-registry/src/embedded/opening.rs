@@ -146,7 +146,7 @@ pub struct LeftAlone {
 }
 
 /// Reads it, and changes nothing except the file's format. One of the two files suffices, as for
-/// [`open`]; sessions are only in the registry file.
+/// opening it; sessions are only in the registry file.
 pub fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryError> {
     let path = dir.join(GENERATIONS_FILE);
     let found = HighWater::inspect(&path).map_err(|source| RegistryError::Io {
