@@ -31,10 +31,6 @@ pub const ON_DOCKER: &[(&str, &str)] = &[
         "netlink_families",
         "it can open netlink families that no program needs",
     ),
-    (
-        "out_of_memory_score",
-        "it is not killed before the host's programs when memory is short",
-    ),
     ("shared_devices", "it can change the modes of its devices"),
     (
         "socket_families",

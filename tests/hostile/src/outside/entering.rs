@@ -22,7 +22,7 @@ async fn exec_in(world: &World, id: &str, workdir: &str) -> Option<String> {
 /// An exec whose work directory is a descriptor of the program that starts it.
 pub(crate) async fn cve_2024_21626(world: &World) -> Verdict {
     let (id, _) = world
-        .helper("workdir", &["first_descriptors"], "descriptors")
+        .helper("workdir", &["show_first_descriptors"], "descriptors")
         .await;
     let (id_of_sleeper, _) = (world.id("workdir"), world.stop(&id).await);
     world
