@@ -14,8 +14,10 @@ use tokio_rustls::TlsStream;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 3;
-/// Maximum time for which sent bytes may stay unacknowledged; no probes are sent meanwhile.
-const USER_TIMEOUT: Duration = Duration::from_secs(11);
+/// Maximum time for which sent bytes may stay unacknowledged; no probes are sent meanwhile. The
+/// kernel also counts the time for which the receiver has no room, even if it acknowledges every
+/// probe. So this is longer than the time for which the proxy lets a slow receiver take nothing.
+const USER_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Label of the exported key that identifies a connection in the seals of its requests.
 const BINDING_LABEL: &[u8] = b"EXPORTER-conman-peer-seal";

@@ -30,6 +30,10 @@ const STILL: Duration = Duration::from_secs(4);
 /// A slow reader's pause between two pieces, and how much of the download it takes.
 const SLOW_PAUSE: Duration = Duration::from_millis(50);
 const SLOW_PIECES: usize = 60;
+/// How long another reader takes nothing: longer than it takes to notice that a node is gone.
+const PAUSE: Duration = Duration::from_secs(20);
+/// What that reader takes afterwards: as much as can be on the way when it resumes.
+const AFTER_PAUSE: usize = ON_THE_WAY;
 
 /// Answers a request with numbers, one a line, as many bytes as there are MiB of; a WebSocket with
 /// binary messages of 16 KiB without an end, and the log with how many MiB of these went out.
@@ -171,9 +175,18 @@ async fn long_downloads_through_another_node_are_whole_and_leave_no_trace_in_eit
             same(&piece, &expected.take(MIB / 4), &format!("piece {number}"));
         }
     };
+    let paused = async {
+        let (mut client, mut expected) = (download(&fleet).await, numbers());
+        sleep(PAUSE).await;
+        for number in 0..AFTER_PAUSE {
+            let piece = client.read(MIB).await;
+            let what = format!("MiB {number} after the pause");
+            same(&piece, &expected.take(MIB), &what);
+        }
+    };
     // And one that asks for everything and reads nothing, all the while.
     let mut unread = download(&fleet).await;
-    let work = async { tokio::join!(whole, slow) };
+    let work = async { tokio::join!(whole, slow, paused) };
     let done = timeout(PATIENCE * 2, at_constant_memory(daemons, work)).await;
     done.expect("in time");
     let first = unread.read(MIB).await;
