@@ -1,4 +1,4 @@
-//! A tenant that has nothing to do with the attacks: an HTTP request, a start and a command every
+//! A tenant that has nothing to do with the attacks: ten HTTP requests, a start and a command every
 //! second, before the battery and during it.
 
 use std::sync::Arc;
@@ -11,8 +11,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-/// Pause between two rounds of operations.
+/// From one round of operations to the next.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// HTTP requests in each round: of a hundred in the whole battery, the second slowest would be the
+/// slowest hundredth.
+const REQUESTS: u32 = 10;
 
 /// Rounds of the quiet run. Where times are judged, it has the battery's pace: a session that is used
 /// once a second meets colder caches than one that is used all the time.
@@ -52,9 +56,10 @@ impl Bystander {
         api.ensure(SESSION, &json!({"template": "web"})).await;
         let clients = Arc::new((api, sessions));
         let mut quiet = Times::default();
+        let period = if strict { PERIOD } else { PERIOD / 16 };
         for _ in 0..QUIET_ROUNDS {
-            let next = Instant::now() + if strict { PERIOD } else { PERIOD / 16 };
-            round(&clients, &mut quiet).await;
+            let next = Instant::now() + period;
+            round(&clients, &mut quiet, period).await;
             sleep_until(next).await;
         }
         let (end, mut ended) = watch::channel(false);
@@ -62,7 +67,7 @@ impl Bystander {
             let mut times = Times::default();
             while !*ended.borrow() {
                 let next = Instant::now() + PERIOD;
-                round(&clients, &mut times).await;
+                round(&clients, &mut times, PERIOD).await;
                 // The wait may end early: another round is only begun when the battery runs on.
                 tokio::select! {
                     () = sleep_until(next) => {}
@@ -112,11 +117,25 @@ fn p99(times: &[Duration]) -> Duration {
         .unwrap_or_default()
 }
 
-async fn round(clients: &(Api, Api), times: &mut Times) {
+async fn round(clients: &(Api, Api), times: &mut Times, period: Duration) {
     let (api, sessions) = clients;
-    let path = format!("/s/{SESSION}/");
-    let taken = operation(sessions, Method::GET, &path, None, times, "hello").await;
-    times.request.extend(taken);
+    let mut asked = Times::default();
+    let asking = async {
+        let path = format!("/s/{SESSION}/");
+        for _ in 0..REQUESTS {
+            let next = Instant::now() + period / (REQUESTS + 1);
+            let taken = operation(sessions, Method::GET, &path, None, &mut asked, "hello").await;
+            asked.request.extend(taken);
+            sleep_until(next).await;
+        }
+    };
+    tokio::join!(asking, manage(api, times));
+    times.request.append(&mut asked.request);
+    times.failures.append(&mut asked.failures);
+}
+
+/// A command, a start and its end.
+async fn manage(api: &Api, times: &mut Times) {
     let command = json!({"command": ["echo", "still here"]});
     let path = format!("/v1/sessions/{SESSION}/exec");
     let taken = operation(
