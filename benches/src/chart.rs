@@ -6,7 +6,7 @@ const SIZE: (u32, u32) = (900, 480);
 
 /// A chart of a result.
 #[derive(Debug, Clone)]
-pub struct Chart {
+pub(crate) struct Chart {
     pub(crate) title: String,
     /// Of the values.
     pub(crate) unit: &'static str,
@@ -30,7 +30,7 @@ impl Chart {
     ///
     /// # Errors
     /// When the drawing library fails, for example because there is nothing to draw.
-    pub fn to_svg(&self) -> Result<String> {
+    pub(crate) fn to_svg(&self) -> Result<String> {
         let mut svg = String::new();
         match &self.plot {
             Plot::Bars(bars) => self.draw_bars(bars, &mut svg),

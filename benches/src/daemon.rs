@@ -12,9 +12,8 @@ use http::Method;
 use serde_json::json;
 use tokio::process::{Child, Command};
 
-use crate::docker::Docker;
+use crate::docker::{Docker, image_name};
 use crate::http_client::json_over_tcp;
-use crate::{BUSYBOX_IMAGE, PYTHON_IMAGE};
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// Docker needs most of it: it removes hundreds of containers on a bridge slowly.
@@ -34,11 +33,10 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `binary` with templates `bridge` and `loopback` (busybox asleep) and `echo` and
-    /// `echo-bridge` (this binary's WebSocket echo server).
+    /// Starts `binary` with templates `bridge` and `loopback` (busybox asleep), `http` (its web
+    /// server), `echo` and `echo-bridge` (this program's WebSocket echo server), all in Docker.
     pub(crate) async fn start(binary: &Path) -> Result<Self> {
-        let templates = templates(binary)?;
-        Self::with_templates(binary, RuntimeKind::Docker, MAX_SESSIONS, &templates).await
+        Self::with_templates(binary, RuntimeKind::Docker, MAX_SESSIONS, &templates()).await
     }
 
     /// Starts `binary` with only these templates.
@@ -331,47 +329,34 @@ max_connections = 20000
     )
 }
 
-fn templates(binary: &Path) -> Result<String> {
-    let binary: PathBuf = binary
-        .canonicalize()
-        .context("finding conman's own binary")?;
-    let folder = binary.parent().context("conman's binary has no folder")?;
-    let name = binary
-        .file_name()
-        .context("conman's binary has no name")?
-        .to_string_lossy();
-    let echo = format!(r#"["/opt/conman/{name}", "bench", "echo", "--listen", "0.0.0.0:8080"]"#);
-    let folder = folder.display();
-    Ok(format!(
-        r#"[binds]
-allow = ["{folder}"]
-
-[templates.bridge]
-image = "{BUSYBOX_IMAGE}"
+fn templates() -> String {
+    let image = image_name();
+    let echo = r#"["/bin/conman-bench", "echo", "--listen", "0.0.0.0:8080"]"#;
+    format!(
+        r#"[templates.bridge]
+image = "{image}"
 command = ["sleep", "1000000"]
 network = "bridge"
 
 [templates.loopback]
-image = "{BUSYBOX_IMAGE}"
+image = "{image}"
 command = ["sleep", "1000000"]
 
 [templates.http]
-image = "{BUSYBOX_IMAGE}"
+image = "{image}"
 command = ["httpd", "-f", "-p", "8080", "-h", "/"]
 port = 8080
 
 [templates.echo]
-image = "{PYTHON_IMAGE}"
+image = "{image}"
 command = {echo}
 port = 8080
-binds = ["{folder}/{name}:/opt/conman/{name}:ro"]
 
 [templates.echo-bridge]
-image = "{PYTHON_IMAGE}"
+image = "{image}"
 command = {echo}
 port = 8080
 network = "bridge"
-binds = ["{folder}/{name}:/opt/conman/{name}:ro"]
 "#
-    ))
+    )
 }

@@ -6,32 +6,51 @@ use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::process::Command;
 
-use crate::BUSYBOX_IMAGE;
 use crate::http_client::json_over_unix;
+use crate::image;
 
 /// Concurrent `docker run` while a benchmark is prepared.
 const PARALLEL_RUNS: usize = 8;
 const POLL: Duration = Duration::from_millis(50);
 
-/// Docker as its users use it: the command line, and the API for queries.
+/// Docker as its users use it: the command line, and the API for queries. It has an image with
+/// busybox and this program until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Docker {
     socket: PathBuf,
 }
 
+impl Drop for Docker {
+    fn drop(&mut self) {
+        // What still uses the image was reported as left behind.
+        let _ = std::process::Command::new("docker")
+            .args(["image", "rm", "--force", &image_name()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+/// The name of this run's image in Docker.
+pub(crate) fn image_name() -> String {
+    format!("conman-bench:{}", std::process::id())
+}
+
 impl Docker {
-    /// Checks that Docker answers and has the image.
-    pub(crate) async fn new(image: &str) -> Result<Self> {
-        let docker = Self {
+    /// Checks that Docker answers, and imports the image.
+    pub(crate) async fn new() -> Result<Self> {
+        docker_command(&["version"])
+            .await
+            .context("Docker does not answer; install the package docker.io and start `dockerd`")?;
+        let scratch = tempfile::tempdir().context("making a temporary folder")?;
+        let root = image::root(scratch.path())?;
+        image::add_this_program(&root)?;
+        let archive = image::archive(&root)?.display().to_string();
+        docker_command(&["import", &archive, &image_name()]).await?;
+        Ok(Self {
             socket: PathBuf::from("/var/run/docker.sock"),
-        };
-        docker_command(&["version"]).await.context(
-            "Docker does not answer; `cargo xtask setup` in conman's repository installs and starts it",
-        )?;
-        docker_command(&["image", "inspect", image]).await.with_context(|| {
-            format!("the image {image} is missing; `cargo xtask setup` in conman's repository makes it")
-        })?;
-        Ok(docker)
+        })
     }
 
     /// Number of containers with a label: running ones, or all.
@@ -70,6 +89,7 @@ impl Docker {
         progress: impl Fn(usize),
     ) -> Result<Vec<String>> {
         let mut ids = Vec::with_capacity(count);
+        let image = &image_name();
         let mut runs = stream::iter(0..count)
             .map(|_| async move {
                 let arguments = [
@@ -80,7 +100,7 @@ impl Docker {
                     label,
                     "--cgroup-parent",
                     cgroup,
-                    BUSYBOX_IMAGE,
+                    image,
                     "sleep",
                     "1000000",
                 ];

@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 ///
 /// # Errors
 /// When the address cannot be listened on or accepting fails.
-pub async fn serve_echo(listen: SocketAddr) -> Result<()> {
+pub(crate) async fn serve_echo(listen: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(listen)
         .await
         .with_context(|| format!("listening on {listen}"))?;

@@ -1,50 +1,33 @@
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use async_trait::async_trait;
 use conman_auth::{ClusterSecret, PeerGuard};
 use conman_core::{Activity, Closing};
 use conman_peer::{Dialer, PeerAcceptor, PeerAddress, PeerClient, ToNode};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Refusal, Route,
-    Turned, Verdict, Way,
+    Backend, Directory, Gate, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions,
+    Refusal, Route, Verdict, Way,
 };
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
+use crate::arguments::Forwarding;
+
 /// Names of the benchmark's nodes.
 const OWNER: &str = "owner";
 const ENTRY: &str = "entry";
-
-/// The destination of all requests.
-#[derive(Debug, Clone)]
-pub enum ForwardTo {
-    /// One address, as if it were a session's port; with `peers`, other nodes are served as well.
-    Backend {
-        backend: SocketAddr,
-        peers: Option<Fellows>,
-    },
-    /// A node that listens there.
-    Node(Fellows),
-}
-
-/// A listener for nodes, and the secret that authenticates them.
-#[derive(Debug, Clone)]
-pub struct Fellows {
-    pub address: SocketAddr,
-    pub secret_file: PathBuf,
-}
 
 /// Only conman's proxy: compared with nginx and HAProxy, and used as the two nodes of a hop.
 /// Every session leads to one place, and every client may connect.
 ///
 /// # Errors
 /// When an address cannot be listened on.
-pub async fn serve_forward(listen: SocketAddr, to: ForwardTo) -> Result<()> {
+pub(crate) async fn serve_forward(arguments: Forwarding) -> Result<()> {
     let (closing, receiver) = watch::channel(None);
     let everywhere = |way, backend| {
         Arc::new(Everywhere {
@@ -54,23 +37,26 @@ pub async fn serve_forward(listen: SocketAddr, to: ForwardTo) -> Result<()> {
             closing: receiver.clone(),
         })
     };
-    let (directory, peers) = match to {
-        ForwardTo::Backend { backend, peers } => {
+    let secret = arguments.secret_file.as_deref().map(secret).transpose()?;
+    let (directory, peers) = match (arguments.backend, arguments.node) {
+        (Some(backend), _) => {
             let backend = Arc::new(Address(backend));
             let directory = everywhere(Way::Session, backend.clone());
-            let peers = peers.map(|fellows| serve_peers(&fellows, directory.clone(), backend));
+            let peers = arguments.peers;
+            let peers = peers.map(|peers| serve_peers(peers, secret, directory.clone(), backend));
             (directory, peers.transpose()?)
         }
-        ForwardTo::Node(node) => {
+        (None, Some(node)) => {
             let way = Way::Peer {
                 node: OWNER.into(),
                 incarnation: 1,
             };
-            (everywhere(way, to_node(&node)?), None)
+            (everywhere(way, to_node(node, secret)?), None)
         }
+        (None, None) => bail!("give --backend or --node"),
     };
     let proxy = Proxy::start(
-        bound(listen)?,
+        bound(arguments.listen)?,
         ProxyOptions::default(),
         directory,
         Arc::new(Open),
@@ -84,24 +70,25 @@ pub async fn serve_forward(listen: SocketAddr, to: ForwardTo) -> Result<()> {
 }
 
 fn serve_peers(
-    fellows: &Fellows,
+    listen: SocketAddr,
+    secret: Option<Arc<ClusterSecret>>,
     sessions: Arc<Everywhere>,
     api: Arc<dyn Backend>,
 ) -> Result<Proxy> {
-    let guard = PeerGuard::new(OWNER, Some(secret(&fellows.secret_file)?));
+    let guard = PeerGuard::new(OWNER, secret);
     let front = PeerFront {
         accept: Arc::new(PeerAcceptor::new(Arc::new(guard), None)),
         sessions,
         api,
     };
     let options = ProxyOptions::default().for_nodes();
-    Proxy::start_peers(bound(fellows.address)?, options, front)
+    Proxy::start_peers(bound(listen)?, options, front)
         .map_err(|error| anyhow!("starting the listener for nodes: {error}"))
 }
 
-fn to_node(node: &Fellows) -> Result<Arc<ToNode>> {
-    let dialer = Dialer::new(ENTRY, Some(secret(&node.secret_file)?), None);
-    let address = PeerAddress::new(OWNER, &format!("http://{}", node.address));
+fn to_node(node: SocketAddr, secret: Option<Arc<ClusterSecret>>) -> Result<Arc<ToNode>> {
+    let dialer = Dialer::new(ENTRY, secret, None);
+    let address = PeerAddress::new(OWNER, &format!("http://{node}"));
     Ok(Arc::new(ToNode {
         pulse: PeerClient::new(dialer.clone()).pulse().clone(),
         dialer,
@@ -152,7 +139,7 @@ impl Directory for Everywhere {
 }
 
 impl OwnSessions for Everywhere {
-    fn own(&self, id: &SessionId, _generation: Generation) -> Result<Route, Turned> {
+    fn own(&self, id: &SessionId, _generation: Generation) -> Result<Route, PeerRefusal> {
         Ok(self.lead(id))
     }
 }

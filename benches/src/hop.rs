@@ -1,13 +1,13 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::arguments::Echoing;
 use crate::chart::{Plot, shown};
 use crate::daemon::free_ports;
 use crate::interruption::until_interrupted;
@@ -26,17 +26,6 @@ const LOCAL: &str = "the session's own node";
 const HOP: &str = "another node";
 const DIRECT: &str = "direct";
 
-/// What to measure.
-#[derive(Debug, Clone)]
-pub struct HopOptions {
-    /// conman's own binary.
-    pub binary: PathBuf,
-    /// Measurements of each path, in rotation.
-    pub rounds: usize,
-    /// Length of one measurement.
-    pub duration: Duration,
-}
-
 #[derive(Debug, Clone, Serialize)]
 struct Measurement {
     path: &'static str,
@@ -51,20 +40,20 @@ struct Measurement {
 ///
 /// # Errors
 /// When a process cannot be started, or an echo fails.
-pub async fn hop(options: &HopOptions) -> Result<Report> {
+pub(crate) async fn hop(options: &Echoing) -> Result<Report> {
     let measurements = until_interrupted(measure(options)).await?;
     report(options, &measurements)
 }
 
-async fn measure(options: &HopOptions) -> Result<Vec<Measurement>> {
+async fn measure(options: &Echoing) -> Result<Vec<Measurement>> {
     let directory = tempfile::tempdir().context("making a temporary folder")?;
     let secret = directory.path().join("fleet.key");
     write_secret(&secret)?;
     let [program, owner, peers, entry] = free_ports()?;
     let _processes = [
-        rivals::echo(&options.binary, program).await?,
-        rivals::owner(&options.binary, (owner, peers), local(program), &secret).await?,
-        rivals::entry(&options.binary, entry, local(peers), &secret).await?,
+        rivals::echo(program).await?,
+        rivals::owner((owner, peers), local(program), &secret).await?,
+        rivals::entry(entry, local(peers), &secret).await?,
     ];
     let target = |port: u16, path: &str| Target {
         address: local(port),
@@ -81,7 +70,7 @@ async fn measure(options: &HopOptions) -> Result<Vec<Measurement>> {
             // Each round begins with another path, so that none always runs after the same one.
             for turn in 0..paths.len() {
                 let (name, target) = &paths[(turn + round) % paths.len()];
-                let measured = echo(target, 1, bytes, options.duration)
+                let measured = echo(target, 1, bytes, options.duration())
                     .await
                     .with_context(|| format!("measuring {name}"))?;
                 let latency = quantiles(&measured.latencies_us).context("nothing was echoed")?;
@@ -115,7 +104,7 @@ fn write_secret(path: &Path) -> Result<()> {
         .with_context(|| format!("writing {}", path.display()))
 }
 
-fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> {
+fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header([
@@ -165,11 +154,11 @@ fn report(options: &HopOptions, measurements: &[Measurement]) -> Result<Report> 
         table: format!(
             "WebSocket echo, one connection, medians of {} rounds of {} s\n{table}",
             options.rounds,
-            options.duration.as_secs_f64()
+            options.duration().as_secs_f64()
         ),
         json: json!({
             "benchmark": "hop", "rounds": options.rounds,
-            "duration_s": options.duration.as_secs_f64(), "medians": rows,
+            "duration_s": options.duration().as_secs_f64(), "medians": rows,
             "measurements": measurements,
         }),
         chart: Chart {
@@ -186,10 +175,9 @@ mod tests {
 
     #[test]
     fn a_hop_that_takes_longer_than_it_may_is_told_of() {
-        let options = HopOptions {
-            binary: PathBuf::new(),
+        let options = Echoing {
             rounds: 1,
-            duration: Duration::from_secs(1),
+            seconds: 1,
         };
         let missed = |hop_us: f64| {
             let sized = SIZES.map(|message_bytes| {

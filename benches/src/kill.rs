@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -7,29 +7,19 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::arguments::Killing;
 use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
 use crate::observer::Observer;
 use crate::statistics::median;
-use crate::{BUSYBOX_IMAGE, Chart, Report};
+use crate::{Chart, Report};
 
 /// Bound on everything that Docker does with hundreds of containers.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Concurrent session starts while the benchmark is prepared.
 const PARALLEL_STARTS: usize = 8;
-
-/// What to measure.
-#[derive(Debug, Clone)]
-pub struct KillOptions {
-    /// conman's own binary.
-    pub binary: PathBuf,
-    /// Containers for each measurement.
-    pub count: usize,
-    /// Measurements of each variant, in alternation.
-    pub rounds: usize,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -72,9 +62,9 @@ struct Measurement {
 /// # Errors
 /// When Docker or the image is missing, a session does not start, or something does not end
 /// within five minutes.
-pub async fn kill(options: &KillOptions) -> Result<Report> {
-    let docker = Docker::new(BUSYBOX_IMAGE).await?;
-    let daemon = Daemon::start(&options.binary).await?;
+pub(crate) async fn kill(conman: &Path, options: &Killing) -> Result<Report> {
+    let docker = Docker::new().await?;
+    let daemon = Daemon::start(conman).await?;
     let measured = until_interrupted(measure(options, &docker, &daemon)).await;
     let swept = match measured {
         Ok(_) => Ok(()),
@@ -86,11 +76,7 @@ pub async fn kill(options: &KillOptions) -> Result<Report> {
     report(options, &measurements)
 }
 
-async fn measure(
-    options: &KillOptions,
-    docker: &Docker,
-    daemon: &Daemon,
-) -> Result<Vec<Measurement>> {
+async fn measure(options: &Killing, docker: &Docker, daemon: &Daemon) -> Result<Vec<Measurement>> {
     let mut measurements = Vec::new();
     for round in 0..options.rounds {
         for way in Way::ALL {
@@ -223,7 +209,7 @@ fn remove_cgroups(mark: &str) {
     }
 }
 
-fn report(options: &KillOptions, measurements: &[Measurement]) -> Result<Report> {
+fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
     let median_of = |way: Way, value: fn(&Measurement) -> Option<f64>| {
         let sample: Vec<f64> = measurements
             .iter()

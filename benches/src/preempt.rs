@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -8,11 +8,12 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::arguments::Killing;
 use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
-use crate::density::image;
+use crate::image;
 use crate::interruption::until_interrupted;
-use crate::kill::{KillOptions, milliseconds};
+use crate::kill::milliseconds;
 use crate::observer::Observer;
 use crate::statistics::median;
 use crate::{Chart, Report};
@@ -61,13 +62,12 @@ struct Measurement {
 ///
 /// # Errors
 /// When busybox is missing, a session does not start, or something does not end.
-pub async fn preempt(options: &KillOptions) -> Result<Report> {
+pub(crate) async fn preempt(conman: &Path, options: &Killing) -> Result<Report> {
     conman_linux::raise_nofile().context("raising the limit of open files")?;
     let scratch = tempfile::tempdir().context("making a temporary folder")?;
     let archive = image::archive(&image::root(scratch.path())?)?;
-    let binary: &PathBuf = &options.binary;
     let room = options.count;
-    let daemon = Daemon::with_templates(binary, RuntimeKind::Native, room, &templates()).await?;
+    let daemon = Daemon::with_templates(conman, RuntimeKind::Native, room, &templates()).await?;
     let measured = until_interrupted(async {
         daemon.import(&archive, IMAGE).await?;
         measure(options, &daemon).await
@@ -91,7 +91,7 @@ fn templates() -> String {
         + &of(Load::Spinning, json!(["sh", "-c", "while :; do :; done"]))
 }
 
-async fn measure(options: &KillOptions, daemon: &Daemon) -> Result<Vec<Measurement>> {
+async fn measure(options: &Killing, daemon: &Daemon) -> Result<Vec<Measurement>> {
     let mut measurements = Vec::new();
     for round in 0..options.rounds {
         for load in Load::ALL {
@@ -110,7 +110,7 @@ async fn measure(options: &KillOptions, daemon: &Daemon) -> Result<Vec<Measureme
     Ok(measurements)
 }
 
-async fn one(options: &KillOptions, daemon: &Daemon, load: Load) -> Result<Measurement> {
+async fn one(options: &Killing, daemon: &Daemon, load: Load) -> Result<Measurement> {
     let observer = Observer::of_cgroup(&daemon.cgroup())?;
     let notice = Instant::now();
     let watching = tokio::task::spawn_blocking(move || observer.wait_all_dead(PATIENCE));
@@ -133,7 +133,7 @@ async fn one(options: &KillOptions, daemon: &Daemon, load: Load) -> Result<Measu
     })
 }
 
-fn report(options: &KillOptions, measurements: &[Measurement]) -> Result<Report> {
+fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
     let median_of = |load: Load, value: fn(&Measurement) -> f64| {
         let of = measurements.iter().filter(|one| one.load == load);
         let sample: Vec<f64> = of.map(value).collect();

@@ -1,19 +1,19 @@
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::arguments::Echoing;
 use crate::chart::{Plot, shown};
 use crate::daemon::{Daemon, free_ports};
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
 use crate::load::{Target, echo};
 use crate::statistics::{median, quantiles};
-use crate::{Chart, PYTHON_IMAGE, Report, rivals};
+use crate::{Chart, Report, rivals};
 
 /// Numbers of connections and sizes of messages that are measured.
 const CASES: [(usize, usize); 4] = [(1, 64), (32, 64), (1, 65_536), (32, 65_536)];
@@ -21,17 +21,6 @@ const CASES: [(usize, usize); 4] = [(1, 64), (32, 64), (1, 65_536), (32, 65_536)
 /// The rivals, with their names in the table.
 const NGINX: &str = "nginx";
 const HAPROXY: &str = "HAProxy";
-
-/// What to measure.
-#[derive(Debug, Clone)]
-pub struct ProxyOptions {
-    /// conman's own binary.
-    pub binary: PathBuf,
-    /// Measurements of each path, in rotation.
-    pub rounds: usize,
-    /// Length of one measurement.
-    pub duration: Duration,
-}
 
 #[derive(Debug, Clone, Serialize)]
 struct Measurement {
@@ -48,9 +37,9 @@ struct Measurement {
 ///
 /// # Errors
 /// When Docker, the image, nginx or HAProxy is missing, or an echo fails.
-pub async fn proxy(options: &ProxyOptions) -> Result<Report> {
-    let docker = Docker::new(PYTHON_IMAGE).await?;
-    let daemon = Daemon::start(&options.binary).await?;
+pub(crate) async fn proxy(conman: &Path, options: &Echoing) -> Result<Report> {
+    let docker = Docker::new().await?;
+    let daemon = Daemon::start(conman).await?;
     let measured = until_interrupted(measure(options, &docker, &daemon)).await;
     let stopped = daemon.stop(&docker).await;
     let measurements = measured?;
@@ -58,11 +47,7 @@ pub async fn proxy(options: &ProxyOptions) -> Result<Report> {
     report(options, &measurements)
 }
 
-async fn measure(
-    options: &ProxyOptions,
-    docker: &Docker,
-    daemon: &Daemon,
-) -> Result<Vec<Measurement>> {
+async fn measure(options: &Echoing, docker: &Docker, daemon: &Daemon) -> Result<Vec<Measurement>> {
     daemon.open_one("echo".to_owned(), "echo-bridge").await?;
     let backend = SocketAddr::new(
         docker
@@ -77,7 +62,7 @@ async fn measure(
     let _rivals = [
         rivals::nginx(directory.path(), nginx, backend).await?,
         rivals::haproxy(directory.path(), haproxy, backend).await?,
-        rivals::conman(&options.binary, conman, backend).await?,
+        rivals::conman(conman, backend).await?,
     ];
     let local = |port: u16, path: &str| Target {
         address: SocketAddr::from(([127, 0, 0, 1], port)),
@@ -109,7 +94,7 @@ async fn measure(
             // Each round begins with another path, so that none always runs after the same one.
             for turn in 0..paths.len() {
                 let (name, target) = &paths[(turn + round) % paths.len()];
-                let measured = echo(target, connections, bytes, options.duration)
+                let measured = echo(target, connections, bytes, options.duration())
                     .await
                     .with_context(|| format!("measuring {name}"))?;
                 let latency = quantiles(&measured.latencies_us).context("nothing was echoed")?;
@@ -127,7 +112,7 @@ async fn measure(
     Ok(measurements)
 }
 
-fn report(options: &ProxyOptions, measurements: &[Measurement]) -> Result<Report> {
+fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
     let mut names: Vec<&'static str> = Vec::new();
     for one in measurements {
         if !names.contains(&one.path) {
@@ -198,11 +183,11 @@ fn report(options: &ProxyOptions, measurements: &[Measurement]) -> Result<Report
         table: format!(
             "WebSocket echo, medians of {} rounds of {} s\n{table}",
             options.rounds,
-            options.duration.as_secs_f64()
+            options.duration().as_secs_f64()
         ),
         json: json!({
             "benchmark": "proxy", "rounds": options.rounds,
-            "duration_s": options.duration.as_secs_f64(), "medians": rows, "measurements": measurements,
+            "duration_s": options.duration().as_secs_f64(), "medians": rows, "measurements": measurements,
         }),
         chart: Chart {
             title: "WebSocket echo of 64 B, one connection: median".to_owned(),

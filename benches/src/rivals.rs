@@ -67,29 +67,24 @@ pub(crate) async fn haproxy(directory: &Path, port: u16, backend: SocketAddr) ->
 }
 
 /// Only conman's proxy, in front of the same address.
-pub(crate) async fn conman(binary: &Path, port: u16, backend: SocketAddr) -> Result<Rival> {
-    let mut command = Command::new(binary);
-    command.args(["bench", "forward", "--listen", &format!("127.0.0.1:{port}")]);
+pub(crate) async fn conman(port: u16, backend: SocketAddr) -> Result<Rival> {
+    let mut command = this_program("forward", port)?;
     command.args(["--backend", &backend.to_string()]);
-    spawn("conman bench forward", command, port).await
+    spawn("conman-bench forward", command, port).await
 }
 
 /// The program of a session, outside a session.
-pub(crate) async fn echo(binary: &Path, port: u16) -> Result<Rival> {
-    let mut command = Command::new(binary);
-    command.args(["bench", "echo", "--listen", &format!("127.0.0.1:{port}")]);
-    spawn("conman bench echo", command, port).await
+pub(crate) async fn echo(port: u16) -> Result<Rival> {
+    spawn("conman-bench echo", this_program("echo", port)?, port).await
 }
 
 /// A node with the session; listens for clients and for nodes.
 pub(crate) async fn owner(
-    binary: &Path,
     (port, peers): (u16, u16),
     backend: SocketAddr,
     secret: &Path,
 ) -> Result<Rival> {
-    let mut command = Command::new(binary);
-    command.args(["bench", "forward", "--listen", &format!("127.0.0.1:{port}")]);
+    let mut command = this_program("forward", port)?;
     command.args(["--backend", &backend.to_string()]);
     command.args(["--peers", &format!("127.0.0.1:{peers}"), "--secret-file"]);
     command.arg(secret);
@@ -97,17 +92,19 @@ pub(crate) async fn owner(
 }
 
 /// A node for clients, all of whose sessions are on the node that listens there.
-pub(crate) async fn entry(
-    binary: &Path,
-    port: u16,
-    node: SocketAddr,
-    secret: &Path,
-) -> Result<Rival> {
-    let mut command = Command::new(binary);
-    command.args(["bench", "forward", "--listen", &format!("127.0.0.1:{port}")]);
+pub(crate) async fn entry(port: u16, node: SocketAddr, secret: &Path) -> Result<Rival> {
+    let mut command = this_program("forward", port)?;
     command.args(["--node", &node.to_string(), "--secret-file"]);
     command.arg(secret);
     spawn("another node", command, port).await
+}
+
+/// One of this program's own servers, on a port of loopback.
+fn this_program(server: &str, port: u16) -> Result<Command> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut command = Command::new(program);
+    command.args([server, "--listen", &format!("127.0.0.1:{port}")]);
+    Ok(command)
 }
 
 async fn spawn(name: &'static str, mut command: Command, port: u16) -> Result<Rival> {

@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -8,12 +8,13 @@ use conman_proto::Session;
 use indicatif::ProgressBar;
 use serde_json::json;
 
+use crate::arguments::Starting;
 use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
 use crate::statistics::{Quantiles, quantiles};
-use crate::{BUSYBOX_IMAGE, Chart, Report};
+use crate::{Chart, Report};
 
 /// Phases that are Docker's calls or the session's program; all others are conman's part.
 const NOT_OURS: [&str; 3] = ["create", "start", "ready"];
@@ -21,24 +22,13 @@ const NOT_OURS: [&str; 3] = ["create", "start", "ready"];
 /// separately and belongs to no part.
 const QUEUE: &str = "queue";
 
-/// What to measure.
-#[derive(Debug, Clone)]
-pub struct StartOptions {
-    /// conman's own binary.
-    pub binary: PathBuf,
-    /// Sessions to start.
-    pub count: usize,
-    /// Concurrent starts.
-    pub parallel: usize,
-}
-
 /// Starts sessions of a small web server through the API and adds up conman's part of each.
 ///
 /// # Errors
 /// When Docker or the image is missing or a session does not start.
-pub async fn start(options: &StartOptions) -> Result<Report> {
-    let docker = Docker::new(BUSYBOX_IMAGE).await?;
-    let daemon = Daemon::start(&options.binary).await?;
+pub(crate) async fn start(conman: &Path, options: &Starting) -> Result<Report> {
+    let docker = Docker::new().await?;
+    let daemon = Daemon::start(conman).await?;
     let bar = ProgressBar::new(options.count as u64);
     let begun = Instant::now();
     let progress = |done: usize| bar.set_position(done as u64);
@@ -52,7 +42,7 @@ pub async fn start(options: &StartOptions) -> Result<Report> {
     report(options, &sessions, elapsed_s)
 }
 
-fn report(options: &StartOptions, sessions: &[Session], elapsed_s: f64) -> Result<Report> {
+fn report(options: &Starting, sessions: &[Session], elapsed_s: f64) -> Result<Report> {
     let mut phases: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let (mut own, mut total) = (Vec::new(), Vec::new());
     for session in sessions {

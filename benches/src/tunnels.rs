@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -7,12 +7,13 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::ProgressBar;
 use serde_json::json;
 
+use crate::arguments::Tunnelling;
 use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
 use crate::load::{Client, Target};
-use crate::{Chart, PYTHON_IMAGE, Report};
+use crate::{Chart, Report};
 
 /// Concurrent openings of tunnels.
 const PARALLEL: usize = 32;
@@ -23,23 +24,14 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// Size of messages on each tunnel.
 const MESSAGE_BYTES: usize = 64;
 
-/// What to measure.
-#[derive(Debug, Clone)]
-pub struct TunnelsOptions {
-    /// conman's own binary.
-    pub binary: PathBuf,
-    /// Tunnels to hold open.
-    pub count: usize,
-}
-
 /// Opens tunnels, echoes once on each, leaves them idle, and divides the growth of the daemon's
 /// resident memory.
 ///
 /// # Errors
 /// When Docker or the image is missing, or a tunnel cannot be opened or does not echo at the end.
-pub async fn tunnels(options: &TunnelsOptions) -> Result<Report> {
-    let docker = Docker::new(PYTHON_IMAGE).await?;
-    let daemon = Daemon::start(&options.binary).await?;
+pub(crate) async fn tunnels(conman: &Path, options: &Tunnelling) -> Result<Report> {
+    let docker = Docker::new().await?;
+    let daemon = Daemon::start(conman).await?;
     let measured = until_interrupted(measure(options, &daemon)).await;
     let stopped = daemon.stop(&docker).await;
     let (before, after) = measured?;
@@ -66,7 +58,7 @@ pub async fn tunnels(options: &TunnelsOptions) -> Result<Report> {
     })
 }
 
-async fn measure(options: &TunnelsOptions, daemon: &Daemon) -> Result<(u64, u64)> {
+async fn measure(options: &Tunnelling, daemon: &Daemon) -> Result<(u64, u64)> {
     conman_linux::raise_nofile().context("raising the limit of open files")?;
     daemon.open_one("echo".to_owned(), "echo").await?;
     let target = Target {

@@ -1,16 +1,15 @@
 //! How many sessions one machine holds, and the cost of one more at that number.
 
 mod footprint;
-pub(crate) mod image;
 mod report;
 mod rivals;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use conman_proto::{EnsureResponse, RuntimeKind, SessionState};
 use futures_util::future::try_join_all;
 use http::Method;
@@ -19,8 +18,11 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::Report;
+use crate::arguments::Density;
 use crate::daemon::Daemon;
+use crate::docker::{Docker, image_name};
 use crate::http_client::Connection;
+use crate::image;
 use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::observer::Observer;
@@ -32,22 +34,6 @@ const ASKED: usize = 500;
 const ASKING: usize = 8;
 /// Bound on the death of everything.
 const DEATH_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
-
-/// What to measure.
-#[derive(Debug, Clone)]
-pub struct DensityOptions {
-    /// conman's own binary.
-    pub binary: PathBuf,
-    pub runtime: RuntimeKind,
-    /// Sessions to start.
-    pub count: usize,
-    /// Concurrent starts.
-    pub parallel: usize,
-    /// Sessions alive while the rivals are measured.
-    pub rivals_at: usize,
-    /// Containers of each rival; 0 leaves them out.
-    pub rivals: usize,
-}
 
 /// One start, as its client saw it.
 #[derive(Debug, Clone, Serialize)]
@@ -87,19 +73,23 @@ struct Measured {
 ///
 /// # Errors
 /// When the runtime or busybox is missing, a session does not start, or something does not end.
-pub async fn density(options: &DensityOptions) -> Result<Report> {
+pub(crate) async fn density(conman: &Path, options: &Density) -> Result<Report> {
     let scratch = tempfile::tempdir().context("making a temporary folder")?;
     let root = image::root(scratch.path())?;
     let archive = image::archive(&root)?;
+    // Its image is there until the end of this function.
+    let docker = Docker::new().await.map_err(|error| format!("{error:#}"));
+    if let (RuntimeKind::Docker, Err(why)) = (options.runtime, &docker) {
+        bail!("{why}");
+    }
     // Exactly as many as needed: the kernel is prepared for that number.
     let room = options.count + options.rivals;
-    let daemon =
-        Daemon::with_templates(&options.binary, options.runtime, room, &template(options)).await?;
+    let daemon = Daemon::with_templates(conman, options.runtime, room, &template(options)).await?;
     let measured = until_interrupted(async {
         if options.runtime == RuntimeKind::Native {
             daemon.import(&archive, IMAGE).await?;
         }
-        measure(options, &daemon, scratch.path(), &root).await
+        measure(options, &daemon, &docker, &root).await
     })
     .await;
     let stopped = daemon.stop_all().await;
@@ -111,13 +101,13 @@ pub async fn density(options: &DensityOptions) -> Result<Report> {
 /// The image's name in conman's store.
 const IMAGE: &str = "conman-bench:http";
 
-fn template(options: &DensityOptions) -> String {
-    let (image, command) = if options.runtime == RuntimeKind::Native {
-        (IMAGE, json!(image::COMMAND))
+fn template(options: &Density) -> String {
+    let image = if options.runtime == RuntimeKind::Native {
+        IMAGE.to_owned()
     } else {
-        let command = json!(["httpd", "-f", "-p", "8080", "-h", "/"]);
-        (crate::BUSYBOX_IMAGE, command)
+        image_name()
     };
+    let command = json!(image::COMMAND);
     format!(
         "[templates.http]\nimage = \"{image}\"\ncommand = {command}\nport = 8080\n\
          memory_bytes = {}\ncpus = {}\npids = {}\n",
@@ -128,10 +118,10 @@ fn template(options: &DensityOptions) -> String {
 }
 
 async fn measure(
-    options: &DensityOptions,
+    options: &Density,
     daemon: &Daemon,
-    scratch: &std::path::Path,
-    root: &std::path::Path,
+    docker: &std::result::Result<Docker, String>,
+    root: &Path,
 ) -> Result<Measured> {
     conman_linux::raise_nofile().context("raising the limit of open files")?;
     let before = MachineMemory::now()?;
@@ -145,7 +135,7 @@ async fn measure(
         elapsed_s += begun.elapsed().as_secs_f64();
         if from == 0 && options.rivals > 0 {
             bar.println(format!("the rivals, next to {rivals_at} sessions"));
-            rivals = measure_rivals(options, daemon, scratch, root).await;
+            rivals = measure_rivals(options, daemon, docker, root).await;
         }
     }
     bar.finish_and_clear();
@@ -198,7 +188,7 @@ fn session_id(number: usize) -> String {
 
 /// Starts sessions on one connection for each concurrent start.
 async fn open(
-    options: &DensityOptions,
+    options: &Density,
     daemon: &Daemon,
     from: usize,
     to: usize,
@@ -244,10 +234,10 @@ async fn start(connection: &mut Connection, alive: usize, id: &str) -> Result<St
 
 /// One after the other, including conman's own starts.
 async fn measure_rivals(
-    options: &DensityOptions,
+    options: &Density,
     daemon: &Daemon,
-    scratch: &std::path::Path,
-    root: &std::path::Path,
+    docker: &std::result::Result<Docker, String>,
+    root: &Path,
 ) -> Vec<Rival> {
     let own = async {
         let mut connection = Connection::open(daemon.api()).await?;
@@ -264,6 +254,10 @@ async fn measure_rivals(
         }
         anyhow::Ok(times)
     };
+    let in_docker = async {
+        docker.as_ref().map_err(|why| anyhow!("{why}"))?;
+        rivals::docker_run(options.rivals).await
+    };
     let said = |times: Result<Vec<f64>>| times.map_err(|error| format!("{error:#}"));
     vec![
         Rival {
@@ -272,18 +266,18 @@ async fn measure_rivals(
         },
         Rival {
             name: "crun run",
-            times_ms: said(rivals::crun(scratch, root, options.rivals).await),
+            times_ms: said(rivals::crun(root, options.rivals).await),
         },
         Rival {
             name: "docker run",
-            times_ms: said(rivals::docker_run(options.rivals).await),
+            times_ms: said(in_docker.await),
         },
     ]
 }
 
 /// Requests the page of some sessions, spread over all in a shuffled order; returns how many
 /// answered.
-async fn ask(options: &DensityOptions, daemon: &Daemon, asked: usize) -> Result<usize> {
+async fn ask(options: &Density, daemon: &Daemon, asked: usize) -> Result<usize> {
     let mut numbers: Vec<usize> = (0..options.count).collect();
     shuffle(&mut numbers, u64::from(std::process::id()));
     numbers.truncate(asked);
@@ -293,8 +287,7 @@ async fn ask(options: &DensityOptions, daemon: &Daemon, asked: usize) -> Result<
         while let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) {
             let path = format!("/s/{}/", session_id(*number));
             let page = connection.text(&path).await?;
-            let whole = options.runtime != RuntimeKind::Native || page == image::PAGE;
-            answering.fetch_add(usize::from(whole), Ordering::Relaxed);
+            answering.fetch_add(usize::from(page == image::PAGE), Ordering::Relaxed);
         }
         anyhow::Ok(())
     });

@@ -4,7 +4,8 @@ use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
 use serde_json::json;
 
-use super::{DensityOptions, Measured, Start};
+use super::{Measured, Start};
+use crate::arguments::Density;
 use crate::chart::{Plot, shown};
 use crate::statistics::{Quantiles, median, quantiles};
 use crate::{Chart, Report};
@@ -18,7 +19,7 @@ const SWITCHED_ON: &str = "limits of memory, CPU and processes; user, pid, mount
     uts and cgroup namespaces; seccomp; no_new_privs; short list of capabilities; masked /proc; \
     writable root; logging; durable ownership records";
 
-pub(super) fn report(options: &DensityOptions, measured: &Measured) -> Result<Report> {
+pub(super) fn report(options: &Density, measured: &Measured) -> Result<Report> {
     let block = BLOCK.min(measured.starts.len());
     let first = &measured.starts[..block];
     let last = &measured.starts[measured.starts.len() - block..];
@@ -132,7 +133,7 @@ fn rivals(measured: &Measured) -> Result<String> {
     ))
 }
 
-fn costs(options: &DensityOptions, measured: &Measured) -> String {
+fn costs(options: &Density, measured: &Measured) -> String {
     let mib = |bytes: f64| format!("{} MiB", shown(bytes / 1_048_576.0));
     let kib = |bytes: f64| format!("{} KiB", shown(bytes / 1_024.0));
     let mut text = format!(
@@ -168,7 +169,7 @@ fn costs(options: &DensityOptions, measured: &Measured) -> String {
     text
 }
 
-fn chart(options: &DensityOptions, measured: &Measured) -> Result<Chart> {
+fn chart(options: &Density, measured: &Measured) -> Result<Chart> {
     let points = |pick: fn(Quantiles) -> f64| -> Result<Vec<(f64, f64)>> {
         measured
             .starts

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use super::image;
-use crate::BUSYBOX_IMAGE;
+use crate::docker::image_name;
+use crate::image;
 use crate::kill::milliseconds;
 
 /// Limits of every session and of every rival's container.
@@ -34,10 +34,11 @@ const REFUSED_CALLS: [&str; 12] = [
 ];
 
 /// Starts `count` containers with `crun run`, one after the other; milliseconds each.
-pub(super) async fn crun(directory: &Path, root: &Path, count: usize) -> Result<Vec<f64>> {
+pub(super) async fn crun(root: &Path, count: usize) -> Result<Vec<f64>> {
+    let directory = tempfile::tempdir().context("making a temporary folder")?;
     let crun = Crun {
-        bundle: directory.join("bundle"),
-        state: directory.join("crun"),
+        bundle: directory.path().join("bundle"),
+        state: directory.path().join("crun"),
         name: format!("conman-bench-{}", std::process::id()),
     };
     std::fs::create_dir_all(&crun.bundle).context("making a bundle")?;
@@ -150,7 +151,8 @@ fn crun_spec(root: &Path, name: &str) -> Value {
     })
 }
 
-/// Starts `count` containers with `docker run`, one after the other; milliseconds each.
+/// Starts `count` containers with `docker run`, one after the other; milliseconds each. Needs the
+/// image in Docker.
 pub(super) async fn docker_run(count: usize) -> Result<Vec<f64>> {
     let label = format!("dev.conman.bench=density-{}", std::process::id());
     let mut times = Vec::with_capacity(count);
@@ -167,7 +169,8 @@ pub(super) async fn docker_run(count: usize) -> Result<Vec<f64>> {
                 "--pids-limit",
                 &PIDS.to_string(),
             ])
-            .args([BUSYBOX_IMAGE, "httpd", "-f", "-p", "8080"]);
+            .arg(image_name())
+            .args(image::COMMAND);
         if let Err(error) = said(&mut command).await {
             failed = Some(error);
             break;

@@ -1,4 +1,4 @@
-//! The `conman` program: the daemon, its command line, its benchmarks.
+//! The `conman` program: the daemon and its command line.
 //!
 //! This crate only composes. `serve` reads the configuration, opens the state directory, and
 //! connects node, proxy and API; other crates implement the other subcommands.
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         Command::Shim(arguments) => shim::run(&arguments),
         Command::Auth(arguments) => auth::run(&arguments, cli.globals.json),
         Command::Doctor(arguments) => doctor::run(&arguments, cli.globals.json),
-        Command::Bench(arguments) => on_runtime(bench::run(arguments, cli.globals.json)),
+        Command::Bench(arguments) => bench::run(&arguments, cli.globals.json),
         Command::Client(command) => {
             let mut globals = cli.globals;
             let named = globals.named_endpoint(|name| std::env::var_os(name));

@@ -1,10 +1,11 @@
 //! Arguments of the subcommands that the binary implements: `serve`, `shim`, `doctor`, `bench`,
 //! `auth`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use conman_proto::{Generation, RuntimeKind};
+use conman_proto::Generation;
 
 /// Arguments of `conman serve`.
 #[derive(Debug, Clone, Args)]
@@ -82,142 +83,13 @@ pub enum DoctorRuntime {
 /// Arguments of `conman bench`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
-    #[command(subcommand)]
-    pub command: BenchCommand,
-}
-
-/// The benchmarks.
-#[derive(Debug, Clone, Subcommand)]
-pub enum BenchCommand {
-    /// Kill many sessions at once: `docker kill`, conman on the bridge, conman without a network
-    Kill(BenchKillArgs),
-    /// Preempt native sessions of 0.01 CPU, idle and spinning in alternation
-    Preempt(BenchKillArgs),
-    /// Start many sessions: conman's part of every start, phase by phase
-    Start(BenchStartArgs),
-    /// Echo through conman, nginx, HAProxy and directly, in rotation
-    Proxy(BenchProxyArgs),
-    /// Echo through a session's own node and through another one, in rotation
-    Hop(BenchProxyArgs),
-    /// Hold many idle tunnels open: the daemon's memory for each
-    Tunnels(BenchTunnelsArgs),
-    /// Hold many sessions: what one more costs, in time and in memory
-    Density(BenchDensityArgs),
-    /// Echo WebSocket messages: the program inside the benchmarks' sessions
-    #[command(hide = true)]
-    Echo(BenchEchoArgs),
-    /// Forward everything to one address with conman's proxy alone
-    #[command(hide = true)]
-    Forward(BenchForwardArgs),
-}
-
-/// Arguments of `conman bench echo`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchEchoArgs {
-    /// Address to listen on
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub listen: std::net::SocketAddr,
-}
-
-/// Arguments of `conman bench forward`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchForwardArgs {
-    /// Address to listen on
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub listen: std::net::SocketAddr,
-    /// Address that all sessions lead to
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub backend: Option<std::net::SocketAddr>,
-    /// Address to listen on for other nodes
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub peers: Option<std::net::SocketAddr>,
-    /// Address of the node that has all sessions, for other nodes
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub node: Option<std::net::SocketAddr>,
-    /// File with the secret that authenticates nodes
-    #[arg(long, value_name = "FILE")]
-    pub secret_file: Option<PathBuf>,
-}
-
-/// Arguments of `conman bench kill` and `conman bench preempt`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchKillArgs {
-    /// Containers per measurement
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    pub count: u32,
-    /// How often every variant is measured, in alternation
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub rounds: u32,
-    /// Write a chart of the result to FILE
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-}
-
-/// Arguments of `conman bench start`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchStartArgs {
-    /// Sessions to start
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub count: u32,
-    /// Concurrent starts
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub parallel: u32,
-    /// Write a chart of the result to FILE
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-}
-
-/// Arguments of `conman bench density`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchDensityArgs {
-    /// Sessions to hold
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
-    pub count: u32,
-    /// Runtime of the sessions
-    #[arg(long, value_name = "RUNTIME", default_value = "native", value_parser = runtime)]
-    pub runtime: RuntimeKind,
-    /// Concurrent starts
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub parallel: u32,
-    /// Containers that `crun run` and `docker run` start for comparison; 0 leaves them out
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=200))]
-    pub rivals: u32,
-    /// Sessions alive while these are started
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
-    pub rivals_at: u32,
-    /// Write the curve of the start's latency to FILE
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-}
-
-fn runtime(text: &str) -> Result<RuntimeKind, String> {
-    match text {
-        "native" => Ok(RuntimeKind::Native),
-        "docker" => Ok(RuntimeKind::Docker),
-        _ => Err("it is native or docker".to_owned()),
-    }
-}
-
-/// Arguments of `conman bench proxy` and `conman bench hop`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchProxyArgs {
-    /// How often every path is measured, in rotation
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub rounds: u32,
-    /// Length of one measurement
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = super::quantity::parse_duration)]
-    pub duration: std::time::Duration,
-    /// Write a chart of the result to FILE
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-}
-
-/// Arguments of `conman bench tunnels`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchTunnelsArgs {
-    /// Tunnels to hold open
-    #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub count: u32,
+    /// Arguments of `conman-bench`: a benchmark and its options; `--help` lists them
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENT"
+    )]
+    pub arguments: Vec<OsString>,
 }
 
 /// Arguments of `conman auth`.

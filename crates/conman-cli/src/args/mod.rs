@@ -12,9 +12,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use daemon::{
-    AuthArgs, AuthCommand, BenchArgs, BenchCommand, BenchDensityArgs, BenchEchoArgs,
-    BenchForwardArgs, BenchKillArgs, BenchProxyArgs, BenchStartArgs, BenchTunnelsArgs, DoctorArgs,
-    DoctorRuntime, NewTokenArgs, ServeArgs, ShimArgs, TokenScope,
+    AuthArgs, AuthCommand, BenchArgs, DoctorArgs, DoctorRuntime, NewTokenArgs, ServeArgs, ShimArgs,
+    TokenScope,
 };
 pub use detach_keys::DetachKeys;
 pub use image::{
@@ -72,7 +71,8 @@ pub enum Command {
     Auth(AuthArgs),
     /// Show which limits of this host apply to so many sessions
     Doctor(DoctorArgs),
-    /// Run benchmarks
+    /// Run benchmarks, with the program `conman-bench`
+    #[command(disable_help_flag = true)]
     Bench(BenchArgs),
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tungstenite::Message;
 
 use super::daemon::{Conman, binary};
-use crate::process::output;
+use crate::process::{cargo, output};
 use crate::progress::Step;
 use crate::setup::DEMO_IMAGE;
 
@@ -251,6 +251,7 @@ fn preemption(conman: &Conman) -> Result<()> {
 /// `docker kill` and conman on the same containers.
 fn comparison() -> Result<()> {
     println!("\n$ conman bench kill --count {COMPARED}");
+    output(cargo().args(["build", "--locked", "--quiet", "--package", "conman-bench"]))?;
     let table = output(Command::new(binary()).args(["bench", "kill", "--count", COMPARED]))?;
     println!("{}", String::from_utf8_lossy(&table.stdout).trim_end());
     Ok(())

@@ -1,4 +1,4 @@
-//! The image: only busybox's HTTP server, from the distribution's package.
+//! The images of the benchmarks' sessions: busybox from the distribution's package, and this program.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,18 +12,15 @@ const BUSYBOX: [&str; 2] = ["/usr/bin/busybox", "/bin/busybox"];
 const NAMES: [&str; 4] = ["sh", "httpd", "sleep", "cat"];
 
 /// The page that the server returns.
-pub(super) const PAGE: &str = "alive\n";
-pub(super) const COMMAND: [&str; 6] = ["httpd", "-f", "-p", "8080", "-h", "/srv"];
+pub(crate) const PAGE: &str = "alive\n";
+pub(crate) const COMMAND: [&str; 6] = ["httpd", "-f", "-p", "8080", "-h", "/srv"];
 
 /// Makes a root directory below `directory`.
 pub(crate) fn root(directory: &Path) -> Result<PathBuf> {
     let busybox = BUSYBOX
         .iter()
         .find(|path| Path::new(path).exists())
-        .context(
-            "there is no busybox; install the package busybox-static (`cargo xtask setup` in \
-             conman's repository does)",
-        )?;
+        .context("there is no busybox; install the package busybox-static")?;
     let root = directory.join("root");
     for name in ["bin", "srv", "etc", "proc", "dev", "tmp", "sys"] {
         fs::create_dir_all(root.join(name)).with_context(|| format!("making /{name}"))?;
@@ -34,6 +31,28 @@ pub(crate) fn root(directory: &Path) -> Result<PathBuf> {
     }
     fs::write(root.join("srv/index.html"), PAGE).context("writing the page")?;
     Ok(root)
+}
+
+/// Adds this program as `/bin/conman-bench`, with the libraries that it is linked to.
+pub(crate) fn add_this_program(root: &Path) -> Result<()> {
+    let program = std::env::current_exe().context("finding this program")?;
+    fs::copy(&program, root.join("bin/conman-bench"))
+        .with_context(|| format!("copying {}", program.display()))?;
+    let listed = Command::new("ldd")
+        .arg(&program)
+        .output()
+        .context("starting ldd")?;
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    let libraries = listed
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'));
+    for library in libraries {
+        let copy = root.join(library.trim_start_matches('/'));
+        let folder = copy.parent().context("a library without a folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        fs::copy(library, &copy).with_context(|| format!("copying {library}"))?;
+    }
+    Ok(())
 }
 
 /// Packs it as an archive.

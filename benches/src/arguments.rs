@@ -1,0 +1,169 @@
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use conman_proto::RuntimeKind;
+
+/// Measures a separate conman, which it starts and removes
+#[derive(Debug, Parser)]
+#[command(name = "conman-bench", bin_name = "conman bench", version)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) benchmark: Benchmark,
+    /// The conman to measure; the one beside this program unless given, else the one in PATH
+    #[arg(long, global = true, value_name = "PROGRAM")]
+    pub(crate) conman: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Write a chart of the result to FILE
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// The benchmarks, and the servers that they need.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Benchmark {
+    /// Kill many sessions at once: `docker kill`, conman on the bridge, conman without a network
+    Kill(Killing),
+    /// Preempt native sessions of 0.01 CPU, idle and spinning in alternation
+    Preempt(Killing),
+    /// Start many sessions: conman's part of every start, phase by phase
+    Start(Starting),
+    /// Echo through conman, nginx, HAProxy and directly, in rotation
+    Proxy(Echoing),
+    /// Echo through a session's own node and through another one, in rotation
+    Hop(Echoing),
+    /// Hold many idle tunnels open: the daemon's memory for each
+    Tunnels(Tunnelling),
+    /// Hold many sessions: what one more costs, in time and in memory
+    Density(Density),
+    /// Echo WebSocket messages: the program inside the benchmarks' sessions
+    #[command(hide = true)]
+    Echo(Listening),
+    /// Forward everything to one address with conman's proxy alone
+    #[command(hide = true)]
+    Forward(Forwarding),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Killing {
+    /// Containers per measurement
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = from_to(1, 1_000))]
+    pub(crate) count: usize,
+    /// How often every variant is measured, in alternation
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = from_to(1, 100))]
+    pub(crate) rounds: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Starting {
+    /// Sessions to start
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = from_to(1, 10_000))]
+    pub(crate) count: usize,
+    /// Concurrent starts
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = from_to(1, 256))]
+    pub(crate) parallel: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Echoing {
+    /// How often every path is measured, in rotation
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = from_to(1, 100))]
+    pub(crate) rounds: usize,
+    /// Length of one measurement in seconds
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = from_to(1, 3_600))]
+    pub(crate) seconds: usize,
+}
+
+impl Echoing {
+    pub(crate) fn duration(&self) -> Duration {
+        Duration::from_secs(self.seconds as u64)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Tunnelling {
+    /// Tunnels to hold open
+    #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = from_to(1, 1_000_000))]
+    pub(crate) count: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Density {
+    /// Sessions to hold
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_to(1, 20_000))]
+    pub(crate) count: usize,
+    /// Runtime of the sessions: native or docker
+    #[arg(long, value_name = "RUNTIME", default_value = "native", value_parser = runtime)]
+    pub(crate) runtime: RuntimeKind,
+    /// Concurrent starts
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = from_to(1, 256))]
+    pub(crate) parallel: usize,
+    /// Containers that `crun run` and `docker run` start for comparison; 0 leaves them out
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = from_to(0, 200))]
+    pub(crate) rivals: usize,
+    /// Sessions alive while these are started
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_to(1, 20_000))]
+    pub(crate) rivals_at: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Listening {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Forwarding {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: SocketAddr,
+    /// Address that all sessions lead to
+    #[arg(long, value_name = "ADDRESS:PORT", required_unless_present = "node")]
+    pub(crate) backend: Option<SocketAddr>,
+    /// Address to listen on for other nodes
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "secret_file")]
+    pub(crate) peers: Option<SocketAddr>,
+    /// Address of the node that has all sessions, for other nodes
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        requires = "secret_file",
+        conflicts_with = "backend"
+    )]
+    pub(crate) node: Option<SocketAddr>,
+    /// File with the secret that authenticates nodes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+}
+
+fn runtime(text: &str) -> Result<RuntimeKind, String> {
+    match text {
+        "native" => Ok(RuntimeKind::Native),
+        "docker" => Ok(RuntimeKind::Docker),
+        _ => Err("it is native or docker".to_owned()),
+    }
+}
+
+fn from_to(least: usize, most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| {
+        let number = text.parse().ok();
+        let number = number.filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| format!("it is a whole number from {least} to {most}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Arguments::command().debug_assert();
+    }
+}
