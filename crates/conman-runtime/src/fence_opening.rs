@@ -25,7 +25,7 @@ const MAX_NAMED: usize = 10;
 #[derive(Debug, Clone)]
 pub enum FenceOpener {
     /// Any connection: no other node can have taken anything over.
-    Anybody,
+    AnyConnection,
     /// Only the registry, by [`crate::ShimFence`], once it knows what this node still owns. Until
     /// then the fence stays closed.
     Registry,
@@ -69,7 +69,7 @@ impl FenceOpener {
         patience: Duration,
     ) -> Result<(), LinkError> {
         match self {
-            Self::Anybody => open_all(connection, patience).await,
+            Self::AnyConnection => open_all(connection, patience).await,
             Self::Registry => arm(connection, patience).await,
             Self::Records(recorded) => open_recorded(connection, recorded, patience).await,
         }

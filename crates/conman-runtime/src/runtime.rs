@@ -11,7 +11,7 @@ use futures_util::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::exec_kill::ExecKill;
+use crate::shared::exec_kill::ExecKill;
 
 /// Identifies a container. Its name, cgroup parent and labels are functions of this key and the
 /// instance, so that it can be found if the answer to its creation was lost.

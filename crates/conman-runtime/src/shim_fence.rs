@@ -15,7 +15,7 @@ use conman_shim::{CallError, ContainerView, FenceState, Reply, Request};
 use tokio::sync::Notify;
 
 use crate::fence_opening::{FenceOpener, NAMES};
-use crate::shim_link::{Connection, Hearer, Link, LinkError, ShimCommand};
+use crate::shim_link::{Connection, Link, LinkError, NotificationHandler, ShimCommand};
 
 /// Bound on one answer, which the shim gives at once.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ pub enum FenceFailure {
 #[derive(Debug)]
 pub struct ShimFence {
     link: Link,
-    ear: Arc<Ear>,
+    ear: Arc<NewsBuffer>,
     current: Mutex<Option<Arc<Connection>>>,
     freeze_ms: Option<u64>,
     /// The shim waits for less than `freeze_ms`; the next deadline sets the configured time.
@@ -61,12 +61,12 @@ pub struct ShimFence {
 
 /// Stores news until it is fetched. Bounded: duplicates are not added.
 #[derive(Debug, Default)]
-struct Ear {
+struct NewsBuffer {
     heard: Mutex<VecDeque<FenceHeard>>,
     more: Notify,
 }
 
-impl Ear {
+impl NewsBuffer {
     fn add(&self, news: FenceHeard) {
         let mut heard = self.heard();
         if !heard.contains(&news) {
@@ -82,7 +82,7 @@ impl Ear {
     }
 }
 
-impl Hearer for Ear {
+impl NotificationHandler for NewsBuffer {
     /// The runtimes deal with ends.
     fn hear(&self, _ended: &ContainerView) -> bool {
         true
@@ -106,8 +106,8 @@ impl ShimFence {
     /// publication in the registry, and a shorter one at once.
     #[must_use]
     pub fn new(socket: PathBuf, shim: Option<ShimCommand>, freeze_ms: Option<u64>) -> Self {
-        let ear = Arc::<Ear>::default();
-        let hearer = Arc::clone(&ear) as Arc<dyn Hearer>;
+        let ear = Arc::<NewsBuffer>::default();
+        let hearer = Arc::clone(&ear) as Arc<dyn NotificationHandler>;
         Self {
             link: Link::new(socket, shim, Some(hearer), FenceOpener::Registry),
             ear,

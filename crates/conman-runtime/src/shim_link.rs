@@ -3,7 +3,7 @@
 //! ```text
 //! callers ──send──▶ socket ──▶ shim
 //!    ▲ oneshot a call            │
-//!    └──── one reader task ◀─────┘──▶ Hearer
+//!    └──── one reader task ◀─────┘──▶ NotificationHandler
 //! ```
 //! A connection that breaks fails the calls that wait on it. The next call, or [`Link::keep`],
 //! connects again, and starts a shim if none answers and a program is configured. The shim keeps
@@ -66,7 +66,7 @@ pub(crate) const REMEDY_FOR_FULL: &str = "stop some sessions, or try again in a 
 const NOBODYS: u64 = 0;
 
 /// Receives the shim's notifications.
-pub(crate) trait Hearer: std::fmt::Debug + Send + Sync {
+pub(crate) trait NotificationHandler: std::fmt::Debug + Send + Sync {
     /// Returns `false` if the shim may forget the end at once.
     fn hear(&self, ended: &ContainerView) -> bool;
 
@@ -115,7 +115,7 @@ type Answer = (Reply, Vec<OwnedFd>);
 pub(crate) struct Link {
     socket: PathBuf,
     command: Option<ShimCommand>,
-    hearer: Option<Arc<dyn Hearer>>,
+    hearer: Option<Arc<dyn NotificationHandler>>,
     opener: FenceOpener,
     /// Locked while a connection is made, which is bounded.
     current: tokio::sync::Mutex<Option<Arc<Connection>>>,
@@ -155,7 +155,7 @@ impl Link {
     pub(crate) fn new(
         socket: PathBuf,
         command: Option<ShimCommand>,
-        hearer: Option<Arc<dyn Hearer>>,
+        hearer: Option<Arc<dyn NotificationHandler>>,
         opener: FenceOpener,
     ) -> Self {
         Self {
@@ -477,7 +477,7 @@ impl Shared {
         self.ended.cancel();
     }
 
-    fn take(&self, incoming: socket::Incoming, hearer: Option<&dyn Hearer>) {
+    fn take(&self, incoming: socket::Incoming, hearer: Option<&dyn NotificationHandler>) {
         match incoming.message {
             Ok(Message::Reply { id, reply }) => {
                 if let Some(caller) = self.lock().calls.remove(&id) {
@@ -514,7 +514,7 @@ impl Shared {
 }
 
 /// Reads until the connection ends.
-async fn read(shared: Arc<Shared>, hearer: Option<Arc<dyn Hearer>>) {
+async fn read(shared: Arc<Shared>, hearer: Option<Arc<dyn NotificationHandler>>) {
     let mut buffer = Vec::new();
     loop {
         let receive = || socket::receive(&shared.socket, &mut buffer);

@@ -10,7 +10,7 @@ use bollard::models::{
 use conman_proto::Network;
 
 use crate::ContainerPlan;
-use crate::container_files::{ContainerFiles, generation_environment};
+use crate::shared::container_files::{ContainerFiles, generation_environment};
 use conman_core::naming::{
     self, CgroupDriver, Instance, LABEL_GENERATION, LABEL_INSTANCE, LABEL_SESSION,
 };

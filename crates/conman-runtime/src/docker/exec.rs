@@ -21,8 +21,10 @@ use super::daemon::Lane;
 use super::failure::{Failure, unrunnable_exit_code};
 use super::frames::Frames;
 use super::hijack::{self, Hijacked};
-use crate::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size};
-use crate::exec_kill::{Killing, kill_command, on_order};
+use crate::shared::exec_channels::{
+    ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size,
+};
+use crate::shared::exec_kill::{Killing, kill_command, on_order};
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ACTION: &str = "run a command in";

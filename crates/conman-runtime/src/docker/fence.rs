@@ -25,7 +25,7 @@ use super::Shared;
 use super::daemon::Lane;
 use super::failure::Failure;
 use crate::fence_opening::FenceOpener;
-use crate::kernel_view::KernelView;
+use crate::shared::kernel_view::KernelView;
 use crate::shim_link::{Connection, Link, LinkError, REMEDY_FOR_FULL, ShimCommand, name};
 use crate::{ContainerKey, RuntimeError};
 

@@ -12,7 +12,7 @@ use conman_linux::{Lineage, PidFd};
 use tokio::time::Instant;
 
 use super::Shared;
-use crate::kernel_view::KernelView;
+use crate::shared::kernel_view::KernelView;
 use crate::{ContainerKey, RuntimeError};
 
 /// Longest time from docker-init's start to the program's on a busy machine. A program that has

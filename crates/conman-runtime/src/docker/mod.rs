@@ -39,9 +39,9 @@ use futures_util::stream::BoxStream;
 pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
 
-use crate::blocking::on_blocking_thread;
-use crate::container_files::ContainerFiles;
-use crate::kernel_view::KernelView;
+use crate::shared::blocking::on_blocking_thread;
+use crate::shared::container_files::ContainerFiles;
+use crate::shared::kernel_view::KernelView;
 use crate::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
     LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TERMINAL_SIZE, TerminalIo,

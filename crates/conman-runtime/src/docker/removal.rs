@@ -19,7 +19,7 @@ use super::Shared;
 use super::daemon::Lane;
 use super::described::Listed;
 use super::failure::Failure;
-use crate::container_files::ContainerFiles;
+use crate::shared::container_files::ContainerFiles;
 use crate::{ContainerKey, RuntimeError};
 
 const ACTION: &str = "remove";

@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::Shared;
 use super::daemon::Lane;
 use super::hijack::{self, Hijacked, Streaming};
-use crate::exec_channels::{OUTPUT_CHUNK_BYTES, exited, latest_size};
+use crate::shared::exec_channels::{OUTPUT_CHUNK_BYTES, exited, latest_size};
 use crate::terminal_channels::{TerminalEnds, terminal_channels};
 use crate::{AttachOptions, ContainerKey, RuntimeError, TerminalIo, TerminalOutput};
 

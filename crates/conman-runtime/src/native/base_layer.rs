@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use crate::container_files::OWN_FILES;
+use crate::shared::container_files::OWN_FILES;
 
 /// Name below the image store. It changes with the layer's content, since live sessions use the
 /// one that they were started with.

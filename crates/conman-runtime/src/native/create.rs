@@ -11,7 +11,7 @@ use super::failure::refused;
 use super::program;
 use super::store::{self, StoredPlan};
 use super::terminals::shim_size;
-use crate::container_files::{ContainerFiles, OWN_FILES, contents};
+use crate::shared::container_files::{ContainerFiles, OWN_FILES, contents};
 use crate::{ContainerPlan, RuntimeError, TERMINAL_SIZE};
 
 impl Inner {

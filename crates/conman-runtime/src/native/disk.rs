@@ -12,7 +12,7 @@ use conman_proto::ResolvedSpec;
 
 use super::Inner;
 use super::store::ContainerDir;
-use crate::container_files::host_error;
+use crate::shared::container_files::host_error;
 use crate::{ContainerKey, ContainerPlan, RuntimeError};
 
 /// Most descriptors and mappings of one container that are searched for files without a name: a

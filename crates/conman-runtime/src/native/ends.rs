@@ -7,7 +7,7 @@ use conman_shim::{ContainerState, ContainerView};
 use tokio::sync::oneshot;
 
 use super::kept;
-use crate::shim_link::Hearer;
+use crate::shim_link::NotificationHandler;
 
 /// An end, with the exit code if it is known, in a shell's encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Ends {
     }
 }
 
-impl Hearer for Ends {
+impl NotificationHandler for Ends {
     /// The end of an earlier daemon's command, which no caller waits for, may be forgotten.
     fn hear(&self, container: &ContainerView) -> bool {
         let waited = self.record(container);

@@ -18,12 +18,12 @@ use super::Inner;
 use super::ends::End;
 use super::failure::{call_failed, refused, unrunnable};
 use super::program;
-use crate::container_files::host_error;
-use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
-use crate::exec_kill::{Killing, kill_command, on_order};
-use crate::exec_streams::{Pipes, carry_input, carry_output};
+use crate::shared::container_files::host_error;
+use crate::shared::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
+use crate::shared::exec_kill::{Killing, kill_command, on_order};
+use crate::shared::exec_streams::{Pipes, carry_input, carry_output};
+use crate::shared::terminal::Terminal;
 use crate::shim_link::LinkError;
-use crate::terminal::Terminal;
 use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ACTION: &str = "run a command in";

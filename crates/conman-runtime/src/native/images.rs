@@ -8,7 +8,7 @@ use conman_image::{ImageGuard, ImageId, ImageName, ImageStore, LayerLease, Store
 
 use super::base_layer;
 use super::failure::refused;
-use crate::container_files::host_error;
+use crate::shared::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
 
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use super::failure::{call_failed, refused, unrunnable};
 use super::kept::{self, MAX_KEPT, StoredExec};
 use super::terminals::shim_size;
 use super::{Inner, away, no_such_container, store};
-use crate::exec_kill::kill_command;
+use crate::shared::exec_kill::kill_command;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, ExecPlan, RuntimeError};
 
@@ -342,7 +342,7 @@ mod tests {
             bind_first_id: conman_core::DEFAULT_BIND_FIRST_ID,
             socket: directory.join("absent.sock"),
             shim: None,
-            fence: crate::FenceOpener::Anybody,
+            fence: crate::FenceOpener::AnyConnection,
             timeouts: NativeTimeouts {
                 // Do not wait for a command that is about to start.
                 start: Duration::ZERO,
@@ -357,7 +357,7 @@ mod tests {
         let dir = inner.store.container(&key);
         assert!(dir.make().expect("made"));
         // The content is not read.
-        crate::stored_plan::write(dir.path(), &()).expect("written");
+        crate::shared::stored_plan::write(dir.path(), &()).expect("written");
         (inner, key)
     }
 

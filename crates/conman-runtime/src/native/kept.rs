@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::RuntimeError;
-use crate::container_files::host_error;
+use crate::shared::container_files::host_error;
 
 /// Most kept commands of one container, including those that have ended; each may hold a
 /// scrollback in the shim.

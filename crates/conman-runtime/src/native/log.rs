@@ -8,7 +8,7 @@ use futures_util::stream::BoxStream;
 
 use super::Inner;
 use super::store;
-use crate::log_files;
+use crate::shared::log_files;
 use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 /// Interval at which the kernel is asked whether a followed log's container lives, independent of

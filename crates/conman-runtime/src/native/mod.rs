@@ -43,11 +43,11 @@ use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use futures_util::stream::BoxStream;
 use tokio::sync::watch;
 
-use crate::blocking::on_blocking_thread;
-use crate::container_files::host_error;
 use crate::fence_opening::FenceOpener;
-use crate::kernel_view::KernelView;
-use crate::removals::some_at_a_time;
+use crate::shared::blocking::on_blocking_thread;
+use crate::shared::container_files::host_error;
+use crate::shared::kernel_view::KernelView;
+use crate::shared::removals::some_at_a_time;
 use crate::shim_link::{Link, LinkError, ShimCommand};
 use crate::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,

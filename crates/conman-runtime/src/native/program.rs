@@ -8,7 +8,7 @@ use conman_proto::ResolvedSpec;
 use conman_shim::ProgramSpec;
 
 use super::failure::refused;
-use crate::container_files::generation_environment;
+use crate::shared::container_files::generation_environment;
 use crate::{ContainerKey, ExecPlan, RuntimeError};
 
 /// Search path for commands if neither image nor spec sets one: Docker's.

@@ -10,7 +10,7 @@ use conman_shim::{CallError, Request};
 
 use super::failure::call_failed;
 use super::{Inner, away, kept, store};
-use crate::container_files::ContainerFiles;
+use crate::shared::container_files::ContainerFiles;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, RuntimeError};
 

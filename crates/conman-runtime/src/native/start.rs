@@ -12,7 +12,7 @@ use conman_shim::{CallError, LaunchSpec, Phases, Reply, Request};
 use super::ends::{End, end};
 use super::failure::{call_failed, milliseconds, start_failed};
 use super::{Inner, away, no_such_container, store};
-use crate::container_files::host_error;
+use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, RuntimeError, Started};
 
@@ -116,7 +116,7 @@ fn mount((trusted, path): &(PathBuf, PathBuf)) -> Result<Mount, RuntimeError> {
 /// The end of a log, for an error.
 fn last_of(log: &Path) -> String {
     use std::os::unix::fs::FileExt;
-    let Ok(Some(file)) = crate::log_files::open(log) else {
+    let Ok(Some(file)) = crate::shared::log_files::open(log) else {
         return String::new();
     };
     let length = file.metadata().map_or(0, |data| data.len());

@@ -27,8 +27,9 @@ use conman_shim::LaunchSpec;
 use serde::{Deserialize, Serialize};
 
 use super::trash::Trash;
-use crate::container_files::host_error;
-use crate::{ContainerKey, RuntimeError, stored_plan};
+use crate::shared::container_files::host_error;
+use crate::shared::stored_plan;
+use crate::{ContainerKey, RuntimeError};
 
 const CONTAINERS: &str = "containers";
 const LEAVING: &str = "leaving";

@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use super::ends::End;
 use super::failure::call_failed;
 use super::{Inner, away, kept, no_such_container, store};
-use crate::exec_channels::{exited, latest_size};
+use crate::shared::exec_channels::{exited, latest_size};
 use crate::shim_link::LinkError;
 use crate::terminal_channels::{TerminalEnds, terminal_channels};
 use crate::{
@@ -115,7 +115,7 @@ impl Inner {
                 Some(Err(source)) => {
                     let dir = self.store.container(key);
                     let action = "use the terminal of";
-                    Err(crate::container_files::host_error(
+                    Err(crate::shared::container_files::host_error(
                         action,
                         dir.path(),
                         source,

@@ -46,7 +46,7 @@ fn fenced(directory: &tempfile::TempDir, instance: &Instance, docker: PathBuf) -
         fence: Some(DockerFence {
             socket,
             shim: Some(shim),
-            opener: FenceOpener::Anybody,
+            opener: FenceOpener::AnyConnection,
         }),
         ..DockerOptions::new(docker, instance.clone())
     };

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::Instance;
-use conman_runtime::{Fault, Operation, ProcessOptions, ProcessRuntime, Runtime};
-use conman_testkit::runtime_conformance;
+use conman_runtime::Runtime;
 use conman_testkit::runtime_conformance::Harness;
+use conman_testkit::{Fault, Operation, ProcessOptions, ProcessRuntime, runtime_conformance};
 
 struct Processes {
     state: tempfile::TempDir,

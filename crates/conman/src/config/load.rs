@@ -221,7 +221,6 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         policy,
     };
     if let Some(shared) = &config.shared {
-        registry::runtime_mistakes(reader, &config);
         registry::kill_mistakes(reader, &config, shared);
     }
     config
@@ -469,11 +468,7 @@ pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {
     match text {
         "native" => Ok(RuntimeKind::Native),
         "docker" => Ok(RuntimeKind::Docker),
-        "process" => Ok(RuntimeKind::Process),
-        _ => Err(
-            "must be \"native\" or \"docker\" (or \"process\", bare namespaced processes for tests)"
-                .to_owned(),
-        ),
+        _ => Err("must be \"native\" or \"docker\"".to_owned()),
     }
 }
 

@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::PathBuf;
 
 use conman_core::ownership::{KILLS_PER_MS, Timing};
-use conman_proto::RuntimeKind;
 
 use super::Config;
 use super::load::absolute_path;
@@ -153,18 +152,6 @@ pub(super) fn kill_mistakes(reader: &Reader<'_>, config: &Config, shared: &Share
             sessions.div_ceil(KILLS_PER_MS),
         ),
     );
-}
-
-/// A process that is not under the shim's fence cannot be proven to be frozen.
-pub(super) fn runtime_mistakes(reader: &Reader<'_>, config: &Config) {
-    let kinds = config.runtimes();
-    if kinds.contains(&RuntimeKind::Process) {
-        reader.mistake(
-            "node.runtime",
-            "is or allows \"process\", whose processes nothing freezes when the node loses its \
-             sessions to others; use \"native\" or \"docker\", or an embedded registry",
-        );
-    }
 }
 
 fn file(section: &Section<'_, '_>, field: &str) -> Option<PathBuf> {

@@ -259,10 +259,7 @@ fn a_safe_fleet_tells_by_how_much() {
 }
 
 #[test]
-fn processes_that_nothing_freezes_are_not_for_a_fleet() {
-    let text = mistakes(
-        "[node]\nruntime = \"process\"\n[registry]\nkind = \"etcd\"\n\
-         endpoints = [\"http://10.0.0.1:2379\"]\n",
-    );
-    assert!(text.contains("nothing freezes"), "{text}");
+fn the_runtime_of_the_tests_is_refused() {
+    let text = mistakes("[node]\nruntime = \"process\"\n");
+    assert!(text.contains("must be \"native\" or \"docker\""), "{text}");
 }

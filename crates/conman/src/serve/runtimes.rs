@@ -1,12 +1,11 @@
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use conman_node::Node;
 use conman_proto::RuntimeKind;
 use conman_runtime::{
     DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeOptions, NativeRuntime,
-    NativeTimeouts, ProcessOptions, ProcessRuntime, Recorded, Runtime,
+    NativeTimeouts, Recorded, Runtime,
 };
 
 use conman_vitals::{Vitals, essential};
@@ -16,11 +15,8 @@ use super::state::State;
 use crate::config::Config;
 use crate::shim::{self, ShimPlace};
 
-/// Bound on the process runtime's calls.
-const PROCESS_PATIENCE: Duration = Duration::from_secs(30);
-/// Directories in the state directory, one for each runtime.
+/// The native runtime's directory in the state directory.
 const NATIVE: &str = "native";
-const PROCESS: &str = "process";
 
 /// Name of the task that keeps a shim running.
 const KEEPER: &str = "shim keeper";
@@ -62,7 +58,7 @@ impl Runtimes {
                     runtimes.docker = Some(Arc::clone(&docker));
                     runtimes.all.push(docker);
                 }
-                RuntimeKind::Process => runtimes.all.push(Arc::new(process(config, state)?)),
+                RuntimeKind::Process => bail!("`runtime = \"process\"` is for conman's own tests"),
             }
         }
         Ok(runtimes)
@@ -154,17 +150,8 @@ fn opener(config: &Config) -> Result<FenceOpener> {
         .context("cannot tell whether this node was of a fleet")?;
     Ok(match was_in_fleet {
         true => FenceOpener::Records(Arc::default()),
-        false => FenceOpener::Anybody,
+        false => FenceOpener::AnyConnection,
     })
-}
-
-fn process(config: &Config, state: &State) -> Result<ProcessRuntime> {
-    let options = ProcessOptions {
-        state_dir: config.state_dir.join(PROCESS),
-        instance: state.instance.clone(),
-        call_timeout: PROCESS_PATIENCE,
-    };
-    ProcessRuntime::open(options).context("cannot set up the process runtime")
 }
 
 #[cfg(test)]
@@ -180,7 +167,7 @@ mod tests {
         std::fs::write(&file, text).expect("written");
         let config = config::load(Some(&file)).expect("a configuration");
         let opens = || opener(&config).expect("told");
-        assert!(matches!(opens(), FenceOpener::Anybody));
+        assert!(matches!(opens(), FenceOpener::AnyConnection));
         // As a registry that a fleet shares leaves it.
         std::fs::write(dir.path().join("etcd-seen.json"), "{}").expect("written");
         assert!(matches!(opens(), FenceOpener::Records(_)));

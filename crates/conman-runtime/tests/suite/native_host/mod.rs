@@ -72,7 +72,7 @@ impl Host {
         timeouts: NativeTimeouts,
         shim: Option<ShimCommand>,
     ) -> NativeRuntime {
-        self.open_under(instance, timeouts, shim, FenceOpener::Anybody)
+        self.open_under(instance, timeouts, shim, FenceOpener::AnyConnection)
     }
 
     fn open_under(

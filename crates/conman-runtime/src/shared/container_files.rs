@@ -22,14 +22,14 @@ const HOSTNAME: &str = "hostname";
 
 /// The files of a container without a network of the runtime: names below their directory on the
 /// host, and paths in the container.
-pub(crate) const OWN_FILES: [(&str, &str); 3] = [
+pub const OWN_FILES: [(&str, &str); 3] = [
     (HOSTS, "/etc/hosts"),
     (RESOLV_CONF, "/etc/resolv.conf"),
     (HOSTNAME, "/etc/hostname"),
 ];
 
 /// Contents of each of [`OWN_FILES`], in their order.
-pub(crate) fn contents(key: &ContainerKey) -> [String; OWN_FILES.len()] {
+pub fn contents(key: &ContainerKey) -> [String; OWN_FILES.len()] {
     let session = &key.session;
     [
         format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
@@ -42,35 +42,35 @@ pub(crate) fn contents(key: &ContainerKey) -> [String; OWN_FILES.len()] {
 
 /// The files below one `files_dir`.
 #[derive(Debug, Clone)]
-pub(crate) struct ContainerFiles {
+pub struct ContainerFiles {
     dir: PathBuf,
 }
 
 impl ContainerFiles {
-    pub(crate) fn at(dir: &Path) -> Self {
+    pub fn at(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
         }
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    pub(crate) fn hosts(&self) -> PathBuf {
+    pub fn hosts(&self) -> PathBuf {
         self.dir.join(HOSTS)
     }
 
-    pub(crate) fn resolv_conf(&self) -> PathBuf {
+    pub fn resolv_conf(&self) -> PathBuf {
         self.dir.join(RESOLV_CONF)
     }
 
-    pub(crate) fn hostname(&self) -> PathBuf {
+    pub fn hostname(&self) -> PathBuf {
         self.dir.join(HOSTNAME)
     }
 
     /// Makes only the directory. Files of an earlier attempt stay.
-    pub(crate) fn make(&self) -> Result<(), RuntimeError> {
+    pub fn make(&self) -> Result<(), RuntimeError> {
         make_directory(&self.dir)?;
         if let Some(parent) = self.dir.parent() {
             spread_directories(parent);
@@ -79,7 +79,7 @@ impl ContainerFiles {
     }
 
     /// Writes every file, replacing those of an earlier attempt.
-    pub(crate) fn write(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+    pub fn write(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         self.make()?;
         for ((name, _), text) in OWN_FILES.iter().zip(contents(key)) {
             let path = self.dir.join(name);
@@ -93,7 +93,7 @@ impl ContainerFiles {
 
     /// Removes the files by name and then the directories, so that a wrong path cannot remove
     /// anything else. Files that do not exist are ignored.
-    pub(crate) fn remove(&self) -> Result<(), RuntimeError> {
+    pub fn remove(&self) -> Result<(), RuntimeError> {
         for path in OWN_FILES.map(|(name, _)| self.dir.join(name)) {
             tolerate_absence(fs::remove_file(&path))
                 .map_err(|source| host_error("remove", &path, source))?;
@@ -104,7 +104,7 @@ impl ContainerFiles {
 }
 
 /// The environment variables that state a container's session and generation.
-pub(crate) fn generation_environment(key: &ContainerKey) -> [(String, String); 2] {
+pub fn generation_environment(key: &ContainerKey) -> [(String, String); 2] {
     [
         ("CONMAN_SESSION_ID".to_owned(), key.session.to_string()),
         ("CONMAN_GENERATION".to_owned(), key.generation.to_string()),
@@ -126,7 +126,7 @@ fn tolerate_absence(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-pub(crate) fn host_error(action: &'static str, path: &Path, source: io::Error) -> RuntimeError {
+pub fn host_error(action: &'static str, path: &Path, source: io::Error) -> RuntimeError {
     RuntimeError::Host {
         action,
         path: path.to_owned(),

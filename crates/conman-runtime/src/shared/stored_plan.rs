@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::RuntimeError;
-use crate::container_files::host_error;
+use crate::shared::container_files::host_error;
 
 const PLAN: &str = "plan.json";
 
@@ -16,17 +16,17 @@ const PLAN: &str = "plan.json";
 const DRAFT: &str = "plan.new";
 
 /// The plan's file in a container's directory.
-pub(crate) fn path(directory: &Path) -> PathBuf {
+pub fn path(directory: &Path) -> PathBuf {
     directory.join(PLAN)
 }
 
 /// Whether there is a plan, and thereby a container.
-pub(crate) fn exists(directory: &Path) -> bool {
+pub fn exists(directory: &Path) -> bool {
     path(directory).exists()
 }
 
 /// Writes the plan atomically: a crash leaves either the whole plan or none.
-pub(crate) fn write(directory: &Path, plan: &impl Serialize) -> Result<(), RuntimeError> {
+pub fn write(directory: &Path, plan: &impl Serialize) -> Result<(), RuntimeError> {
     let draft = directory.join(DRAFT);
     serde_json::to_vec(plan)
         .map_err(io::Error::from)
@@ -36,7 +36,7 @@ pub(crate) fn write(directory: &Path, plan: &impl Serialize) -> Result<(), Runti
 }
 
 /// `None` when there is no such container.
-pub(crate) fn read<T: DeserializeOwned>(directory: &Path) -> Result<Option<T>, RuntimeError> {
+pub fn read<T: DeserializeOwned>(directory: &Path) -> Result<Option<T>, RuntimeError> {
     let path = path(directory);
     let json = match fs::read(&path) {
         Ok(json) => json,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use conman_proto::ResolvedSpec;
 
-use crate::RuntimeError;
-use crate::container_files::host_error;
+use conman_runtime::RuntimeError;
+use conman_runtime::shared::container_files::host_error;
 
 /// The hierarchies that containers are placed in: the unified one, and the v1 hierarchies whose
 /// limits the fake sets. CPU shares are not limited.

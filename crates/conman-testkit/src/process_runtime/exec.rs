@@ -19,12 +19,12 @@ use tokio::process::{Child, Command};
 
 use super::Inner;
 use super::command_line::{self, Unrunnable};
-use crate::container_files::host_error;
-use crate::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
-use crate::exec_kill::{Killing, kill_command, on_order};
-use crate::exec_streams::{Pipes, carry_input, carry_output};
-use crate::terminal::Terminal;
-use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
+use conman_runtime::shared::container_files::host_error;
+use conman_runtime::shared::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
+use conman_runtime::shared::exec_kill::{Killing, kill_command, on_order};
+use conman_runtime::shared::exec_streams::{Pipes, carry_input, carry_output};
+use conman_runtime::shared::terminal::Terminal;
+use conman_runtime::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 const ENTER: &str = include_str!("exec.sh");
 

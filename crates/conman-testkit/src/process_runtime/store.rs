@@ -18,8 +18,9 @@ use conman_core::naming::{self, Instance};
 use conman_proto::ResolvedSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::container_files::host_error;
-use crate::{BindPlan, ContainerKey, ContainerPlan, RuntimeError, stored_plan};
+use conman_runtime::shared::container_files::host_error;
+use conman_runtime::shared::stored_plan;
+use conman_runtime::{BindPlan, ContainerKey, ContainerPlan, RuntimeError};
 
 const BEGUN: &str = "begun";
 

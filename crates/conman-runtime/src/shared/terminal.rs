@@ -10,20 +10,22 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::net::unix::pipe;
 
 /// The near end. Tokio's pipe types serve for it: they wait for readiness, then read or write.
-pub(crate) struct Terminal {
-    pub(crate) reader: pipe::Receiver,
-    pub(crate) writer: pipe::Sender,
-    pub(crate) size: TerminalControl,
+#[derive(Debug)]
+pub struct Terminal {
+    pub reader: pipe::Receiver,
+    pub writer: pipe::Sender,
+    pub size: TerminalControl,
 }
 
 /// Sets the size.
-pub(crate) struct TerminalControl {
+#[derive(Debug)]
+pub struct TerminalControl {
     near: OwnedFd,
 }
 
 impl Terminal {
     /// The near end, and the far end for the command.
-    pub(crate) fn open(size: TerminalSize) -> io::Result<(Self, OwnedFd)> {
+    pub fn open(size: TerminalSize) -> io::Result<(Self, OwnedFd)> {
         let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&near)?;
         unlockpt(&near)?;
@@ -42,7 +44,7 @@ impl Terminal {
 }
 
 impl TerminalControl {
-    pub(crate) fn set(&self, size: TerminalSize) {
+    pub fn set(&self, size: TerminalSize) {
         let size = Winsize {
             ws_row: size.rows,
             ws_col: size.columns,

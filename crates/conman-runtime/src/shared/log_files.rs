@@ -20,8 +20,8 @@ use jiff::Timestamp;
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::container_files::host_error;
-use crate::exec_channels::OUTPUT_CHUNK_BYTES;
+use crate::shared::container_files::host_error;
+use crate::shared::exec_channels::OUTPUT_CHUNK_BYTES;
 use crate::{LogChunk, LogOptions, OutputStream, RuntimeError};
 
 /// How far back the last lines are searched for.
@@ -82,7 +82,7 @@ struct Piece {
 }
 
 /// If the log is followed, missing files are waited for. `has_ended` is called before each read.
-pub(crate) async fn read(
+pub async fn read(
     files: Vec<(OutputStream, PathBuf)>,
     options: LogOptions,
     has_ended: impl FnMut() -> bool + Send + 'static,
@@ -312,7 +312,7 @@ impl Source {
 
 /// Opens a log for reading; `None` before it exists. It does not block if a container holds a
 /// lease or has put something else in its place.
-pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
+pub fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut options = File::options();
     options.read(true).custom_flags(flags.bits().cast_signed());

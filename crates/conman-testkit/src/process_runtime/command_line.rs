@@ -6,8 +6,8 @@ use std::path::Path;
 
 use conman_proto::ResolvedSpec;
 
-use crate::ContainerKey;
-use crate::container_files::generation_environment;
+use conman_runtime::ContainerKey;
+use conman_runtime::shared::container_files::generation_environment;
 
 /// What a container without a command runs: a program that sleeps until it is killed.
 const DEFAULT_COMMAND: [&str; 2] = ["sleep", "infinity"];

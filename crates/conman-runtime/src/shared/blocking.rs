@@ -7,7 +7,7 @@ use crate::RuntimeError;
 /// Runs `work` on a blocking thread. A panic in `work` is passed on to the caller.
 ///
 /// Cancelling discards the result; work that has started runs to its end.
-pub(crate) async fn on_blocking_thread<T: Send + 'static>(
+pub async fn on_blocking_thread<T: Send + 'static>(
     runtime: RuntimeKind,
     action: &'static str,
     work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,

@@ -33,12 +33,12 @@ use futures_util::stream::BoxStream;
 
 pub use faults::{Fault, Faults, Operation};
 
-use crate::blocking::on_blocking_thread;
-use crate::container_files::ContainerFiles;
-use crate::kernel_view::KernelView;
-use crate::log_files;
-use crate::removals::some_at_a_time;
-use crate::{
+use conman_runtime::shared::blocking::on_blocking_thread;
+use conman_runtime::shared::container_files::ContainerFiles;
+use conman_runtime::shared::kernel_view::KernelView;
+use conman_runtime::shared::log_files;
+use conman_runtime::shared::removals::some_at_a_time;
+use conman_runtime::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
     LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
 };

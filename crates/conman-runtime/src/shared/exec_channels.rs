@@ -4,11 +4,11 @@ use bytes::Bytes;
 use conman_proto::{ExecStatus, TerminalSize};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::exec_kill::{ExecKill, KillReply};
+use crate::shared::exec_kill::{ExecKill, KillReply};
 use crate::{ExecIo, OutputStream};
 
 /// Most bytes in one piece of output.
-pub(crate) const OUTPUT_CHUNK_BYTES: usize = 16 * 1024;
+pub const OUTPUT_CHUNK_BYTES: usize = 16 * 1024;
 
 /// Pieces of output that wait for a slow reader before the command itself is slowed: 256 KiB.
 const OUTPUT_QUEUE: usize = 16;
@@ -20,16 +20,17 @@ const STDIN_QUEUE: usize = 16;
 const RESIZE_QUEUE: usize = 4;
 
 /// The command's ends of the channels.
-pub(crate) struct ExecEnds {
-    pub(crate) stdin: mpsc::Receiver<Bytes>,
-    pub(crate) output: mpsc::Sender<(OutputStream, Bytes)>,
-    pub(crate) resize: mpsc::Receiver<TerminalSize>,
-    pub(crate) status: oneshot::Sender<ExecStatus>,
-    pub(crate) kill: oneshot::Receiver<KillReply>,
+#[derive(Debug)]
+pub struct ExecEnds {
+    pub stdin: mpsc::Receiver<Bytes>,
+    pub output: mpsc::Sender<(OutputStream, Bytes)>,
+    pub resize: mpsc::Receiver<TerminalSize>,
+    pub status: oneshot::Sender<ExecStatus>,
+    pub kill: oneshot::Receiver<KillReply>,
 }
 
 /// The channels of one command.
-pub(crate) fn exec_channels() -> (ExecIo, ExecEnds) {
+pub fn exec_channels() -> (ExecIo, ExecEnds) {
     let (stdin_sender, stdin) = mpsc::channel(STDIN_QUEUE);
     let (output, output_receiver) = mpsc::channel(OUTPUT_QUEUE);
     let (resize_sender, resize) = mpsc::channel(RESIZE_QUEUE);
@@ -55,7 +56,7 @@ pub(crate) fn exec_channels() -> (ExecIo, ExecEnds) {
 }
 
 /// Returns the next size to apply: the latest one queued; `None` once the sender is dropped.
-pub(crate) async fn latest_size(resize: &mut mpsc::Receiver<TerminalSize>) -> Option<TerminalSize> {
+pub async fn latest_size(resize: &mut mpsc::Receiver<TerminalSize>) -> Option<TerminalSize> {
     let mut size = resize.recv().await?;
     while let Ok(later) = resize.try_recv() {
         size = later;
@@ -64,7 +65,7 @@ pub(crate) async fn latest_size(resize: &mut mpsc::Receiver<TerminalSize>) -> Op
 }
 
 /// The status of a command that ran.
-pub(crate) fn exited(exit_code: i32) -> ExecStatus {
+pub fn exited(exit_code: i32) -> ExecStatus {
     ExecStatus {
         exit_code: Some(exit_code),
         error: None,

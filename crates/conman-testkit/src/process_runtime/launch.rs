@@ -8,8 +8,8 @@ use tokio::process::Command;
 
 use super::command_line;
 use super::store::{ContainerDir, StoredPlan};
-use crate::container_files::{ContainerFiles, host_error};
-use crate::{ContainerKey, RuntimeError};
+use conman_runtime::shared::container_files::{ContainerFiles, host_error};
+use conman_runtime::{ContainerKey, RuntimeError};
 
 const SUPERVISOR: &str = include_str!("supervisor.sh");
 const INIT: &str = include_str!("init.sh");

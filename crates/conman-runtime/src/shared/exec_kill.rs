@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use conman_linux::{Lineage, PidFd, ProcessError};
 use tokio::sync::oneshot;
 
-use crate::container_files::host_error;
-use crate::kernel_view::KernelView;
+use crate::shared::container_files::host_error;
+use crate::shared::kernel_view::KernelView;
 use crate::{ContainerKey, RuntimeError};
 
 /// How long a command that creates processes faster than they are killed is fought.
@@ -44,14 +44,14 @@ impl ExecKill {
 }
 
 /// The blocking part of a kill; `None` when the command has ended.
-pub(crate) type Killing = Option<Box<dyn FnOnce() -> Result<(), RuntimeError> + Send>>;
+pub type Killing = Option<Box<dyn FnOnce() -> Result<(), RuntimeError> + Send>>;
 
 /// Carries out the order when it comes; never ends.
 ///
 /// Cancelling `find` is safe, since the command has then ended. The killing that it returned is
 /// not cancelled: the first process may be dead, and the command's end reported, while others
 /// still die.
-pub(crate) async fn on_order<F>(
+pub async fn on_order<F>(
     order: oneshot::Receiver<KillReply>,
     find: impl FnOnce() -> F,
 ) -> Infallible
@@ -71,7 +71,7 @@ where
 
 /// Kills the command whose first process is `first`, which must be one of the container's. Blocks,
 /// at most for about [`PATIENCE`].
-pub(crate) fn kill_command(
+pub fn kill_command(
     kernel: &KernelView,
     key: &ContainerKey,
     first: &PidFd,

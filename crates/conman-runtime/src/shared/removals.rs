@@ -8,6 +8,6 @@ use futures_util::stream::{self, StreamExt};
 const AT_A_TIME: usize = 8;
 
 /// Runs some at a time; returns the results in the order of `removals`.
-pub(crate) async fn some_at_a_time<F: Future>(removals: Vec<F>) -> Vec<F::Output> {
+pub async fn some_at_a_time<F: Future>(removals: Vec<F>) -> Vec<F::Output> {
     stream::iter(removals).buffered(AT_A_TIME).collect().await
 }

@@ -10,18 +10,19 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
 use crate::OutputStream;
-use crate::exec_channels::OUTPUT_CHUNK_BYTES;
+use crate::shared::exec_channels::OUTPUT_CHUNK_BYTES;
 
 /// The near ends of a command's streams.
-pub(crate) struct Pipes {
-    pub(crate) stdin: Option<pipe::Sender>,
-    pub(crate) stdout: pipe::Receiver,
-    pub(crate) stderr: pipe::Receiver,
+#[derive(Debug)]
+pub struct Pipes {
+    pub stdin: Option<pipe::Sender>,
+    pub stdout: pipe::Receiver,
+    pub stderr: pipe::Receiver,
 }
 
 impl Pipes {
     /// Also returns the far ends. Without `stdin`, the command reads end of file.
-    pub(crate) fn open(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
+    pub fn open(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
         let (stdin, far_stdin) = if stdin {
             let (far, near) = io::pipe()?;
             (Some(pipe::Sender::from_owned_fd(near.into())?), far.into())
@@ -40,7 +41,7 @@ impl Pipes {
 }
 
 /// Ends with the stream, or when there is no reader any more.
-pub(crate) async fn carry_output<R: AsyncRead + Unpin>(
+pub async fn carry_output<R: AsyncRead + Unpin>(
     from: Option<R>,
     stream: OutputStream,
     to: &mpsc::Sender<(OutputStream, Bytes)>,
@@ -66,10 +67,7 @@ pub(crate) async fn carry_output<R: AsyncRead + Unpin>(
 }
 
 /// Ends when the input ends or the command stops reading; dropping `to` is the end of its input.
-pub(crate) async fn carry_input<W: AsyncWrite + Unpin>(
-    from: &mut mpsc::Receiver<Bytes>,
-    to: Option<W>,
-) {
+pub async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, to: Option<W>) {
     let Some(mut to) = to else {
         from.close();
         return;

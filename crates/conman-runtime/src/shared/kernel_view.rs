@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_linux::{CgroupError, Cgroups, CpuLimit, try_is_namespace_init};
 
-use crate::container_files::host_error;
+use crate::shared::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
 
 /// The processes of one instance's containers, found by their cgroups.
 #[derive(Debug)]
-pub(crate) struct KernelView {
+pub struct KernelView {
     instance: Instance,
     cgroups: Cgroups,
     /// The cgroup drivers whose placement is searched.
@@ -21,10 +21,7 @@ pub(crate) struct KernelView {
 
 impl KernelView {
     /// `drivers`: those that the runtime may place containers by.
-    pub(crate) fn new(
-        instance: Instance,
-        drivers: &'static [CgroupDriver],
-    ) -> Result<Self, RuntimeError> {
+    pub fn new(instance: Instance, drivers: &'static [CgroupDriver]) -> Result<Self, RuntimeError> {
         let cgroups = Cgroups::detect().map_err(|source| RuntimeError::Host {
             action: "read the cgroup mounts from",
             path: PathBuf::from("/proc/self/mountinfo"),
@@ -37,7 +34,7 @@ impl KernelView {
         })
     }
 
-    pub(crate) fn instance(&self) -> &Instance {
+    pub fn instance(&self) -> &Instance {
         &self.instance
     }
 
@@ -50,13 +47,13 @@ impl KernelView {
     }
 
     /// `false` also if the process cannot be read ([`Self::shows`]).
-    pub(crate) fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
+    pub fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
         self.cgroup_paths(key)
             .any(|path| self.cgroups.contains(&path, pid))
     }
 
     /// Whether the process belongs to the container. An unreadable process is an error.
-    pub(crate) fn shows(&self, key: &ContainerKey, pid: i32) -> io::Result<bool> {
+    pub fn shows(&self, key: &ContainerKey, pid: i32) -> io::Result<bool> {
         for path in self.cgroup_paths(key) {
             if self.cgroups.try_contains(&path, pid)? {
                 return Ok(true);
@@ -66,7 +63,7 @@ impl KernelView {
     }
 
     /// The container's processes. An unreadable cgroup is an error.
-    pub(crate) fn pids(&self, key: &ContainerKey) -> io::Result<Vec<i32>> {
+    pub fn pids(&self, key: &ContainerKey) -> io::Result<Vec<i32>> {
         let mut pids = BTreeSet::new();
         for path in self.cgroup_paths(key) {
             pids.extend(self.cgroups.try_pids_below(&path)?);
@@ -74,13 +71,13 @@ impl KernelView {
         Ok(pids.into_iter().collect())
     }
 
-    pub(crate) fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
+    pub fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.cgroup_paths(key)
             .find_map(|path| self.cgroups.cpu_limit(&path))
     }
 
     /// The init of the container's PID namespace while it lives.
-    pub(crate) fn init_pid(&self, key: &ContainerKey) -> Result<Option<i32>, RuntimeError> {
+    pub fn init_pid(&self, key: &ContainerKey) -> Result<Option<i32>, RuntimeError> {
         let pids = self.pids(key).map_err(|error| unseen(key, error))?;
         for pid in pids {
             if try_is_namespace_init(pid).map_err(|error| unseen(key, error))? {
@@ -92,7 +89,7 @@ impl KernelView {
 
     /// The inits of many containers at once. Reads each process of the host once, where
     /// [`Self::init_pid`] reads the cgroups of every hierarchy for each container.
-    pub(crate) fn init_pids(
+    pub fn init_pids(
         &self,
         keys: &[ContainerKey],
     ) -> Result<HashMap<ContainerKey, i32>, RuntimeError> {
@@ -119,7 +116,7 @@ impl KernelView {
     }
 
     /// Refuses a container that still has processes.
-    pub(crate) fn check_dead(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+    pub fn check_dead(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         let pids = self.pids(key).map_err(|error| unseen(key, error))?;
         if pids.is_empty() {
             Ok(())
@@ -132,7 +129,7 @@ impl KernelView {
     }
 
     /// Removes the container's cgroups in every hierarchy.
-    pub(crate) fn remove_cgroups(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+    pub fn remove_cgroups(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         // Remove all of them before the first failure is reported.
         let errors: Vec<_> = self
             .cgroup_paths(key)

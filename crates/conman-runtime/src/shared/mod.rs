@@ -1,0 +1,12 @@
+//! What several runtimes are made of, the fake of the tests among them.
+
+pub mod blocking;
+pub mod container_files;
+pub mod exec_channels;
+pub mod exec_kill;
+pub mod exec_streams;
+pub mod kernel_view;
+pub mod log_files;
+pub mod removals;
+pub mod stored_plan;
+pub mod terminal;
