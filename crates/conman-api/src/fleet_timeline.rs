@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use conman_auth::Caller;
 use conman_node::Node;
-use conman_peer::{FleetMap, Whereabouts, Wish};
+use conman_peer::{FleetMap, PlacementRequest, SessionLocation};
 use conman_proto::{
     NodeReason, NodeStanding, SessionId, SessionInFleet, SessionOwnership, Timeline,
 };
@@ -139,20 +139,20 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
         }
     };
     let (ownership, owner, generation) = match located {
-        Whereabouts::Nobody => (SessionOwnership::Nobody, None, None),
-        Whereabouts::Here { generation } => (
+        SessionLocation::NoOwner => (SessionOwnership::Nobody, None, None),
+        SessionLocation::Here { generation } => (
             SessionOwnership::Owned,
             Some(map.me().to_owned()),
             Some(generation),
         ),
-        Whereabouts::There(owner) => {
+        SessionLocation::There(owner) => {
             let name = owner.node.name.to_string();
             (SessionOwnership::Owned, Some(name), Some(owner.generation))
         }
-        Whereabouts::Released { node, generation } => {
+        SessionLocation::Released { node, generation } => {
             (SessionOwnership::Released, Some(node), Some(generation))
         }
-        Whereabouts::Lost { node, generation } => {
+        SessionLocation::Lost { node, generation } => {
             (SessionOwnership::Lost, Some(node), Some(generation))
         }
     };
@@ -165,13 +165,13 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     if ownership != SessionOwnership::Owned
         && let Ok(Ok(Some(record))) = timeout(PATIENCE, node.record(id)).await
     {
-        let wish = Wish {
+        let wanted = PlacementRequest {
             template: record.spec.template.clone(),
             runtime: Some(record.spec.runtime),
             labels: record.spec.node_labels.clone(),
             memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
         };
-        let placement = map.place(id, &wish);
+        let placement = map.place(id, &wanted);
         fleet.takers = placement.candidates;
         let refused = placement.refused.into_iter();
         fleet.refused = refused

@@ -13,10 +13,10 @@
 
 mod another;
 mod caller;
+mod placement_request;
 mod send;
 mod until_gone;
 mod visit;
-mod wish;
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use crate::problem::{ApiError, Kind};
 
 pub(crate) use caller::of_peer;
-pub(crate) use wish::{NODE_LABEL, labels_of};
+pub(crate) use placement_request::{NODE_LABEL, labels_of};
 
 /// The caller, according to the forwarding node: the scope, and the percent-encoded name.
 const X_CONMAN_CALLER: HeaderName = HeaderName::from_static("x-conman-caller");

@@ -57,13 +57,13 @@ impl From<Exit> for ExitCode {
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// An error to report: what failed, on what, why, and what to do next.
-    Told {
+    Reported {
         exit: Exit,
         problem: Box<Problem>,
         next: Option<String>,
     },
     /// The output has no reader any more (`conman ps | head`): not an error.
-    NobodyReads,
+    OutputClosed,
     /// Everything was reported already.
     Quiet(Exit),
 }
@@ -78,7 +78,7 @@ impl Failure {
     ) -> Self {
         // RFC 9457 has no status for a problem without a response; 0 stands for that.
         let problem = Box::new(Problem::new(slug, title, 0, detail));
-        Self::Told {
+        Self::Reported {
             exit,
             problem,
             next: None,
@@ -97,7 +97,7 @@ impl Failure {
 
     /// Adds what to do next.
     pub(crate) fn next(mut self, advice: impl Into<String>) -> Self {
-        if let Self::Told { next, .. } = &mut self {
+        if let Self::Reported { next, .. } = &mut self {
             *next = Some(advice.into());
         }
         self
@@ -105,7 +105,7 @@ impl Failure {
 
     /// Adds the failure's subject, if the detail does not contain it.
     pub(crate) fn about(mut self, subject: &str) -> Self {
-        if let Self::Told { problem, .. } = &mut self
+        if let Self::Reported { problem, .. } = &mut self
             && !problem.detail.contains(subject)
         {
             problem.detail = format!("{subject}: {}", problem.detail);
@@ -115,24 +115,24 @@ impl Failure {
 
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Told { exit, .. } | Self::Quiet(exit) => *exit,
-            Self::NobodyReads => Exit::Done,
+            Self::Reported { exit, .. } | Self::Quiet(exit) => *exit,
+            Self::OutputClosed => Exit::Done,
         }
     }
 
     /// The error's text; empty if everything was reported.
     pub(crate) fn detail(&self) -> &str {
         match self {
-            Self::Told { problem, .. } => &problem.detail,
-            Self::NobodyReads | Self::Quiet(_) => "",
+            Self::Reported { problem, .. } => &problem.detail,
+            Self::OutputClosed | Self::Quiet(_) => "",
         }
     }
 
     /// The same failure under another exit code.
     pub(crate) fn with_exit(mut self, code: Exit) -> Self {
         match &mut self {
-            Self::Told { exit, .. } | Self::Quiet(exit) => *exit = code,
-            Self::NobodyReads => {}
+            Self::Reported { exit, .. } | Self::Quiet(exit) => *exit = code,
+            Self::OutputClosed => {}
         }
         self
     }
@@ -142,7 +142,7 @@ impl From<std::io::Error> for Failure {
     /// An error of writing the output.
     fn from(error: std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            Self::NobodyReads
+            Self::OutputClosed
         } else {
             Self::new(
                 Exit::Failed,
@@ -160,7 +160,7 @@ impl From<ClientError> for Failure {
         let detail = WithSources(&error).to_string();
         let failure = match error {
             ClientError::Refused(problem) => {
-                return Self::Told {
+                return Self::Reported {
                     exit: exit_of(&problem),
                     next,
                     problem,

@@ -135,7 +135,7 @@ impl Output {
 
     /// Prints a failure.
     pub(crate) fn failure(&self, failure: &Failure) {
-        let Failure::Told { problem, next, .. } = failure else {
+        let Failure::Reported { problem, next, .. } = failure else {
             return;
         };
         if self.json {

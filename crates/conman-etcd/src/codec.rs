@@ -89,7 +89,7 @@ pub(super) struct Holder {
 
 /// Session data stored next to its ownership.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct SessionDetails {
     pub(super) node: String,
     /// Incarnation of the node when it claimed.
     pub(super) incarnation: u64,

@@ -7,15 +7,15 @@ use conman_core::ownership::{Key, NodeName, NodeState, OwnedState, Transaction, 
 use conman_registry::{Peer, PeerStanding, Standing};
 
 const PEERS: &str = "conman_fleet_peers";
-const LIVE: &str = "conman_fleet_live";
+const LIVE: &str = "conman_fleet_ownership_valid";
 const LAPSES: &str = "conman_fleet_lapses_total";
 const RELEASES: &str = "conman_fleet_releases_total";
 const TAKEOVERS: &str = "conman_fleet_takeovers_total";
 const FENCED: &str = "conman_fleet_nodes_fenced_total";
 const LOOKUPS: &str = "conman_fleet_lookups_total";
-const CALLS: &str = "conman_etcd_seconds";
-const FAILURES: &str = "conman_etcd_failures_total";
-const NOT_COMPACTED: &str = "conman_etcd_compactions_failed_total";
+const CALLS: &str = "conman_etcd_request_duration_seconds";
+const FAILURES: &str = "conman_etcd_request_failures_total";
+const NOT_COMPACTED: &str = "conman_etcd_compaction_failures_total";
 
 /// Describes the metrics and sets the counters to zero, so that they are exported before the first
 /// event.

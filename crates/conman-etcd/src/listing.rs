@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::client::MAX_BULK_BYTES;
-use super::codec::{self, Keys, Told};
+use super::codec::{self, Keys, SessionDetails};
 use super::notes::unavailable;
 use super::records::{Mine, Since};
 use super::shared::Shared;
@@ -235,8 +235,8 @@ async fn elsewhere<T: Send + 'static>(
 }
 
 /// Parses a record, or returns why it cannot be used, which is logged once.
-fn told_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<Told, String> {
-    let parsed: Result<Told, _> = codec::parse(key, bytes);
+fn told_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<SessionDetails, String> {
+    let parsed: Result<SessionDetails, _> = codec::parse(key, bytes);
     let name = Keys::name_in(&shared.store.keys.all_told(), key);
     let why = match parsed {
         Ok(told) if name.as_deref() == Some(told.record.id.as_str()) => return Ok(told),

@@ -6,7 +6,7 @@ use conman_core::ownership::{Answer, Key, OwnedState, Value, collect};
 use conman_proto::{Generation, SessionId};
 use tokio::time::{Instant, sleep};
 
-use super::codec::{self, Told};
+use super::codec::{self, SessionDetails};
 use super::records::Mine;
 use super::shared::{Shared, name};
 use super::store::{Additions, ReadError};
@@ -57,7 +57,7 @@ pub(super) async fn change(
             shared.not_mine(id, generation);
             continue;
         };
-        let told = Told {
+        let told = SessionDetails {
             record,
             ..mine.told
         };
@@ -118,7 +118,7 @@ pub(super) async fn forget(
         let read = async {
             let (entries, _) = shared.store.get(&names).await?;
             let mut entries = entries.into_iter();
-            let told: Option<Told> = match entries.next().flatten() {
+            let told: Option<SessionDetails> = match entries.next().flatten() {
                 Some((name, bytes, _)) => Some(codec::parse(&name, &bytes)?),
                 None => None,
             };
@@ -143,7 +143,7 @@ pub(super) async fn forget(
             // An earlier attempt succeeded, but its answer was lost.
             return Ok(());
         }
-        let record = told.as_ref().map(|told: &Told| &told.record);
+        let record = told.as_ref().map(|told: &SessionDetails| &told.record);
         rules::apply(id, generation, record, &Change::Forget)?;
         let current = match answer.value(&own) {
             Some(Value::Session(ownership)) => ownership.clone(),

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use conman_proto::{Generation, SessionId};
 
-use super::codec::Told;
+use super::codec::SessionDetails;
 
 /// Sessions whose eviction is remembered: more than end during one read. Beyond this limit all
 /// count as just evicted.
@@ -20,7 +20,7 @@ const MAX_TAKEN_OUT: usize = 10_000;
 /// A record that this node owns, as it was last read or written.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Mine {
-    pub(super) told: Told,
+    pub(super) told: SessionDetails,
     /// The revision that wrote it; `None` after a lost answer.
     pub(super) mod_revision: Option<i64>,
 }
@@ -167,7 +167,7 @@ mod tests {
     /// A record written by this revision.
     fn mine(number: u64, mod_revision: impl Into<Option<i64>>) -> Mine {
         Mine {
-            told: Told {
+            told: SessionDetails {
                 node: "a".to_owned(),
                 incarnation: 1,
                 record: SessionRecord {

@@ -9,7 +9,7 @@ use conman_core::ownership::{
 use conman_proto::{Generation, SessionId};
 use tokio::sync::{Notify, watch};
 
-use super::codec::{self, Told};
+use super::codec::{self, SessionDetails};
 use super::figures;
 use super::orders::Orders;
 use super::records::{Mine, Records, Since};
@@ -189,7 +189,7 @@ impl Shared {
     }
 
     /// Compares that this node owns the session by exactly this claim.
-    pub(super) fn is_mine(&self, told: &Told) -> Compare {
+    pub(super) fn is_mine(&self, told: &SessionDetails) -> Compare {
         let ownership = Ownership {
             owner: self.me.clone(),
             incarnation: told.incarnation,
@@ -200,8 +200,8 @@ impl Shared {
         wire::is(key, Some(codec::encode(&Value::Session(ownership))))
     }
 
-    pub(super) fn told(&self, incarnation: u64, record: SessionRecord) -> Told {
-        Told {
+    pub(super) fn told(&self, incarnation: u64, record: SessionRecord) -> SessionDetails {
+        SessionDetails {
             node: self.me.to_string(),
             incarnation,
             record,

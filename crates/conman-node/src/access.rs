@@ -40,7 +40,8 @@ pub(crate) async fn route(
     let bound = hold_bound(context, &handle);
     let held = timeout_at(began + bound, hold(context, handle, may_start)).await;
     drop(seat);
-    metrics::histogram!("conman_hold_seconds").record(began.elapsed().as_secs_f64());
+    metrics::histogram!("conman_session_hold_duration_seconds")
+        .record(began.elapsed().as_secs_f64());
     held.map_err(|_| RouteError::HoldTimedOut {
         id: id.clone(),
         waited: bound,

@@ -23,7 +23,7 @@ use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
 use crate::kill_table::Stage;
 use crate::session::{self, Beginning, SessionHandle, StopOrder, View};
-use crate::told::Word;
+use crate::signalled_file::Word;
 
 /// How many of each were found.
 #[derive(Debug, Default)]
@@ -157,7 +157,7 @@ fn examine(record: &SessionRecord) -> Result<Finding, NodeStartError> {
         RecordState::Starting => Finding::Goes(Beginning::Unready(process)),
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
             let cause = EndCause::written(*cause, reason);
-            Finding::Goes(Beginning::Doomed(process, cause, reason.clone()))
+            Finding::Goes(Beginning::KillTarget(process, cause, reason.clone()))
         }
         RecordState::Ended(_) => Finding::Gone,
     })
@@ -379,7 +379,7 @@ fn take_on(
                 Stage::Running(generation, Arc::clone(process)),
             )
         }
-        Beginning::Doomed(process, _, reason) => {
+        Beginning::KillTarget(process, _, reason) => {
             view.state = SessionState::Stopping;
             view.reason = Some(reason.clone());
             view.process = Some(Arc::clone(process));

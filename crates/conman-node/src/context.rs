@@ -11,8 +11,8 @@ use conman_runtime::{ContainerKey, Runtime};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::cleanup::CleanupQueue;
-use crate::condemned::Condemned;
 use crate::drain::Drain;
+use crate::end_orders::EndOrders;
 use crate::events::session_event;
 use crate::hold::Seats;
 use crate::host_limits::HostLimits;
@@ -36,7 +36,7 @@ pub(crate) struct Context {
     /// Waiting connections of all sessions.
     pub(crate) held: Arc<Seats>,
     pub(crate) cleanup: CleanupQueue,
-    pub(crate) condemned: Condemned,
+    pub(crate) end_orders: EndOrders,
     pub(crate) drain: Drain,
     pub(crate) relocate: OnceLock<Arc<dyn Relocate>>,
     /// Notified when a container may appear that no task waits for.

@@ -41,7 +41,7 @@ use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
 use crate::session::{SessionHandle, StopOrder, View};
-use crate::told::{NOTE_PATIENCE, Told, Word};
+use crate::signalled_file::{NOTE_PATIENCE, SignalledFile, Word};
 
 /// Interval between checks whether the remaining sessions have ended. Stuck sessions end without
 /// further action, if at all.
@@ -65,7 +65,7 @@ const MAX_NAMED: usize = 1_000;
 pub(crate) struct Drain {
     current: Mutex<Option<Current>>,
     file: OrderFile,
-    pub(crate) told: Told,
+    pub(crate) told: SignalledFile,
     /// Locked while the file and `current` change together; only this module changes them.
     changing: tokio::sync::Mutex<()>,
 }
@@ -88,7 +88,7 @@ impl Drain {
         Self {
             current: Mutex::default(),
             file: OrderFile::new(state_dir.join("drain.json")),
-            told: Told::new(state_dir),
+            told: SignalledFile::new(state_dir),
             changing: tokio::sync::Mutex::default(),
         }
     }

@@ -10,7 +10,7 @@
 //! - the emergency thread (`emergency`), an OS thread with its own tokio runtime, joined to the
 //!   rest by the kill table and one bounded channel of commands,
 //! - while the node is being drained, one task that stops its sessions one after the other (`drain`),
-//! - four background tasks: `cleanup` (fed by a set of dead containers), `condemned` (fed by the
+//! - four background tasks: `cleanup` (fed by a set of dead containers), `end_orders` (fed by the
 //!   registry's pending orders to end sessions), `reconcile` (containers without a record) and
 //!   `runtime_health`.
 //!
@@ -36,11 +36,11 @@ mod attached;
 mod binds;
 mod certificate;
 mod cleanup;
-mod condemned;
 mod context;
 mod disk_watch;
 mod drain;
 mod emergency;
+mod end_orders;
 mod ensure;
 mod error;
 mod events;
@@ -61,10 +61,10 @@ mod route;
 mod runtime_health;
 mod session;
 mod sessions;
+mod signalled_file;
 mod slow_file;
 mod stuck;
 mod throttled;
-mod told;
 mod view;
 
 pub use attached::{Attached, Presence};

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::context::Context;
 use crate::error::StopError;
-use crate::{adoption, condemned, view};
+use crate::{adoption, end_orders, view};
 
 /// See [`crate::Node::stop_lost`].
 pub(crate) async fn stop(
@@ -71,7 +71,7 @@ async fn end(
     };
     for released in context.registry.release(vec![release]).await {
         if let Err(error) = released {
-            condemned::order(context, &id, generation, Some(why));
+            end_orders::order(context, &id, generation, Some(why));
             return Err(not_noted(error));
         }
     }

@@ -25,10 +25,10 @@ use tokio::time::timeout;
 
 use crate::attached::Attached;
 use crate::cleanup::CleanupQueue;
-use crate::condemned::{self, Condemned};
 use crate::context::Context;
 use crate::drain::{self, Drain};
 use crate::emergency::{self, EmergencyHandle, Endpoint};
+use crate::end_orders::{self, EndOrders};
 use crate::error::{
     AccessError, DrainError, EnsureError, NodeStartError, NotHere, PreemptError, RestartError,
     RouteError, StopError,
@@ -105,7 +105,7 @@ impl Node {
             host_limits: HostLimits::default(),
             held: Arc::new(Seats::default()),
             cleanup: CleanupQueue::default(),
-            condemned: Condemned::default(),
+            end_orders: EndOrders::default(),
             drain: Drain::new(&options.state_dir),
             relocate: OnceLock::new(),
             stray_expected: Notify::new(),
@@ -129,8 +129,8 @@ impl Node {
         let background = vec![
             tokio::spawn(essential(cleanup::NAME, cleanup::run(Arc::clone(&context)))),
             tokio::spawn(essential(
-                condemned::NAME,
-                condemned::run(Arc::clone(&context)),
+                end_orders::NAME,
+                end_orders::run(Arc::clone(&context)),
             )),
             tokio::spawn(essential(
                 reconcile::NAME,
@@ -225,12 +225,12 @@ impl Node {
     /// container: it is killed, certified and released like any other. The order is kept until it is carried
     /// out.
     pub fn condemn(&self, id: &SessionId, generation: Generation, why: &str) {
-        condemned::order(&self.context, id, generation, Some(why.to_owned()));
+        end_orders::order(&self.context, id, generation, Some(why.to_owned()));
     }
 
     /// Makes sure that the end of a generation that the fence knows to be dead is reported to the registry.
     pub fn note_end(&self, id: &SessionId, generation: Generation) {
-        condemned::order(&self.context, id, generation, None);
+        end_orders::order(&self.context, id, generation, None);
     }
 
     /// Returns whether the node still holds its ownership.

@@ -5,7 +5,7 @@ use conman_registry::{Peer, PeerStanding};
 use tokio::time::Instant;
 
 const HELD: &str = "conman_held";
-const SECONDS: &str = "conman_held_seconds";
+const SECONDS: &str = "conman_held_duration_seconds";
 
 /// The reason why a request waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,7 +188,7 @@ mod tests {
             let shown = recorder.handle().render();
             assert!(shown.contains("conman_held{cause=\"silent\"} 0"), "{shown}");
             assert!(
-                shown.contains("conman_held_seconds_count{cause=\"silent\"} 2"),
+                shown.contains("conman_held_duration_seconds_count{cause=\"silent\"} 2"),
                 "{shown}"
             );
         });

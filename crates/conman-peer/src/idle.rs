@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_auth::Sealer;
-use conman_proxy::Turned;
+use conman_proxy::PeerRefusal;
 use http::header::{HOST, HeaderValue};
 use http::{Request, Response, Uri};
 use http_body::Body;
@@ -125,7 +125,7 @@ impl Wire {
 
 fn unanswered(dialer: &Dialer, to: &PeerAddress, source: hyper::Error) -> AskError {
     let node = to.node.clone();
-    match Turned::by(&source) {
+    match PeerRefusal::by(&source) {
         Some(_) => AskError::Refused(RefusedBy {
             me: dialer.me().to_owned(),
             node,

@@ -34,6 +34,6 @@ pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
 pub use client::{AskError, PeerClient, RefusedBy};
 pub use dial::{DialError, Dialed, Dialer};
-pub use map::{FleetMap, NoAddress, Node, Owner, Waiting, Whereabouts, Wish};
+pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation, Waiting};
 pub use pulse::{PULSE, Pulse, Silent};
 pub use way::ToNode;

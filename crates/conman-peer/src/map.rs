@@ -38,9 +38,9 @@ pub struct Waiting<'map> {
 
 /// The location of a session.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Whereabouts {
+pub enum SessionLocation {
     /// It was never owned, or it was forgotten.
-    Nobody,
+    NoOwner,
     /// This node owns it.
     Here { generation: Generation },
     /// Another node owns it.
@@ -98,7 +98,7 @@ pub enum NoAddress {
 
 /// The session to place.
 #[derive(Debug, Clone, Default)]
-pub struct Wish {
+pub struct PlacementRequest {
     pub template: Option<String>,
     /// Each node's default if absent.
     pub runtime: Option<RuntimeKind>,
@@ -173,7 +173,7 @@ impl FleetMap {
     ///
     /// # Errors
     /// The registry does not answer.
-    pub async fn whereabouts(&self, id: &SessionId) -> Result<Whereabouts, RegistryError> {
+    pub async fn whereabouts(&self, id: &SessionId) -> Result<SessionLocation, RegistryError> {
         let sighting = self.fleet.locate(id, true).await?;
         Ok(self.place_of(sighting.located))
     }
@@ -188,7 +188,7 @@ impl FleetMap {
         &self,
         id: &SessionId,
         fresh: &mut bool,
-    ) -> Result<Whereabouts, RegistryError> {
+    ) -> Result<SessionLocation, RegistryError> {
         let until = Instant::now() + REGISTRY_SOON;
         loop {
             match self.fleet.locate(id, *fresh).await {
@@ -204,25 +204,27 @@ impl FleetMap {
         }
     }
 
-    fn place_of(&self, located: Option<Located>) -> Whereabouts {
+    fn place_of(&self, located: Option<Located>) -> SessionLocation {
         let Some(located) = located else {
-            return Whereabouts::Nobody;
+            return SessionLocation::NoOwner;
         };
         let (node, generation) = (located.node, located.generation);
         if located.released {
-            return Whereabouts::Released { node, generation };
+            return SessionLocation::Released { node, generation };
         }
         if node == self.fleet.me() {
-            return Whereabouts::Here { generation };
+            return SessionLocation::Here { generation };
         }
         let peer = self.peer(&node);
         match peer.as_ref().map(|peer| peer.standing) {
-            Some(PeerStanding::Fenced) => Whereabouts::Lost { node, generation },
+            Some(PeerStanding::Fenced) => SessionLocation::Lost { node, generation },
             // A node that is not heard from may still own it; that node's answer decides.
-            Some(PeerStanding::Live | PeerStanding::Silent) | None => Whereabouts::There(Owner {
-                node: way_to(&node, peer.as_ref()),
-                generation,
-            }),
+            Some(PeerStanding::Live | PeerStanding::Silent) | None => {
+                SessionLocation::There(Owner {
+                    node: way_to(&node, peer.as_ref()),
+                    generation,
+                })
+            }
         }
     }
 
@@ -271,7 +273,7 @@ impl FleetMap {
 
     /// The nodes that may start a session, best first, and why the others may not.
     #[must_use]
-    pub fn place(&self, session: &SessionId, wish: &Wish) -> Placement {
+    pub fn place(&self, session: &SessionId, wanted: &PlacementRequest) -> Placement {
         let me = self.fleet.me();
         let own = own_standing(&self.fleet.standing().borrow());
         let nodes: Vec<NodeView> = self
@@ -282,10 +284,10 @@ impl FleetMap {
             .collect();
         let demand = Demand {
             session,
-            template: wish.template.as_deref(),
-            runtime: wish.runtime,
-            labels: &wish.labels,
-            memory_bytes: wish.memory_bytes,
+            template: wanted.template.as_deref(),
+            runtime: wanted.runtime,
+            labels: &wanted.labels,
+            memory_bytes: wanted.memory_bytes,
         };
         placement::place(me, &nodes, demand, &self.limits)
     }

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::address::AddressError;
 use crate::body::ResponseBody;
 use crate::peers::{NO_ROOM, X_CONMAN_TURNED};
-use crate::{Refusal, Turned};
+use crate::{PeerRefusal, Refusal};
 
 /// Retry-After for a client that found no place.
 const RETRY_AFTER_S: u32 = 1;
@@ -78,11 +78,14 @@ pub(crate) enum Unforwarded {
         why: &'static str,
     },
     #[error("the session's node does not take the request: {why}")]
-    TurnedAway { session: SessionId, why: Turned },
+    TurnedAway {
+        session: SessionId,
+        why: PeerRefusal,
+    },
     #[error("the session's node answers nothing: {why}")]
     NodeSilent { session: SessionId, why: String },
     #[error("misdirected to this node: {0}")]
-    NotHere(Turned),
+    NotHere(PeerRefusal),
     #[error("the client is not a node of this fleet")]
     NoPeer(Box<Problem>),
     #[error("no more of the request's body arrived")]
@@ -111,9 +114,9 @@ impl Unforwarded {
             Self::NoPeer(problem) => {
                 // A transient problem does not count as a failed authentication.
                 let turned = if problem.retryable {
-                    Turned::Unreachable(problem.detail.clone())
+                    PeerRefusal::Unreachable(problem.detail.clone())
                 } else {
-                    Turned::Refused
+                    PeerRefusal::Refused
                 };
                 let mut response = problem_response(&problem, None);
                 let headers = response.headers_mut();
@@ -213,7 +216,7 @@ impl Unforwarded {
             ),
             Self::TurnedAway {
                 session,
-                why: why @ Turned::Refused,
+                why: why @ PeerRefusal::Refused,
             } => (
                 Problem::new(
                     "node-refuses",
@@ -414,11 +417,11 @@ fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<R
 
 /// The answer to a node whose request is misdirected. It has no body, so that the connection can
 /// be reused at once.
-fn not_here(turned: &Turned) -> Response<ResponseBody> {
+fn not_here(turned: &PeerRefusal) -> Response<ResponseBody> {
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
     *response.status_mut() = match turned {
-        Turned::NotReady => StatusCode::SERVICE_UNAVAILABLE,
-        Turned::NotOwner | Turned::Unreachable(_) | Turned::Refused => {
+        PeerRefusal::NotReady => StatusCode::SERVICE_UNAVAILABLE,
+        PeerRefusal::NotOwner | PeerRefusal::Unreachable(_) | PeerRefusal::Refused => {
             StatusCode::MISDIRECTED_REQUEST
         }
     };

@@ -24,11 +24,11 @@ use crate::headers::{
 };
 use crate::hop::{self, Wait};
 use crate::loan::Loan;
-use crate::peers::{Asked, PULSE, X_CONMAN_EXPECT};
+use crate::peers::{PULSE, PeerTarget, X_CONMAN_EXPECT};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front};
-use crate::{Directory, Gate, PeerFront, ProxyOptions, Route, Turned, Verdict, Way, backend};
+use crate::{Directory, Gate, PeerFront, PeerRefusal, ProxyOptions, Route, Verdict, Way, backend};
 
 /// How often a session that closed its port before it ended is looked up again.
 const MAX_CLOSED: u32 = 4;
@@ -123,7 +123,7 @@ async fn from_client(
         parts,
         body,
         watch: ticket.body_watch(),
-        told: Told::Client {
+        origin: TrustedOrigin::Client {
             host: &host,
             prefix: &prefix,
         },
@@ -173,7 +173,7 @@ async fn open_route(
     let mut times = 0;
     while times < MAX_CLOSED && route.backend.has_closed().await {
         times += 1;
-        let (id, turned) = (route.session.clone(), Turned::NotReady);
+        let (id, turned) = (route.session.clone(), PeerRefusal::NotReady);
         let lookup = wait
             .directory
             .route_anew(&route, &turned, times, wait.may_start);
@@ -215,24 +215,24 @@ async fn from_peer(
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
     }
-    let asked = Asked::of(&parts.headers).ok_or(Unforwarded::Ambiguous)?;
+    let asked = PeerTarget::of(&parts.headers).ok_or(Unforwarded::Ambiguous)?;
     let mut offer = Offer::of(&mut parts, !body.is_end_stream());
-    let (route, told) = match asked {
-        Asked::Session(id, generation) => {
+    let (route, origin) = match asked {
+        PeerTarget::Session(id, generation) => {
             let route = front.sessions.own(&id, generation);
             let route = route.map_err(Unforwarded::NotHere)?;
             if route.backend.has_closed().await {
-                return Err(Unforwarded::NotHere(Turned::NotReady));
+                return Err(Unforwarded::NotHere(PeerRefusal::NotReady));
             }
-            (route, Told::Peer)
+            (route, TrustedOrigin::Peer)
         }
-        Asked::Api => (api_route(front), Told::PeerToApi),
+        PeerTarget::Api => (api_route(front), TrustedOrigin::PeerToApi),
     };
     let arrived = Arrived {
         parts,
         body,
         watch: ticket.body_watch(),
-        told,
+        origin,
     };
     let outgoing = Outgoing::new(client, &route, arrived);
     if offer.is_some() {
@@ -282,12 +282,12 @@ struct Arrived<'request> {
     parts: Parts,
     body: Incoming,
     watch: BodyWatch,
-    told: Told<'request>,
+    origin: TrustedOrigin<'request>,
 }
 
 /// The statements about a request's origin that are trusted.
 #[derive(Debug, Clone, Copy)]
-enum Told<'request> {
+enum TrustedOrigin<'request> {
     /// None, except for those of trusted proxies.
     Client {
         host: &'request HeaderValue,
@@ -320,13 +320,15 @@ impl Outgoing {
             mut parts,
             body,
             watch,
-            told,
+            origin,
         } = arrived;
         let options = &client.worker.options;
         let has_body = !body.is_end_stream();
         let length_known = body.size_hint().exact().is_some();
         let headers = &mut parts.headers;
-        if headers.remove(&X_CONMAN_EXPECT).is_some() && !matches!(told, Told::Client { .. }) {
+        if headers.remove(&X_CONMAN_EXPECT).is_some()
+            && !matches!(origin, TrustedOrigin::Client { .. })
+        {
             headers.remove(EXPECT);
         }
         let awaits_continue = has_body
@@ -338,8 +340,8 @@ impl Outgoing {
 
         strip_hop_by_hop(headers);
         let (session, generation) = (&route.session, route.generation);
-        match told {
-            Told::Client { host, prefix } => {
+        match origin {
+            TrustedOrigin::Client { host, prefix } => {
                 strip_forged(headers, options.trust_forwarded);
                 let host = if host.is_empty() { &NO_HOST } else { host };
                 headers.entry(HOST).or_insert_with(|| host.clone());
@@ -352,11 +354,11 @@ impl Outgoing {
                 }
                 .apply(headers);
             }
-            Told::Peer => {
+            TrustedOrigin::Peer => {
                 strip_forged(headers, true);
                 name_session(headers, session, generation);
             }
-            Told::PeerToApi => {}
+            TrustedOrigin::PeerToApi => {}
         }
         if takes_trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));

@@ -16,7 +16,7 @@ use crate::peers::{EXPECT_OF_HOP, X_CONMAN_EXPECT};
 use crate::pool::{Lease, Wire};
 use crate::upgrade::{self, Offer};
 use crate::worker::ClientConnection;
-use crate::{Directory, Route, Turned, Way, backend};
+use crate::{Directory, PeerRefusal, Route, Way, backend};
 
 /// How often one request may be misdirected before it is answered with an error: each time the
 /// session has moved, or its node was lost, and was looked up again.
@@ -26,7 +26,7 @@ const MAX_TURNS: u32 = 16;
 pub(crate) enum Tried {
     Answered(Box<Response<ResponseBody>>),
     /// Nothing of the body was taken.
-    Turned(Turned),
+    Refused(PeerRefusal),
 }
 
 /// Sends a request to the session's present node.
@@ -57,7 +57,7 @@ pub(crate) async fn forward(
                         if may_repeat && Instant::now() < wait.until =>
                     {
                         may_repeat = false;
-                        Tried::Turned(Turned::Unreachable(source.to_string()))
+                        Tried::Refused(PeerRefusal::Unreachable(source.to_string()))
                     }
                     tried => tried?,
                 }
@@ -71,7 +71,7 @@ pub(crate) async fn forward(
         };
         let turned = match tried {
             Tried::Answered(response) => return Ok(*response),
-            Tried::Turned(turned) => turned,
+            Tried::Refused(turned) => turned,
         };
         worker.meters.turned(&turned);
         times += 1;
@@ -109,12 +109,12 @@ impl Tried {
     pub(crate) fn answered(self, route: &Route) -> Result<Response<ResponseBody>, Unforwarded> {
         match self {
             Self::Answered(response) => Ok(*response),
-            Self::Turned(turned) => Err(exhausted(&route.session, &turned)),
+            Self::Refused(turned) => Err(exhausted(&route.session, &turned)),
         }
     }
 }
 
-fn exhausted(session: &SessionId, turned: &Turned) -> Unforwarded {
+fn exhausted(session: &SessionId, turned: &PeerRefusal) -> Unforwarded {
     Unforwarded::TurnedAway {
         session: session.clone(),
         why: turned.clone(),
@@ -143,11 +143,11 @@ async fn send(
             Some(wire) => wire,
             None => match open(client, route).await {
                 Ok(wire) => wire,
-                Err(turned) => return Ok(Tried::Turned(turned)),
+                Err(turned) => return Ok(Tried::Refused(turned)),
             },
         };
         let Some((request, promised)) = promise(head, loan, client, fault) else {
-            return Err(exhausted(&route.session, &Turned::NotOwner));
+            return Err(exhausted(&route.session, &PeerRefusal::NotOwner));
         };
         let sent = wire.sender.try_send_request(seal(&wire, request));
         let sent = client.within_response_timeout(&route.session, sent);
@@ -157,8 +157,8 @@ async fn send(
             }
             Err(error) => error,
         };
-        if let Some(turned) = Turned::by(error.error()) {
-            return Ok(Tried::Turned(turned));
+        if let Some(turned) = PeerRefusal::by(error.error()) {
+            return Ok(Tried::Refused(turned));
         }
         let mut error = error;
         // The node closed the connection at this moment: not a byte was sent on it.
@@ -166,7 +166,7 @@ async fn send(
             (Some(_), true) => {}
             (Some(_), false) => {
                 let why = "it closes new connections".to_owned();
-                return Ok(Tried::Turned(Turned::Unreachable(why)));
+                return Ok(Tried::Refused(PeerRefusal::Unreachable(why)));
             }
             (None, _) => return Err(forward::unanswered(route, error.into_error(), fault)),
         }
@@ -242,12 +242,12 @@ fn arrived(
     promised: Promised<'_>,
 ) -> Result<Tried, Unforwarded> {
     let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, true);
-    if let Some(turned) = Turned::of(response.headers()) {
+    if let Some(turned) = PeerRefusal::of(response.headers()) {
         // With a promised body, the connection's end is undecided, so it is not reused.
         if promised.is_none() && http_body::Body::is_end_stream(response.body()) {
             lease.give_back();
         }
-        return Ok(Tried::Turned(turned));
+        return Ok(Tried::Refused(turned));
     }
     if let Some((loan, number)) = promised {
         // Answered without requesting the body. Whether it is still wanted shows in whether the
@@ -260,9 +260,9 @@ fn arrived(
 }
 
 /// A new connection to the node.
-pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wire, Turned> {
+pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wire, PeerRefusal> {
     let options = &client.worker.options;
-    let unreachable = |error: &dyn std::error::Error| Turned::Unreachable(error.to_string());
+    let unreachable = |error: &dyn std::error::Error| PeerRefusal::Unreachable(error.to_string());
     let link = match backend::connect(route, options).await {
         Ok(link) => link,
         Err(Unforwarded::ConnectFailed { source, .. }) => return Err(unreachable(&source)),

@@ -7,7 +7,7 @@
 //!
 //! Any node of a fleet accepts a client's request. The [`Route`] to a session on another node
 //! leads to that node's listener for nodes ([`Proxy::start_peers`]). It serves the request or
-//! refuses it ([`Turned`]) before it has taken anything of the body. After a refusal the first
+//! refuses it ([`PeerRefusal`]) before it has taken anything of the body. After a refusal the first
 //! node looks the session up again, holds the request as long as necessary, and sends it again. A
 //! node never forwards or holds a request from another node.
 //!
@@ -76,7 +76,7 @@ mod watchdog;
 mod worker;
 
 pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, InvalidOption, Keepalive, ProxyOptions};
-pub use peers::{OwnSessions, PeerAccept, PeerFront, PeerVisitor, Turned};
+pub use peers::{OwnSessions, PeerAccept, PeerFront, PeerRefusal, PeerVisitor};
 pub use proxy::{Proxy, ProxyStats};
 pub use route::{Backend, Directory, Gate, Refusal, Route, SubprotocolAnswer, Verdict, Way};
 pub use stream::{Link, Seal, Stream, Transport};

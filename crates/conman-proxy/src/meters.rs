@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use http::StatusCode;
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
-use crate::{ProxyStats, Turned};
+use crate::{PeerRefusal, ProxyStats};
 
 /// Counters of the listener, for [`ProxyStats`] and for the metrics recorder that is installed
 /// when the proxy starts. There are no labels for sessions: labels must stay few.
@@ -73,15 +73,15 @@ impl Meters {
             "Connection tasks that panicked"
         );
         describe_counter!(
-            "conman_proxy_turned_total",
+            "conman_proxy_peer_refusals_total",
             "Requests that another node refused as misdirected, by reason, to be sent again"
         );
         let requests = |class| counter!("conman_proxy_requests_total", "listener" => listener, "class" => class);
         let refused =
-            |why| counter!("conman_proxy_refused_total", "listener" => listener, "why" => why);
+            |why| counter!("conman_proxy_refused_total", "listener" => listener, "reason" => why);
         let bytes =
             |to| counter!("conman_proxy_tunnel_bytes_total", "listener" => listener, "to" => to);
-        let turned = |why| counter!("conman_proxy_turned_total", "why" => why);
+        let turned = |why| counter!("conman_proxy_peer_refusals_total", "reason" => why);
         Self {
             connections: Level::new(gauge!("conman_proxy_connections", "listener" => listener)),
             tunnels: Level::new(gauge!("conman_proxy_tunnels", "listener" => listener)),
@@ -112,12 +112,12 @@ impl Meters {
         self.refused[why as usize].increment(1);
     }
 
-    pub(crate) fn turned(&self, why: &Turned) {
+    pub(crate) fn turned(&self, why: &PeerRefusal) {
         let index = match why {
-            Turned::NotOwner => 0,
-            Turned::NotReady => 1,
-            Turned::Unreachable(_) => 2,
-            Turned::Refused => 3,
+            PeerRefusal::NotOwner => 0,
+            PeerRefusal::NotReady => 1,
+            PeerRefusal::Unreachable(_) => 2,
+            PeerRefusal::Refused => 3,
         };
         self.turned[index].increment(1);
     }

@@ -63,12 +63,12 @@ pub trait OwnSessions: Send + Sync + 'static {
     ///
     /// # Errors
     /// This node owns neither that generation nor a newer one, or it cannot take requests at present.
-    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, Turned>;
+    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal>;
 }
 
 /// Why another node refused a request as misdirected; nothing of its body was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Turned {
+pub enum PeerRefusal {
     /// It does not own the session.
     NotOwner,
     /// It owns the session, which is starting, ending or frozen.
@@ -79,7 +79,7 @@ pub enum Turned {
     Refused,
 }
 
-impl Turned {
+impl PeerRefusal {
     /// The reason in an answer, if that refuses the request.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         match headers.get(&X_CONMAN_TURNED)?.to_str().ok()? {
@@ -118,7 +118,7 @@ impl Turned {
     }
 }
 
-impl fmt::Display for Turned {
+impl fmt::Display for PeerRefusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotOwner => formatter.write_str("it does not own the session"),
@@ -141,12 +141,12 @@ impl fmt::Debug for PeerFront {
 
 /// The target of another node's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum PeerTarget {
     Session(SessionId, Generation),
     Api,
 }
 
-impl Asked {
+impl PeerTarget {
     /// Reads the fields by which a node names a session; without them the target is the API.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let one = |name: &HeaderName| {
@@ -169,23 +169,23 @@ impl Asked {
 mod tests {
     use super::*;
 
-    fn asked(fields: &[(&'static str, &'static str)]) -> Option<Asked> {
+    fn asked(fields: &[(&'static str, &'static str)]) -> Option<PeerTarget> {
         let mut headers = HeaderMap::new();
         for (name, value) in fields {
             headers.append(*name, HeaderValue::from_static(value));
         }
-        Asked::of(&headers)
+        PeerTarget::of(&headers)
     }
 
     #[test]
     fn a_node_asks_for_one_generation_of_one_session_or_for_the_api() {
         let (session, generation) = ("x-conman-session", "x-conman-generation");
-        let alice = Asked::Session(
+        let alice = PeerTarget::Session(
             "alice".parse().expect("an id"),
             Generation::new(7).expect("not zero"),
         );
         assert_eq!(asked(&[(session, "alice"), (generation, "7")]), Some(alice));
-        assert_eq!(asked(&[]), Some(Asked::Api));
+        assert_eq!(asked(&[]), Some(PeerTarget::Api));
         for strange in [
             &[(session, "alice")][..],
             &[(session, "alice"), (generation, "0")],
@@ -199,11 +199,11 @@ mod tests {
 
     #[test]
     fn why_a_request_was_turned_away_is_read_as_it_was_written() {
-        for turned in [Turned::NotOwner, Turned::NotReady] {
+        for turned in [PeerRefusal::NotOwner, PeerRefusal::NotReady] {
             let mut headers = HeaderMap::new();
             headers.insert(&X_CONMAN_TURNED, turned.header());
-            assert_eq!(Turned::of(&headers), Some(turned));
+            assert_eq!(PeerRefusal::of(&headers), Some(turned));
         }
-        assert_eq!(Turned::of(&HeaderMap::new()), None);
+        assert_eq!(PeerRefusal::of(&HeaderMap::new()), None);
     }
 }

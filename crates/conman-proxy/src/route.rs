@@ -9,7 +9,7 @@ use http::HeaderValue;
 use http::request::Parts;
 use tokio::sync::watch;
 
-use crate::{Link, Turned};
+use crate::{Link, PeerRefusal};
 
 /// Finds the node that serves a session.
 #[async_trait]
@@ -33,7 +33,7 @@ pub trait Directory: Send + Sync + 'static {
     async fn route_anew(
         &self,
         from: &Route,
-        why: &Turned,
+        why: &PeerRefusal,
         times: u32,
         may_start: bool,
     ) -> Result<Route, Refusal> {

@@ -89,7 +89,7 @@ enum Ended {
     /// The session disappeared without a Close frame to the client.
     SessionGone,
     /// It was ordered to end.
-    Told(Closing),
+    ToldToClose(Closing),
 }
 
 impl<C, S> Tunnel<C, S>
@@ -145,15 +145,15 @@ where
             // Cancel safe: bytes on their way stay in the flow.
             ended = poll_fn(|cx| flow.poll(cx)) => ended,
             // Cancel safe: watch channels keep their value.
-            Some(closing) = told(&mut closing) => Ended::Told(closing),
+            Some(closing) = told(&mut closing) => Ended::ToldToClose(closing),
             // Likewise.
             () = draining(&mut stage) => {
-                Ended::Told(Closing::service_restart("the proxy restarts, connect again"))
+                Ended::ToldToClose(Closing::service_restart("the proxy restarts, connect again"))
             }
         };
         let closing = match ended {
             Ended::Closed => return,
-            Ended::Told(closing) => closing,
+            Ended::ToldToClose(closing) => closing,
             Ended::SessionGone => {
                 match tokio::time::timeout(DEATH_GRACE, told(&mut closing)).await {
                     Ok(Some(closing)) => closing,

@@ -19,7 +19,7 @@ use crate::hop::{self, Tried};
 use crate::pool::Lease;
 use crate::tunnel::{Protocol, Side, Tunnel};
 use crate::worker::{ClientConnection, PanicGuard};
-use crate::{Route, Stream, SubprotocolAnswer, Turned, Way};
+use crate::{PeerRefusal, Route, Stream, SubprotocolAnswer, Way};
 
 /// A well-formed request to change the protocol.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ pub(crate) async fn forward(
     let mut wire = if matches!(route.way, Way::Peer { .. }) {
         match hop::open(client, route).await {
             Ok(wire) => wire,
-            Err(turned) => return Ok(Tried::Turned(turned)),
+            Err(turned) => return Ok(Tried::Refused(turned)),
         }
     } else {
         let link = backend::connect(route, options).await?;
@@ -111,16 +111,16 @@ pub(crate) async fn forward(
     let sent = client.within_response_timeout(&route.session, sent);
     let mut response = match hop::while_there(route, sent).await?? {
         Ok(response) => response,
-        Err(error) => match Turned::by(&error) {
-            Some(turned) => return Ok(Tried::Turned(turned)),
+        Err(error) => match PeerRefusal::by(&error) {
+            Some(turned) => return Ok(Tried::Refused(turned)),
             None => return Err(unanswered(error)),
         },
     };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         if matches!(route.way, Way::Peer { .. })
-            && let Some(turned) = Turned::of(response.headers())
+            && let Some(turned) = PeerRefusal::of(response.headers())
         {
-            return Ok(Tried::Turned(turned));
+            return Ok(Tried::Refused(turned));
         }
         let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, false);
         return session_response(client, route, false, response, lease, activity)

@@ -37,10 +37,10 @@ use rustix::time::{
     ClockId, Itimerspec, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_settime,
 };
 
-use crate::condemned::Condemned;
 use crate::connection::Connection;
 use crate::containers::Containers;
 use crate::fence::DeadMan;
+use crate::forbidden_starts::ForbiddenStarts;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
 use crate::ledger::Ledger;
@@ -79,7 +79,7 @@ pub(crate) struct Control {
     fence: DeadMan,
     /// Containers that were ordered to freeze and are not proven frozen.
     unverified: BTreeSet<String>,
-    condemned_early: Condemned,
+    condemned_early: ForbiddenStarts,
     /// Names of starts by other programs; all their processes are killed.
     doomed: BTreeSet<String>,
     /// The state that subscribers got last.

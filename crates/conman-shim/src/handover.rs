@@ -65,7 +65,7 @@ pub(crate) struct Handover {
     pub(crate) next_ticket: u64,
     pub(crate) terminals: Vec<KeptTerminal>,
     pub(crate) watchers: Vec<KeptWatcher>,
-    /// Condemned before their start was ordered, the oldest first.
+    /// Forbidden before their start was ordered, the oldest first.
     pub(crate) condemned: Vec<String>,
     /// The client that asked for the replacement, and its call.
     pub(crate) asked_by: Option<(u64, u64)>,
@@ -127,7 +127,7 @@ pub(crate) struct Verdict {
 
 /// What the executing shim asks of this program.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum HandoverOrder {
     Nothing,
     /// Answer on this socket whether it could take this.
     Check(OwnedFd, OwnedFd),
@@ -135,17 +135,17 @@ pub(crate) enum Asked {
 }
 
 /// Parses the variable: `check MEMORY SOCKET` or `take MEMORY`.
-pub(crate) fn asked() -> io::Result<Asked> {
+pub(crate) fn asked() -> io::Result<HandoverOrder> {
     let Some(text) = std::env::var_os(VARIABLE) else {
-        return Ok(Asked::Nothing);
+        return Ok(HandoverOrder::Nothing);
     };
     let malformed = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: {text:?}"));
     let words = text.to_str().ok_or_else(malformed)?;
     let words: Vec<&str> = words.split(' ').collect();
     let fd = |word: &str| inherited_fd(word.parse().map_err(|_| malformed())?);
     match words[..] {
-        ["check", memory, socket] => Ok(Asked::Check(fd(memory)?, fd(socket)?)),
-        ["take", memory] => Ok(Asked::Take(fd(memory)?)),
+        ["check", memory, socket] => Ok(HandoverOrder::Check(fd(memory)?, fd(socket)?)),
+        ["take", memory] => Ok(HandoverOrder::Take(fd(memory)?)),
         _ => Err(malformed()),
     }
 }

@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::condemned::Condemned;
 use crate::containers::Container;
 use crate::fence::KeptFence;
+use crate::forbidden_starts::ForbiddenStarts;
 use crate::launching::Left;
 
 /// Version of the format. It grows when an older shim would misunderstand.
@@ -51,7 +51,7 @@ pub(crate) enum Record<Name, Whole> {
     Launcher { pid: i32, start_ticks: u64 },
     /// It is removed.
     Swept { ticket: u64 },
-    /// Condemned before its start was ordered.
+    /// Forbidden before its start was ordered.
     Condemned { name: Name },
     /// The fence's state; `None` when it is unarmed.
     Fence { state: Option<KeptFence> },
@@ -69,7 +69,7 @@ pub(crate) struct Kept {
     pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) launcher: Option<(i32, u64)>,
     pub(crate) sweeps: BTreeMap<u64, Left>,
-    pub(crate) condemned: Condemned,
+    pub(crate) condemned: ForbiddenStarts,
     pub(crate) fence: Option<KeptFence>,
 }
 

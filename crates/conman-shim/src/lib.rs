@@ -31,11 +31,11 @@
 
 mod attachment;
 mod client;
-mod condemned;
 mod connection;
 mod containers;
 mod control;
 mod fence;
+mod forbidden_starts;
 mod handover;
 mod ids;
 mod launcher;
@@ -85,16 +85,16 @@ pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 /// removed meanwhile: the service manager starts it again.
 pub fn run(options: ShimOptions) -> std::io::Result<LastHold> {
     let mut control = match handover::asked()? {
-        handover::Asked::Check(memory, socket) => {
+        handover::HandoverOrder::Check(memory, socket) => {
             let answered = handover::check(memory, &socket);
             // This is not the shim: the caller must not clean up after it.
             std::process::exit(i32::from(answered.is_err()))
         }
-        handover::Asked::Take(memory) => {
+        handover::HandoverOrder::Take(memory) => {
             let sealed = handover::Sealed::open(memory)?;
             control::Control::take_over(options, sealed)?
         }
-        handover::Asked::Nothing => control::Control::new(options)?,
+        handover::HandoverOrder::Nothing => control::Control::new(options)?,
     };
     control.run()?;
     control.end()

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::notes::{back, is_recorded, unreachable};
 use super::places::{StreamPlace, StreamPlaces};
-use super::remote::{self, Asked, Told};
+use super::remote::{self, EventsRequest, NodeNews};
 use super::{Cursor, Frame, From, Position, local};
 use crate::problem::ApiError;
 
@@ -46,7 +46,7 @@ pub(crate) enum OnlyOf {
 pub(crate) struct Merged {
     map: Arc<FleetMap>,
     only: OnlyOf,
-    asked: Asked,
+    asked: EventsRequest,
     /// Whether the client gave a position.
     resumes: bool,
     cursor: Cursor,
@@ -60,7 +60,7 @@ pub(crate) struct Merged {
 
 /// A node whose events are merged.
 struct Source {
-    told: BoxStream<'static, Told>,
+    told: BoxStream<'static, NodeNews>,
     head: Option<Event>,
     /// Whether it has sent anything.
     begun: bool,
@@ -101,7 +101,7 @@ impl Merged {
             }
             Some(Position::Fleet(cursor)) => cursor.clone(),
         };
-        let asked = Asked {
+        let asked = EventsRequest {
             from: From {
                 after: None,
                 since_ms: 0,
@@ -156,7 +156,7 @@ impl Merged {
         let from = self.from(&me);
         let frames = local::frames(journal, from, self.asked.session.clone()).await?;
         self.sources
-            .insert(me, Source::new(frames.map(Told::Frame).boxed()));
+            .insert(me, Source::new(frames.map(NodeNews::Frame).boxed()));
         Ok(())
     }
 
@@ -268,7 +268,7 @@ impl Merged {
                 self.place.has_no_room_for(name);
                 continue;
             }
-            let asked = Asked {
+            let asked = EventsRequest {
                 from: self.from(name),
                 ..self.asked.clone()
             };
@@ -322,8 +322,8 @@ impl Merged {
                 source.begun = true;
                 source.heard_at = Instant::now();
                 match told {
-                    Told::Frame(Frame::Event(event)) => source.head = Some(event),
-                    Told::Frame(Frame::Reached {
+                    NodeNews::Frame(Frame::Event(event)) => source.head = Some(event),
+                    NodeNews::Frame(Frame::Reached {
                         seq,
                         live,
                         truncated,
@@ -332,11 +332,11 @@ impl Merged {
                         self.truncated |= truncated;
                         self.cursor.set(name, seq);
                     }
-                    Told::Unreachable(why) => {
+                    NodeNews::Unreachable(why) => {
                         (source.live, source.missing) = (true, true);
                         source.head = Some(unreachable(name, self.cursor.seq(name), &why));
                     }
-                    Told::Back => {
+                    NodeNews::Back => {
                         source.missing = false;
                         source.head = Some(back(name, self.cursor.seq(name)));
                     }
@@ -358,7 +358,7 @@ impl Merged {
 }
 
 impl Source {
-    fn new(told: BoxStream<'static, Told>) -> Self {
+    fn new(told: BoxStream<'static, NodeNews>) -> Self {
         Self {
             // A closed journal ends, and is polled again.
             told: told.fuse().boxed(),

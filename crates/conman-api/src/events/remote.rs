@@ -46,7 +46,7 @@ const MAX_PROBLEM_BYTES: usize = 64 * 1024;
 
 /// News about a node.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum NodeNews {
     Frame(Frame),
     /// Its events are missing from here on, and why; sent once.
     Unreachable(String),
@@ -56,7 +56,7 @@ pub(super) enum Told {
 
 /// The request to the node.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct EventsRequest {
     pub(super) from: From,
     /// When the stream was opened. A node that is reached later, and was only asked for future
     /// events, sends the events since then.
@@ -69,7 +69,7 @@ pub(super) struct Asked {
 struct Remote {
     map: Arc<FleetMap>,
     node: String,
-    asked: Asked,
+    asked: EventsRequest,
     connection: Option<Lines>,
     pause: Duration,
     /// Since when it is unreachable; initially since the beginning.
@@ -81,9 +81,9 @@ struct Remote {
 pub(super) fn frames(
     map: Arc<FleetMap>,
     node: &str,
-    asked: Asked,
+    asked: EventsRequest,
     told: bool,
-) -> BoxStream<'static, Told> {
+) -> BoxStream<'static, NodeNews> {
     let remote = Remote {
         map,
         node: node.to_owned(),
@@ -101,7 +101,7 @@ pub(super) fn frames(
 }
 
 impl Remote {
-    async fn next(&mut self) -> Told {
+    async fn next(&mut self) -> NodeNews {
         loop {
             let why = match self.try_next().await {
                 Ok(told) => return told,
@@ -116,14 +116,14 @@ impl Remote {
             }
             let patient = self.away_since.is_some_and(|at| at.elapsed() < GRACE);
             if !patient && !std::mem::replace(&mut self.told, true) {
-                return Told::Unreachable(self.in_words(&why));
+                return NodeNews::Unreachable(self.in_words(&why));
             }
             sleep(self.pause).await;
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    async fn try_next(&mut self) -> Result<Told, String> {
+    async fn try_next(&mut self) -> Result<NodeNews, String> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => {
@@ -135,7 +135,7 @@ impl Remote {
             }
         };
         if std::mem::take(&mut self.told) {
-            return Ok(Told::Back);
+            return Ok(NodeNews::Back);
         }
         let next = timeout(SILENCE, connection.next()).await;
         let line = next.map_err(|_| format!("no frame for {} s", SILENCE.as_secs()))??;
@@ -158,7 +158,7 @@ impl Remote {
             after: Some(seq),
             ..self.asked.from
         };
-        Ok(Told::Frame(frame))
+        Ok(NodeNews::Frame(frame))
     }
 
     /// Requests all events since the stream was opened, instead of only future ones. The time is by

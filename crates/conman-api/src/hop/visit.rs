@@ -12,15 +12,15 @@ use conman_auth::Caller;
 use conman_core::no_template;
 use conman_core::placement::{Placement, Unfit};
 use conman_node::StopError;
-use conman_peer::{Node, Waiting, Whereabouts};
+use conman_peer::{Node, SessionLocation, Waiting};
 use conman_proto::{FieldError, Generation, SessionId, SessionState, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
 use http::Method;
 use tokio::time::Instant;
 
-use super::another::{Hope, lacks, wants_another};
+use super::another::{Missing, lacks, wants_another};
 use super::send::{About, Parcel, Unsent};
-use super::{BodyLimit, Hop, X_CONMAN_TURNED, unanswered, unreachable, wish};
+use super::{BodyLimit, Hop, X_CONMAN_TURNED, placement_request, unanswered, unreachable};
 use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
@@ -119,7 +119,7 @@ impl Visit {
             match step {
                 Step::Answer(response) => return Ok(response),
                 Step::Moved | Step::Elsewhere(_) if tries < MAX_TRIES => {
-                    metrics::counter!("conman_api_hops_turned_total").increment(1);
+                    metrics::counter!("conman_api_peer_refusals_total").increment(1);
                     // The first time, the registry was not read yet.
                     if tries > 1 {
                         tokio::time::sleep(pause).await;
@@ -218,31 +218,35 @@ impl Visit {
                 None => fresh = true,
             }
         }
-        if !matches!(whereabouts, Whereabouts::There(_)) {
+        if !matches!(whereabouts, SessionLocation::There(_)) {
             // The wait is over; a start may take much longer.
             *waiting = None;
         }
         match whereabouts {
-            Whereabouts::There(owner) => match unreached {
+            SessionLocation::There(owner) => match unreached {
                 Some(unreached) if unreached.node == owner.node.name => {
                     Ok(Step::Unreachable(unreached))
                 }
                 Some(_) | None => self.there(&owner.node, owner.generation).await,
             },
-            Whereabouts::Here { .. } => Ok(self.here_or_elsewhere().await),
-            Whereabouts::Nobody | Whereabouts::Released { .. } | Whereabouts::Lost { .. }
+            SessionLocation::Here { .. } => Ok(self.here_or_elsewhere().await),
+            SessionLocation::NoOwner
+            | SessionLocation::Released { .. }
+            | SessionLocation::Lost { .. }
                 if self.is_put() =>
             {
                 self.place().await
             }
-            Whereabouts::Nobody => Ok(self.here().await),
+            SessionLocation::NoOwner => Ok(self.here().await),
             // Only the registry's answer proves that it has ended.
-            Whereabouts::Released { .. } if !fresh => Ok(Step::Moved),
-            Whereabouts::Released { node, .. } if node == self.hop.map.me() => {
+            SessionLocation::Released { .. } if !fresh => Ok(Step::Moved),
+            SessionLocation::Released { node, .. } if node == self.hop.map.me() => {
                 Ok(self.here().await)
             }
-            Whereabouts::Released { node, generation } => self.ended_there(&node, generation).await,
-            Whereabouts::Lost { node, generation } => self.by_record(&node, generation).await,
+            SessionLocation::Released { node, generation } => {
+                self.ended_there(&node, generation).await
+            }
+            SessionLocation::Lost { node, generation } => self.by_record(&node, generation).await,
         }
     }
 
@@ -257,9 +261,9 @@ impl Visit {
 
     /// The result for the generation that was to be ended, if it is not the session's any more: it
     /// has ended, one way or another, and a later one must not be ended instead.
-    fn since(&self, deleted: Generation, now: &Whereabouts) -> Option<Result<Step, ApiError>> {
+    fn since(&self, deleted: Generation, now: &SessionLocation) -> Option<Result<Step, ApiError>> {
         let (node, generation) = match now {
-            Whereabouts::Nobody => {
+            SessionLocation::NoOwner => {
                 let report = StopReport {
                     id: self.id.clone(),
                     generation: deleted,
@@ -270,11 +274,10 @@ impl Visit {
                 };
                 return Some(Ok(Step::Answer(Json(report).into_response())));
             }
-            Whereabouts::Here { generation } => (self.hop.map.me(), *generation),
-            Whereabouts::There(owner) => (&*owner.node.name, owner.generation),
-            Whereabouts::Released { node, generation } | Whereabouts::Lost { node, generation } => {
-                (node.as_str(), *generation)
-            }
+            SessionLocation::Here { generation } => (self.hop.map.me(), *generation),
+            SessionLocation::There(owner) => (&*owner.node.name, owner.generation),
+            SessionLocation::Released { node, generation }
+            | SessionLocation::Lost { node, generation } => (node.as_str(), *generation),
         };
         (generation != deleted).then(|| Err(self.begun_anew(deleted, node)))
     }
@@ -422,14 +425,18 @@ impl Visit {
     async fn place(&self) -> Result<Step, ApiError> {
         let parts = &self.parcel.parts;
         let policy = self.hop.node.policy();
-        let wish = wish::of(&parts.uri, &self.parcel.body, policy)?;
-        let placement = self.hop.map.place(&self.id, &wish);
+        let wanted = placement_request::of(&parts.uri, &self.parcel.body, policy)?;
+        let placement = self.hop.map.place(&self.id, &wanted);
         let (mut last, mut asked) = (None, 0);
         let first = placement.candidates.len();
         let nodes = placement.candidates.iter().chain(&placement.second);
         for (number, name) in nodes.enumerate() {
             // Second-choice nodes only lack the image or the runtime.
-            if number >= first && last.as_ref().is_some_and(|(hope, _)| *hope > Hope::Image) {
+            if number >= first
+                && last
+                    .as_ref()
+                    .is_some_and(|(missing, _)| *missing > Missing::Image)
+            {
                 break;
             }
             let step = if name == self.hop.map.me() {
@@ -438,24 +445,24 @@ impl Visit {
                 let node = self.hop.map.node(name);
                 stepped(&node, self.parcel.send(&self.hop, &node, None).await)?
             };
-            let (step, hope) = match step {
+            let (step, missing) = match step {
                 Step::Moved => return Ok(Step::Moved),
                 Step::Answer(response) => {
                     let (response, lacks) = lacks(response).await?;
                     match lacks {
-                        Some(hope) => (Step::Answer(response), hope),
-                        None if wants_another(&response) => (Step::Answer(response), Hope::Room),
+                        Some(missing) => (Step::Answer(response), missing),
+                        None if wants_another(&response) => (Step::Answer(response), Missing::Room),
                         None => return Ok(Step::Answer(response)),
                     }
                 }
-                step @ Step::Refused(_) => (step, Hope::Repair),
-                step => (step, Hope::Room),
+                step @ Step::Refused(_) => (step, Missing::Trust),
+                step => (step, Missing::Room),
             };
             tracing::debug!(session = %self.id, node = name, "the node did not start the session");
             // A node that only lacks these answers at once.
-            asked += usize::from(hope > Hope::Image);
-            if last.as_ref().is_none_or(|(former, _)| hope >= *former) {
-                last = Some((hope, step));
+            asked += usize::from(missing > Missing::Image);
+            if last.as_ref().is_none_or(|(former, _)| missing >= *former) {
+                last = Some((missing, step));
             }
             if asked >= MAX_CANDIDATES {
                 break;
@@ -463,10 +470,10 @@ impl Visit {
         }
         match last {
             // It may be started once a node that has the runtime takes sessions.
-            Some((Hope::Runtime, _)) if placement.runtime_elsewhere => {}
-            Some((Hope::Runtime, step)) => return without_runtime(step, &placement),
+            Some((Missing::Runtime, _)) if placement.runtime_elsewhere => {}
+            Some((Missing::Runtime, step)) => return without_runtime(step, &placement),
             Some((_, step)) => return Ok(step),
-            None => self.require_template(wish.template.as_deref())?,
+            None => self.require_template(wanted.template.as_deref())?,
         }
         Err(self.no_node(&placement))
     }

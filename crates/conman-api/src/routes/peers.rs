@@ -44,7 +44,7 @@ pub struct Ready {
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct ReadyQuery {
     /// Whether a connection may start it.
     start: bool,
     /// Whether its former node is lost.
@@ -58,7 +58,7 @@ pub(crate) struct Asked {
 pub(crate) async fn ready(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    AxumQuery(asked): AxumQuery<Asked>,
+    AxumQuery(asked): AxumQuery<ReadyQuery>,
 ) -> Result<Json<Ready>, ApiError> {
     let former = Former {
         node: asked.from.as_deref(),

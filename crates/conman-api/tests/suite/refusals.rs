@@ -636,7 +636,7 @@ async fn a_page_or_a_host_from_elsewhere_gets_nothing_not_even_a_probe() {
 
 #[tokio::test]
 async fn a_runtime_that_does_not_answer_is_a_503_with_its_reason() {
-    use conman_runtime::{Fault, Operation};
+    use conman_testkit::{Fault, Operation};
     let stage = Stage::new();
     let api = stage.boot().await;
     api.faults.always(Operation::Create, Fault::Unavailable);

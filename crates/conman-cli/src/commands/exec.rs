@@ -51,7 +51,7 @@ pub(super) async fn run(context: &Context, args: ExecArgs) -> Result<Exit, Failu
 /// A failure of conman: every code below 125 could be the command's.
 pub(super) fn of_conman(failure: Failure) -> Failure {
     match (&failure, failure.exit()) {
-        (Failure::NobodyReads, _) => Failure::Quiet(NO_READER),
+        (Failure::OutputClosed, _) => Failure::Quiet(NO_READER),
         (_, Exit::Command(_)) => failure,
         _ => failure.with_exit(Exit::NOT_RUN),
     }

@@ -130,7 +130,7 @@ mod tests {
         };
         match followed.judge(session, "conman logs -f alice")? {
             Fate::Ended => Some("ended".to_owned()),
-            Fate::Gone(Failure::Told {
+            Fate::Gone(Failure::Reported {
                 exit: Exit::Unreachable,
                 problem,
                 next: Some(next),

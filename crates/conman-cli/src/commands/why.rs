@@ -43,7 +43,7 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
 
 /// Whether the session's node does not answer, and not the one that received the request.
 fn is_other_nodes(failure: &Failure) -> bool {
-    let Failure::Told { problem, .. } = failure else {
+    let Failure::Reported { problem, .. } = failure else {
         return false;
     };
     [

@@ -6,7 +6,7 @@ use conman_core::ownership::{NodeName, NodeProtocol, Ownership, SessionName, Slo
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
 
-use super::super::codec::Told;
+use super::super::codec::SessionDetails;
 use super::super::notes;
 use super::super::records::Mine;
 use super::super::shared::{Shared, name};
@@ -26,7 +26,7 @@ struct Claim {
     created_at: Timestamp,
     /// Number of the transaction sent last.
     op: Option<u64>,
-    told: Option<Told>,
+    told: Option<SessionDetails>,
     revision: Option<i64>,
     forwarded: Option<NodeName>,
     /// Why etcd refuses it.
@@ -91,7 +91,7 @@ impl Claims {
         session: &SessionName,
         ownership: &Ownership,
         shared: &Shared,
-    ) -> Option<Told> {
+    ) -> Option<SessionDetails> {
         let claim = self.under_way.get_mut(session)?;
         let record = SessionRecord {
             id: claim.id.clone(),
@@ -109,7 +109,7 @@ impl Claims {
     }
 
     /// The record of a claim that is under way.
-    pub(super) fn of(&self, slot: &Slot) -> Option<Told> {
+    pub(super) fn of(&self, slot: &Slot) -> Option<SessionDetails> {
         let told = self.under_way.get(&slot.session)?.told.clone()?;
         (told.record.generation.get() == slot.generation).then_some(told)
     }
@@ -131,7 +131,7 @@ impl Claims {
     }
 
     /// The session is now this node's. Returns its record when the caller is gone.
-    pub(super) fn started(&mut self, slot: &Slot, shared: &Shared) -> Option<Told> {
+    pub(super) fn started(&mut self, slot: &Slot, shared: &Shared) -> Option<SessionDetails> {
         let claim = self.under_way.remove(&slot.session)?;
         let told = claim.told?;
         let record = told.record.clone();

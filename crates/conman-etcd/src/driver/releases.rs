@@ -11,7 +11,7 @@ use conman_proto::Generation;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 
-use super::super::codec::Told;
+use super::super::codec::SessionDetails;
 use super::super::notes;
 use super::super::records::{Mine, Since};
 use super::super::shared::{Shared, boot_time, name};
@@ -28,7 +28,7 @@ const PATIENCE_MS: u64 = 5_000;
 #[derive(Debug)]
 struct Pending {
     release: Release,
-    told: Told,
+    told: SessionDetails,
     waiting: Vec<Reply<()>>,
     since: BootTime,
     /// Why etcd refuses it.
@@ -74,7 +74,12 @@ pub(super) fn look(
 
 impl Releases {
     /// Registers a release. Returns the slot to certify, unless that is under way.
-    pub(super) fn begin(&mut self, told: Told, release: Release, reply: Reply<()>) -> Option<Slot> {
+    pub(super) fn begin(
+        &mut self,
+        told: SessionDetails,
+        release: Release,
+        reply: Reply<()>,
+    ) -> Option<Slot> {
         let slot = slot(&release);
         if let Some(pending) = self.pending.get_mut(&slot) {
             pending.waiting.push(reply);
@@ -92,7 +97,7 @@ impl Releases {
     }
 
     /// Releases a start whose caller is gone.
-    pub(super) fn give_back(&mut self, told: Told) {
+    pub(super) fn give_back(&mut self, told: SessionDetails) {
         let release = Release {
             id: told.record.id.clone(),
             generation: told.record.generation,
@@ -102,7 +107,7 @@ impl Releases {
     }
 
     /// Registers a release without a waiting caller, unless there is one.
-    fn keep(&mut self, told: Told, release: Release) {
+    fn keep(&mut self, told: SessionDetails, release: Release) {
         self.pending
             .entry(slot(&release))
             .or_insert_with(|| Pending {
@@ -197,7 +202,12 @@ impl Releases {
     }
 
     /// The record that is written with a release's transaction.
-    pub(super) fn told(&self, slot: &Slot, claims: &Claims, shared: &Shared) -> Option<Told> {
+    pub(super) fn told(
+        &self,
+        slot: &Slot,
+        claims: &Claims,
+        shared: &Shared,
+    ) -> Option<SessionDetails> {
         if let Some(pending) = self.pending.get(slot) {
             return Some(pending.told.clone());
         }
@@ -326,7 +336,7 @@ fn superseded(release: &Release, current: Generation) -> RegistryError {
     }
 }
 
-fn ended(told: Told, mut ending: Ending) -> Told {
+fn ended(told: SessionDetails, mut ending: Ending) -> SessionDetails {
     let mut told = told;
     rules::keep_deleted(&told.record, &mut ending.cause);
     told.record.state = RecordState::Ended(ending);

@@ -35,7 +35,7 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
         host_limits: crate::host_limits::HostLimits::default(),
         held: Arc::default(),
         cleanup: crate::cleanup::CleanupQueue::default(),
-        condemned: crate::condemned::Condemned::default(),
+        end_orders: crate::end_orders::EndOrders::default(),
         drain: Drain::new(state_dir),
         relocate: OnceLock::new(),
         stray_expected: Notify::new(),

@@ -9,8 +9,8 @@ use std::time::Duration;
 use conman_proto::PreemptRequest;
 use tokio::time::sleep;
 
-use super::desk::Origin;
 use super::metadata::{Endpoint, MetadataError, Value};
+use super::preemption_state::Origin;
 use super::{Command, EmergencyHandle};
 
 /// First pause after a failure; it doubles with each further one.

@@ -9,12 +9,12 @@
 //! [`EmergencyHandle`] ──commands, bounded──> the thread's loop ──oneshot──> reports.
 
 mod claims;
-mod desk;
 mod gce;
+mod kill_priority;
 mod log;
 mod metadata;
-mod precedence;
 mod preemption;
+mod preemption_state;
 mod releases;
 mod remembered;
 mod target;
@@ -32,10 +32,10 @@ use tokio::runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use self::desk::{Desk, OnNotice, OnReadmit, Origin, run_time};
+use self::kill_priority::Weight;
 use self::log::Log;
-use self::precedence::Weight;
 use self::preemption::Preemption;
+use self::preemption_state::{OnNotice, OnReadmit, Origin, PreemptionState, run_time};
 use crate::error::PreemptError;
 use crate::events::node_event;
 use crate::kill_table::KillTable;
@@ -212,7 +212,7 @@ pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
     thread::Builder::new()
         .name("conman-emergency".to_owned())
         .spawn(move || {
-            precedence::be_quick();
+            kill_priority::be_quick();
             runtime.block_on(conman_vitals::essential(
                 "emergency",
                 run(means, log, queue),
@@ -231,7 +231,7 @@ struct Running {
 }
 
 async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
-    let mut desk = Desk::default();
+    let mut preemption_state = PreemptionState::default();
     let mut running: Option<Running> = None;
     let weight = Weight::of(&means.instance);
     loop {
@@ -244,9 +244,9 @@ async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
         tokio::select! {
             // Cancel safe: a command is taken or stays in the queue.
             command = queue.recv() => match command {
-                Some(Command::Preempt(notice)) => take(&means, &weight, &mut desk, &mut running, notice),
+                Some(Command::Preempt(notice)) => take(&means, &weight, &mut preemption_state, &mut running, notice),
                 Some(Command::Readmit(by, reply)) => {
-                    readmit(&means, &log, &mut desk, by);
+                    readmit(&means, &log, &mut preemption_state, by);
                     // The sender of the order may have stopped waiting.
                     let _ = reply.map(|reply| reply.send(()));
                 }
@@ -255,7 +255,7 @@ async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
             // Cancel safe: the work is kept and polled again.
             outcome = finished => {
                 let waiting = running.take().map(|running| running.waiting).unwrap_or_default();
-                finish(&means, &log, &mut desk, outcome, waiting);
+                finish(&means, &log, &mut preemption_state, outcome, waiting);
             }
         }
     }
@@ -264,7 +264,7 @@ async fn run(means: Means, log: Log, mut queue: mpsc::Receiver<Command>) {
 fn take(
     means: &Means,
     weight: &Weight,
-    desk: &mut Desk,
+    preemption_state: &mut PreemptionState,
     running: &mut Option<Running>,
     notice: Notice,
 ) {
@@ -273,7 +273,7 @@ fn take(
     }
     let budget = std::time::Duration::from_millis(notice.budget_ms.into());
     let deadline = notice.at + run_time(budget);
-    match desk.on_notice(notice.origin) {
+    match preemption_state.on_notice(notice.origin) {
         OnNotice::Start => {
             means.table.close(notice.reason.clone());
             let (deadline, ends) = watch::channel(deadline);
@@ -301,8 +301,8 @@ fn take(
     }
 }
 
-fn readmit(means: &Means, log: &Log, desk: &mut Desk, by: Origin) {
-    match desk.on_readmit(by) {
+fn readmit(means: &Means, log: &Log, preemption_state: &mut PreemptionState, by: Origin) {
+    match preemption_state.on_readmit(by) {
         OnReadmit::Reopen => {
             means.memory.forget();
             reopen(means, log);
@@ -326,7 +326,7 @@ fn reopen(means: &Means, log: &Log) {
 fn finish(
     means: &Means,
     log: &Log,
-    desk: &mut Desk,
+    preemption_state: &mut PreemptionState,
     outcome: preemption::Outcome,
     waiting: Vec<oneshot::Sender<PreemptReport>>,
 ) {
@@ -338,7 +338,7 @@ fn finish(
         let _ = reply.send(report.clone());
     }
     log.report(report.clone());
-    if desk.on_finished(report) {
+    if preemption_state.on_finished(report) {
         reopen(means, log);
     }
 }

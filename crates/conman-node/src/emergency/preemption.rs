@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::claims::{self, Claims};
-use super::precedence::{Precedence, Weight};
+use super::kill_priority::{KillPriority, Weight};
 use super::releases::{Released, Releases};
 use super::target::{Standing, Target};
 use super::{Means, Notice};
@@ -42,7 +42,7 @@ pub(super) struct Outcome {
 }
 
 /// A session that is to be killed now.
-struct Doomed {
+struct KillTarget {
     id: SessionId,
     generation: Generation,
     process: Arc<PidFd>,
@@ -62,7 +62,7 @@ pub(super) struct Preemption {
     dying: FuturesUnordered<BoxFuture<'static, SessionId>>,
     releases: Releases,
     claims: Claims,
-    precedence: Precedence,
+    precedence: KillPriority,
     events: Vec<NewEvent>,
     last_look: Duration,
     last_kill: Option<Instant>,
@@ -92,7 +92,7 @@ impl Preemption {
             dying: FuturesUnordered::new(),
             releases: Releases::new(means.registry.clone()),
             claims: Claims::default(),
-            precedence: Precedence::take(weight),
+            precedence: KillPriority::take(weight),
             events: Vec::new(),
             last_look: Duration::ZERO,
             last_kill: None,
@@ -199,7 +199,7 @@ impl Preemption {
     }
 
     /// Takes over an entry. Returns the session if it is to be killed now.
-    fn take_over(&mut self, id: SessionId, entry: KillEntry) -> Option<Doomed> {
+    fn take_over(&mut self, id: SessionId, entry: KillEntry) -> Option<KillTarget> {
         let known = match self.targets.entry(id.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Target::new(entry.clone()));
@@ -254,7 +254,7 @@ impl Preemption {
         id: SessionId,
         generation: Generation,
         process: Arc<PidFd>,
-    ) -> Option<Doomed> {
+    ) -> Option<KillTarget> {
         let target = self.targets.get_mut(&id)?;
         target.entry.stage = Stage::Running(generation, process.clone());
         let grace = plan::grace(&id, &target.entry, self.budget_ms);
@@ -266,7 +266,7 @@ impl Preemption {
             process.signal(signal).is_ok().then_some(grace)
         });
         let Some(grace) = warned else {
-            return Some(Doomed {
+            return Some(KillTarget {
                 id,
                 generation,
                 process,
@@ -280,7 +280,7 @@ impl Preemption {
 
     /// Kills all of them before anything else: dying processes compete for the processors with the thread
     /// that kills.
-    fn kill(&mut self, doomed: Vec<Doomed>) {
+    fn kill(&mut self, doomed: Vec<KillTarget>) {
         // Before the kill, so that clients can distinguish it from an end of the program.
         for target in doomed.iter().filter_map(|one| self.targets.get(&one.id)) {
             let closing = Closing::service_restart("session is moving");
@@ -290,7 +290,7 @@ impl Preemption {
         let killed_at = Instant::now();
         self.release_processors(&doomed);
         for (one, result) in doomed.into_iter().zip(results) {
-            let Doomed {
+            let KillTarget {
                 id,
                 generation,
                 process,
@@ -315,7 +315,7 @@ impl Preemption {
     }
 
     /// Lifts the CPU limits that keep killed sessions from dying soon.
-    fn release_processors(&self, doomed: &[Doomed]) {
+    fn release_processors(&self, doomed: &[KillTarget]) {
         let killed = doomed.iter().filter_map(|one| {
             let target = self.targets.get(&one.id)?;
             Some(Killed {
@@ -367,7 +367,7 @@ impl Preemption {
             .targets
             .iter()
             .filter_map(|(id, target)| match &target.standing {
-                Standing::Warned(generation, process, at) if *at <= now => Some(Doomed {
+                Standing::Warned(generation, process, at) if *at <= now => Some(KillTarget {
                     id: id.clone(),
                     generation: *generation,
                     process: process.clone(),

@@ -10,7 +10,7 @@ struct Thread {
     means: Means,
     log: Log,
     weight: Weight,
-    desk: Desk,
+    preemption_state: PreemptionState,
     running: Option<Running>,
     _dir: TempDir,
 }
@@ -31,7 +31,7 @@ impl Thread {
                 memory: Memory::unheard(),
             },
             log: Log::start().expect("a thread"),
-            desk: Desk::default(),
+            preemption_state: PreemptionState::default(),
             running: None,
             _dir: dir,
         }
@@ -51,16 +51,16 @@ impl Thread {
         let Self {
             means,
             weight,
-            desk,
+            preemption_state,
             running,
             ..
         } = self;
-        take(means, weight, desk, running, notice);
+        take(means, weight, preemption_state, running, notice);
         self.means.memory.said_last()
     }
 
     fn readmit(&mut self, by: Origin) -> Option<Option<String>> {
-        readmit(&self.means, &self.log, &mut self.desk, by);
+        readmit(&self.means, &self.log, &mut self.preemption_state, by);
         self.means.memory.said_last()
     }
 
@@ -68,9 +68,12 @@ impl Thread {
         let running = self.running.take().expect("a preemption");
         let outcome = running.work.await;
         let Self {
-            means, log, desk, ..
+            means,
+            log,
+            preemption_state,
+            ..
         } = self;
-        finish(means, log, desk, outcome, running.waiting);
+        finish(means, log, preemption_state, outcome, running.waiting);
         self.means.memory.said_last()
     }
 }

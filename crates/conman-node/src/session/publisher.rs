@@ -76,7 +76,7 @@ impl Publisher {
             let generation = Some(claimed.generation);
             self.note(EventKind::SessionRestarted, generation, message);
             let because = restarted.because.to_string();
-            metrics::counter!("conman_restarts_total", "because" => because).increment(1);
+            metrics::counter!("conman_restarts_total", "reason" => because).increment(1);
         }
     }
 
@@ -144,10 +144,10 @@ impl Publisher {
         ));
         self.context.journal.append(events);
         for phase in phases.iter() {
-            metrics::histogram!("conman_start_phase_seconds", "phase" => phase.name.clone())
+            metrics::histogram!("conman_start_phase_duration_seconds", "phase" => phase.name.clone())
                 .record(phase.duration_ms / 1_000.0);
         }
-        metrics::histogram!("conman_start_seconds").record(total / 1_000.0);
+        metrics::histogram!("conman_start_duration_seconds").record(total / 1_000.0);
         metrics::counter!("conman_starts_total", "result" => "ready").increment(1);
         self.show(|view| {
             view.started_at = Some(started_at);

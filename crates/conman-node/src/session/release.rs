@@ -24,7 +24,7 @@ const KILLED: i32 = 128 + 9;
 
 /// What a release records about the life that ended.
 #[derive(Debug)]
-pub(super) struct Obituary {
+pub(super) struct EndedLife {
     /// Whether its program ran and exited without being killed, so that its exit code is meaningful.
     pub(super) by_itself: bool,
     /// Exit code of a program that could not be run.
@@ -56,7 +56,7 @@ pub(super) async fn ending(
     context: &Context,
     runtime: Option<&Arc<dyn Runtime>>,
     key: &ContainerKey,
-    obituary: Obituary,
+    obituary: EndedLife,
 ) -> Ending {
     let patience = context.options.bounds.exit_code;
     let mut exit_code = obituary.unrun_exit_code;

@@ -12,7 +12,7 @@ use conman_linux::{CgroupLayout, CgroupWeight};
 use conman_node::{EnsureError, RouteError};
 use conman_proto::{EventKind, NodeState, PreemptRequest, SessionRequest, SessionState};
 use conman_registry::{EmbeddedOptions, EmbeddedRegistry, RecordState, Registry};
-use conman_runtime::{Fault, Operation};
+use conman_testkit::{Fault, Operation};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 fn request() -> PreemptRequest {

@@ -7,7 +7,8 @@ use crate::stage::{Stage, bind_root, eventually, idle, program, session, web};
 use conman_node::{EnsureError, FailureKind, HostLimit};
 use conman_proto::{EventKind, LimitMet, RuntimeKind, SessionRequest, SessionState};
 use conman_registry::RecordState;
-use conman_runtime::{Fault, Operation, Runtime as _};
+use conman_runtime::Runtime as _;
+use conman_testkit::{Fault, Operation};
 
 #[test]
 fn a_thousand_simultaneous_ensures_of_one_id_make_one_container() {

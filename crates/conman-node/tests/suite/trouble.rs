@@ -13,7 +13,8 @@ use conman_linux::{Cgroups, PidFd};
 use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError, StopError};
 use conman_proto::{EventKind, Generation, NodeState, PreemptRequest, ResolvedSpec, SessionState};
 use conman_registry::{RecordState, Registry as _};
-use conman_runtime::{ContainerKey, ContainerPlan, Operation, Runtime as _};
+use conman_runtime::{ContainerKey, ContainerPlan, Runtime as _};
+use conman_testkit::Operation;
 use futures_util::FutureExt as _;
 
 fn quick(stage: &Stage) -> NodeOptions {
@@ -250,9 +251,9 @@ fn a_container_that_cannot_be_recorded_is_killed() {
     let stage = Stage::new();
     let (daemon, registry) = boot_flaky(&stage);
     daemon.faults().next(
-        conman_runtime::Operation::Start,
+        conman_testkit::Operation::Start,
         1,
-        conman_runtime::Fault::Delay(Duration::from_millis(200)),
+        conman_testkit::Fault::Delay(Duration::from_millis(200)),
     );
     daemon
         .run(daemon.node.ensure(&session("alice"), &idle(), false))

@@ -12,7 +12,9 @@ use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
 use conman_peer::{AskError, DialError, Dialer, PULSE, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{Generation, SessionId};
-use conman_proxy::{Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Turned};
+use conman_proxy::{
+    Backend, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route,
+};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::service::service_fn;
@@ -240,8 +242,8 @@ impl Backend for Nothing {
 }
 
 impl OwnSessions for Nothing {
-    fn own(&self, _: &SessionId, _: Generation) -> Result<Route, Turned> {
-        Err(Turned::NotOwner)
+    fn own(&self, _: &SessionId, _: Generation) -> Result<Route, PeerRefusal> {
+        Err(PeerRefusal::NotOwner)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a node knows of the others.
 
 use conman_core::placement::PlacementLimits;
-use conman_peer::{Dialer, FleetMap, NoAddress, PeerClient, Whereabouts};
+use conman_peer::{Dialer, FleetMap, NoAddress, PeerClient, SessionLocation};
 use conman_registry::RegistryError;
 use conman_testkit::ModelFleet;
 use futures_util::FutureExt as _;
@@ -18,7 +18,7 @@ async fn a_look_up_goes_on_while_the_registry_has_no_leader_for_a_moment() {
     let mut looking = Box::pin(map.look(&id, &mut fresh));
     assert!((&mut looking).now_or_never().is_none(), "it goes on");
     fleet.heal("me");
-    assert_eq!(looking.await.expect("answered"), Whereabouts::Nobody);
+    assert_eq!(looking.await.expect("answered"), SessionLocation::NoOwner);
 
     fleet.cut("me");
     let looked = map.look(&id, &mut fresh).await;

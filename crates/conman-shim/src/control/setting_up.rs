@@ -21,9 +21,9 @@ use super::{
     Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
     SIGNALS, TIMER,
 };
-use crate::condemned::Condemned;
 use crate::containers::Containers;
 use crate::fence::DeadMan;
+use crate::forbidden_starts::ForbiddenStarts;
 use crate::handover::Sealed;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
@@ -107,7 +107,7 @@ impl Control {
         Ok(Self {
             fence: DeadMan::new(options.freeze_patience, options.frozen_max),
             unverified: BTreeSet::new(),
-            condemned_early: Condemned::default(),
+            condemned_early: ForbiddenStarts::default(),
             doomed: BTreeSet::new(),
             told_fence: FenceState::Unarmed,
             ids: IdRanges::new(options.ids),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use conman_node::{Node, RouteError, SessionRoute};
 use conman_proto::SessionId;
-use conman_proxy::{Backend, Directory, Link, Refusal, Route, Turned, Way};
+use conman_proxy::{Backend, Directory, Link, PeerRefusal, Refusal, Route, Way};
 
 use super::seeker::Seeker;
 
@@ -39,7 +39,7 @@ impl Directory for NodeDirectory {
     async fn route_anew(
         &self,
         from: &Route,
-        why: &Turned,
+        why: &PeerRefusal,
         times: u32,
         may_start: bool,
     ) -> Result<Route, Refusal> {

@@ -50,7 +50,7 @@ impl FalseStarts {
     }
 
     /// Waits if too many starts have failed; `false` if the daemon is stopped meanwhile.
-    pub(super) async fn make_way(&self, ending: &mut EndingSignals) -> bool {
+    pub(super) async fn wait_unless_ended(&self, ending: &mut EndingSignals) -> bool {
         let failed = self.count();
         if failed < MOST {
             return true;
@@ -164,7 +164,11 @@ mod tests {
         let mut signals = Signals::listen().expect("listened");
         let mut waited = async || {
             let began = Instant::now();
-            assert!(starts(dir.path()).make_way(&mut signals.ending).await);
+            assert!(
+                starts(dir.path())
+                    .wait_unless_ended(&mut signals.ending)
+                    .await
+            );
             began.elapsed()
         };
         for _ in 0..MOST {
@@ -209,7 +213,7 @@ mod tests {
         }
         let waiting = starts(dir.path());
         let began = Instant::now();
-        let (goes_on, ()) = tokio::join!(waiting.make_way(&mut signals.ending), async {
+        let (goes_on, ()) = tokio::join!(waiting.wait_unless_ended(&mut signals.ending), async {
             sleep(LOOK * 3).await;
             fs::remove_file(&waiting.file).expect("removed");
         });

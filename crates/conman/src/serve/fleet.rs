@@ -37,7 +37,7 @@ use crate::shim::{self, ShimPlace};
 const JOINING_SIGN: Duration = Duration::from_secs(10);
 const JOINING: &str = "joining the fleet";
 
-const EXPIRY: &str = "conman_etcd_certificate_expiry_seconds";
+const EXPIRY: &str = "conman_etcd_certificate_expiry_timestamp_seconds";
 
 /// Interval between checks of the credential files for etcd.
 const ACCESS_LOOK: Duration = Duration::from_secs(10);

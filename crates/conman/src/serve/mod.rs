@@ -169,7 +169,7 @@ fn start(
         FalseStarts::new(&config.state_dir, takeover)
     });
     if let Some(starts) = &starts
-        && !runtime.block_on(starts.make_way(&mut signals.ending))
+        && !runtime.block_on(starts.wait_unless_ended(&mut signals.ending))
     {
         if config.preempt.on_sigterm == OnSigterm::Preempt {
             let instance = crate::state_dir::instance(&config.state_dir)?;

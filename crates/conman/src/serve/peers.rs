@@ -12,8 +12,8 @@ use conman_node::{Node, NotHere};
 use conman_peer::{Dialer, PeerAcceptor};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route,
-    Stream, Turned,
+    Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerFront, PeerRefusal, Proxy,
+    ProxyOptions, Route, Stream,
 };
 use conman_vitals::Vitals;
 use tokio::runtime::Handle;
@@ -103,11 +103,11 @@ pub(super) fn start_with(
 struct Own(Arc<Node>);
 
 impl OwnSessions for Own {
-    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, Turned> {
+    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal> {
         match self.0.own_route(id, generation) {
             Ok(route) => Ok(own_route(route)),
-            Err(NotHere::NotOwner) => Err(Turned::NotOwner),
-            Err(NotHere::NotReady) => Err(Turned::NotReady),
+            Err(NotHere::NotOwner) => Err(PeerRefusal::NotOwner),
+            Err(NotHere::NotReady) => Err(PeerRefusal::NotReady),
         }
     }
 }

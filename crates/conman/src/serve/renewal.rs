@@ -47,7 +47,7 @@ impl Renewal {
         };
         if credentials.tls.is_some() {
             metrics::describe_gauge!(
-                "conman_fleet_certificate_expiry_seconds",
+                "conman_fleet_certificate_expiry_timestamp_seconds",
                 "When this node's certificate for other nodes ends, in seconds since 1970"
             );
             tell_expiry(credentials);
@@ -132,6 +132,6 @@ fn tell(
 fn tell_expiry(credentials: &Credentials) {
     if let Some(tls) = &credentials.tls {
         let seconds = tls.expires_at().as_second();
-        metrics::gauge!("conman_fleet_certificate_expiry_seconds").set(seconds as f64);
+        metrics::gauge!("conman_fleet_certificate_expiry_timestamp_seconds").set(seconds as f64);
     }
 }

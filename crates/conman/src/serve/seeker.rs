@@ -2,16 +2,16 @@
 //!
 //! Whatever takes time (starting a session, waiting until it is ready at its node, waiting for a
 //! node that cannot be reached) is done once for all requests that wait for the session
-//! (`Quest`): by a task of the main runtime, which ends when no request waits any more. Each
+//! (`SharedWait`): by a task of the main runtime, which ends when no request waits any more. Each
 //! waiting request then looks the session up again. The proxy bounds how long and how many
 //! requests may wait in all.
 
 mod asking;
 mod owner;
-mod quests;
 mod refusals;
 mod restarting;
 mod reviving;
+mod shared_waits;
 
 use std::collections::HashMap;
 use std::future::{Future as _, poll_fn};
@@ -21,16 +21,18 @@ use std::time::Duration;
 
 use conman_node::{Node, RouteError, SessionRoute};
 use conman_peer::holding::{self, Cause, Held};
-use conman_peer::{Dialer, FleetMap, NoAddress, Owner, PeerAddress, ToNode, Whereabouts, Wish};
+use conman_peer::{
+    Dialer, FleetMap, NoAddress, Owner, PeerAddress, PlacementRequest, SessionLocation, ToNode,
+};
 use conman_proto::{Problem, ResolvedSpec, SessionId};
-use conman_proxy::{Refusal, Route, Turned, Way};
+use conman_proxy::{PeerRefusal, Refusal, Route, Way};
 use conman_vitals::essential;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use self::quests::Quest;
 use self::refusals::{is_elsewhere, is_over, no_registry, passing, refused, unreachable};
 pub(super) use self::restarting::LostSession;
+use self::shared_waits::SharedWait;
 use super::directory::{own_route, refusal};
 
 /// Look-ups of one call. Each but the first reads the registry, after a wait.
@@ -50,7 +52,7 @@ pub(super) struct Seeker {
     map: Arc<FleetMap>,
     dialer: Dialer,
     main: Handle,
-    quests: Mutex<HashMap<SessionId, Arc<Quest>>>,
+    shared_waits: Mutex<HashMap<SessionId, Arc<SharedWait>>>,
     /// For one session.
     most_waiting: usize,
 }
@@ -87,8 +89,8 @@ impl Seeker {
             map,
             dialer,
             main: Handle::current(),
-            quests: Mutex::default(),
-            most_waiting: quests::share_of_one(max_held),
+            shared_waits: Mutex::default(),
+            most_waiting: shared_waits::share_of_one(max_held),
         });
         let watching = Arc::clone(&seeker);
         tokio::spawn(essential("look for gone nodes", async move {
@@ -127,7 +129,7 @@ impl Seeker {
             // If no other node is known, the answer is this node's.
             let whereabouts = looked.map_err(|error| over.unwrap_or_else(|| no_registry(error)))?;
             match whereabouts {
-                Whereabouts::There(owner) => match owner.node.address.clone() {
+                SessionLocation::There(owner) => match owner.node.address.clone() {
                     Ok(address) => return Ok(self.way(id, owner, address)),
                     // It has just joined, or has gone and is not declared dead yet.
                     Err(NoAddress::NotYet { .. }) => {
@@ -137,9 +139,9 @@ impl Seeker {
                     }
                     Err(why) => return Err(unreachable(why.to_string())),
                 },
-                Whereabouts::Nobody => return self.local(id, may_start).await,
-                Whereabouts::Here { .. } if fresh => return self.local(id, may_start).await,
-                Whereabouts::Released { node, .. } if fresh => {
+                SessionLocation::NoOwner => return self.local(id, may_start).await,
+                SessionLocation::Here { .. } if fresh => return self.local(id, may_start).await,
+                SessionLocation::Released { node, .. } if fresh => {
                     let _held = self.held(&node, Cause::Ended);
                     let was = Was {
                         node,
@@ -147,7 +149,7 @@ impl Seeker {
                     };
                     self.wait_for(id, Need::Start { may_start, was }).await?;
                 }
-                Whereabouts::Lost { node, .. } if fresh => {
+                SessionLocation::Lost { node, .. } if fresh => {
                     let _held = self.held(&node, Cause::Fenced);
                     let was = Was {
                         node,
@@ -155,9 +157,9 @@ impl Seeker {
                     };
                     self.wait_for(id, Need::Start { may_start, was }).await?;
                 }
-                Whereabouts::Here { .. }
-                | Whereabouts::Released { .. }
-                | Whereabouts::Lost { .. } => {}
+                SessionLocation::Here { .. }
+                | SessionLocation::Released { .. }
+                | SessionLocation::Lost { .. } => {}
             }
             fresh = true;
         }
@@ -173,7 +175,7 @@ impl Seeker {
     pub(super) async fn find_anew(
         self: &Arc<Self>,
         from: &Route,
-        why: &Turned,
+        why: &PeerRefusal,
         times: u32,
         may_start: bool,
     ) -> Result<Route, Refusal> {
@@ -183,25 +185,25 @@ impl Seeker {
             Way::Session | Way::Api => return self.find(id, may_start, true).await,
         };
         match why {
-            Turned::NotOwner => {
+            PeerRefusal::NotOwner => {
                 self.map.fleet().forget_location(id, from.generation);
                 // The first time, the registry was not read yet.
                 if times > 1 {
                     tokio::time::sleep(pause(times)).await;
                 }
             }
-            Turned::Refused => {
+            PeerRefusal::Refused => {
                 self.map.fleet().forget_location(id, from.generation);
                 let now = self.map.whereabouts(id).await.map_err(no_registry)?;
-                if matches!(now, Whereabouts::There(owner) if owner.node.name == node) {
+                if matches!(now, SessionLocation::There(owner) if owner.node.name == node) {
                     return Err(refused(&self.map.client().refused_by(&node)));
                 }
             }
-            Turned::NotReady => {
+            PeerRefusal::NotReady => {
                 let _held = self.held(&node, Cause::Starting);
                 self.wait_for(id, Need::Ready { node, may_start }).await?;
             }
-            Turned::Unreachable(_) => {
+            PeerRefusal::Unreachable(_) => {
                 let _held = self.held(&node, Cause::Silent);
                 self.wait_for(id, Need::Reach { node }).await?;
                 // It may be reachable but unusable, for example because it is full.
@@ -264,8 +266,8 @@ fn pause(times: u32) -> Duration {
     (PAUSE * 2_u32.saturating_pow(times.min(8).saturating_sub(1))).min(LONGEST_PAUSE)
 }
 
-fn wish_of(spec: &ResolvedSpec) -> Wish {
-    Wish {
+fn wish_of(spec: &ResolvedSpec) -> PlacementRequest {
+    PlacementRequest {
         template: spec.template.clone(),
         runtime: Some(spec.runtime),
         labels: spec.node_labels.clone(),

@@ -50,6 +50,30 @@ async fn assert_nothing_left(conman: &Conman) {
 }
 
 #[tokio::test]
+async fn every_metric_is_in_the_operators_table() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    conman
+        .api()
+        .ensure("web", &json!({"template": "web"}))
+        .await;
+    conman.sessions().get("/s/web/").await;
+    let metrics = conman.api().get("/metrics").await.text();
+    let table = include_str!("../../../../deploy/README.md");
+    let mut kinds = 0;
+    for line in metrics.lines() {
+        let Some(kind) = line.strip_prefix("# TYPE ") else {
+            continue;
+        };
+        let (name, kind) = kind.split_once(' ').expect("a name and a type");
+        let row = format!("| `{name}` | {kind} |");
+        assert!(table.contains(&row), "the table has no row {row}");
+        kinds += 1;
+    }
+    assert!(kinds > 10, "{metrics}");
+}
+
+#[tokio::test]
 async fn a_session_answers_over_http_and_leaves_nothing() {
     let Some(native) = native() else { return };
     let conman = start(&native).await;

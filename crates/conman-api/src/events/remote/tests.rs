@@ -30,7 +30,7 @@ fn frame() -> String {
 
 /// What is reported of node `old` if such events come from its address, with these fields in the
 /// answer. The nodes do not authenticate by name.
-async fn told_at_its_address(fields: &str) -> Told {
+async fn told_at_its_address(fields: &str) -> NodeNews {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
     let answer = format!("HTTP/1.1 200 OK\r\n{fields}\r\n{}\n", frame());
@@ -54,7 +54,7 @@ async fn told_at_its_address(fields: &str) -> Told {
     });
     let client = PeerClient::new(Dialer::new("me", None, None));
     let map = FleetMap::new(seen, client, PlacementLimits::default());
-    let asked = Asked {
+    let asked = EventsRequest {
         from: From {
             after: Some(0),
             since_ms: 0,
@@ -77,7 +77,7 @@ async fn told_at_its_address(fields: &str) -> Told {
 #[tokio::test]
 async fn what_a_node_wrote_under_a_former_name_is_told() {
     let told = told_at_its_address("x-conman-node: old\r\n").await;
-    let Told::Frame(Frame::Event(event)) = &told else {
+    let NodeNews::Frame(Frame::Event(event)) = &told else {
         panic!("{told:?}");
     };
     assert_eq!((&*event.node, event.seq), ("new", 7));
@@ -88,7 +88,7 @@ async fn what_another_node_tells_at_its_address_is_not_told_as_its_own() {
     // Older versions state their name only in their events.
     for fields in ["x-conman-node: new\r\n", ""] {
         let told = told_at_its_address(fields).await;
-        let Told::Unreachable(why) = &told else {
+        let NodeNews::Unreachable(why) = &told else {
             panic!("{told:?}");
         };
         assert!(why.contains("node `new` answers"), "{why}");

@@ -11,7 +11,7 @@ use conman_proto::{
     SessionState, StopReport,
 };
 use conman_registry::PeerStanding;
-use conman_runtime::{Fault, Operation};
+use conman_testkit::{Fault, Operation};
 use futures_util::StreamExt as _;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, StatusCode};

@@ -14,7 +14,7 @@ use conman_node::NodeOptions;
 use conman_peer::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{EnsureResponse, Generation, RuntimeKind, Session, SessionId};
 use conman_proxy::{
-    Backend, Link, OwnSessions, PeerFront, Proxy, ProxyOptions, Route, Stream, Turned,
+    Backend, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route, Stream,
 };
 use conman_registry::{Announcement, Fleet, Peer, Registry};
 use conman_testkit::{ModelFleet, ModelNode};
@@ -202,8 +202,8 @@ impl Node {
 struct NoSessions;
 
 impl OwnSessions for NoSessions {
-    fn own(&self, _: &SessionId, _: Generation) -> Result<Route, Turned> {
-        Err(Turned::NotOwner)
+    fn own(&self, _: &SessionId, _: Generation) -> Result<Route, PeerRefusal> {
+        Err(PeerRefusal::NotOwner)
     }
 }
 

@@ -25,7 +25,7 @@ use conman_node::{Node, NodeOptions};
 use conman_peer::FleetMap;
 use conman_proto::{Problem, RuntimeKind, SessionRequest};
 use conman_registry::{Journal, ModelRegistry, Registry};
-use conman_runtime::{Faults, ProcessOptions, ProcessRuntime};
+use conman_testkit::{Faults, ProcessOptions, ProcessRuntime};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt as _;

@@ -21,7 +21,7 @@ use crate::session::answer::{
     Answer, Claimed, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble,
 };
 use crate::session::handle::tell_unwanted;
-use crate::session::release::Obituary;
+use crate::session::release::EndedLife;
 use crate::session::view::Failure;
 use crate::session::{claim, hold_process, launch, lost_start, make, release};
 use crate::throttled::{self, Killed};
@@ -236,7 +236,7 @@ impl Driver {
         self.publisher.close_tunnels(&cause.outcome(None).reason);
         let ended_at_once = matches!(&self.failure, Some(Failure::Kind(FailureKind::Exited)));
         let by_itself = matches!(cause, Cause::Exited | Cause::ExitedEarly);
-        let obituary = Obituary {
+        let obituary = EndedLife {
             by_itself: by_itself || ended_at_once,
             unrun_exit_code: self.unrun_exit_code,
             cause,

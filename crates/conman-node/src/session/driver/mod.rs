@@ -44,7 +44,7 @@ pub(crate) enum Beginning {
     /// It runs, and was not yet ready.
     Unready(Arc<PidFd>),
     /// It runs and was to be stopped, for this reason.
-    Doomed(Arc<PidFd>, EndCause, String),
+    KillTarget(Arc<PidFd>, EndCause, String),
     /// It may run or come to run, and ends for this reason.
     Unresolved(Cause),
 }
@@ -131,7 +131,7 @@ impl Driver {
                 Lifecycle::adopt(timing, generation, process.pid()),
                 Vec::new(),
             ),
-            Beginning::Doomed(process, cause, why) => {
+            Beginning::KillTarget(process, cause, why) => {
                 let mut life = Lifecycle::adopt(timing, generation, process.pid());
                 let actions = life.on(0, Event::StopAsked(*cause, why.clone()));
                 (life, actions)
@@ -178,7 +178,7 @@ impl Driver {
                 driver.was_running = true;
             }
             Beginning::Unready(process) => driver.hold(process),
-            Beginning::Doomed(process, ..) => {
+            Beginning::KillTarget(process, ..) => {
                 driver.hold(process);
                 driver.was_running = view.started_at.is_some();
             }

@@ -23,7 +23,8 @@ use conman_proto::{
     EventKind, Generation, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };
 use conman_registry::{Journal, ModelRegistry, Registry, SessionRecord};
-use conman_runtime::{Faults, ProcessOptions, ProcessRuntime, Runtime};
+use conman_runtime::Runtime;
+use conman_testkit::{Faults, ProcessOptions, ProcessRuntime};
 use tempfile::TempDir;
 use with_terminals::WithTerminals;
 

@@ -8,8 +8,9 @@ use async_trait::async_trait;
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_runtime::{
     AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, ProcessRuntime, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
 };
+use conman_testkit::ProcessRuntime;
 use futures_util::stream::BoxStream;
 use tokio::sync::{mpsc, oneshot};
 

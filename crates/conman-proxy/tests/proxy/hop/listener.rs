@@ -1,6 +1,6 @@
 //! The listener for nodes: whom it has room for, and what else it answers.
 
-use conman_proxy::{ProxyOptions, Turned};
+use conman_proxy::{PeerRefusal, ProxyOptions};
 
 use super::nodes::{Believed, Entry, GET_ALICE, Owner};
 use crate::support::{Client, TestSession, body, serve_echo_head, status, until};
@@ -35,7 +35,10 @@ async fn a_listener_for_nodes_that_is_full_says_that_it_has_taken_nothing() {
     let mut client = entry.connect().await;
     client.send(GET_ALICE).await;
     until("it is held", || entry.0.stats().held == 1).await;
-    assert!(matches!(believed.turned()[..], [Turned::Unreachable(_)]));
+    assert!(matches!(
+        believed.turned()[..],
+        [PeerRefusal::Unreachable(_)]
+    ));
 }
 
 #[tokio::test]

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use conman_core::Closing;
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Link, OwnSessions, PeerAccept, PeerFront, PeerVisitor, Proxy,
-    ProxyOptions, Refusal, Route, Seal, Stream, Turned, Verdict, Way,
+    Backend, Directory, Gate, Link, OwnSessions, PeerAccept, PeerFront, PeerRefusal, PeerVisitor,
+    Proxy, ProxyOptions, Refusal, Route, Seal, Stream, Verdict, Way,
 };
 use http::HeaderValue;
 use http::request::Parts;
@@ -60,22 +60,22 @@ struct Owned {
 }
 
 impl OwnSessions for OwnedSessions {
-    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, Turned> {
+    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal> {
         let owned = self
             .sessions
             .lock()
             .expect("sound")
             .get(id.as_str())
             .cloned();
-        let owned = owned.ok_or(Turned::NotOwner)?;
+        let owned = owned.ok_or(PeerRefusal::NotOwner)?;
         let route = owned.session.route(id);
         if route.generation < generation {
-            return Err(Turned::NotOwner);
+            return Err(PeerRefusal::NotOwner);
         }
         if owned.ready {
             Ok(route)
         } else {
-            Err(Turned::NotReady)
+            Err(PeerRefusal::NotReady)
         }
     }
 }
@@ -251,7 +251,7 @@ pub(crate) struct Believed {
     owner: watch::Sender<Option<SocketAddr>>,
     /// Told by a look-up anew.
     pub(crate) truth: watch::Sender<Option<SocketAddr>>,
-    anew: Mutex<Vec<Turned>>,
+    anew: Mutex<Vec<PeerRefusal>>,
     pass: &'static str,
     /// Becomes true once the node answers nothing any more.
     pub(crate) silent: watch::Sender<bool>,
@@ -293,7 +293,7 @@ impl Believed {
         }
     }
 
-    pub(crate) fn turned(&self) -> Vec<Turned> {
+    pub(crate) fn turned(&self) -> Vec<PeerRefusal> {
         self.anew.lock().expect("sound").clone()
     }
 }
@@ -309,12 +309,12 @@ impl Directory for Believed {
     async fn route_anew(
         &self,
         from: &Route,
-        why: &Turned,
+        why: &PeerRefusal,
         _times: u32,
         _may_start: bool,
     ) -> Result<Route, Refusal> {
         self.anew.lock().expect("sound").push(why.clone());
-        if *why == Turned::Refused {
+        if *why == PeerRefusal::Refused {
             return Err(Refusal::from(Problem::new("told", "Told", 502, "both")));
         }
         let mut truth = self.truth.subscribe();

@@ -1,7 +1,7 @@
 //! Nodes that break, fall silent or die before they have answered.
 
 use conman_core::Closing;
-use conman_proxy::Turned;
+use conman_proxy::PeerRefusal;
 
 use super::nodes::{Believed, Entry, Owner};
 use crate::support::{RawBackend, status};
@@ -57,7 +57,10 @@ async fn what_changes_nothing_is_sent_once_more_where_its_node_broke_before_it_a
     assert_eq!(status(&head), "200", "{head}");
     let echoed = client.read_head().await;
     assert!(echoed.starts_with("GET /again "), "{echoed}");
-    assert!(matches!(believed.turned()[..], [Turned::Unreachable(_)]));
+    assert!(matches!(
+        believed.turned()[..],
+        [PeerRefusal::Unreachable(_)]
+    ));
 }
 
 #[tokio::test]

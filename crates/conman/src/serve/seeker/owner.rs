@@ -1,7 +1,7 @@
 //! Waits for the node of a session: until the session is ready there or lost, or the node
 //! reachable.
 
-use conman_peer::{NoAddress, PeerAddress, Whereabouts};
+use conman_peer::{NoAddress, PeerAddress, SessionLocation};
 use conman_proto::SessionId;
 use conman_proxy::Refusal;
 use conman_registry::PeerStanding;
@@ -41,7 +41,7 @@ impl Seeker {
             Said::Problem(problem) => {
                 // A node's answer about a session that it has lost meanwhile is of no interest.
                 match self.map.whereabouts(id).await {
-                    Ok(Whereabouts::There(owner)) if *owner.node.name == *name => {
+                    Ok(SessionLocation::There(owner)) if *owner.node.name == *name => {
                         Err(with_retry(problem))
                     }
                     // The next look-up reports that the registry does not answer.
@@ -63,7 +63,7 @@ impl Seeker {
                 continue;
             }
             match self.map.whereabouts(id).await {
-                Ok(Whereabouts::There(owner)) if *owner.node.name == *name => {}
+                Ok(SessionLocation::There(owner)) if *owner.node.name == *name => {}
                 Ok(_) => return,
                 // While the registry does not answer, nothing has changed.
                 Err(_) => {}
@@ -80,7 +80,7 @@ impl Seeker {
                 continue;
             };
             match now {
-                Whereabouts::There(owner) if *owner.node.name == *name => {
+                SessionLocation::There(owner) if *owner.node.name == *name => {
                     match owner.node.address {
                         Ok(address) if self.answers(&address).await => return,
                         Ok(_) | Err(NoAddress::NotYet { .. }) => {}

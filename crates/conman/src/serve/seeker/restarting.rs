@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use conman_node::{EnsureError, RestartError, WithoutImage};
-use conman_peer::Whereabouts;
+use conman_peer::SessionLocation;
 use conman_proto::{Generation, Problem, ResolvedSpec, SessionId};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::Instant;
@@ -116,8 +116,8 @@ impl Seeker {
     /// The node that owns a session at present.
     pub(in crate::serve) async fn whose(&self, id: &SessionId) -> Result<String, String> {
         match self.map.whereabouts(id).await {
-            Ok(Whereabouts::There(owner)) => Ok(owner.node.name.to_string()),
-            Ok(Whereabouts::Here { .. }) => Ok(self.map.me().to_owned()),
+            Ok(SessionLocation::There(owner)) => Ok(owner.node.name.to_string()),
+            Ok(SessionLocation::Here { .. }) => Ok(self.map.me().to_owned()),
             Ok(_) => Err("it is not to be restarted any more".to_owned()),
             Err(error) => Err(chain(&error)),
         }

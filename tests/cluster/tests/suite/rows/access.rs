@@ -11,8 +11,8 @@ use tokio::time::sleep;
 use super::fleet::{Fleet, PATIENCE};
 
 /// The first second of the year.
-const ENDS_2090: &str = "conman_etcd_certificate_expiry_seconds 3786912000";
-const ENDS_2092: &str = "conman_etcd_certificate_expiry_seconds 3849984000";
+const ENDS_2090: &str = "conman_etcd_certificate_expiry_timestamp_seconds 3786912000";
+const ENDS_2092: &str = "conman_etcd_certificate_expiry_timestamp_seconds 3849984000";
 const RENEWED: &str = "reloaded the credentials for etcd";
 const KEPT: &str = "cannot reload the credentials for etcd; keeping the former ones";
 /// In which a daemon looks at the files again, and once more.

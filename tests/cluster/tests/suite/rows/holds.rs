@@ -21,7 +21,7 @@ async fn figure(fleet: &Fleet, name: &str) -> f64 {
 async fn held(fleet: &Fleet, cause: &str) -> f64 {
     figure(
         fleet,
-        &format!("conman_held_seconds_count{{cause=\"{cause}\"}} "),
+        &format!("conman_held_duration_seconds_count{{cause=\"{cause}\"}} "),
     )
     .await
 }

@@ -375,7 +375,7 @@ async fn row_33_certificate_of_its_own_is_all_that_a_node_needs_and_may_change()
     serves_pages(&fleet).await;
     let metrics = fleet.node(1).admin().get("/metrics").await.text();
     // The first second of 2092.
-    let ends = "conman_fleet_certificate_expiry_seconds 3849984000";
+    let ends = "conman_fleet_certificate_expiry_timestamp_seconds 3849984000";
     assert!(metrics.contains(ends), "{metrics}");
     fleet.goes_on("s", generation).await;
     fleet.leaves_nothing().await;

@@ -106,7 +106,7 @@ const ESSENTIAL: [&str; 16] = [
     "announcer",
     "restarter",
     "clean-up",
-    "condemned",
+    "end orders",
     "reconciler",
     "runtime health",
     "API",

@@ -21,10 +21,8 @@ use conman_proto::{
 };
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
 use conman_registry::{Announcement, Fleet, Journal};
-use conman_runtime::{
-    DockerOptions, DockerRuntime, Faults, ProcessOptions, ProcessRuntime, Runtime,
-};
-use conman_testkit::{ModelFleet, ModelNode};
+use conman_runtime::{DockerOptions, DockerRuntime, Runtime};
+use conman_testkit::{Faults, ModelFleet, ModelNode, ProcessOptions, ProcessRuntime};
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tempfile::TempDir;

@@ -5,8 +5,7 @@ use std::time::Duration;
 use conman_node::Node;
 use conman_proto::{DrainReport, DrainRequest, DrainState, NodeLoss, OnNodeLoss, SessionId};
 use conman_registry::PeerStanding;
-use conman_runtime::{Fault, Operation};
-use conman_testkit::ModelFleet;
+use conman_testkit::{Fault, ModelFleet, Operation};
 
 use super::member::{Member, PATIENCE, id, is_served, secret, two};
 

@@ -1,8 +1,7 @@
 //! Sessions that lost their node and wait for a connection, and whose first start fails.
 
 use conman_proto::{NodeLoss, OnNodeLoss, SessionRequest, SessionState};
-use conman_runtime::{Fault, Operation};
-use conman_testkit::ModelFleet;
+use conman_testkit::{Fault, ModelFleet, Operation};
 
 use super::member::{Member, id, is_served, secret, two, web};
 

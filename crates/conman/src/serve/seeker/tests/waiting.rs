@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use conman_proto::SessionState;
 use conman_registry::{PeerStanding, Standing};
-use conman_runtime::{Fault, Operation};
+use conman_testkit::{Fault, Operation};
 
 use super::super::PAUSE;
-use super::super::quests::{Quest, share_of_one};
 use super::super::refusals::TOO_MANY_WAITING;
+use super::super::shared_waits::{SharedWait, share_of_one};
 use super::member::{PATIENCE, id, is_served, two, web};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -167,15 +167,17 @@ async fn a_node_that_is_heard_of_late_and_says_that_it_owns_is_not_waited_for() 
 
 #[test]
 fn those_who_wait_for_one_session_leave_places_to_others() {
-    let quest = Quest::default();
+    let shared_wait = SharedWait::default();
     let most = share_of_one(80);
-    let all: Vec<_> = (0..20).map(|_| quest.join(&id("ann"), most)).collect();
+    let all: Vec<_> = (0..20)
+        .map(|_| shared_wait.join(&id("ann"), most))
+        .collect();
     assert!(all.iter().all(Result::is_ok));
-    let refused = quest.join(&id("ann"), most);
+    let refused = shared_wait.join(&id("ann"), most);
     let refused = refused.expect_err("no place is left");
     assert_eq!(refused.problem.slug(), TOO_MANY_WAITING, "{refused:?}");
     drop(all);
-    quest
+    shared_wait
         .join(&id("ann"), most)
         .expect("there are places again");
     assert_eq!(share_of_one(0), 1, "one request is served");

@@ -44,12 +44,12 @@ pub(super) fn be_quick() {
 /// Not held for longer than a preemption: a real-time thread keeps some kernels from distributing
 /// processor time by cgroups.
 #[derive(Debug)]
-pub(super) struct Precedence {
+pub(super) struct KillPriority {
     weight: Weight,
     given: bool,
 }
 
-impl Precedence {
+impl KillPriority {
     pub(super) fn take(weight: &Weight) -> Self {
         // Without the capability the thread keeps its ordinary priority.
         let _ = run_before_ordinary_threads();
@@ -69,7 +69,7 @@ impl Precedence {
     }
 }
 
-impl Drop for Precedence {
+impl Drop for KillPriority {
     fn drop(&mut self) {
         if self.given {
             self.weight.0.restore();

@@ -64,12 +64,12 @@ fn now_ms() -> u64 {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct SignalledFile {
     file: PathBuf,
     lane: Arc<Lane>,
 }
 
-impl Told {
+impl SignalledFile {
     pub(crate) fn new(state_dir: &Path) -> Self {
         Self {
             file: state_dir.join("drain-told.jsonl"),
@@ -147,7 +147,7 @@ mod tests {
     #[tokio::test]
     async fn a_line_that_was_cut_costs_only_itself() {
         let dir = tempfile::tempdir().expect("a directory");
-        let told = Told::new(dir.path());
+        let told = SignalledFile::new(dir.path());
         assert!(told.read().expect("none yet").is_empty());
         let word = || Word::new("drained: new kernel", Duration::from_secs(3_600));
         told.note(&key("ann"), word()).await.expect("noted");
@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_noted_while_the_disk_holds_up_an_earlier_removal_stays() {
         let dir = tempfile::tempdir().expect("a directory");
-        let told = Told::new(dir.path());
+        let told = SignalledFile::new(dir.path());
         let word = || Word::new("drained: new kernel", Duration::from_secs(3_600));
         told.note(&key("old"), word()).await.expect("noted");
         let (disk, answers) = channel::<()>();

@@ -4,16 +4,16 @@ use std::collections::{BTreeSet, VecDeque};
 
 use crate::containers::MAX_CONTAINERS;
 
-/// Condemned before a start of them was ordered. As many are kept as there may be containers, so that
+/// Forbidden before a start of them was ordered. As many are kept as there may be containers, so that
 /// the oldest one's start has been given up.
 #[derive(Debug, Default)]
-pub(crate) struct Condemned {
+pub(crate) struct ForbiddenStarts {
     /// The oldest first.
     in_order: VecDeque<String>,
     names: BTreeSet<String>,
 }
 
-impl Condemned {
+impl ForbiddenStarts {
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.names.contains(name)
     }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_oldest_is_given_up_and_no_name_counts_twice() {
-        let mut all = Condemned::default();
+        let mut all = ForbiddenStarts::default();
         for number in 0..MAX_CONTAINERS {
             assert_eq!(all.add(number.to_string()), None);
         }

@@ -20,9 +20,9 @@ pub(super) const fn share_of_one(max_held: usize) -> usize {
 
 /// A wait that all requests for one session share. `None` until it is over.
 #[derive(Debug, Default)]
-pub(super) struct Quest(watch::Sender<Option<Result<(), Refusal>>>);
+pub(super) struct SharedWait(watch::Sender<Option<Result<(), Refusal>>>);
 
-impl Quest {
+impl SharedWait {
     /// Waits with the others, if there is a place.
     pub(super) fn join(
         &self,
@@ -52,12 +52,12 @@ impl Seeker {
         need: Need,
     ) -> Result<(), Refusal> {
         let mut over = {
-            let mut quests = lock(&self.quests);
-            match quests.get(id) {
-                Some(quest) => quest
+            let mut shared_waits = lock(&self.shared_waits);
+            match shared_waits.get(id) {
+                Some(shared_wait) => shared_wait
                     .join(id, self.most_waiting)
                     .map_err(|refusal| *refusal)?,
-                None if quests.len() >= MAX_QUESTS => {
+                None if shared_waits.len() >= MAX_QUESTS => {
                     return Err(passing(Problem::new(
                         TOO_MANY_WAITING,
                         "Too many sessions are waited for",
@@ -69,17 +69,17 @@ impl Seeker {
                     )));
                 }
                 None => {
-                    let quest = Arc::<Quest>::default();
-                    let over = quest.0.subscribe();
-                    quests.insert(id.clone(), Arc::clone(&quest));
+                    let shared_wait = Arc::<SharedWait>::default();
+                    let over = shared_wait.0.subscribe();
+                    shared_waits.insert(id.clone(), Arc::clone(&shared_wait));
                     let (seeker, id) = (Arc::clone(self), id.clone());
                     self.main
-                        .spawn(async move { seeker.run(&id, need, &quest).await });
+                        .spawn(async move { seeker.run(&id, need, &shared_wait).await });
                     over
                 }
             }
         };
-        metrics::gauge!("conman_hop_quests").set(lock(&self.quests).len() as f64);
+        metrics::gauge!("conman_fleet_session_waits").set(lock(&self.shared_waits).len() as f64);
         let ended = match over.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone(),
             // Its task panicked: look the session up again.
@@ -88,27 +88,27 @@ impl Seeker {
         ended.unwrap_or(Ok(()))
     }
 
-    async fn run(&self, id: &SessionId, need: Need, quest: &Arc<Quest>) {
+    async fn run(&self, id: &SessionId, need: Need, shared_wait: &Arc<SharedWait>) {
         // Also if the task panics: the requests must not wait for ever.
         let _entry = Entry {
             seeker: self,
             id,
-            quest,
+            shared_wait,
         };
-        let mut work = std::pin::pin!(self.quest(id, &need));
+        let mut work = std::pin::pin!(self.shared_wait(id, &need));
         loop {
             tokio::select! {
                 outcome = &mut work => {
                     // First, so that no request joins a wait that is over.
-                    lock(&self.quests).remove(id);
-                    quest.0.send_replace(Some(outcome));
+                    lock(&self.shared_waits).remove(id);
+                    shared_wait.0.send_replace(Some(outcome));
                     return;
                 }
                 // Checked again below, where no request can join meanwhile.
-                () = quest.0.closed() => {
-                    let mut quests = lock(&self.quests);
-                    if quest.0.receiver_count() == 0 {
-                        quests.remove(id);
+                () = shared_wait.0.closed() => {
+                    let mut shared_waits = lock(&self.shared_waits);
+                    if shared_wait.0.receiver_count() == 0 {
+                        shared_waits.remove(id);
                         return;
                     }
                 }
@@ -116,7 +116,7 @@ impl Seeker {
         }
     }
 
-    async fn quest(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
+    async fn shared_wait(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
         match need {
             Need::Start { may_start, was } => self.start(id, *may_start, was).await,
             // Cancel safe: the request to the node is repeated, and a look-up has no effect.
@@ -136,20 +136,20 @@ impl Seeker {
 struct Entry<'run> {
     seeker: &'run Seeker,
     id: &'run SessionId,
-    quest: &'run Arc<Quest>,
+    shared_wait: &'run Arc<SharedWait>,
 }
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        let mut quests = lock(&self.seeker.quests);
-        if quests
+        let mut shared_waits = lock(&self.seeker.shared_waits);
+        if shared_waits
             .get(self.id)
-            .is_some_and(|present| Arc::ptr_eq(present, self.quest))
+            .is_some_and(|present| Arc::ptr_eq(present, self.shared_wait))
         {
-            quests.remove(self.id);
+            shared_waits.remove(self.id);
         }
         // For requests whose task has panicked.
-        self.quest.0.send_if_modified(|outcome| {
+        self.shared_wait.0.send_if_modified(|outcome| {
             let without = outcome.is_none();
             if without {
                 *outcome = Some(Ok(()));

@@ -1,6 +1,6 @@
 //! Sessions that the registry has ordered to end, kept until the order is carried out.
 //!
-//! An order for a life that is known here is carried out at once. Any other waits in [`Condemned`]
+//! An order for a life that is known here is carried out at once. Any other waits in [`EndOrders`]
 //! ──notify──> one task, which retries each independently: a life that waits for its generation may
 //! turn out to be the one that is meant, an unreadable record may become readable later, and a container
 //! without a record has to be proven dead before the registry forgets it.
@@ -29,7 +29,7 @@ use crate::context::Context;
 use crate::session::{self, LostStart, SessionHandle};
 
 /// The task's name for the watchdog.
-pub(crate) const NAME: &str = "condemned";
+pub(crate) const NAME: &str = "end orders";
 
 /// Pause between two tries of an order that could not be carried out.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -43,7 +43,7 @@ const HAS_ENDED: &str = "its container ended unobserved";
 
 /// Pending orders. Bounded by the containers that exist: one order each.
 #[derive(Debug, Default)]
-pub(crate) struct Condemned {
+pub(crate) struct EndOrders {
     waiting: Mutex<BTreeMap<ContainerKey, Waiting>>,
     added: Notify,
 }
@@ -56,7 +56,7 @@ struct Waiting {
     is_pursued: bool,
 }
 
-impl Condemned {
+impl EndOrders {
     /// A panic cannot leave a partial change: each change is one map operation.
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<ContainerKey, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
@@ -110,7 +110,7 @@ pub(crate) fn order(
         generation,
     };
     let is_new = {
-        let mut waiting = context.condemned.waiting();
+        let mut waiting = context.end_orders.waiting();
         let known = waiting.entry(key).or_default();
         known.why = why.or(known.why.take());
         !known.is_pursued
@@ -119,7 +119,7 @@ pub(crate) fn order(
         // An order without a known life is also checked against the containers that exist.
         context.stray_expected.notify_one();
     }
-    context.condemned.added.notify_one();
+    context.end_orders.added.notify_one();
 }
 
 fn life_of(
@@ -153,13 +153,13 @@ pub(crate) async fn run(context: Arc<Context>) {
     let mut pursued = FuturesUnordered::new();
     loop {
         pulse.beat().await;
-        for key in context.condemned.begin() {
+        for key in context.end_orders.begin() {
             pursued.push(pursue(&context, &turns, key));
         }
         let next = async {
             tokio::select! {
                 // Cancel safe: a notification is kept as a permit until it is taken.
-                () = context.condemned.added.notified() => {}
+                () = context.end_orders.added.notified() => {}
                 // Cancel safe: an order that is carried out has left the book.
                 Some(()) = pursued.next() => {}
             }
@@ -172,13 +172,13 @@ pub(crate) async fn run(context: Arc<Context>) {
 /// Retries until nothing is left to do.
 async fn pursue(context: &Arc<Context>, turns: &Turns, key: ContainerKey) {
     loop {
-        let why = context.condemned.why(&key);
+        let why = context.end_orders.why(&key);
         if carry_out(context, turns, &key, why.as_deref()).await {
             break;
         }
         sleep(RETRY_PAUSE).await;
     }
-    context.condemned.waiting().remove(&key);
+    context.end_orders.waiting().remove(&key);
 }
 
 /// One try. Returns whether nothing is left to do.

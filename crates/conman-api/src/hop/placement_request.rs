@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use conman_core::SpecPolicy;
-use conman_peer::Wish;
+use conman_peer::PlacementRequest;
 use conman_proto::{FieldError, SessionRequest};
 use http::Uri;
 
@@ -15,7 +15,11 @@ pub(crate) const NODE_LABEL: &str = "node_label";
 
 /// Reads the requirements. The handler reports other mistakes of the request; an unreadable body
 /// has no requirements.
-pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, ApiError> {
+pub(super) fn of(
+    uri: &Uri,
+    body: &[u8],
+    policy: &SpecPolicy,
+) -> Result<PlacementRequest, ApiError> {
     let request: SessionRequest = serde_json::from_slice(body).unwrap_or_default();
     let template = request
         .template
@@ -30,7 +34,7 @@ pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> Result<Wish, Ap
         .unwrap_or_default();
     labels.extend(request.node_labels.unwrap_or_default());
     labels.extend(labels_of(uri)?);
-    Ok(Wish {
+    Ok(PlacementRequest {
         template: request.template,
         runtime: template.and_then(|template| template.runtime),
         labels,

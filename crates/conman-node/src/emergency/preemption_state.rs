@@ -41,7 +41,7 @@ pub(crate) enum OnReadmit {
 }
 
 #[derive(Debug, Default)]
-pub(crate) enum Desk {
+pub(crate) enum PreemptionState {
     #[default]
     Open,
     Preempting {
@@ -54,7 +54,7 @@ pub(crate) enum Desk {
     },
 }
 
-impl Desk {
+impl PreemptionState {
     pub(crate) fn on_notice(&mut self, origin: Origin) -> OnNotice {
         match self {
             Self::Open => {
@@ -160,49 +160,82 @@ mod tests {
 
     #[test]
     fn a_second_notice_joins_the_first_and_a_third_gets_its_report() {
-        let mut desk = Desk::default();
-        assert_eq!(desk.on_notice(Origin::Operator), OnNotice::Start);
-        assert_eq!(desk.on_notice(Origin::GcePreempted), OnNotice::Join);
-        assert!(!desk.on_finished(report()));
+        let mut preemption_state = PreemptionState::default();
         assert_eq!(
-            desk.on_notice(Origin::Operator),
+            preemption_state.on_notice(Origin::Operator),
+            OnNotice::Start
+        );
+        assert_eq!(
+            preemption_state.on_notice(Origin::GcePreempted),
+            OnNotice::Join
+        );
+        assert!(!preemption_state.on_finished(report()));
+        assert_eq!(
+            preemption_state.on_notice(Origin::Operator),
             OnNotice::Answer(Box::new(report()))
         );
     }
 
     #[test]
     fn a_withdrawn_notice_readmits_only_what_it_preempted() {
-        let mut desk = Desk::default();
-        desk.on_notice(Origin::Operator);
-        desk.on_finished(report());
-        assert_eq!(desk.on_readmit(Origin::GcePreempted), OnReadmit::Ignore);
-        assert_eq!(desk.on_readmit(Origin::Operator), OnReadmit::Reopen);
+        let mut preemption_state = PreemptionState::default();
+        preemption_state.on_notice(Origin::Operator);
+        preemption_state.on_finished(report());
+        assert_eq!(
+            preemption_state.on_readmit(Origin::GcePreempted),
+            OnReadmit::Ignore
+        );
+        assert_eq!(
+            preemption_state.on_readmit(Origin::Operator),
+            OnReadmit::Reopen
+        );
 
-        desk.on_notice(Origin::GcePreempted);
-        desk.on_finished(report());
-        assert_eq!(desk.on_readmit(Origin::GceMaintenance), OnReadmit::Ignore);
-        assert_eq!(desk.on_readmit(Origin::GcePreempted), OnReadmit::Reopen);
-        assert_eq!(desk.on_readmit(Origin::GcePreempted), OnReadmit::Ignore);
+        preemption_state.on_notice(Origin::GcePreempted);
+        preemption_state.on_finished(report());
+        assert_eq!(
+            preemption_state.on_readmit(Origin::GceMaintenance),
+            OnReadmit::Ignore
+        );
+        assert_eq!(
+            preemption_state.on_readmit(Origin::GcePreempted),
+            OnReadmit::Reopen
+        );
+        assert_eq!(
+            preemption_state.on_readmit(Origin::GcePreempted),
+            OnReadmit::Ignore
+        );
     }
 
     #[test]
     fn an_operators_notice_on_top_of_the_clouds_is_not_withdrawn_by_the_cloud() {
-        let mut desk = Desk::default();
-        desk.on_notice(Origin::GcePreempted);
-        desk.on_notice(Origin::Operator);
-        desk.on_finished(report());
-        assert_eq!(desk.on_readmit(Origin::GcePreempted), OnReadmit::Ignore);
+        let mut preemption_state = PreemptionState::default();
+        preemption_state.on_notice(Origin::GcePreempted);
+        preemption_state.on_notice(Origin::Operator);
+        preemption_state.on_finished(report());
+        assert_eq!(
+            preemption_state.on_readmit(Origin::GcePreempted),
+            OnReadmit::Ignore
+        );
     }
 
     #[test]
     fn a_withdrawal_in_the_middle_waits_for_the_end_unless_a_new_notice_comes() {
-        let mut desk = Desk::default();
-        desk.on_notice(Origin::GcePreempted);
-        assert_eq!(desk.on_readmit(Origin::GcePreempted), OnReadmit::Later);
-        assert!(desk.on_finished(report()));
-        assert_eq!(desk.on_notice(Origin::GcePreempted), OnNotice::Start);
-        desk.on_readmit(Origin::GcePreempted);
-        assert_eq!(desk.on_notice(Origin::GcePreempted), OnNotice::Join);
-        assert!(!desk.on_finished(report()));
+        let mut preemption_state = PreemptionState::default();
+        preemption_state.on_notice(Origin::GcePreempted);
+        assert_eq!(
+            preemption_state.on_readmit(Origin::GcePreempted),
+            OnReadmit::Later
+        );
+        assert!(preemption_state.on_finished(report()));
+        assert_eq!(
+            preemption_state.on_notice(Origin::GcePreempted),
+            OnNotice::Start
+        );
+        preemption_state.on_readmit(Origin::GcePreempted);
+        assert_eq!(
+            preemption_state.on_notice(Origin::GcePreempted),
+            OnNotice::Join
+        );
+        assert!(!preemption_state.on_finished(report()));
     }
 }
