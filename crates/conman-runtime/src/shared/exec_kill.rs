@@ -70,7 +70,7 @@ where
 }
 
 /// Kills the command whose first process is `first`, which must be one of the container's. Blocks,
-/// at most for about [`PATIENCE`].
+/// at most for about `PATIENCE`.
 pub fn kill_command(
     kernel: &KernelView,
     key: &ContainerKey,
