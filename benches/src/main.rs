@@ -65,18 +65,18 @@ async fn main() -> ExitCode {
 }
 
 async fn run(arguments: Arguments) -> Result<()> {
-    let conman = match arguments.conman {
-        Some(path) => path,
-        None => installed_conman()?,
+    let conman = || match arguments.conman {
+        Some(path) => Ok(path),
+        None => installed_conman(),
     };
     let report = match arguments.benchmark {
-        Benchmark::Kill(kill) => kill::kill(&conman, &kill).await?,
-        Benchmark::Preempt(kill) => preempt::preempt(&conman, &kill).await?,
-        Benchmark::Start(start) => start::start(&conman, &start).await?,
-        Benchmark::Proxy(echo) => proxy::proxy(&conman, &echo).await?,
+        Benchmark::Kill(kill) => kill::kill(&conman()?, &kill).await?,
+        Benchmark::Preempt(kill) => preempt::preempt(&conman()?, &kill).await?,
+        Benchmark::Start(start) => start::start(&conman()?, &start).await?,
+        Benchmark::Proxy(echo) => proxy::proxy(&conman()?, &echo).await?,
         Benchmark::Hop(echo) => hop::hop(&echo).await?,
-        Benchmark::Tunnels(tunnels) => tunnels::tunnels(&conman, &tunnels).await?,
-        Benchmark::Density(density) => density::density(&conman, &density).await?,
+        Benchmark::Tunnels(tunnels) => tunnels::tunnels(&conman()?, &tunnels).await?,
+        Benchmark::Density(density) => density::density(&conman()?, &density).await?,
         Benchmark::Echo(echo) => return echo::serve_echo(echo.listen).await,
         Benchmark::Forward(forward) => return forward::serve_forward(forward).await,
     };
