@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use async_trait::async_trait;
 use conman_auth::{ClusterSecret, PeerGuard};
 use conman_core::{Activity, Closing};
-use conman_peer::{Dialer, PeerAcceptor, PeerAddress, PeerClient, ToNode};
+use conman_fleet::{Dialer, PeerAcceptor, PeerAddress, PeerClient, ToNode};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
     Backend, Directory, Gate, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions,

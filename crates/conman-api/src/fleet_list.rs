@@ -2,7 +2,7 @@
 
 use conman_core::listing::ListQuery;
 use conman_node::Node;
-use conman_peer::FleetMap;
+use conman_fleet::FleetMap;
 use conman_proto::{
     NodeInFleet, NodeLoad, NodeStanding, NodeState, RuntimeKind, Session, SessionList,
 };

@@ -26,7 +26,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
 use conman_node::Node;
-use conman_peer::FleetMap;
+use conman_fleet::FleetMap;
 use conman_proto::{Generation, SessionId};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 

@@ -48,7 +48,7 @@ use axum::routing::get;
 use conman_auth::{ApiGuard, ConnectTokens};
 use conman_image::ImageKeeper;
 use conman_node::Node;
-use conman_peer::FleetMap;
+use conman_fleet::FleetMap;
 use conman_registry::Standing;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use conman_auth::Caller;
-use conman_peer::FleetMap;
+use conman_fleet::FleetMap;
 use conman_proto::{Event, SessionId};
 use conman_registry::{Journal, JournalError, Peer, PeerStanding};
 use futures_util::future::poll_fn;

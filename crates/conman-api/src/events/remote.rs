@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use conman_auth::{Caller, MAX_SKEW_MS};
-use conman_peer::FleetMap;
+use conman_fleet::FleetMap;
 use conman_proto::{Problem, SessionId};
 use conman_registry::PeerStanding;
 use futures_util::stream::{self, BoxStream, StreamExt as _};

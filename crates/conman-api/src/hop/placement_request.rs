@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use conman_core::SpecPolicy;
-use conman_peer::PlacementRequest;
+use conman_fleet::PlacementRequest;
 use conman_proto::{FieldError, SessionRequest};
 use http::Uri;
 

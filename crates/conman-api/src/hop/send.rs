@@ -6,7 +6,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use conman_auth::Caller;
 use conman_core::Closing;
-use conman_peer::{AskError, Node};
+use conman_fleet::{AskError, Node};
 use conman_proto::Generation;
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,

@@ -12,7 +12,7 @@ use conman_auth::Caller;
 use conman_core::no_template;
 use conman_core::placement::{Placement, Unfit};
 use conman_node::StopError;
-use conman_peer::{Node, SessionLocation, Waiting};
+use conman_fleet::{Node, SessionLocation, Waiting};
 use conman_proto::{FieldError, Generation, SessionId, SessionState, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
 use http::Method;

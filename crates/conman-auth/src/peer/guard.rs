@@ -356,7 +356,7 @@ mod tests {
             &|parts| parts.uri = "/v1/sessions/y?wait=true".parse().expect("a target"),
             &|parts| parts.uri = "/v1/sessions/x".parse().expect("a target"),
             &|parts| set(parts, "x-conman-generation", "8"),
-            &|parts| set(parts, "x-conman-peer", "c"),
+            &|parts| set(parts, "x-conman-fleet", "c"),
             &|parts| set(parts, "x-conman-caller", "admin"),
             &|parts| set(parts, "host", "c:7702"),
             &|parts| {

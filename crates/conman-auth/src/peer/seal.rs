@@ -11,7 +11,7 @@ use super::cluster_secret::ClusterSecret;
 use super::replay::Nonce;
 
 /// The node that sends the request.
-pub const X_CONMAN_PEER: HeaderName = HeaderName::from_static("x-conman-peer");
+pub const X_CONMAN_PEER: HeaderName = HeaderName::from_static("x-conman-fleet");
 /// `1`: the request has been forwarded once.
 pub const X_CONMAN_HOP: HeaderName = HeaderName::from_static("x-conman-hop");
 /// `v1 TIME NONCE NUMBER MAC`: milliseconds since 1970, hexadecimal, a count, hexadecimal.
@@ -26,7 +26,7 @@ pub const MAX_SKEW_MS: u64 = 30_000;
 /// Prefix of the fields that a seal covers, except the seal itself.
 const COVERED_PREFIX: &str = "x-conman-";
 /// Start of the signed data, so that a seal cannot be used for anything else.
-const PURPOSE: &[u8] = b"conman-peer-v1";
+const PURPOSE: &[u8] = b"conman-fleet-v1";
 const VERSION: &str = "v1";
 /// Bytes of an HMAC-SHA256.
 const MAC_BYTES: usize = 32;

@@ -1,7 +1,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use conman_auth::FleetTlsFiles;
-use conman_peer::PeerAddress;
+use conman_fleet::PeerAddress;
 
 use super::Fleet;
 use super::load::absolute_path;

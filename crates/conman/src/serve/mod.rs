@@ -45,7 +45,7 @@ use conman_core::retention::Retention;
 use conman_core::{CgroupDriver, Instance};
 use conman_linux::Cgroups;
 use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
-use conman_peer::{FleetMap, PeerClient};
+use conman_fleet::{FleetMap, PeerClient};
 use conman_proxy::{Proxy, ProxyOptions};
 use conman_vitals::{Vitals, essential};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};

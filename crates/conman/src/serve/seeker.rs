@@ -20,8 +20,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use conman_node::{Node, RouteError, SessionRoute};
-use conman_peer::holding::{self, Cause, Held};
-use conman_peer::{
+use conman_fleet::holding::{self, Cause, Held};
+use conman_fleet::{
     Dialer, FleetMap, NoAddress, Owner, PeerAddress, PlacementRequest, SessionLocation, ToNode,
 };
 use conman_proto::{Problem, ResolvedSpec, SessionId};

@@ -1,6 +1,6 @@
 use conman_auth::{CallerOrigin, Scope};
 use conman_core::placement::PlacementLimits;
-use conman_peer::{Dialer, PeerClient};
+use conman_fleet::{Dialer, PeerClient};
 use conman_proto::{Event, EventKind};
 use conman_testkit::ModelFleet;
 use jiff::Timestamp;

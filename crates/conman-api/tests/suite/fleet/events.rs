@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::BodyDataStream;
 use conman_auth::Scope;
-use conman_peer::{Dialer, PeerClient};
+use conman_fleet::{Dialer, PeerClient};
 use conman_proto::{Event, EventKind, EventPage};
 use conman_registry::PeerStanding;
 use futures_util::StreamExt as _;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use conman_api::{ServeOptions, serve_tcp};
 use conman_auth::Scope;
-use conman_peer::{Dialer, PeerClient};
+use conman_fleet::{Dialer, PeerClient};
 use conman_proto::{
     EXEC_PROTOCOL, ExecChannel, ExecResult, Generation, Session, SessionState, StopReport, Timeline,
 };

@@ -22,7 +22,7 @@ use conman_core::{Instance, SpecPolicy, Template};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
-use conman_peer::FleetMap;
+use conman_fleet::FleetMap;
 use conman_proto::{Problem, RuntimeKind, SessionRequest};
 use conman_registry::{Journal, ModelRegistry, Registry};
 use conman_testkit::{Faults, ProcessOptions, ProcessRuntime};

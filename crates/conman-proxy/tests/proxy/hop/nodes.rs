@@ -26,7 +26,7 @@ use crate::support::{Client, RawBackend, TestSession, serve_echo_head};
 /// Stands for a node that takes nothing from this one.
 pub(crate) const SHUT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-const PASS: &str = "x-conman-peer";
+const PASS: &str = "x-conman-fleet";
 
 pub(crate) const GET_ALICE: &str =
     "GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n";

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_peer::{AskError, NoAddress, PeerAddress, RefusedBy};
+use conman_fleet::{AskError, NoAddress, PeerAddress, RefusedBy};
 use conman_proto::{Problem, SessionId};
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};

@@ -1,7 +1,7 @@
 //! Waits for the node of a session: until the session is ready there or lost, or the node
 //! reachable.
 
-use conman_peer::{NoAddress, PeerAddress, SessionLocation};
+use conman_fleet::{NoAddress, PeerAddress, SessionLocation};
 use conman_proto::SessionId;
 use conman_proxy::Refusal;
 use conman_registry::PeerStanding;

@@ -15,7 +15,7 @@ use conman_core::{SpecPolicy, Template};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
-use conman_peer::{FleetMap, PeerClient};
+use conman_fleet::{FleetMap, PeerClient};
 use conman_proto::{
     OnNodeLoss, PreemptRequest, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };

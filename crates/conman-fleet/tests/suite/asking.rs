@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
-use conman_peer::{AskError, DialError, Dialer, PULSE, PeerAcceptor, PeerAddress, PeerClient};
+use conman_fleet::{AskError, DialError, Dialer, PULSE, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
-use conman_peer::{AskError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
+use conman_fleet::{AskError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::service::service_fn;

@@ -20,7 +20,7 @@ const KEEPALIVE_PROBES: u32 = 3;
 const USER_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Label of the exported key that identifies a connection in the seals of its requests.
-const BINDING_LABEL: &[u8] = b"EXPORTER-conman-peer-seal";
+const BINDING_LABEL: &[u8] = b"EXPORTER-conman-fleet-seal";
 const BINDING_BYTES: usize = 32;
 
 /// Disables the delay of small writes, and enables probes that detect a lost node. Best effort: on
