@@ -1,7 +1,7 @@
 //! A tenant that has nothing to do with the attacks: ten HTTP requests, a start and a command every
 //! second, before the battery and during it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use conman_e2e::{Api, ROOT};
@@ -33,13 +33,68 @@ const BUSY_FLOOR: Duration = Duration::from_millis(700);
 
 const SESSION: &str = "bystander";
 
+/// Slowest operations of each kind that are reported with the probes that ran.
+const REPORTED: usize = 3;
+
+/// Names of the probes that run at the moment.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct RunningProbes(Arc<Mutex<Vec<&'static str>>>);
+
+impl RunningProbes {
+    /// Adds probes until the guard is dropped.
+    pub(crate) fn enter(&self, names: Vec<&'static str>) -> RunningGuard {
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        running.extend(&names);
+        RunningGuard(self.clone(), names)
+    }
+
+    fn describe(&self) -> String {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match running.as_slice() {
+            [] => "no probe".to_owned(),
+            names => names.join(", "),
+        }
+    }
+}
+
+/// Removes its probes from the running ones when it is dropped.
+#[derive(Debug)]
+pub(crate) struct RunningGuard(RunningProbes, Vec<&'static str>);
+
+impl Drop for RunningGuard {
+    fn drop(&mut self) {
+        let mut running = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in &self.1 {
+            if let Some(at) = running.iter().position(|other| other == name) {
+                running.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// One operation that succeeded.
+#[derive(Debug, Clone)]
+struct Sample {
+    took: Duration,
+    /// The probes that ran when it ended.
+    during: String,
+}
+
 /// Operations of one kind.
 #[derive(Debug, Default, Clone)]
 struct Times {
-    request: Vec<Duration>,
-    start: Vec<Duration>,
-    command: Vec<Duration>,
+    request: Vec<Sample>,
+    start: Vec<Sample>,
+    command: Vec<Sample>,
     failures: Vec<String>,
+}
+
+/// What the bystander needs for its operations.
+#[derive(Debug)]
+struct Tenant {
+    api: Api,
+    sessions: Api,
+    probes: RunningProbes,
 }
 
 /// The bystander while the battery runs.
@@ -52,14 +107,23 @@ pub(crate) struct Bystander {
 
 impl Bystander {
     /// Measures a quiet run, and continues in the background.
-    pub(crate) async fn start(api: Api, sessions: Api, strict: bool) -> Self {
+    pub(crate) async fn start(
+        api: Api,
+        sessions: Api,
+        probes: RunningProbes,
+        strict: bool,
+    ) -> Self {
         api.ensure(SESSION, &json!({"template": "web"})).await;
-        let clients = Arc::new((api, sessions));
+        let tenant = Tenant {
+            api,
+            sessions,
+            probes,
+        };
         let mut quiet = Times::default();
         let period = if strict { PERIOD } else { PERIOD / 16 };
         for _ in 0..QUIET_ROUNDS {
             let next = Instant::now() + period;
-            round(&clients, &mut quiet, period).await;
+            round(&tenant, &mut quiet, period).await;
             sleep_until(next).await;
         }
         let (end, mut ended) = watch::channel(false);
@@ -67,7 +131,7 @@ impl Bystander {
             let mut times = Times::default();
             while !*ended.borrow() {
                 let next = Instant::now() + PERIOD;
-                round(&clients, &mut times, PERIOD).await;
+                round(&tenant, &mut times, PERIOD).await;
                 // The wait may end early: another round is only begun when the battery runs on.
                 tokio::select! {
                     () = sleep_until(next) => {}
@@ -99,16 +163,27 @@ impl Bystander {
                 hostile_p99.as_millis(),
                 hostile.len()
             ));
+            summary.extend(slowest(what, hostile));
             if hostile_p99 > floor.max(quiet * FACTOR) {
                 wrong.push(format!("{what} took {hostile_p99:?}, {quiet:?} when quiet"));
             }
         }
-        (wrong, summary.join("; "))
+        (wrong, summary.join("\n  "))
     }
 }
 
-fn p99(times: &[Duration]) -> Duration {
-    let mut sorted = times.to_vec();
+fn slowest(what: &str, samples: &[Sample]) -> Vec<String> {
+    let mut sorted: Vec<&Sample> = samples.iter().collect();
+    sorted.sort_unstable_by_key(|sample| std::cmp::Reverse(sample.took));
+    let line = |sample: &&Sample| {
+        let took = sample.took.as_millis();
+        format!("{what} took {took} ms during {}", sample.during)
+    };
+    sorted.iter().take(REPORTED).map(line).collect()
+}
+
+fn p99(samples: &[Sample]) -> Duration {
+    let mut sorted: Vec<Duration> = samples.iter().map(|sample| sample.took).collect();
     sorted.sort_unstable();
     let at = sorted.len() * 99 / 100;
     sorted
@@ -117,68 +192,66 @@ fn p99(times: &[Duration]) -> Duration {
         .unwrap_or_default()
 }
 
-async fn round(clients: &(Api, Api), times: &mut Times, period: Duration) {
-    let (api, sessions) = clients;
-    let mut asked = Times::default();
-    let asking = async {
+async fn round(tenant: &Tenant, times: &mut Times, period: Duration) {
+    let mut requested = Times::default();
+    let requests = async {
         let path = format!("/s/{SESSION}/");
         for _ in 0..REQUESTS {
             let next = Instant::now() + period / (REQUESTS + 1);
-            let taken = operation(sessions, Method::GET, &path, None, &mut asked, "hello").await;
-            asked.request.extend(taken);
+            let get = (Method::GET, path.as_str());
+            let taken = tenant.operation(&tenant.sessions, get, None, &mut requested, "hello");
+            let taken = taken.await;
+            requested.request.extend(taken);
             sleep_until(next).await;
         }
     };
-    tokio::join!(asking, manage(api, times));
-    times.request.append(&mut asked.request);
-    times.failures.append(&mut asked.failures);
+    tokio::join!(requests, manage(tenant, times));
+    times.request.append(&mut requested.request);
+    times.failures.append(&mut requested.failures);
 }
 
 /// A command, a start and its end.
-async fn manage(api: &Api, times: &mut Times) {
+async fn manage(tenant: &Tenant, times: &mut Times) {
+    let api = &tenant.api;
     let command = json!({"command": ["echo", "still here"]});
     let path = format!("/v1/sessions/{SESSION}/exec");
-    let taken = operation(
-        api,
-        Method::POST,
-        &path,
-        Some(&command),
-        times,
-        "still here",
-    )
-    .await;
+    let post = (Method::POST, path.as_str());
+    let taken = tenant.operation(api, post, Some(&command), times, "still here");
+    let taken = taken.await;
     times.command.extend(taken);
     let spec = json!({"image": ROOT, "command": ["sleep", "1000"], "memory_bytes": 16 << 20});
     let path = format!("/v1/sessions/{SESSION}-short");
-    let taken = operation(api, Method::PUT, &path, Some(&spec), times, "running").await;
+    let put = (Method::PUT, path.as_str());
+    let taken = tenant.operation(api, put, Some(&spec), times, "running");
+    let taken = taken.await;
     times.start.extend(taken);
-    let _ = operation(api, Method::DELETE, &path, None, times, "").await;
+    let delete = (Method::DELETE, path.as_str());
+    let _ = tenant.operation(api, delete, None, times, "").await;
 }
 
-/// The time that an operation took, or its failure in `times`.
-async fn operation(
-    api: &Api,
-    method: Method,
-    path: &str,
-    body: Option<&Value>,
-    times: &mut Times,
-    mark: &str,
-) -> Option<Duration> {
-    let begun = Instant::now();
-    let what = format!("{method} {path}");
-    match api.try_send(method, path, body).await {
-        Ok(answer) if answer.status == StatusCode::OK && answer.text().contains(mark) => {
-            Some(begun.elapsed())
-        }
-        Ok(answer) => {
-            times
-                .failures
-                .push(format!("{what}: {} {}", answer.status, answer.text()));
-            None
-        }
-        Err(error) => {
-            times.failures.push(format!("{what}: {error}"));
-            None
-        }
+impl Tenant {
+    /// Returns the operation's sample, or adds its failure to `times`.
+    async fn operation(
+        &self,
+        client: &Api,
+        (method, path): (Method, &str),
+        body: Option<&Value>,
+        times: &mut Times,
+        mark: &str,
+    ) -> Option<Sample> {
+        let begun = Instant::now();
+        let what = format!("{method} {path}");
+        let failure = match client.try_send(method, path, body).await {
+            Ok(answer) if answer.status == StatusCode::OK && answer.text().contains(mark) => {
+                return Some(Sample {
+                    took: begun.elapsed(),
+                    during: self.probes.describe(),
+                });
+            }
+            Ok(answer) => format!("{} {}", answer.status, answer.text()),
+            Err(error) => error.to_string(),
+        };
+        times.failures.push(format!("{what}: {failure}"));
+        None
     }
 }

@@ -36,7 +36,8 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
     }
     let begun = Instant::now();
     let world = Arc::new(World::start(native).await);
-    let bystander = Bystander::start(world.api(), world.conman.sessions(), strict).await;
+    let running = world.running.clone();
+    let bystander = Bystander::start(world.api(), world.conman.sessions(), running, strict).await;
     let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
     let (terminal, inside): (Vec<&Probe>, Vec<&Probe>) = selected
         .iter()
@@ -125,6 +126,9 @@ async fn together(world: &World, probes: &[&Probe]) -> Vec<(&'static str, Outcom
     world.api().ensure(&id, &spec).await;
     let mut outcomes = Vec::new();
     for some in probes.chunks(16) {
+        let _running = world
+            .running
+            .enter(some.iter().map(|probe| probe.name).collect());
         let begun = Instant::now();
         let request = json!({"command": command(some), "timeout_ms": 60_000});
         let text = match timeout(PATIENCE, world.exec_answer(&id, &request)).await {
@@ -146,6 +150,9 @@ async fn with_a_terminal(world: &World, probes: &[&Probe]) -> Vec<(&'static str,
     if probes.is_empty() {
         return Vec::new();
     }
+    let _running = world
+        .running
+        .enter(probes.iter().map(|probe| probe.name).collect());
     let begun = Instant::now();
     let id = world.id("terminal");
     let mut spec = world.spec(&[]);
@@ -188,6 +195,7 @@ async fn outside(
     name: &'static str,
     run: crate::probes::Run,
 ) -> (&'static str, Outcome) {
+    let _running = world.running.enter(vec![name]);
     let begun = Instant::now();
     let world = Arc::clone(world);
     // A task, so that a panic of one probe is not the end of all.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use crate::bystander::RunningProbes;
 use crate::image::{self, Entry};
 
 /// The image with python3 and the attacks.
@@ -52,6 +53,7 @@ pub(crate) struct World {
     /// Directories of the host: `binds` is allowed for binds, nothing else may change.
     directory: TempDir,
     next: AtomicU32,
+    pub(crate) running: RunningProbes,
 }
 
 /// Directories of the host that probes are judged by.
@@ -86,6 +88,7 @@ impl World {
             conman,
             directory,
             next: AtomicU32::new(0),
+            running: RunningProbes::default(),
         }
     }
 
@@ -104,6 +107,7 @@ impl World {
             conman: Conman::start(docker).await,
             directory,
             next: AtomicU32::new(0),
+            running: RunningProbes::default(),
         }
     }
 
