@@ -44,6 +44,7 @@ mod replaced_file;
 mod session_cgroup;
 mod signal_name;
 mod spread;
+mod time_slice;
 mod tree_removal;
 
 pub use beneath::{create_dir_beneath, create_dir_in_root, open_beneath, open_in_root};
@@ -83,4 +84,5 @@ pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};
 pub use spread::spread_directories;
+pub use time_slice::run_in_short_slices;
 pub use tree_removal::{empty_directory, remove_tree, remove_tree_partly};

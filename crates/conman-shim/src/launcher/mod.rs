@@ -190,6 +190,10 @@ fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     prepare_process(shim, c"shim-launcher")?;
     // To open the namespaces of its clones; the shim does not have it.
     set_effective(Capabilities::SYS_PTRACE, true)?;
+    // Sessions inherit it, and wait less for each other.
+    if let Err(error) = conman_linux::run_in_short_slices() {
+        tracing::warn!(%error, "sessions have the kernel's default time slices");
+    }
     let sole = SoleThread::prove()?;
     let mut preparing = preparing::Preparing::begin(&sole, options);
     let launcher = match launch::Launcher::new(sole, options) {

@@ -142,6 +142,10 @@ fn start(
     conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
     protect_from_oom_killer();
+    // On the way of each request, next to sessions that compute.
+    if let Err(error) = conman_linux::run_in_short_slices() {
+        tracing::warn!(%error, "the daemon has the kernel's default time slices");
+    }
     tracing::info!("{config}, {soft} open files at most");
     let policy = &config.policy;
     tracing::info!(
