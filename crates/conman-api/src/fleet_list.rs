@@ -1,8 +1,8 @@
 //! Sessions and nodes of the whole fleet.
 
 use conman_core::listing::ListQuery;
-use conman_node::Node;
 use conman_fleet::FleetMap;
+use conman_node::Node;
 use conman_proto::{
     NodeInFleet, NodeLoad, NodeStanding, NodeState, RuntimeKind, Session, SessionList,
 };

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_auth::Caller;
-use conman_node::Node;
 use conman_fleet::{FleetMap, PlacementRequest, SessionLocation};
+use conman_node::Node;
 use conman_proto::{
     NodeReason, NodeStanding, SessionId, SessionInFleet, SessionOwnership, Timeline,
 };

@@ -25,8 +25,8 @@ use axum::extract::{RawPathParams, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
-use conman_node::Node;
 use conman_fleet::FleetMap;
+use conman_node::Node;
 use conman_proto::{Generation, SessionId};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 

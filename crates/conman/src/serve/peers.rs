@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use axum::Router;
 use conman_api::{ServeOptions, serve_node};
 use conman_auth::{ClusterSecret, FleetTls, PeerGuard};
-use conman_node::{Node, NotHere};
 use conman_fleet::{Dialer, PeerAcceptor};
+use conman_node::{Node, NotHere};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
     Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerFront, PeerRefusal, Proxy,

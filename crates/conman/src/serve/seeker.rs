@@ -19,11 +19,11 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use conman_node::{Node, RouteError, SessionRoute};
 use conman_fleet::holding::{self, Cause, Held};
 use conman_fleet::{
     Dialer, FleetMap, NoAddress, Owner, PeerAddress, PlacementRequest, SessionLocation, ToNode,
 };
+use conman_node::{Node, RouteError, SessionRoute};
 use conman_proto::{Problem, ResolvedSpec, SessionId};
 use conman_proxy::{PeerRefusal, Refusal, Route, Way};
 use conman_vitals::essential;

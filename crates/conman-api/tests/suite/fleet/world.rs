@@ -10,8 +10,8 @@ use axum::Router;
 use conman_api::{ServeOptions, serve_node};
 use conman_auth::{ClusterSecret, PeerGuard};
 use conman_core::placement::PlacementLimits;
-use conman_node::NodeOptions;
 use conman_fleet::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
+use conman_node::NodeOptions;
 use conman_proto::{EnsureResponse, Generation, RuntimeKind, Session, SessionId};
 use conman_proxy::{
     Backend, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route, Stream,

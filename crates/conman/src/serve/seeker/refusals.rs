@@ -1,7 +1,7 @@
 //! Answers to clients, and the meaning of other nodes' problems.
 
-use conman_node::{EnsureError, RouteError};
 use conman_fleet::RefusedBy;
+use conman_node::{EnsureError, RouteError};
 use conman_proto::{Problem, SessionId};
 use conman_proxy::Refusal;
 use conman_registry::RegistryError;

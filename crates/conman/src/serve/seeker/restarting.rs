@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use conman_node::{EnsureError, RestartError, WithoutImage};
 use conman_fleet::SessionLocation;
+use conman_node::{EnsureError, RestartError, WithoutImage};
 use conman_proto::{Generation, Problem, ResolvedSpec, SessionId};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::Instant;

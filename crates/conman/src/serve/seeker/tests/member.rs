@@ -12,10 +12,10 @@ use conman_core::naming::{CgroupDriver, Instance, instance_cgroup};
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
 use conman_core::{SpecPolicy, Template};
+use conman_fleet::{FleetMap, PeerClient};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
-use conman_fleet::{FleetMap, PeerClient};
 use conman_proto::{
     OnNodeLoss, PreemptRequest, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };
