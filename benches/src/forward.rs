@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use async_trait::async_trait;
-use conman_auth::{ClusterSecret, PeerGuard};
+use conman_auth::{ClusterSecret, FleetTls};
 use conman_core::{Activity, Closing};
 use conman_fleet::{Dialer, PeerAcceptor, PeerAddress, PeerClient, ToNode};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions,
-    Refusal, Route, Verdict, Way,
+    Backend, Directory, Gate, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Refusal,
+    Route, Stream, Verdict, Way,
 };
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -75,9 +75,8 @@ fn serve_peers(
     sessions: Arc<Everywhere>,
     api: Arc<dyn Backend>,
 ) -> Result<Proxy> {
-    let guard = PeerGuard::new(OWNER, secret);
     let front = PeerFront {
-        accept: Arc::new(PeerAcceptor::new(Arc::new(guard), None)),
+        accept: Arc::new(PeerAcceptor::new(tls(secret, OWNER)?)),
         sessions,
         api,
     };
@@ -87,13 +86,18 @@ fn serve_peers(
 }
 
 fn to_node(node: SocketAddr, secret: Option<Arc<ClusterSecret>>) -> Result<Arc<ToNode>> {
-    let dialer = Dialer::new(ENTRY, secret, None);
-    let address = PeerAddress::new(OWNER, &format!("http://{node}"));
+    let dialer = Dialer::new(ENTRY, tls(secret, ENTRY)?);
+    let address = PeerAddress::new(OWNER, &format!("https://{node}"));
     Ok(Arc::new(ToNode {
         pulse: PeerClient::new(dialer.clone()).pulse().clone(),
         dialer,
         address: address.context("the node's address")?,
     }))
+}
+
+fn tls(secret: Option<Arc<ClusterSecret>>, node: &str) -> Result<Option<Arc<FleetTls>>> {
+    let tls = secret.map(|secret| FleetTls::derive(secret, node));
+    Ok(tls.transpose()?.map(Arc::new))
 }
 
 fn secret(file: &Path) -> Result<Arc<ClusterSecret>> {
@@ -148,8 +152,8 @@ struct Address(SocketAddr);
 
 #[async_trait]
 impl Backend for Address {
-    async fn connect(&self) -> io::Result<Link> {
-        TcpStream::connect(self.0).await.map(Link::from)
+    async fn connect(&self) -> io::Result<Stream> {
+        TcpStream::connect(self.0).await.map(Stream::from)
     }
 }
 

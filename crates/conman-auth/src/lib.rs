@@ -2,11 +2,10 @@
 //! the rules for `Host` and `Origin` that keep out a browser's other pages, and how the nodes of a
 //! fleet authenticate each other.
 //!
-//! [`ApiGuard`] checks requests to the API, [`SessionGuard`] those to the sessions, [`PeerGuard`]
-//! those of other nodes. All are plain functions of a request's head; the last one also remembers
-//! what it saw. No task runs here and no channel exists. What changes while the daemon runs are the
-//! tokens, the fleet's secret with the connect token keys derived from it, and the fleet's
-//! certificates. They are replaced as a whole by [`TokenFile::reload`],
+//! [`ApiGuard`] checks requests to the API, [`SessionGuard`] those to the sessions. Both are plain
+//! functions of a request's head. [`FleetTls`] authenticates the connections between nodes. No task
+//! runs here and no channel exists. What changes while the daemon runs are the tokens, the fleet's
+//! secret with the connect token keys derived from it, and the fleet's certificates. They are replaced as a whole by [`TokenFile::reload`],
 //! [`ClusterSecret::reload`] and [`FleetTls::reload`].
 //!
 //! Invariants:
@@ -49,8 +48,7 @@ pub use host_rules::{HostMistake, HostRules};
 pub use key_file::KeyFileError;
 pub use origin_rules::{OriginMistake, OriginRules};
 pub use peer::{
-    ClusterSecret, ClusterSecretError, FleetTls, FleetTlsError, FleetTlsFiles, MAX_SKEW_MS,
-    PeerConnection, PeerGuard, Sealer, X_CONMAN_HOP, X_CONMAN_PEER, X_CONMAN_SEAL,
+    ClusterSecret, ClusterSecretError, FleetTls, FleetTlsError, FleetTlsFiles,
     certificates_expire_at,
 };
 pub use session_guard::{SessionGuard, SessionGuardOptions, SessionVerdict};

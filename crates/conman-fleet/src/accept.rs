@@ -2,57 +2,64 @@ use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_auth::{FleetTls, PeerConnection, PeerGuard};
-use conman_proto::Problem;
-use conman_proxy::{PeerAccept, PeerVisitor, Stream};
-use http::request::Parts;
+use conman_auth::FleetTls;
+use conman_proxy::{PeerAccept, Stream};
+use rustls::{Error, InvalidMessage};
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, TlsStream};
+use tokio_rustls::TlsAcceptor;
 
-use crate::stream::{binding, tune};
+use crate::stream::{refuses_certificate, tune};
 
 /// Accepts the connections of other nodes.
 #[derive(Debug, Clone)]
 pub struct PeerAcceptor {
-    guard: Arc<PeerGuard>,
     tls: Option<Arc<FleetTls>>,
 }
 
 impl PeerAcceptor {
+    /// Without `tls` every connection counts as a node's.
     #[must_use]
-    pub fn new(guard: Arc<PeerGuard>, tls: Option<Arc<FleetTls>>) -> Self {
-        Self { guard, tls }
-    }
-
-    /// Sets up a connection. With TLS, the other end must have a certificate of the fleet. The
-    /// caller sets a timeout. Cancelling closes the connection.
-    ///
-    /// # Errors
-    /// The other end is not a node of the fleet, or has closed the connection.
-    pub async fn accept(&self, socket: TcpStream) -> io::Result<(Stream, PeerConnection)> {
-        tune(&socket);
-        let Some(tls) = &self.tls else {
-            return Ok((Stream::Tcp(socket), self.guard.connection(Vec::new())));
-        };
-        let stream = TlsAcceptor::from(tls.server()).accept(socket).await?;
-        let stream = TlsStream::Server(stream);
-        let connection = self.guard.connection(binding(&stream)?);
-        Ok((Stream::Other(Box::new(stream)), connection))
+    pub fn new(tls: Option<Arc<FleetTls>>) -> Self {
+        Self { tls }
     }
 }
 
 #[async_trait]
 impl PeerAccept for PeerAcceptor {
-    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)> {
-        let (stream, connection) = Self::accept(self, stream).await?;
-        Ok((stream, Box::new(Visitor(connection))))
+    /// With TLS, the other end must have a certificate of the fleet: before it has shown one, it
+    /// learns nothing but this node's certificate.
+    async fn accept(&self, socket: TcpStream) -> io::Result<Stream> {
+        tune(&socket);
+        let Some(tls) = &self.tls else {
+            return Ok(Stream::Tcp(socket));
+        };
+        let accepted = TlsAcceptor::from(tls.server()).accept(socket).await;
+        Ok(Stream::Other(Box::new(accepted.map_err(explained)?)))
     }
 }
 
-struct Visitor(PeerConnection);
-
-impl PeerVisitor for Visitor {
-    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>> {
-        self.0.admit(parts)
-    }
+/// Adds to an error of TLS what it means between nodes.
+fn explained(error: io::Error) -> io::Error {
+    let tls = error.get_ref().and_then(|error| error.downcast_ref());
+    let meaning = match tls {
+        Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
+            "it does not use TLS: this listener is for the nodes of the fleet alone; clients use \
+             `listen.api` or `listen.sessions`"
+        }
+        Some(Error::NoCertificatesPresented) => {
+            "it has no certificate: this listener is for the nodes of the fleet alone"
+        }
+        Some(Error::InvalidCertificate(_)) => {
+            "this node does not accept its certificate: their `fleet.secret_file` differs, or the \
+             certificate in its `fleet.tls.cert` has expired or was not signed by `fleet.tls.ca` \
+             of this node"
+        }
+        Some(Error::AlertReceived(alert)) if refuses_certificate(*alert) => {
+            "it does not accept this node's certificate: another node is expected at this \
+             address, their `fleet.secret_file` differs, or `fleet.tls` of one does not fit the \
+             other's"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{meaning} ({error})"))
 }

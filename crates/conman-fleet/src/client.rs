@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use conman_core::Sparing;
 use http::header::{HeaderName, UPGRADE};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use thiserror::Error;
@@ -16,7 +16,6 @@ use crate::pulse::{Pulse, Silent};
 
 /// Why a node did not accept a request, set by its peer listener.
 const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
-const REFUSED: &str = "refused";
 const NO_ROOM: &str = "no-room";
 
 /// Minimum interval between warnings that the same node refuses this one.
@@ -39,13 +38,14 @@ struct Warnings {
     sparing: Mutex<Sparing>,
 }
 
-/// A node that does not accept this one as a member of its fleet.
+/// A node that does not accept this one as a member of its fleet, or that this one does not accept.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "node `{node}` does not accept node `{me}` as a member of its fleet: their `fleet.secret_file` \
-     differs, or the certificate in `fleet.tls.cert` of `{me}` has expired or was not signed by \
-     `fleet.tls.ca` of `{node}`, or their clocks differ; give both the same secret, or `{me}` such a \
-     certificate (both are read again on SIGHUP), and see the log of node `{node}` for the reason"
+    "node `{me}` and node `{node}` do not accept each other as members of one fleet: their \
+     `fleet.secret_file` differs, only one has `fleet.tls`, or the certificate in `fleet.tls.cert` of \
+     `{me}` or of `{node}` has expired or was not signed by `fleet.tls.ca` of the other; give both \
+     the same secret or certificates of one CA (both are read again on SIGHUP), and see the log of \
+     node `{node}` for the reason"
 )]
 pub struct RefusedBy {
     pub me: String,
@@ -184,24 +184,18 @@ impl PeerClient {
         self.judged(to, (response, wire))
     }
 
-    /// Returns the answer, unless the node refuses this one; its connection may be used again once
-    /// it was read.
+    /// Returns the answer, unless the node has no room for this one; its connection may be used again
+    /// once it was read.
     fn judged(
         &self,
         to: &PeerAddress,
         (response, wire): (Response<Incoming>, Wire),
     ) -> Result<Response<Incoming>, AskError> {
         let turned = response.headers().get(X_CONMAN_TURNED);
-        let node = to.node.clone();
-        // The node that receives a request authenticates the caller: a refusal here concerns this
-        // node.
-        if response.status() == StatusCode::UNAUTHORIZED || turned.is_some_and(|why| why == REFUSED)
-        {
-            let me = self.me().to_owned();
-            return Err(RefusedBy { me, node }.into());
-        }
         if turned.is_some_and(|why| why == NO_ROOM) {
-            return Err(AskError::NoRoom { node });
+            return Err(AskError::NoRoom {
+                node: to.node.clone(),
+            });
         }
         self.idle.keep_when_read(to, wire);
         Ok(response)

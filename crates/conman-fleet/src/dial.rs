@@ -2,17 +2,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_auth::{ClusterSecret, FleetTls, Sealer};
+use conman_auth::FleetTls;
 use conman_proxy::Stream;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, InvalidMessage};
+use rustls::{CertificateError, ClientConfig, InvalidMessage};
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::{TlsConnector, TlsStream};
+use tokio_rustls::TlsConnector;
 
 use crate::PeerAddress;
-use crate::stream::{ToNode, binding, tune};
+use crate::stream::{ToNode, tune};
 
 /// Timeout of a connection to another node, TLS included. Nodes are near each other; one that takes
 /// longer counts as lost. A packet that is lost once is sent again after one second.
@@ -22,16 +21,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct Dialer {
     me: Arc<str>,
-    secret: Option<Arc<ClusterSecret>>,
     tls: Option<Arc<FleetTls>>,
-}
-
-/// A new connection to another node.
-#[derive(Debug)]
-pub struct Dialed {
-    pub stream: Stream,
-    /// Seals the requests on it.
-    pub sealer: Sealer,
 }
 
 /// Why there is no connection to a node.
@@ -48,7 +38,7 @@ pub enum DialError {
     Timeout { node: String, address: String },
     #[error(
         "node `{node}` at {address} announces {announced}, and this node is configured for \
-         {configured}: configure `fleet.tls` alike on both"
+         {configured}: nodes of a fleet use TLS, see `fleet.peer_url` of both"
     )]
     Mismatch {
         node: String,
@@ -57,10 +47,17 @@ pub enum DialError {
         configured: &'static str,
     },
     #[error(
-        "no TLS with node `{node}` at {address}: its certificate must be signed by `fleet.tls.ca` \
-         and name that address"
+        "no TLS with node `{node}` at {address}: another node answers there, or its certificate \
+         in `fleet.tls.cert` does not name that address"
     )]
     Tls {
+        node: String,
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the certificate of node `{node}` at {address} is not one of this node's fleet")]
+    Foreign {
         node: String,
         address: String,
         #[source]
@@ -77,20 +74,14 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    #[error("cannot seal requests to node `{node}`")]
-    Seal {
-        node: String,
-        #[source]
-        source: io::Error,
-    },
 }
 
 impl Dialer {
     /// For the node `me`.
     #[must_use]
-    pub fn new(me: &str, secret: Option<Arc<ClusterSecret>>, tls: Option<Arc<FleetTls>>) -> Self {
+    pub fn new(me: &str, tls: Option<Arc<FleetTls>>) -> Self {
         let me = Arc::from(me);
-        Self { me, secret, tls }
+        Self { me, tls }
     }
 
     /// The node that dials.
@@ -109,9 +100,9 @@ impl Dialer {
     ///
     /// # Errors
     /// The node cannot be reached, or the two are configured differently.
-    pub async fn dial(&self, to: &PeerAddress) -> Result<Dialed, DialError> {
+    pub async fn dial(&self, to: &PeerAddress) -> Result<Stream, DialError> {
         match timeout(DIAL_TIMEOUT, self.connect(to)).await {
-            Ok(dialed) => dialed,
+            Ok(stream) => stream,
             Err(_elapsed) => Err(DialError::Timeout {
                 node: to.node.clone(),
                 address: to.to_string(),
@@ -119,7 +110,7 @@ impl Dialer {
         }
     }
 
-    async fn connect(&self, to: &PeerAddress) -> Result<Dialed, DialError> {
+    async fn connect(&self, to: &PeerAddress) -> Result<Stream, DialError> {
         let place = || (to.node.clone(), to.to_string());
         if to.is_tls() != self.tls.is_some() {
             let (node, address) = place();
@@ -142,59 +133,65 @@ impl Dialer {
                 }
             })?;
         tune(&socket);
-        let (stream, bound) = match &self.tls {
-            None => (Stream::Tcp(socket), Vec::new()),
-            Some(tls) => encrypt(tls, to, socket).await.map_err(|source| {
-                let (node, address) = place();
-                match is_no_room(&source) {
-                    true => DialError::NoRoom {
-                        node,
-                        address,
-                        source,
-                    },
-                    false => DialError::Tls {
-                        node,
-                        address,
-                        source,
-                    },
-                }
-            })?,
+        let Some(tls) = &self.tls else {
+            return Ok(Stream::Tcp(socket));
         };
-        let sealer = Sealer::new(self.secret.clone(), &self.me, &to.node, bound);
-        let sealer = sealer.map_err(|source| DialError::Seal {
-            node: to.node.clone(),
-            source,
-        })?;
-        Ok(Dialed { stream, sealer })
+        encrypt(tls, to, socket).await.map_err(|source| {
+            let (node, address) = place();
+            match fault(&source) {
+                Fault::NoRoom => DialError::NoRoom {
+                    node,
+                    address,
+                    source,
+                },
+                Fault::Foreign => DialError::Foreign {
+                    node,
+                    address,
+                    source,
+                },
+                Fault::Other => DialError::Tls {
+                    node,
+                    address,
+                    source,
+                },
+            }
+        })
     }
 }
 
-async fn encrypt(
-    tls: &FleetTls,
-    to: &PeerAddress,
-    socket: TcpStream,
-) -> io::Result<(Stream, Vec<u8>)> {
-    let name = ServerName::try_from(to.host().to_owned()).map_err(io::Error::other)?;
-    let stream = TlsConnector::from(tls.client())
-        .connect(name, socket)
-        .await?;
-    let stream = TlsStream::Client(stream);
-    let bound = binding(&stream)?;
-    Ok((Stream::Other(Box::new(ToNode(stream))), bound))
+async fn encrypt(tls: &FleetTls, to: &PeerAddress, socket: TcpStream) -> io::Result<Stream> {
+    let name = tls.server_name(&to.node, to.host());
+    let name = name.map_err(io::Error::other)?;
+    let connector = TlsConnector::from(tls.client());
+    let stream = connector.connect(name, socket).await?;
+    Ok(Stream::Other(Box::new(ToNode(stream))))
 }
 
-/// Whether the other end did not take part in TLS at all: a refused certificate is reported in TLS.
-fn is_no_room(error: &io::Error) -> bool {
+/// Why TLS could not be set up.
+enum Fault {
+    /// The other end did not take part in TLS at all: a refused certificate is reported in TLS.
+    NoRoom,
+    /// This node does not accept the certificate, whichever node's it is.
+    Foreign,
+    Other,
+}
+
+fn fault(error: &io::Error) -> Fault {
+    use CertificateError::{NotValidForName, NotValidForNameContext};
     let why = error.get_ref().and_then(|why| why.downcast_ref());
     match why {
-        Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => true,
-        Some(_) => false,
-        None => matches!(
-            error.kind(),
+        Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => Fault::NoRoom,
+        Some(rustls::Error::InvalidCertificate(
+            NotValidForName | NotValidForNameContext { .. },
+        )) => Fault::Other,
+        Some(rustls::Error::InvalidCertificate(_)) => Fault::Foreign,
+        Some(_) => Fault::Other,
+        None => match error.kind() {
             io::ErrorKind::UnexpectedEof
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::BrokenPipe
-        ),
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe => Fault::NoRoom,
+            _ => Fault::Other,
+        },
     }
 }
 
@@ -203,8 +200,9 @@ impl From<DialError> for io::Error {
         let kind = match &error {
             DialError::Connect { source, .. }
             | DialError::Tls { source, .. }
-            | DialError::NoRoom { source, .. }
-            | DialError::Seal { source, .. } => source.kind(),
+            | DialError::NoRoom { source, .. } => source.kind(),
+            // As if the other node had refused this one's certificate.
+            DialError::Foreign { .. } => io::ErrorKind::PermissionDenied,
             DialError::Timeout { .. } => io::ErrorKind::TimedOut,
             DialError::Mismatch { .. } => io::ErrorKind::InvalidInput,
         };

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_auth::Sealer;
 use conman_proxy::PeerRefusal;
 use http::header::{HOST, HeaderValue};
 use http::{Request, Response, Uri};
@@ -24,7 +23,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::PeerAddress;
 use crate::client::{AskError, RefusedBy};
-use crate::dial::{Dialed, Dialer};
+use crate::dial::{DialError, Dialer};
 
 /// Maximum size of an answer's head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -49,7 +48,6 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub(crate) struct Wire {
     sender: SendRequest<UnsyncBoxBody<Bytes, BoxError>>,
-    sealer: Sealer,
     opened: Instant,
     /// This node's certificates when it was opened.
     certificates: Option<Arc<ClientConfig>>,
@@ -60,7 +58,13 @@ impl Wire {
     pub(crate) async fn open(dialer: &Dialer, to: &PeerAddress) -> Result<Self, AskError> {
         let opened = Instant::now();
         let certificates = dialer.certificates();
-        let Dialed { stream, sealer } = dialer.dial(to).await?;
+        let stream = dialer.dial(to).await.map_err(|error| match error {
+            DialError::Foreign { .. } => {
+                tracing::debug!(node = to.node, %error, "cannot connect to a node");
+                AskError::Refused(refused(dialer, to))
+            }
+            error => AskError::Dial(error),
+        })?;
         let (sender, connection) = Builder::new()
             .max_buf_size(MAX_HEAD_BYTES)
             .max_headers(MAX_HEADERS)
@@ -75,7 +79,6 @@ impl Wire {
         });
         Ok(Self {
             sender,
-            sealer,
             opened,
             certificates,
         })
@@ -104,7 +107,6 @@ impl Wire {
             source: error.into(),
         })?;
         parts.headers.insert(HOST, host);
-        self.sealer.seal(&mut parts);
         let body = body.map_err(Into::into).boxed_unsync();
         self.sender
             .send_request(Request::from_parts(parts, body))
@@ -124,13 +126,19 @@ impl Wire {
 }
 
 fn unanswered(dialer: &Dialer, to: &PeerAddress, source: hyper::Error) -> AskError {
-    let node = to.node.clone();
     match PeerRefusal::by(&source) {
-        Some(_) => AskError::Refused(RefusedBy {
-            me: dialer.me().to_owned(),
-            node,
-        }),
-        None => AskError::Unanswered { node, source },
+        Some(_) => AskError::Refused(refused(dialer, to)),
+        None => AskError::Unanswered {
+            node: to.node.clone(),
+            source,
+        },
+    }
+}
+
+fn refused(dialer: &Dialer, to: &PeerAddress) -> RefusedBy {
+    RefusedBy {
+        me: dialer.me().to_owned(),
+        node: to.node.clone(),
     }
 }
 

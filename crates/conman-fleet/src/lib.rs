@@ -1,8 +1,7 @@
 //! The other nodes of a fleet: locations of sessions, and connections to the nodes.
 //!
-//! [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, both over TLS if the fleet has
-//! certificates. `conman-auth` authenticates the other end; its seals and decisions are valid for
-//! one connection each. [`PeerClient`] sends a caller's requests to another node. [`FleetMap`]
+//! [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, both over TLS with the
+//! certificates of `conman-auth`, which authenticate both ends. [`PeerClient`] sends a caller's requests to another node. [`FleetMap`]
 //! chooses that node: the session's owner, or the one to start it.
 //!
 //! [`Pulse`] ends the wait for a node that no longer answers.
@@ -15,7 +14,6 @@
 //!
 //! Invariant: a node with certificates never connects to another without TLS, whatever that other
 //! node announces.
-//! whatever that other one announces.
 #![forbid(unsafe_code)]
 
 mod accept;
@@ -33,7 +31,7 @@ mod way;
 pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
 pub use client::{AskError, PeerClient, RefusedBy};
-pub use dial::{DialError, Dialed, Dialer};
+pub use dial::{DialError, Dialer};
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation, Waiting};
 pub use pulse::{PULSE, Pulse, Silent};
 pub use way::ToNode;

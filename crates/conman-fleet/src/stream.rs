@@ -7,7 +7,7 @@ use rustls::AlertDescription as Alert;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsStream;
+use tokio_rustls::client::TlsStream;
 
 /// A node that disappears is noticed within this time and three probes: sooner than a client would
 /// be, because its sessions may have moved.
@@ -18,10 +18,6 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// kernel also counts the time for which the receiver has no room, even if it acknowledges every
 /// probe. So this is longer than the time for which the proxy lets a slow receiver take nothing.
 const USER_TIMEOUT: Duration = Duration::from_secs(75);
-
-/// Label of the exported key that identifies a connection in the seals of its requests.
-const BINDING_LABEL: &[u8] = b"EXPORTER-conman-fleet-seal";
-const BINDING_BYTES: usize = 32;
 
 /// Disables the delay of small writes, and enables probes that detect a lost node. Best effort: on
 /// a socket that is already closed, the first use fails anyway.
@@ -38,26 +34,6 @@ pub(crate) fn tune(stream: &TcpStream) {
     if let Err(error) = tuned {
         tracing::debug!(%error, "cannot set socket options of a peer connection");
     }
-}
-
-/// Key material of a TLS connection, the same at both ends and on no other connection.
-pub(crate) fn binding(connection: &TlsStream<TcpStream>) -> io::Result<Vec<u8>> {
-    let output = vec![0; BINDING_BYTES];
-    let material = match connection {
-        TlsStream::Client(stream) => {
-            stream
-                .get_ref()
-                .1
-                .export_keying_material(output, BINDING_LABEL, None)
-        }
-        TlsStream::Server(stream) => {
-            stream
-                .get_ref()
-                .1
-                .export_keying_material(output, BINDING_LABEL, None)
-        }
-    };
-    material.map_err(io::Error::other)
 }
 
 /// A TLS connection to another node. Whether that node accepts this one's certificate is known only
@@ -113,8 +89,18 @@ impl AsyncWrite for ToNode {
 fn judged(error: io::Error) -> io::Error {
     let why = error.get_ref().and_then(|why| why.downcast_ref());
     match why {
-        Some(rustls::Error::AlertReceived(
-            Alert::BadCertificate
+        Some(rustls::Error::AlertReceived(alert)) if refuses_certificate(*alert) => {
+            io::Error::new(io::ErrorKind::PermissionDenied, error)
+        }
+        _ => error,
+    }
+}
+
+/// Whether the other end does not accept this node's certificate.
+pub(crate) fn refuses_certificate(alert: Alert) -> bool {
+    matches!(
+        alert,
+        Alert::BadCertificate
             | Alert::UnsupportedCertificate
             | Alert::CertificateRevoked
             | Alert::CertificateExpired
@@ -122,8 +108,6 @@ fn judged(error: io::Error) -> io::Error {
             | Alert::UnknownCA
             | Alert::AccessDenied
             | Alert::DecryptError
-            | Alert::CertificateRequired,
-        )) => io::Error::new(io::ErrorKind::PermissionDenied, error),
-        _ => error,
-    }
+            | Alert::CertificateRequired
+    )
 }

@@ -1,13 +1,10 @@
 use std::io;
-use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_auth::Sealer;
-use conman_proxy::{Backend, Link, Seal};
-use http::request::Parts;
+use conman_proxy::{Backend, Stream};
 
 use crate::PeerAddress;
-use crate::dial::{Dialed, Dialer};
+use crate::dial::Dialer;
 use crate::pulse::{Pulse, Silent};
 
 /// Connects the proxy to another node's peer listener.
@@ -20,14 +17,10 @@ pub struct ToNode {
 
 #[async_trait]
 impl Backend for ToNode {
-    async fn connect(&self) -> io::Result<Link> {
+    async fn connect(&self) -> io::Result<Stream> {
         let stopped = |silent: Silent| io::Error::new(io::ErrorKind::TimedOut, silent);
         self.pulse.check(&self.address).await.map_err(stopped)?;
-        let Dialed { stream, sealer } = self.dialer.dial(&self.address).await?;
-        Ok(Link {
-            stream,
-            seal: Some(Arc::new(Sealed(sealer))),
-        })
+        Ok(self.dialer.dial(&self.address).await?)
     }
 
     fn was_silent(&self) -> bool {
@@ -36,14 +29,5 @@ impl Backend for ToNode {
 
     async fn falls_silent(&self) -> String {
         self.pulse.falls_silent(&self.address).await.to_string()
-    }
-}
-
-#[derive(Debug)]
-struct Sealed(Sealer);
-
-impl Seal for Sealed {
-    fn seal(&self, parts: &mut Parts) {
-        self.0.seal(parts);
     }
 }

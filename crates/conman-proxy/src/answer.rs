@@ -86,8 +86,6 @@ pub(crate) enum Unforwarded {
     NodeSilent { session: SessionId, why: String },
     #[error("misdirected to this node: {0}")]
     NotHere(PeerRefusal),
-    #[error("the client is not a node of this fleet")]
-    NoPeer(Box<Problem>),
     #[error("no more of the request's body arrived")]
     BodyStalled { waited: Duration },
     #[error("the request's body is malformed or was cut short")]
@@ -111,19 +109,6 @@ impl Unforwarded {
                 response
             }
             Self::NotHere(turned) => not_here(&turned),
-            Self::NoPeer(problem) => {
-                // A transient problem does not count as a failed authentication.
-                let turned = if problem.retryable {
-                    PeerRefusal::Unreachable(problem.detail.clone())
-                } else {
-                    PeerRefusal::Refused
-                };
-                let mut response = problem_response(&problem, None);
-                let headers = response.headers_mut();
-                headers.insert(&X_CONMAN_TURNED, turned.header());
-                headers.insert(CONNECTION, HeaderValue::from_static("close"));
-                response
-            }
             other => {
                 let closes = other.closes_connection();
                 let (problem, retry_after_s) = other.into_problem();
@@ -161,7 +146,6 @@ impl Unforwarded {
             | Self::TurnedAway { .. }
             | Self::NodeSilent { .. }
             | Self::NotHere(_)
-            | Self::NoPeer(_)
             | Self::BadAnswer { .. } => false,
         }
     }
@@ -250,7 +234,6 @@ impl Unforwarded {
                 ),
                 None,
             ),
-            Self::NoPeer(problem) => (*problem, None),
             Self::NotHere(turned) => (
                 Problem::new("not-here", "Not here", 421, turned.to_string()),
                 None,

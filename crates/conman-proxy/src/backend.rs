@@ -14,14 +14,14 @@ use crate::answer_heads::{AnswerHeads, Awaited, HeadFault};
 use crate::body::RequestBody;
 use crate::pool::Wire;
 use crate::watchdog::Watchdog;
-use crate::{HOP_HEAD_BYTES, HOP_HEADERS, Keepalive, Link, ProxyOptions, Route, Stream, Way};
+use crate::{HOP_HEAD_BYTES, HOP_HEADERS, Keepalive, ProxyOptions, Route, Stream, Way};
 
 /// A connection to the session's port.
-pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Link, Unforwarded> {
+pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Stream, Unforwarded> {
     let session = || route.session.clone();
     let waited = options.connect_timeout;
-    let link = match tokio::time::timeout(waited, route.backend.connect()).await {
-        Ok(Ok(link)) => link,
+    let stream = match tokio::time::timeout(waited, route.backend.connect()).await {
+        Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             return Err(match error.kind() {
                 io::ErrorKind::ConnectionRefused => {
@@ -46,24 +46,25 @@ pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Lin
     };
     // For a node, the backend has tuned the connection.
     if route.way == Way::Session
-        && let Some(socket) = link.stream.tcp()
+        && let Some(socket) = stream.tcp()
     {
         tune(socket, options.keepalive);
     }
-    Ok(link)
+    Ok(stream)
 }
 
-/// Starts HTTP on a connection; `upgradable` when the request to come may turn it into a tunnel.
+/// Starts HTTP on a connection along `way`; `upgradable` when the request to come may turn it into a
+/// tunnel.
 pub(crate) async fn handshake(
-    link: Link,
+    stream: Stream,
+    way: &Way,
     options: &ProxyOptions,
     upgradable: bool,
 ) -> Result<Wire, hyper::Error> {
-    let Link { stream, seal } = link;
     // A request that another node forwards may have grown on its way.
-    let (more_bytes, more_headers) = match seal {
-        Some(_) => (HOP_HEAD_BYTES, HOP_HEADERS),
-        None => (0, 0),
+    let (more_bytes, more_headers) = match way {
+        Way::Peer { .. } => (HOP_HEAD_BYTES, HOP_HEADERS),
+        Way::Session | Way::Api => (0, 0),
     };
     let awaited = Awaited::default();
     let heads = AnswerHeads::new(awaited.clone(), options.head_timeout);
@@ -86,11 +87,7 @@ pub(crate) async fn handshake(
             tracing::trace!(error = ?ended.err(), "connection to a session ended");
         });
     }
-    Ok(Wire {
-        sender,
-        seal,
-        awaited,
-    })
+    Ok(Wire { sender, awaited })
 }
 
 /// Disables delays of small writes, and enables probes that detect a dead peer.

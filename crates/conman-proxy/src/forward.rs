@@ -193,22 +193,6 @@ async fn from_peer(
     front: &PeerFront,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
     let (mut parts, body) = request.into_parts();
-    let admitted = match &client.visitor {
-        Some(visitor) => visitor.admit(&parts),
-        None => return Err(Unforwarded::Ambiguous),
-    };
-    if let Err(problem) = admitted {
-        let address = client.peer.to_str().unwrap_or_default();
-        if let Some(withheld) = client.worker.refusals.say(address) {
-            tracing::warn!(
-                address,
-                reason = problem.detail,
-                withheld,
-                "refused a request to the listener for nodes"
-            );
-        }
-        return Err(Unforwarded::NoPeer(problem));
-    }
     client.admission.place.known();
     if parts.method == Method::GET && parts.uri.path() == PULSE {
         let mut response = Response::new(ResponseBody::own(Bytes::new()));
@@ -463,12 +447,14 @@ pub(crate) async fn forward(
         let mut wire = match pooled {
             Some(wire) => wire,
             None => {
-                let link = backend::connect(route, &worker.options).await?;
-                let handshake = backend::handshake(link, &worker.options, false).await;
+                let options = &worker.options;
+                let stream = backend::connect(route, options).await?;
+                let handshake = backend::handshake(stream, &route.way, options, false).await;
                 handshake.map_err(|error| unanswered(route, error, &fault))?
             }
         };
-        let sent = wire.sender.try_send_request(hop::seal(&wire, request));
+        wire.awaited.begin();
+        let sent = wire.sender.try_send_request(request);
         match client.within_response_timeout(&route.session, sent).await? {
             Ok(response) => break (response, wire),
             Err(mut error) => match error.take_message() {

@@ -149,7 +149,8 @@ async fn send(
         let Some((request, promised)) = promise(head, loan, client, fault) else {
             return Err(exhausted(&route.session, &PeerRefusal::NotOwner));
         };
-        let sent = wire.sender.try_send_request(seal(&wire, request));
+        wire.awaited.begin();
+        let sent = wire.sender.try_send_request(request);
         let sent = client.within_response_timeout(&route.session, sent);
         let error = match while_there(route, sent).await?? {
             Ok(response) => {
@@ -263,24 +264,15 @@ fn arrived(
 pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wire, PeerRefusal> {
     let options = &client.worker.options;
     let unreachable = |error: &dyn std::error::Error| PeerRefusal::Unreachable(error.to_string());
-    let link = match backend::connect(route, options).await {
-        Ok(link) => link,
+    let stream = match backend::connect(route, options).await {
+        Ok(stream) => stream,
+        Err(Unforwarded::ConnectFailed { source, .. }) if PeerRefusal::is(&source) => {
+            return Err(PeerRefusal::Refused);
+        }
         Err(Unforwarded::ConnectFailed { source, .. }) => return Err(unreachable(&source)),
         Err(other) => return Err(unreachable(&other)),
     };
-    backend::handshake(link, options, true)
+    backend::handshake(stream, &route.way, options, true)
         .await
         .map_err(|error| unreachable(&error))
-}
-
-/// The last step before a request is sent on the connection: marks the request as this node's, if
-/// the connection requires that. From here on the answer is awaited.
-pub(crate) fn seal(wire: &Wire, request: Request<RequestBody>) -> Request<RequestBody> {
-    wire.awaited.begin();
-    let Some(seal) = &wire.seal else {
-        return request;
-    };
-    let (mut parts, body) = request.into_parts();
-    seal.seal(&mut parts);
-    Request::from_parts(parts, body)
 }

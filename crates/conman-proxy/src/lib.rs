@@ -76,7 +76,7 @@ mod watchdog;
 mod worker;
 
 pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, InvalidOption, Keepalive, ProxyOptions};
-pub use peers::{OwnSessions, PeerAccept, PeerFront, PeerRefusal, PeerVisitor};
+pub use peers::{OwnSessions, PeerAccept, PeerFront, PeerRefusal};
 pub use proxy::{Proxy, ProxyStats};
 pub use route::{Backend, Directory, Gate, Refusal, Route, SubprotocolAnswer, Verdict, Way};
-pub use stream::{Link, Seal, Stream, Transport};
+pub use stream::{Stream, Transport};

@@ -3,8 +3,8 @@ use std::time::Duration;
 use conman_vitals::Vitals;
 use thiserror::Error;
 
-/// Most header fields that a node adds to a request that it forwards: the caller, the session and
-/// the seal. The listener for nodes accepts this many more than that for clients, so that it
+/// Most header fields that a node adds to a request that it forwards: the caller and the
+/// session. The listener for nodes accepts this many more than that for clients, so that it
 /// accepts every request that another node has accepted.
 pub const HOP_HEADERS: usize = 32;
 /// Likewise, in bytes.

@@ -4,9 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_proto::{Generation, Problem, SessionId};
+use conman_proto::{Generation, SessionId};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::request::Parts;
 use tokio::net::TcpStream;
 
 use crate::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION};
@@ -39,21 +38,12 @@ pub struct PeerFront {
 /// Accepts connections of other nodes.
 #[async_trait]
 pub trait PeerAccept: Send + Sync + 'static {
-    /// Does the handshake before HTTP, and returns the judge of the connection's requests. The proxy
-    /// bounds its time; cancel safe.
+    /// Does the handshake before HTTP, which authenticates the other end. The proxy bounds its time;
+    /// cancel safe.
     ///
     /// # Errors
-    /// The connection is not a node's.
-    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)>;
-}
-
-/// Judges the requests of one connection, in their order.
-pub trait PeerVisitor: Send + Sync {
-    /// The name of the node that sends the request.
-    ///
-    /// # Errors
-    /// Why the request is not a node's.
-    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>>;
+    /// The connection is not a node's. `InvalidData` is logged.
+    async fn accept(&self, stream: TcpStream) -> io::Result<Stream>;
 }
 
 /// The sessions of this node, for other nodes.
@@ -75,7 +65,7 @@ pub enum PeerRefusal {
     NotReady,
     /// It cannot be connected to, or accepts no more connections.
     Unreachable(String),
-    /// It does not accept this node as one of its fleet.
+    /// It and this node do not accept each other as nodes of one fleet.
     Refused,
 }
 
@@ -93,19 +83,23 @@ impl PeerRefusal {
     }
 
     /// The reason if the connection shows that the node accepts nothing from this one: its [`Stream`]
-    /// has failed with [`io::ErrorKind::PermissionDenied`], which is not the system's.
+    /// has failed with [`io::ErrorKind::PermissionDenied`].
     #[must_use]
     pub fn by(error: &hyper::Error) -> Option<Self> {
         let mut cause = error.source();
         while let Some(error) = cause {
-            let own = error.downcast_ref::<io::Error>();
-            let own = own.filter(|error| error.raw_os_error().is_none());
-            if own.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+            if error.downcast_ref().is_some_and(Self::is) {
                 return Some(Self::Refused);
             }
             cause = error.source();
         }
         None
+    }
+
+    /// Whether the two nodes do not accept each other: [`io::ErrorKind::PermissionDenied`], which
+    /// is not the system's.
+    pub(crate) fn is(error: &io::Error) -> bool {
+        error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error().is_none()
     }
 
     pub(crate) fn header(&self) -> HeaderValue {
@@ -127,7 +121,7 @@ impl fmt::Display for PeerRefusal {
             }
             Self::Unreachable(why) => write!(formatter, "it cannot be reached: {why}"),
             Self::Refused => formatter.write_str(
-                "it does not accept this node as one of its fleet; see its log and this node's",
+                "it and this node do not accept each other as nodes of one fleet; see their logs",
             ),
         }
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::answer_heads::Awaited;
 use crate::body::RequestBody;
-use crate::{Route, Seal, Way};
+use crate::{Route, Way};
 
 /// Most idle connections that one worker keeps to all sessions together; each is a descriptor
 /// here and one in the session.
@@ -32,7 +32,6 @@ pub(crate) struct Pool {
 /// A connection that requests can be sent on, one after the other.
 pub(crate) struct Wire {
     pub(crate) sender: SendRequest<RequestBody>,
-    pub(crate) seal: Option<Arc<dyn Seal>>,
     pub(crate) awaited: Awaited,
 }
 

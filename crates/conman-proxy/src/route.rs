@@ -9,7 +9,7 @@ use http::HeaderValue;
 use http::request::Parts;
 use tokio::sync::watch;
 
-use crate::{Link, PeerRefusal};
+use crate::{PeerRefusal, Stream};
 
 /// Finds the node that serves a session.
 #[async_trait]
@@ -52,7 +52,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// As `connect(2)` returns them; `ConnectionRefused` means that nothing listens on the port.
-    async fn connect(&self) -> io::Result<Link>;
+    async fn connect(&self) -> io::Result<Stream>;
 
     /// For a session: whether it takes no connections any more because it is about to end, so that a
     /// request needs another route. Called before each request; cancel safe.

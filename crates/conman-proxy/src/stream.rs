@@ -1,10 +1,8 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -20,27 +18,9 @@ pub enum Stream {
     Other(Box<dyn Transport>),
 }
 
-/// A new connection to the server of a session.
-#[derive(Debug)]
-pub struct Link {
-    pub stream: Stream,
-    /// The mark that the peer requires on every request of this connection.
-    pub seal: Option<Arc<dyn Seal>>,
-}
-
-/// Marks the requests of one connection as this node's.
-pub trait Seal: fmt::Debug + Send + Sync {
-    /// Marks a request that is otherwise complete. Requests are sent in the order in which they are
-    /// sealed.
-    fn seal(&self, parts: &mut Parts);
-}
-
-impl From<TcpStream> for Link {
+impl From<TcpStream> for Stream {
     fn from(stream: TcpStream) -> Self {
-        Self {
-            stream: Stream::Tcp(stream),
-            seal: None,
-        }
+        Self::Tcp(stream)
     }
 }
 

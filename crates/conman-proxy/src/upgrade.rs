@@ -96,8 +96,8 @@ pub(crate) async fn forward(
             Err(turned) => return Ok(Tried::Refused(turned)),
         }
     } else {
-        let link = backend::connect(route, options).await?;
-        backend::handshake(link, options, true)
+        let stream = backend::connect(route, options).await?;
+        backend::handshake(stream, &route.way, options, true)
             .await
             .map_err(unanswered)?
     };
@@ -106,7 +106,8 @@ pub(crate) async fn forward(
         .insert(CONNECTION, HeaderValue::from_static("upgrade"));
     parts.headers.insert(UPGRADE, protocol.clone());
     let answer_protocol = parts.extensions.remove::<SubprotocolAnswer>();
-    let request = hop::seal(&wire, Request::from_parts(parts, RequestBody::empty()));
+    let request = Request::from_parts(parts, RequestBody::empty());
+    wire.awaited.begin();
     let sent = wire.sender.send_request(request);
     let sent = client.within_response_timeout(&route.session, sent);
     let mut response = match hop::while_there(route, sent).await?? {

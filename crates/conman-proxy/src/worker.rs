@@ -22,7 +22,7 @@ use crate::hold::Hold;
 use crate::meters::{Counted, Meters};
 use crate::pool::Pool;
 use crate::refusals::Refusals;
-use crate::{Directory, Gate, PeerFront, PeerVisitor, ProxyOptions, Stream, backend, forward};
+use crate::{Directory, Gate, PeerFront, ProxyOptions, Stream, backend, forward};
 
 /// Interval between sweeps of idle connections to sessions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -133,8 +133,6 @@ pub(crate) struct ClientConnection {
     pub(crate) peer: HeaderValue,
     pub(crate) exchanges: Arc<Exchanges>,
     pub(crate) admission: Arc<Admission>,
-    /// On the listener for nodes: judges the requests of this connection.
-    pub(crate) visitor: Option<Box<dyn PeerVisitor>>,
 }
 
 /// A worker's main task: runs until the proxy is stopped, or drained and idle. It only waits for
@@ -207,12 +205,12 @@ async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Resul
     } = accepted;
     let stream = TcpStream::from_std(stream)?;
     backend::tune(&stream, worker.options.keepalive);
-    let (stream, visitor) = match &*worker.front {
-        Front::Clients { .. } => (Stream::Tcp(stream), None),
+    let stream = match &*worker.front {
+        Front::Clients { .. } => Stream::Tcp(stream),
         Front::Peers(front) => {
             let accepting = front.accept.accept(stream);
             let accepted = tokio::time::timeout(worker.options.head_timeout, accepting).await?;
-            let (stream, visitor) = accepted.inspect_err(|error| {
+            accepted.inspect_err(|error| {
                 let address = peer.ip().to_canonical().to_string();
                 // A client that only checks for a listener is not logged.
                 if error.kind() == io::ErrorKind::InvalidData
@@ -223,8 +221,7 @@ async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Resul
                         "refused a connection to the listener for nodes"
                     );
                 }
-            })?;
-            (stream, Some(visitor))
+            })?
         }
     };
     let begun = begin(&worker, stream).await?;
@@ -232,7 +229,7 @@ async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Resul
         return Ok(());
     };
     // On the heap, so that an idle connection needs no room for it.
-    Box::pin(serve_http(worker, begun, peer, admission, visitor)).await
+    Box::pin(serve_http(worker, begun, peer, admission)).await
 }
 
 /// Waits for the first request.
@@ -257,7 +254,6 @@ async fn serve_http(
     begun: Begun<Stream>,
     peer: SocketAddr,
     admission: Admission,
-    visitor: Option<Box<dyn PeerVisitor>>,
 ) -> Result<(), ServeError> {
     let exchanges = Arc::<Exchanges>::default();
     let io = ClientIo::new(begun, Arc::clone(&exchanges), &worker.options);
@@ -275,7 +271,6 @@ async fn serve_http(
         peer,
         exchanges,
         admission: Arc::new(admission),
-        visitor,
     });
     let service = service_fn(move |request| {
         let client = Arc::clone(&client);

@@ -7,8 +7,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use conman_auth::MAX_SKEW_MS;
-
 use super::From;
 
 /// Largest sequence number that JSON readers keep exact.
@@ -16,6 +14,9 @@ const MAX_SEQ: u64 = (1 << 53) - 1;
 
 /// Most nodes in a cursor, and thus in a stream: keeps the id of an event within 8 KiB.
 const MAX_NODES: usize = 256;
+
+/// Clocks of two nodes are assumed to differ by at most this.
+pub(super) const MAX_SKEW_MS: u64 = 30_000;
 
 const PREFIX: &str = "f1";
 

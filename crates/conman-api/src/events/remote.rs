@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use conman_auth::{Caller, MAX_SKEW_MS};
+use conman_auth::Caller;
 use conman_fleet::FleetMap;
 use conman_proto::{Problem, SessionId};
 use conman_registry::PeerStanding;
@@ -14,6 +14,7 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::cursor::MAX_SKEW_MS;
 use super::local::ALIVE_EVERY;
 use super::{Frame, From};
 use crate::hop;

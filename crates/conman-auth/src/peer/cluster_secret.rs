@@ -22,8 +22,8 @@ const MIN_SECRET_BYTES: usize = 32;
 /// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
 
-/// The secret of a fleet, from a file with one secret a line. The first seals; a seal by any of
-/// them is valid. So a secret can be replaced without an interruption between nodes: first add the
+/// The secret of a fleet, from a file with one secret a line. The first signs; what any of them has
+/// signed is valid. So a secret can be replaced without an interruption between nodes: first add the
 /// new one after the old one on all nodes, then put it first, then remove the old one.
 pub struct ClusterSecret {
     path: PathBuf,
@@ -84,21 +84,9 @@ impl ClusterSecret {
         &self.path
     }
 
-    /// Derives a key for another purpose from each secret, in the file's order.
+    /// Derives a key of 32 bytes for a purpose from each secret, in the file's order.
     pub(crate) fn derive(&self, purpose: &[u8]) -> Vec<Vec<u8>> {
         derive(&self.keys.load(), purpose)
-    }
-
-    pub(super) fn sign(&self, message: &[u8]) -> hmac::Tag {
-        // A file without a secret is refused.
-        hmac::sign(&self.keys.load()[0], message)
-    }
-
-    /// Takes the same time wherever a difference is.
-    pub(super) fn verify(&self, message: &[u8], tag: &[u8]) -> bool {
-        let keys = self.keys.load();
-        keys.iter()
-            .any(|key| hmac::verify(key, message, tag).is_ok())
     }
 }
 
@@ -204,23 +192,21 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_replaced_without_a_moment_at_which_nodes_differ() {
+    fn a_file_that_has_changed_is_read_again_and_a_bad_one_is_not_used() {
         let (_one, old_path) = file(&format!("{OLD}\n{NEW}\n"), 0o600);
         let (_other, new_path) = file(&format!("# two\n\n{NEW}\n{OLD}\n"), 0o600);
-        let old = ClusterSecret::load(old_path).expect("valid");
-        let new = ClusterSecret::load(&new_path).expect("valid");
-        assert!(new.verify(b"x", old.sign(b"x").as_ref()));
-        assert!(old.verify(b"x", new.sign(b"x").as_ref()));
+        let old = ClusterSecret::load(old_path).expect("valid").derive(b"x");
+        let secret = ClusterSecret::load(&new_path).expect("valid");
+        let reversed: Vec<_> = old.iter().rev().cloned().collect();
+        assert_eq!(secret.derive(b"x"), reversed);
+        assert_ne!(secret.derive(b"y"), reversed);
         fs::write(&new_path, NEW).expect("written");
-        assert!(new.reload().expect("valid"), "it has changed");
-        assert!(!new.reload().expect("valid"), "not again");
-        assert!(!new.verify(b"x", old.sign(b"x").as_ref()));
+        assert!(secret.reload().expect("valid"), "it has changed");
+        assert!(!secret.reload().expect("valid"), "not again");
+        assert_eq!(secret.derive(b"x"), old[1..]);
         fs::write(&new_path, "short").expect("written");
-        new.reload().expect_err("too short");
-        assert!(
-            old.verify(b"x", new.sign(b"x").as_ref()),
-            "it stays as it was"
-        );
+        secret.reload().expect_err("too short");
+        assert_eq!(secret.derive(b"x"), old[1..], "it stays as it was");
     }
 
     #[test]

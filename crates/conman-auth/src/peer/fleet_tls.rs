@@ -8,12 +8,15 @@ use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 use x509_cert::der::Decode as _;
+
+use super::cluster_secret::ClusterSecret;
+use super::derived;
 
 /// Maximum size of each of the three files.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -30,20 +33,35 @@ pub struct FleetTlsFiles {
     pub key: PathBuf,
 }
 
-/// Both sides of TLS between nodes, from files that may be replaced.
+/// Both sides of TLS between nodes, replaced as a whole when the files or the secret change.
 #[derive(Debug)]
 pub struct FleetTls {
-    files: FleetTlsFiles,
+    source: Source,
     loaded: ArcSwap<Loaded>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Files(FleetTlsFiles),
+    /// The secret and the node's name.
+    Secret(Arc<ClusterSecret>, String),
 }
 
 #[derive(Debug)]
 struct Loaded {
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
-    expires_at: Timestamp,
-    /// Hash of all three files, to detect changes.
+    /// `None` for derived certificates.
+    expires_at: Option<Timestamp>,
+    /// Hash of the files or of the derived keys, to detect changes.
     digest: [u8; 32],
+}
+
+/// What a node authenticates itself with, and whom it trusts.
+pub(super) struct Identity {
+    pub(super) roots: RootCertStore,
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
 }
 
 /// Why certificates cannot be used.
@@ -70,12 +88,6 @@ pub enum FleetTlsError {
         #[source]
         source: x509_cert::der::Error,
     },
-    #[error("{path} holds no certificate of a CA")]
-    Authority {
-        path: PathBuf,
-        #[source]
-        source: VerifierBuilderError,
-    },
     #[error("{path} holds a certificate that is not valid for a CA")]
     Root {
         path: PathBuf,
@@ -89,29 +101,46 @@ pub enum FleetTlsError {
         #[source]
         source: rustls::Error,
     },
+    #[error("cannot derive certificates from the secret")]
+    Derive(#[from] rcgen::Error),
+    #[error("the certificates derived from the secret cannot be used")]
+    Derived(#[source] rustls::Error),
 }
 
 impl FleetTls {
-    /// Reads the files.
+    /// With the certificates in these files.
     ///
     /// # Errors
     /// Files that cannot be read or do not match.
     pub fn load(files: FleetTlsFiles) -> Result<Self, FleetTlsError> {
-        let loaded = ArcSwap::from_pointee(Contents::read(&files)?.load(&files)?);
-        Ok(Self { files, loaded })
+        Self::new(Source::Files(files))
     }
 
-    /// Reads the files again and returns whether they have changed. Existing connections stay.
+    /// With certificates for the node `node` that are derived from the fleet's secret.
     ///
     /// # Errors
-    /// As for [`FleetTls::load`]; what was loaded stays in use.
+    /// The system returns no random bytes for the certificate's key.
+    pub fn derive(secret: Arc<ClusterSecret>, node: &str) -> Result<Self, FleetTlsError> {
+        Self::new(Source::Secret(secret, node.to_owned()))
+    }
+
+    fn new(source: Source) -> Result<Self, FleetTlsError> {
+        let loaded = ArcSwap::from_pointee(source.load()?);
+        Ok(Self { source, loaded })
+    }
+
+    /// Reads the files again, or derives the certificates from the secret as it is now, and returns
+    /// whether they have changed. Existing connections stay.
+    ///
+    /// # Errors
+    /// As for [`FleetTls::load`] and [`FleetTls::derive`]; what was loaded stays in use.
     pub fn reload(&self) -> Result<bool, FleetTlsError> {
-        let contents = Contents::read(&self.files)?;
-        if contents.digest() == self.loaded.load().digest {
-            return Ok(false);
+        let loaded = self.source.load()?;
+        let changed = loaded.digest != self.loaded.load().digest;
+        if changed {
+            self.loaded.store(Arc::new(loaded));
         }
-        self.loaded.store(Arc::new(contents.load(&self.files)?));
-        Ok(true)
+        Ok(changed)
     }
 
     /// For incoming connections: requires a certificate of the fleet.
@@ -126,10 +155,87 @@ impl FleetTls {
         Arc::clone(&self.loaded.load().client)
     }
 
-    /// When the first of this node's certificates expires.
+    /// The name that the certificate of the node `node` at `host` must have.
+    ///
+    /// # Errors
+    /// No certificate can have it.
+    pub fn server_name(
+        &self,
+        node: &str,
+        host: &str,
+    ) -> Result<ServerName<'static>, InvalidDnsNameError> {
+        match &self.source {
+            Source::Files(_) => host.to_owned().try_into(),
+            Source::Secret(..) => derived::certificate_name(node).try_into(),
+        }
+    }
+
+    /// When the first of this node's certificates expires; `None` if they are derived.
     #[must_use]
-    pub fn expires_at(&self) -> Timestamp {
+    pub fn expires_at(&self) -> Option<Timestamp> {
         self.loaded.load().expires_at
+    }
+}
+
+impl Source {
+    fn load(&self) -> Result<Loaded, FleetTlsError> {
+        let (identity, expires_at, digest) = match self {
+            Self::Files(files) => {
+                let contents = Contents::read(files)?;
+                let (identity, expires_at) = contents.identity(files)?;
+                (identity, Some(expires_at), contents.digest())
+            }
+            Self::Secret(secret, node) => {
+                let keys = secret.derive(derived::PURPOSE);
+                let digest = Sha256::digest(keys.concat()).into();
+                (derived::identity(&keys, node)?, None, digest)
+            }
+        };
+        let (server, client) = identity.configure().map_err(|source| match self {
+            Self::Files(files) => FleetTlsError::Pair {
+                cert: files.cert.clone(),
+                key: files.key.clone(),
+                source,
+            },
+            Self::Secret(..) => FleetTlsError::Derived(source),
+        })?;
+        Ok(Loaded {
+            server: Arc::new(server),
+            client: Arc::new(client),
+            expires_at,
+            digest,
+        })
+    }
+}
+
+impl Identity {
+    fn configure(self) -> Result<(ServerConfig, ClientConfig), rustls::Error> {
+        let roots = Arc::new(self.roots);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        // Without hints, the other end does not learn which CAs this node trusts. Every node has
+        // only one certificate to choose from.
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .clear_root_hint_subjects()
+                .build()
+                .map_err(|error| rustls::Error::General(error.to_string()))?;
+        // Both sides are conman, so nothing older than 1.3 is needed.
+        let versions = &[&rustls::version::TLS13];
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(self.chain.clone(), self.key.clone_key())?;
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(versions)?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(self.chain, self.key)?;
+        // A resumed session presents no certificate, so an expired one would be accepted.
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        client.resumption = Resumption::disabled();
+        // The name would be sent unencrypted, and the other end has only one certificate.
+        client.enable_sni = false;
+        Ok((server, client))
     }
 }
 
@@ -158,7 +264,7 @@ impl Contents {
         digest.finalize().into()
     }
 
-    fn load(&self, files: &FleetTlsFiles) -> Result<Loaded, FleetTlsError> {
+    fn identity(&self, files: &FleetTlsFiles) -> Result<(Identity, Timestamp), FleetTlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&self.ca, &files.ca)? {
             roots
@@ -168,53 +274,15 @@ impl Contents {
                     source,
                 })?;
         }
-        let roots = Arc::new(roots);
         let chain = certificates(&self.cert, &files.cert)?;
         let expires_at = expiry(&chain, &files.cert)?;
-        let key = || {
+        let key =
             PrivateKeyDer::from_pem_slice(&self.key).map_err(|source| FleetTlsError::Pem {
                 path: files.key.clone(),
                 what: "private key",
                 source,
-            })
-        };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
-                .build()
-                .map_err(|source| FleetTlsError::Authority {
-                    path: files.ca.clone(),
-                    source,
-                })?;
-        let pair = |source| FleetTlsError::Pair {
-            cert: files.cert.clone(),
-            key: files.key.clone(),
-            source,
-        };
-        // Both sides are conman, so nothing older than 1.3 is needed.
-        let versions = &[&rustls::version::TLS13];
-        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(versions)
-            .map_err(pair)?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain.clone(), key()?)
-            .map_err(pair)?;
-        let mut client = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(versions)
-            .map_err(pair)?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(chain, key()?)
-            .map_err(pair)?;
-        // A resumed session presents no certificate, so an expired one would be accepted.
-        server.session_storage = Arc::new(NoServerSessionStorage {});
-        server.send_tls13_tickets = 0;
-        client.resumption = Resumption::disabled();
-        Ok(Loaded {
-            server: Arc::new(server),
-            client: Arc::new(client),
-            expires_at,
-            digest: self.digest(),
-        })
+            })?;
+        Ok((Identity { roots, chain, key }, expires_at))
     }
 }
 
@@ -280,10 +348,15 @@ mod tests {
     use std::fs;
 
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-    use rustls::pki_types::ServerName;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use rustls::{ClientConnection, ConnectionCommon, HandshakeKind, ServerConnection};
 
     use super::*;
+
+    fn expires(tls: &FleetTls) -> String {
+        tls.expires_at().expect("given").to_string()
+    }
 
     /// A folder with a CA and one node's certificate, which expires in this year.
     fn folder(year: i32) -> (tempfile::TempDir, FleetTlsFiles) {
@@ -299,16 +372,31 @@ mod tests {
     }
 
     fn write(files: &FleetTlsFiles, year: i32) {
-        let mut params = CertificateParams::new(Vec::new()).expect("no names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca_key = KeyPair::generate().expect("a key");
-        let ca = params.self_signed(&ca_key).expect("signed");
-        let issuer = Issuer::new(params, ca_key);
+        issue(&Authority::new(), files, year);
+    }
+
+    struct Authority {
+        pem: String,
+        issuer: Issuer<'static, KeyPair>,
+    }
+
+    impl Authority {
+        fn new() -> Self {
+            let mut params = CertificateParams::new(Vec::new()).expect("no names");
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let key = KeyPair::generate().expect("a key");
+            let pem = params.self_signed(&key).expect("signed").pem();
+            let issuer = Issuer::new(params, key);
+            Self { pem, issuer }
+        }
+    }
+
+    fn issue(authority: &Authority, files: &FleetTlsFiles, year: i32) {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("a name");
         params.not_after = rcgen::date_time_ymd(year, 1, 1);
         let key = KeyPair::generate().expect("a key");
-        let cert = params.signed_by(&key, &issuer).expect("signed");
-        fs::write(&files.ca, ca.pem()).expect("written");
+        let cert = params.signed_by(&key, &authority.issuer).expect("signed");
+        fs::write(&files.ca, &authority.pem).expect("written");
         fs::write(&files.cert, cert.pem()).expect("written");
         fs::write(&files.key, key.serialize_pem()).expect("written");
     }
@@ -317,20 +405,20 @@ mod tests {
     fn certificates_are_loaded_anew_when_the_files_have_changed_and_kept_when_they_are_bad() {
         let (_folder, files) = folder(2090);
         let tls = FleetTls::load(files.clone()).expect("valid");
-        assert_eq!(tls.expires_at().to_string(), "2090-01-01T00:00:00Z");
+        assert_eq!(expires(&tls), "2090-01-01T00:00:00Z");
         let before = tls.server();
         assert!(!tls.reload().expect("valid"));
         assert!(Arc::ptr_eq(&before, &tls.server()));
         write(&files, 2091);
         assert!(tls.reload().expect("valid"));
-        assert_eq!(tls.expires_at().to_string(), "2091-01-01T00:00:00Z");
+        assert_eq!(expires(&tls), "2091-01-01T00:00:00Z");
         // Half of a replacement: the old key with the new certificate.
         let key = fs::read(&files.key).expect("there");
         write(&files, 2092);
         fs::write(&files.key, key).expect("written");
         let error = tls.reload().expect_err("they do not belong together");
         assert!(matches!(error, FleetTlsError::Pair { .. }), "{error:?}");
-        assert_eq!(tls.expires_at().to_string(), "2091-01-01T00:00:00Z");
+        assert_eq!(expires(&tls), "2091-01-01T00:00:00Z");
     }
 
     #[test]
@@ -338,22 +426,37 @@ mod tests {
         let (_folder, files) = folder(2090);
         let tls = FleetTls::load(files).expect("valid");
         for _ in 0..2 {
-            let name = ServerName::try_from("127.0.0.1").expect("a name");
-            let mut client = ClientConnection::new(tls.client(), name).expect("configured");
-            let mut server = ServerConnection::new(tls.server()).expect("configured");
-            // One more iteration than needed: includes what the server sends unrequested.
-            for _ in 0..4 {
-                pass(&mut client, &mut server);
-                pass(&mut server, &mut client);
-            }
+            let (client, server) = connect(&tls, &tls, "a").expect("it trusts itself");
             assert!(!client.is_handshaking() && !server.is_handshaking());
             assert_eq!(client.handshake_kind(), Some(HandshakeKind::Full));
             assert_eq!(client.tls13_tickets_received(), 0);
         }
     }
 
+    /// Connects one node to another, which is called `to` and is at 127.0.0.1.
+    fn connect(
+        from: &FleetTls,
+        at: &FleetTls,
+        to: &str,
+    ) -> Result<(ClientConnection, ServerConnection), rustls::Error> {
+        let name = from.server_name(to, "127.0.0.1").expect("a name");
+        let mut client = ClientConnection::new(from.client(), name)?;
+        let mut server = ServerConnection::new(at.server())?;
+        assert_eq!(server.server_name(), None);
+        // One more iteration than needed: includes what the server sends unrequested.
+        for _ in 0..4 {
+            pass(&mut client, &mut server)?;
+            assert_eq!(server.server_name(), None, "it is sent unencrypted");
+            pass(&mut server, &mut client)?;
+        }
+        Ok((client, server))
+    }
+
     /// Passes all pending data of one side to the other.
-    fn pass<A, B>(from: &mut ConnectionCommon<A>, to: &mut ConnectionCommon<B>) {
+    fn pass<A, B>(
+        from: &mut ConnectionCommon<A>,
+        to: &mut ConnectionCommon<B>,
+    ) -> Result<(), rustls::Error> {
         let mut said = Vec::new();
         while from.wants_write() {
             from.write_tls(&mut said).expect("written");
@@ -361,7 +464,114 @@ mod tests {
         let mut said = &said[..];
         while !said.is_empty() {
             to.read_tls(&mut said).expect("read");
-            to.process_new_packets().expect("no error");
+            to.process_new_packets()?;
+        }
+        Ok(())
+    }
+
+    const OLD: &str = "0123456789abcdef0123456789abcdef";
+    const NEW: &str = "fedcba9876543210fedcba9876543210";
+
+    /// A node with a secret file of these lines.
+    struct Node {
+        tls: FleetTls,
+        secret: Arc<ClusterSecret>,
+        _folder: tempfile::TempDir,
+    }
+
+    fn node(name: &str, lines: &[&str]) -> Node {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("fleet.key");
+        fs::write(&path, lines.join("\n")).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("chmod");
+        let secret = Arc::new(ClusterSecret::load(path).expect("valid"));
+        Node {
+            tls: FleetTls::derive(Arc::clone(&secret), name).expect("derived"),
+            secret,
+            _folder: folder,
+        }
+    }
+
+    impl Node {
+        fn replace(&self, lines: &[&str]) {
+            fs::write(self.secret.path(), lines.join("\n")).expect("written");
+            assert!(self.secret.reload().expect("valid"));
+            assert!(self.tls.reload().expect("derived"), "it has changed");
+            assert!(!self.tls.reload().expect("derived"), "not again");
+        }
+    }
+
+    /// Whether each of the two accepts the other's connection.
+    fn accept_each_other(a: &Node, b: &Node) -> [bool; 2] {
+        [
+            connect(&a.tls, &b.tls, "b").is_ok(),
+            connect(&b.tls, &a.tls, "a").is_ok(),
+        ]
+    }
+
+    #[test]
+    fn nodes_with_one_secret_accept_each_other_and_none_with_another() {
+        let (a, b) = (node("a", &[OLD]), node("b", &[OLD]));
+        assert_eq!(accept_each_other(&a, &b), [true; 2]);
+        assert_eq!(a.tls.expires_at(), None);
+        assert_eq!(
+            accept_each_other(&a, &node("b", &[NEW])),
+            [false; 2],
+            "another secret"
+        );
+        let (_folder, files) = folder(2090);
+        let given = FleetTls::load(files).expect("valid");
+        assert!(connect(&a.tls, &given, "b").is_err());
+        assert!(connect(&given, &a.tls, "a").is_err());
+    }
+
+    #[test]
+    fn another_node_at_the_address_is_noticed_whatever_the_names_are() {
+        for name in ["7", "a_b.", "-", &"x".repeat(253)] {
+            let (a, b) = (node("a", &[OLD]), node(name, &[OLD]));
+            connect(&a.tls, &b.tls, name).expect("it is that node");
+            let error = connect(&a.tls, &b.tls, "b").expect_err("another one");
+            let error = error.to_string();
+            assert!(error.contains("not valid for name"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_replaced_without_a_moment_at_which_nodes_refuse_each_other() {
+        let (a, b) = (node("a", &[OLD]), node("b", &[OLD]));
+        let before = node("c", &[OLD]);
+        for step in [&[OLD, NEW][..], &[NEW, OLD], &[NEW]] {
+            a.replace(step);
+            assert_eq!(accept_each_other(&a, &b), [true; 2], "{step:?}");
+            b.replace(step);
+            assert_eq!(accept_each_other(&a, &b), [true; 2], "{step:?}");
+        }
+        assert_eq!(accept_each_other(&a, &before), [false; 2], "removed");
+    }
+
+    #[test]
+    fn a_derived_certificate_is_valid_at_every_time() {
+        let keys = node("a", &[OLD]).secret.derive(derived::PURPOSE);
+        let identity = derived::identity(&keys, "a").expect("derived");
+        let parsed = x509_cert::Certificate::from_der(&identity.chain[0]).expect("parsed");
+        let validity = parsed.tbs_certificate.validity;
+        assert_eq!(validity.not_before.to_unix_duration().as_secs(), 0);
+        assert_eq!(validity.not_after.to_string(), "9999-12-31T00:00:00Z");
+    }
+
+    #[test]
+    fn a_given_certificate_that_has_expired_is_refused_by_both_sides() {
+        let authority = Authority::new();
+        let load = |year| {
+            let (folder, files) = folder(2090);
+            issue(&authority, &files, year);
+            let tls = FleetTls::load(files).expect("readable");
+            (folder, tls)
+        };
+        let ((_one, valid), (_other, expired)) = (load(2090), load(2001));
+        for (from, to) in [(&valid, &expired), (&expired, &valid)] {
+            let error = connect(from, to, "a").expect_err("expired").to_string();
+            assert!(error.contains("expired"), "{error}");
         }
     }
 

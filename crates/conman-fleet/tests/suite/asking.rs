@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
+use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
 use conman_fleet::{AskError, DialError, Dialer, PULSE, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route,
+    Backend, OwnSessions, PeerAccept, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route, Stream,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Full};
@@ -69,34 +69,28 @@ fn secret(folder: &TempDir, text: &str) -> Arc<ClusterSecret> {
     Arc::new(ClusterSecret::load(path).expect("valid"))
 }
 
-/// A node `b` that answers with who asked.
-async fn node(secret: Option<Arc<ClusterSecret>>, tls: Option<Arc<FleetTls>>) -> SocketAddr {
+/// The certificate of the node `node` by a secret.
+fn derived(secret: &Arc<ClusterSecret>, node: &str) -> Arc<FleetTls> {
+    Arc::new(FleetTls::derive(Arc::clone(secret), node).expect("derived"))
+}
+
+/// A node `b` that answers with how much it was sent.
+async fn node(tls: Option<Arc<FleetTls>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("bound");
-    let acceptor = PeerAcceptor::new(Arc::new(PeerGuard::new("b", secret)), tls);
+    let acceptor = PeerAcceptor::new(tls);
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             let acceptor = acceptor.clone();
             tokio::spawn(async move {
-                let Ok((stream, connection)) = acceptor.accept(socket).await else {
+                let Ok(stream) = acceptor.accept(socket).await else {
                     return;
                 };
-                let connection = Arc::new(connection);
-                let service = service_fn(move |request: Request<hyper::body::Incoming>| {
-                    let connection = Arc::clone(&connection);
-                    async move {
-                        let (parts, body) = request.into_parts();
-                        let (status, told) = match connection.admit(&parts) {
-                            Ok(name) => {
-                                let body = body.collect().await.expect("a body").to_bytes();
-                                (StatusCode::OK, format!("{name}: {} bytes", body.len()))
-                            }
-                            Err(problem) => (StatusCode::UNAUTHORIZED, problem.detail),
-                        };
-                        let mut response = Response::new(Full::new(Bytes::from(told)));
-                        *response.status_mut() = status;
-                        Ok::<_, std::convert::Infallible>(response)
-                    }
+                let service = service_fn(|request: Request<hyper::body::Incoming>| async {
+                    let body = request.into_body().collect().await.expect("a body");
+                    let told = format!("{} bytes", body.to_bytes().len());
+                    let response = Response::new(Full::new(Bytes::from(told)));
+                    Ok::<_, std::convert::Infallible>(response)
                 });
                 // Who hangs up early is the test's own client.
                 let _ = hyper::server::conn::http1::Builder::new()
@@ -108,14 +102,9 @@ async fn node(secret: Option<Arc<ClusterSecret>>, tls: Option<Arc<FleetTls>>) ->
     address
 }
 
-async fn ask(
-    at: SocketAddr,
-    scheme: &str,
-    secret: Option<Arc<ClusterSecret>>,
-    tls: Option<Arc<FleetTls>>,
-) -> Result<String, AskError> {
+async fn ask(at: SocketAddr, scheme: &str, tls: Option<Arc<FleetTls>>) -> Result<String, AskError> {
     let to = PeerAddress::new("b", &format!("{scheme}://{at}")).expect("an address");
-    let client = PeerClient::new(Dialer::new("a", secret, tls));
+    let client = PeerClient::new(Dialer::new("a", tls));
     let body = Full::new(Bytes::from(vec![b'x'; 1 << 20]));
     let request = Request::put("/v1/x?y=z").body(body).expect("a request");
     let response = client.ask(&to, request).await?;
@@ -136,12 +125,100 @@ fn is_refused(answer: Result<String, AskError>) {
 async fn nodes_with_one_secret_know_each_other_and_others_are_told_why_not() {
     let folder = tempfile::tempdir().expect("a folder");
     let ours = secret(&folder, "ours");
-    let at = node(Some(Arc::clone(&ours)), None).await;
-    let answer = ask(at, "http", Some(ours), None).await.expect("an answer");
-    assert_eq!(answer, "a: 1048576 bytes");
-    let theirs = Some(secret(&folder, "theirs"));
-    for secret in [theirs, None] {
-        is_refused(ask(at, "http", secret, None).await);
+    let at = node(Some(derived(&ours, "b"))).await;
+    let answer = ask(at, "https", Some(derived(&ours, "a"))).await;
+    assert_eq!(answer.expect("an answer"), "1048576 bytes");
+    let theirs = secret(&folder, "theirs");
+    is_refused(ask(at, "https", Some(derived(&theirs, "a"))).await);
+    // Nor one with certificates that were given to it.
+    let given = Authority::new().tls(&folder, "127.0.0.1");
+    is_refused(ask(at, "https", Some(given)).await);
+}
+
+#[tokio::test]
+async fn a_secret_that_was_removed_is_worth_nothing_on_the_next_connection() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ours = secret(&folder, "ours");
+    let theirs = secret(&folder, "ours too");
+    let write = |of: &Arc<ClusterSecret>, tls: &Arc<FleetTls>, lines: &[&str]| {
+        let lines: Vec<_> = lines.iter().map(|line| line.repeat(12)).collect();
+        fs::write(of.path(), lines.join("\n")).expect("written");
+        of.reload().expect("valid");
+        tls.reload().expect("derived");
+    };
+    let (b, a) = (derived(&ours, "b"), derived(&theirs, "a"));
+    let at = node(Some(Arc::clone(&b))).await;
+    for (of_b, of_a, accepted) in [
+        (&["old", "new"][..], &["old"][..], true),
+        (&["old", "new"], &["new", "old"], true),
+        (&["new", "old"], &["old", "new"], true),
+        (&["new"], &["old", "new"], false),
+        (&["new"], &["new", "old"], true),
+        (&["new"], &["old"], false),
+    ] {
+        write(&ours, &b, of_b);
+        write(&theirs, &a, of_a);
+        let answer = ask(at, "https", Some(Arc::clone(&a))).await;
+        match accepted {
+            true => assert_eq!(answer.expect("an answer"), "1048576 bytes"),
+            false => is_refused(answer),
+        }
+    }
+}
+
+/// It may have the address of one that was lost.
+#[tokio::test]
+async fn another_node_at_the_address_is_asked_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ours = secret(&folder, "ours");
+    let at = node(Some(derived(&ours, "c"))).await;
+    let answer = ask(at, "https", Some(derived(&ours, "a"))).await;
+    let error = answer.expect_err("it is not b");
+    assert!(
+        matches!(error, AskError::Dial(DialError::Tls { .. })),
+        "{error:?}"
+    );
+    assert!(
+        error.to_string().contains("another node answers there"),
+        "{error}"
+    );
+}
+
+/// The proxy logs these errors.
+#[tokio::test]
+async fn what_is_no_node_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let at = listener.local_addr().expect("bound");
+    let acceptor = PeerAcceptor::new(Some(derived(&secret(&folder, "ours"), "b")));
+    let error = async || {
+        let (socket, _) = listener.accept().await.expect("a connection");
+        let error = acceptor.accept(socket).await.expect_err("no node");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        error.to_string()
+    };
+
+    let plain = async {
+        let mut socket = TcpStream::connect(at).await.expect("it listens");
+        let request = b"GET /v1/sessions HTTP/1.1\r\nHost: b\r\n\r\n";
+        socket.write_all(request).await.expect("sent");
+        let mut answer = Vec::new();
+        let _ = socket.read_to_end(&mut answer).await;
+        assert!(answer.len() < 16, "no more than an alert: {answer:?}");
+    };
+    let (reason, ()) = tokio::join!(error(), plain);
+    for part in ["does not use TLS", "`listen.api`"] {
+        assert!(reason.contains(part), "{reason}");
+    }
+
+    let theirs = derived(&secret(&folder, "theirs"), "a");
+    let (reason, answer) = tokio::join!(error(), ask(at, "https", Some(theirs)));
+    is_refused(answer);
+    for part in [
+        "does not accept this node's certificate",
+        "`fleet.secret_file`",
+    ] {
+        assert!(reason.contains(part), "{reason}");
     }
 }
 
@@ -149,25 +226,19 @@ async fn nodes_with_one_secret_know_each_other_and_others_are_told_why_not() {
 async fn nodes_with_certificates_of_one_authority_know_each_other() {
     let folder = tempfile::tempdir().expect("a folder");
     let ours = Authority::new();
-    let at = node(None, Some(ours.tls(&folder, "127.0.0.1"))).await;
+    let at = node(Some(ours.tls(&folder, "127.0.0.1"))).await;
     let mine = Some(ours.tls(&folder, "10.0.0.1"));
-    let answer = ask(at, "https", None, mine).await.expect("an answer");
-    assert_eq!(answer, "a: 1048576 bytes");
+    let answer = ask(at, "https", mine).await.expect("an answer");
+    assert_eq!(answer, "1048576 bytes");
     let theirs = Authority::new();
-    let error = ask(at, "https", None, Some(theirs.tls(&folder, "10.0.0.1")))
-        .await
-        .expect_err("another authority");
-    assert!(
-        matches!(error, AskError::Dial(DialError::Tls { .. })),
-        "{error:?}"
-    );
+    is_refused(ask(at, "https", Some(theirs.tls(&folder, "10.0.0.1"))).await);
 }
 
 #[tokio::test]
 async fn whoever_has_no_certificate_of_the_fleet_gets_no_answer_out_of_a_node() {
     let folder = tempfile::tempdir().expect("a folder");
     let (ours, theirs) = (Authority::new(), Authority::new());
-    let at = node(None, Some(ours.tls(&folder, "127.0.0.1"))).await;
+    let at = node(Some(ours.tls(&folder, "127.0.0.1"))).await;
     // It trusts the node, but its own certificate is somebody else's.
     let stolen = Authority {
         pem: ours.pem.clone(),
@@ -175,7 +246,7 @@ async fn whoever_has_no_certificate_of_the_fleet_gets_no_answer_out_of_a_node() 
     };
     let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
     let tls = Some(stolen.tls(&folder, "10.0.0.1"));
-    let client = PeerClient::new(Dialer::new("a", None, tls));
+    let client = PeerClient::new(Dialer::new("a", tls));
     let request = Request::get("/v1/x").body(Empty::<Bytes>::new());
     let error = client.ask(&to, request.expect("a request")).await;
     let error = error.expect_err("nothing is taken of it");
@@ -192,33 +263,20 @@ async fn whoever_has_no_certificate_of_the_fleet_gets_no_answer_out_of_a_node() 
 async fn a_certificate_for_another_address_is_no_proof() {
     let folder = tempfile::tempdir().expect("a folder");
     let ours = Authority::new();
-    let at = node(None, Some(ours.tls(&folder, "10.9.9.9"))).await;
-    let error = ask(at, "https", None, Some(ours.tls(&folder, "10.0.0.1")))
+    let at = node(Some(ours.tls(&folder, "10.9.9.9"))).await;
+    let error = ask(at, "https", Some(ours.tls(&folder, "10.0.0.1")))
         .await
         .expect_err("another address");
     assert!(error.to_string().contains("name that address"), "{error}");
 }
 
 #[tokio::test]
-async fn with_both_a_seal_is_bound_to_its_tls_connection() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (ours, key) = (Authority::new(), secret(&folder, "ours"));
-    let at = node(Some(Arc::clone(&key)), Some(ours.tls(&folder, "127.0.0.1"))).await;
-    let tls = Some(ours.tls(&folder, "10.0.0.1"));
-    let answer = ask(at, "https", Some(key), tls.clone())
-        .await
-        .expect("an answer");
-    assert_eq!(answer, "a: 1048576 bytes");
-    is_refused(ask(at, "https", None, tls).await);
-}
-
-#[tokio::test]
 async fn a_node_with_certificates_never_speaks_without_tls() {
     let folder = tempfile::tempdir().expect("a folder");
-    let at = node(None, None).await;
+    let at = node(None).await;
     let tls = Some(Authority::new().tls(&folder, "127.0.0.1"));
     for (scheme, tls) in [("http", tls), ("https", None)] {
-        let error = ask(at, scheme, None, tls).await.expect_err(scheme);
+        let error = ask(at, scheme, tls).await.expect_err(scheme);
         assert!(
             matches!(error, AskError::Dial(DialError::Mismatch { .. })),
             "{error:?}"
@@ -236,7 +294,7 @@ struct Nothing;
 
 #[async_trait]
 impl Backend for Nothing {
-    async fn connect(&self) -> io::Result<Link> {
+    async fn connect(&self) -> io::Result<Stream> {
         Err(io::Error::other("nothing is served"))
     }
 }
@@ -251,9 +309,8 @@ impl Real {
     fn new(folder: &TempDir, options: ProxyOptions) -> Self {
         let authority = Authority::new();
         let theirs = authority.tls(folder, "127.0.0.1");
-        let guard = Arc::new(PeerGuard::new("b", None));
         let front = PeerFront {
-            accept: Arc::new(PeerAcceptor::new(guard, Some(theirs))),
+            accept: Arc::new(PeerAcceptor::new(Some(theirs))),
             sessions: Arc::new(Nothing),
             api: Arc::new(Nothing),
         };
@@ -271,7 +328,7 @@ impl Real {
     async fn pulse(&self) -> Result<Response<hyper::body::Incoming>, AskError> {
         let at = self.proxy.local_addr();
         let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
-        let client = PeerClient::new(Dialer::new("a", None, Some(Arc::clone(&self.tls))));
+        let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&self.tls))));
         let request = Request::get(PULSE).body(Empty::<Bytes>::new());
         client.ask(&to, request.expect("a request")).await
     }
@@ -304,25 +361,12 @@ async fn a_listener_that_is_full_before_tls_says_that_it_has_taken_nothing() {
     // A node's connection, which is not closed for another.
     let at = node.proxy.local_addr();
     let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
-    let dialer = Dialer::new("a", None, Some(Arc::clone(&node.tls)));
+    let dialer = Dialer::new("a", Some(Arc::clone(&node.tls)));
     let mut only = dialer.dial(&to).await.expect("a connection");
     let request = format!("GET {PULSE} HTTP/1.1\r\nHost: b\r\n\r\n");
-    let (mut parts, ()) = Request::get(PULSE)
-        .body(())
-        .expect("a request")
-        .into_parts();
-    only.sealer.seal(&mut parts);
-    let mut head = request.trim_end().to_owned();
-    for (name, value) in &parts.headers {
-        head += &format!("\r\n{name}: {}", value.to_str().expect("text"));
-    }
-    let stream = &mut only.stream;
-    stream
-        .write_all(format!("{head}\r\n\r\n").as_bytes())
-        .await
-        .expect("sent");
+    only.write_all(request.as_bytes()).await.expect("sent");
     let mut status = [0; 12];
-    timeout(PATIENCE, stream.read_exact(&mut status))
+    timeout(PATIENCE, only.read_exact(&mut status))
         .await
         .expect("an end")
         .expect("an answer");
@@ -341,12 +385,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_node_whose_daemon_stands_still_is_given_up_and_then_not_asked_anything_more() {
-    let folder = tempfile::tempdir().expect("a folder");
     // The kernel takes connections for a daemon that does not.
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let at = listener.local_addr().expect("bound");
     let to = PeerAddress::new("b", &format!("http://{at}")).expect("an address");
-    let client = PeerClient::new(Dialer::new("a", Some(secret(&folder, "ours")), None));
+    let client = PeerClient::new(Dialer::new("a", None));
     let request = || Request::get("/v1/x").body(Empty::<Bytes>::new());
     let asked = client.ask(&to, request().expect("a request"));
     let asked = timeout(PATIENCE, asked).await.expect("an end");
@@ -361,26 +404,24 @@ async fn a_node_whose_daemon_stands_still_is_given_up_and_then_not_asked_anythin
 
 #[tokio::test]
 async fn a_node_that_has_long_to_do_is_waited_for_while_it_answers_anything() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let key = secret(&folder, "ours");
     let (pulses, mut seen) = watch::channel(0);
-    let at = slow_node(Arc::clone(&key), pulses, 2).await;
-    let asking = ask(at, "http", Some(key), None);
+    let at = slow_node(pulses, 2).await;
+    let asking = ask(at, "http", None);
     let answer = timeout(PATIENCE, asking).await.expect("an end");
     assert_eq!(answer.expect("an answer"), "after long");
     assert!(*seen.borrow_and_update() >= 2);
 }
 
 /// A node `b` that answers once it was asked so many times whether it lives.
-async fn slow_node(key: Arc<ClusterSecret>, pulses: watch::Sender<u32>, wanted: u32) -> SocketAddr {
+async fn slow_node(pulses: watch::Sender<u32>, wanted: u32) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("bound");
-    let acceptor = PeerAcceptor::new(Arc::new(PeerGuard::new("b", Some(key))), None);
+    let acceptor = PeerAcceptor::new(None);
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             let (acceptor, pulses) = (acceptor.clone(), pulses.clone());
             tokio::spawn(async move {
-                let (stream, _) = acceptor.accept(socket).await.expect("without TLS");
+                let stream = acceptor.accept(socket).await.expect("without TLS");
                 let service = service_fn(move |request: Request<hyper::body::Incoming>| {
                     let pulses = pulses.clone();
                     async move {
@@ -412,7 +453,7 @@ async fn a_node_that_is_not_there_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let at = listener.local_addr().expect("bound");
     drop(listener);
-    let error = ask(at, "http", None, None).await.expect_err("nobody there");
+    let error = ask(at, "http", None).await.expect_err("nobody there");
     assert!(
         error.to_string().contains("node `b` at 127.0.0.1:"),
         "{error}"

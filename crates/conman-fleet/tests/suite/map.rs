@@ -10,7 +10,7 @@ use futures_util::FutureExt as _;
 async fn a_look_up_goes_on_while_the_registry_has_no_leader_for_a_moment() {
     let fleet = ModelFleet::new();
     let (_records, me) = fleet.join("me");
-    let client = PeerClient::new(Dialer::new("me", None, None));
+    let client = PeerClient::new(Dialer::new("me", None));
     let map = FleetMap::new(me, client, PlacementLimits::default());
     let id = "alice".parse().expect("an id");
     fleet.cut("me");
@@ -33,7 +33,7 @@ async fn no_more_requests_wait_for_what_a_node_is_about_to_say_than_there_are_pl
     let fleet = ModelFleet::new();
     let (_records, me) = fleet.join("me");
     let (_their_records, _other) = fleet.join("other");
-    let client = PeerClient::new(Dialer::new("me", None, None));
+    let client = PeerClient::new(Dialer::new("me", None));
     let map = FleetMap::new(me, client, PlacementLimits::default()).waiting(2);
     let not_yet = Err(NoAddress::NotYet {
         node: "other".to_owned(),

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles, PeerGuard};
+use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
 use conman_fleet::{AskError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
+use conman_proxy::PeerAccept as _;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::service::service_fn;
@@ -45,8 +46,8 @@ impl Taker {
     }
 
     /// That answers whoever it knows with OK.
-    async fn knowing(secret: Option<Arc<ClusterSecret>>, tls: Option<Arc<FleetTls>>) -> Self {
-        let acceptor = PeerAcceptor::new(Arc::new(PeerGuard::new("b", secret)), tls);
+    async fn knowing(tls: Option<Arc<FleetTls>>) -> Self {
+        let acceptor = PeerAcceptor::new(tls);
         Self::new(move |socket, _| answer_all(acceptor.clone(), socket)).await
     }
 
@@ -60,14 +61,9 @@ impl Taker {
 }
 
 async fn answer_all(acceptor: PeerAcceptor, socket: TcpStream) {
-    let (stream, connection) = acceptor.accept(socket).await.expect("a node's");
-    let connection = Arc::new(connection);
-    let service = service_fn(move |request: Request<hyper::body::Incoming>| {
-        let admitted = connection.admit(&request.into_parts().0).is_ok();
-        let mut response = Response::new(Full::new(Bytes::from_static(b"told")));
-        if !admitted {
-            *response.status_mut() = StatusCode::UNAUTHORIZED;
-        }
+    let stream = acceptor.accept(socket).await.expect("a node's");
+    let service = service_fn(|_: Request<hyper::body::Incoming>| {
+        let response = Response::new(Full::new(Bytes::from_static(b"told")));
         async { Ok::<_, std::convert::Infallible>(response) }
     });
     // Who hangs up early is the test's own client.
@@ -103,18 +99,19 @@ const A_FEW: usize = 5;
 async fn requests_one_after_the_other_need_but_a_few_connections() {
     let folder = tempfile::tempdir().expect("a folder");
     let key = secret(&folder);
-    let node = Taker::knowing(Some(Arc::clone(&key)), None).await;
-    let client = PeerClient::new(Dialer::new("a", Some(key), None));
+    let derive = |name| FleetTls::derive(Arc::clone(&key), name).expect("derived");
+    let node = Taker::knowing(Some(Arc::new(derive("b")))).await;
+    let client = PeerClient::new(Dialer::new("a", Some(Arc::new(derive("a")))));
     for _ in 0..200 {
-        ask(&client, &node.at("http"), Method::GET).await;
+        ask(&client, &node.at("https"), Method::GET).await;
     }
     assert!(node.taken() <= A_FEW, "{}", node.taken());
 }
 
 #[tokio::test]
 async fn what_may_not_be_repeated_never_meets_a_connection_that_was_idle() {
-    let node = Taker::knowing(None, None).await;
-    let client = PeerClient::new(Dialer::new("a", None, None));
+    let node = Taker::knowing(None).await;
+    let client = PeerClient::new(Dialer::new("a", None));
     for method in [Method::GET, Method::POST, Method::DELETE] {
         let before = node.taken();
         ask(&client, &node.at("http"), method).await;
@@ -133,7 +130,7 @@ async fn that_an_idle_connection_was_closed_meanwhile_is_nobodys_trouble() {
         }
     })
     .await;
-    let client = PeerClient::new(Dialer::new("a", None, None));
+    let client = PeerClient::new(Dialer::new("a", None));
     for method in [Method::GET, Method::PUT].into_iter().cycle().take(10) {
         ask(&client, &node.at("http"), method).await;
     }
@@ -165,7 +162,7 @@ async fn a_connection_whose_answer_goes_on_takes_no_other_request() {
         }
     })
     .await;
-    let client = PeerClient::new(Dialer::new("a", None, None));
+    let client = PeerClient::new(Dialer::new("a", None));
     let request = Request::get("/v1/sessions/x/logs").body(Full::new(Bytes::new()));
     let at = node.at("http");
     let going_on = client.ask(&at, request.expect("a request"));
@@ -208,9 +205,9 @@ async fn certificates_that_were_replaced_are_shown_by_the_next_request() {
         let (ca, cert, key) = (file("ca"), file("cert"), file("key"));
         Arc::new(FleetTls::load(FleetTlsFiles { ca, cert, key }).expect("valid"))
     };
-    let node = Taker::knowing(None, Some(load("b"))).await;
+    let node = Taker::knowing(Some(load("b"))).await;
     let mine = load("a");
-    let client = PeerClient::new(Dialer::new("a", None, Some(Arc::clone(&mine))));
+    let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&mine))));
     for _ in 0..20 {
         ask(&client, &node.at("https"), Method::GET).await;
     }
@@ -228,7 +225,7 @@ async fn a_node_that_has_fallen_silent_while_a_connection_to_it_was_idle_has_don
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("bound");
     let to = PeerAddress::new("b", &format!("http://{address}")).expect("an address");
-    let client = PeerClient::new(Dialer::new("a", None, None));
+    let client = PeerClient::new(Dialer::new("a", None));
     let answers_once = async {
         let (mut socket, _) = listener.accept().await.expect("a connection");
         assert!(read_head(&mut socket).await);

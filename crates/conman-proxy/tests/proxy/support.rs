@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Link, Proxy, ProxyOptions, Refusal, Route, Verdict, Way,
+    Backend, Directory, Gate, Proxy, ProxyOptions, Refusal, Route, Stream, Verdict, Way,
 };
 use http::request::Parts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -52,10 +52,10 @@ struct TestBackend {
 
 #[async_trait]
 impl Backend for TestBackend {
-    async fn connect(&self) -> io::Result<Link> {
+    async fn connect(&self) -> io::Result<Stream> {
         self.connections.fetch_add(1, Ordering::Relaxed);
         let address = *self.address.lock().expect("no panic while held");
-        TcpStream::connect(address).await.map(Link::from)
+        TcpStream::connect(address).await.map(Stream::from)
     }
 }
 

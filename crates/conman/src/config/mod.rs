@@ -105,7 +105,8 @@ pub(crate) struct Listen {
 /// `[fleet]`
 #[derive(Debug, Clone)]
 pub(crate) struct Fleet {
-    /// File with the secret that authenticates nodes.
+    /// File with the secret from which connect tokens' keys, and certificates if none are given, are
+    /// derived.
     pub(crate) secret_file: Option<PathBuf>,
     /// Certificates that authenticate nodes.
     pub(crate) tls: Option<FleetTlsFiles>,

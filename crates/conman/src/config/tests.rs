@@ -263,3 +263,28 @@ fn the_runtime_of_the_tests_is_refused() {
     let text = mistakes("[node]\nruntime = \"process\"\n");
     assert!(text.contains("must be \"native\" or \"docker\""), "{text}");
 }
+
+#[test]
+fn nodes_use_tls_by_a_secret_or_by_certificates() {
+    let fleet = "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n\
+                 [listen]\npeers = \"203.0.113.1:7702\"\n[fleet]\n";
+    let text = mistakes(fleet);
+    for part in ["`fleet.secret_file` is missing", "urandom", "`fleet.tls`"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let secret = "secret_file = \"/etc/conman/fleet.key\"\n";
+    let config = accepted(&format!("{fleet}{secret}"));
+    let url = config.fleet.peer_url.expect("the listener's");
+    assert_eq!(url, "https://203.0.113.1:7702");
+    let text = mistakes(&format!(
+        "{fleet}{secret}peer_url = \"http://10.0.0.1:7702\"\n"
+    ));
+    assert!(
+        text.contains("`fleet.peer_url`") && text.contains("https://"),
+        "{text}"
+    );
+    let text = mistakes(&format!(
+        "{fleet}[fleet.tls]\nca = \"/etc/conman/ca.pem\"\n"
+    ));
+    assert!(text.contains("`fleet.tls.key` is missing"), "{text}");
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use conman_node::{Node, RouteError, SessionRoute};
 use conman_proto::SessionId;
-use conman_proxy::{Backend, Directory, Link, PeerRefusal, Refusal, Route, Way};
+use conman_proxy::{Backend, Directory, PeerRefusal, Refusal, Route, Stream, Way};
 
 use super::seeker::Seeker;
 
@@ -78,8 +78,8 @@ struct SessionBackend(SessionRoute);
 
 #[async_trait]
 impl Backend for SessionBackend {
-    async fn connect(&self) -> io::Result<Link> {
-        self.0.connect().await.map(Link::from)
+    async fn connect(&self) -> io::Result<Stream> {
+        self.0.connect().await.map(Stream::from)
     }
 
     async fn has_closed(&self) -> bool {

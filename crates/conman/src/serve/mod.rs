@@ -138,6 +138,7 @@ fn start(
         crate::state_dir::prepare(&config.state_dir)?;
         name = Some(name::settle(&mut config));
     }
+    let credentials = credentials.derive(&config.name)?;
     // The shim outlives this process and must not inherit its descriptors.
     conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
     let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;

@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result};
 use async_trait::async_trait;
 use axum::Router;
 use conman_api::{ServeOptions, serve_node};
-use conman_auth::{ClusterSecret, FleetTls, PeerGuard};
+use conman_auth::{ClusterSecret, FleetTls};
 use conman_fleet::{Dialer, PeerAcceptor};
 use conman_node::{Node, NotHere};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, HOP_HEAD_BYTES, HOP_HEADERS, Link, OwnSessions, PeerFront, PeerRefusal, Proxy,
-    ProxyOptions, Route, Stream,
+    Backend, HOP_HEAD_BYTES, HOP_HEADERS, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions,
+    Route, Stream,
 };
 use conman_vitals::Vitals;
 use tokio::runtime::Handle;
@@ -29,6 +29,7 @@ const API_PIPE_BYTES: usize = 64 * 1024;
 #[derive(Debug, Clone)]
 pub(super) struct Credentials {
     pub(super) secret: Option<Arc<ClusterSecret>>,
+    /// The certificates: given, or derived from the secret.
     pub(super) tls: Option<Arc<FleetTls>>,
 }
 
@@ -45,8 +46,17 @@ impl Credentials {
         })
     }
 
+    /// With certificates for the node `me` from the secret, unless some are given.
+    pub(super) fn derive(mut self, me: &str) -> Result<Self> {
+        if let (None, Some(secret)) = (&self.tls, &self.secret) {
+            let tls = FleetTls::derive(Arc::clone(secret), me).context("`fleet.secret_file`")?;
+            self.tls = Some(Arc::new(tls));
+        }
+        Ok(self)
+    }
+
     pub(super) fn dialer(&self, me: &str) -> Dialer {
-        Dialer::new(me, self.secret.clone(), self.tls.clone())
+        Dialer::new(me, self.tls.clone())
     }
 }
 
@@ -68,21 +78,19 @@ pub(super) fn start(
         ..ProxyOptions::default()
     }
     .for_nodes();
-    start_with(&config.name, options, listener, credentials, node, serving)
+    start_with(options, listener, credentials, node, serving)
 }
 
-/// Like [`start`], for the node `name`.
+/// Like [`start`], with these options.
 pub(super) fn start_with(
-    name: &str,
     proxied: ProxyOptions,
     listener: std::net::TcpListener,
     credentials: &Credentials,
     node: &Arc<Node>,
     (api, options, closing): (Router, ServeOptions, CancellationToken),
 ) -> Result<Proxy> {
-    let guard = PeerGuard::new(name, credentials.secret.clone());
     let front = PeerFront {
-        accept: Arc::new(PeerAcceptor::new(Arc::new(guard), credentials.tls.clone())),
+        accept: Arc::new(PeerAcceptor::new(credentials.tls.clone())),
         sessions: Arc::new(Own(Arc::clone(node))),
         api: Arc::new(Api {
             router: api,
@@ -123,14 +131,11 @@ struct Api {
 
 #[async_trait]
 impl Backend for Api {
-    async fn connect(&self) -> io::Result<Link> {
+    async fn connect(&self) -> io::Result<Stream> {
         let (here, there) = tokio::io::duplex(API_PIPE_BYTES);
         let (router, options) = (self.router.clone(), self.options.clone());
         self.main
             .spawn(serve_node(there, router, options, self.closing.clone()));
-        Ok(Link {
-            stream: Stream::Other(Box::new(here)),
-            seal: None,
-        })
+        Ok(Stream::Other(Box::new(here)))
     }
 }

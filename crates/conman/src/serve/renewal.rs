@@ -14,6 +14,8 @@ use super::trouble::{News, Trouble};
 /// replaced in time.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
+const EXPIRY: &str = "conman_fleet_certificate_expiry_timestamp_seconds";
+
 /// The credentials that are reloaded.
 #[derive(Debug, Clone)]
 pub(super) struct Renewal {
@@ -45,13 +47,11 @@ impl Renewal {
             credentials: credentials.clone(),
             troubles: Arc::default(),
         };
-        if credentials.tls.is_some() {
-            metrics::describe_gauge!(
-                "conman_fleet_certificate_expiry_timestamp_seconds",
-                "When this node's certificate for other nodes ends, in seconds since 1970"
-            );
-            tell_expiry(credentials);
-        }
+        metrics::describe_gauge!(
+            EXPIRY,
+            "When this node's certificate for other nodes ends, in seconds since 1970"
+        );
+        tell_expiry(credentials);
         if credentials.tls.is_none() && credentials.secret.is_none() {
             return renewal;
         }
@@ -68,11 +68,12 @@ impl Renewal {
 
     /// Takes changed files. Invalid ones are reported, and the former content stays in use.
     pub(super) async fn look(&self, occasion: Occasion) {
-        self.look_at_tls(occasion).await;
+        // Certificates may be derived from the secret.
         self.look_at_secret(occasion).await;
+        self.look_at_tls(occasion).await;
     }
 
-    /// The keys of connect tokens change with the secret.
+    /// The keys of connect tokens, and derived certificates, change with the secret.
     async fn look_at_secret(&self, occasion: Occasion) {
         let Some(secret) = self.credentials.secret.clone() else {
             return;
@@ -130,8 +131,8 @@ fn tell(
 }
 
 fn tell_expiry(credentials: &Credentials) {
-    if let Some(tls) = &credentials.tls {
-        let seconds = tls.expires_at().as_second();
-        metrics::gauge!("conman_fleet_certificate_expiry_timestamp_seconds").set(seconds as f64);
+    let tls = credentials.tls.as_ref();
+    if let Some(at) = tls.and_then(|tls| tls.expires_at()) {
+        metrics::gauge!(EXPIRY).set(at.as_second() as f64);
     }
 }

@@ -52,7 +52,7 @@ async fn told_at_its_address(fields: &str) -> NodeNews {
     fleet.announced("old", |old| {
         old.peer_url = Some(format!("http://{address}"))
     });
-    let client = PeerClient::new(Dialer::new("me", None, None));
+    let client = PeerClient::new(Dialer::new("me", None));
     let map = FleetMap::new(seen, client, PlacementLimits::default());
     let asked = EventsRequest {
         from: From {

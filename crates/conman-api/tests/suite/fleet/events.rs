@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use axum::body::BodyDataStream;
 use conman_auth::Scope;
-use conman_fleet::{Dialer, PeerClient};
 use conman_proto::{Event, EventKind, EventPage};
 use conman_registry::PeerStanding;
 use futures_util::StreamExt as _;
@@ -191,7 +190,7 @@ async fn a_node_that_cannot_be_asked_is_named_and_what_it_did_meanwhile_follows(
     let mut url = None;
     let address = unused_address();
     world.announced("b", |b| {
-        url = b.peer_url.replace(format!("http://{address}"));
+        url = b.peer_url.replace(format!("https://{address}"));
     });
     let mut events = Events::open(&a.api, "", None).await;
     let (_, missing) = events.next().await;
@@ -325,7 +324,7 @@ async fn one_nodes_events_can_be_asked_for_and_what_a_node_brings_is_answered_by
         let answer = a.api.get(&format!("/v1/events?follow=false&{query}")).await;
         assert_eq!(answer.problem().slug(), slug, "{query}");
     }
-    let client = PeerClient::new(Dialer::new("a", Some(world.secret.clone()), None));
+    let client = world.client("a");
     let request = Request::get("/v1/events?follow=false&after=0")
         .header("x-conman-caller", "read test")
         .body(Empty::<bytes::Bytes>::new());
@@ -367,7 +366,7 @@ async fn a_node_that_was_told_to_be_missing_and_declared_dead_is_told_to_be_back
     let (world, a, b) = two().await;
     let mut url = None;
     world.announced("b", |b| {
-        url = b.peer_url.replace(format!("http://{}", unused_address()));
+        url = b.peer_url.replace(format!("https://{}", unused_address()));
     });
     let mut events = Events::open(&a.api, "", None).await;
     events.until(EventKind::NodeUnreachable, "b").await;

@@ -1,13 +1,14 @@
 //! What is asked for while it goes from one node to another.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use conman_fleet::{Dialer, PeerAcceptor};
 use conman_proto::{EnsureResponse, Session, SessionState, StopReport};
+use conman_proxy::{PeerAccept as _, Stream};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use super::held::Holds;
@@ -65,14 +66,19 @@ struct Loss {
 }
 
 impl Relay {
-    async fn before(address: SocketAddr) -> Self {
+    /// Before the node `b`: it has the certificates of any node, as it knows the secret.
+    async fn before_b(world: &World) -> Self {
+        let to = world.address_of_b();
+        let acceptor = PeerAcceptor::new(Some(world.tls("b")));
+        let dialer = Dialer::new("a", Some(world.tls("a")));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let url = format!("https://{}", listener.local_addr().expect("bound"));
         let loses = Arc::new(Mutex::new(None));
         let lost = Arc::clone(&loses);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let node = TcpStream::connect(address).await.expect("it listens");
+                let client = acceptor.accept(client).await.expect("a node");
+                let node = dialer.dial(&to).await.expect("it listens");
                 tokio::spawn(pass(client, node, Arc::clone(&lost)));
             }
         });
@@ -97,9 +103,9 @@ impl Relay {
     }
 }
 
-async fn pass(client: TcpStream, node: TcpStream, loses: Arc<Mutex<Option<Loss>>>) {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_node, mut to_node) = node.into_split();
+async fn pass(client: Stream, node: Stream, loses: Arc<Mutex<Option<Loss>>>) {
+    let (mut from_client, mut to_client) = tokio::io::split(client);
+    let (mut from_node, mut to_node) = tokio::io::split(node);
     let asked = tokio::io::copy(&mut from_client, &mut to_node);
     let answered = async {
         let mut bytes = vec![0; 16 * 1024];
@@ -126,7 +132,7 @@ async fn pass(client: TcpStream, node: TcpStream, loses: Arc<Mutex<Option<Loss>>
 async fn what_starts_or_ends_a_session_is_asked_again_where_its_node_has_not_answered() {
     let (world, a, b) = two().await;
     let started = world.start_on_b(&b, "alice").await;
-    let relay = Relay::before(b.address).await;
+    let relay = Relay::before_b(&world).await;
     world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
     let ask = async |method: Method, body: &'static str| {
         // The connection is one that has been used.
@@ -162,7 +168,7 @@ async fn what_starts_or_ends_a_session_is_asked_again_where_its_node_has_not_ans
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_that_is_asked_again_ends_no_later_generation_wherever_that_has_begun() {
     let (world, a, b) = two().await;
-    let relay = Relay::before(b.address).await;
+    let relay = Relay::before_b(&world).await;
     world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
     for (id, later, name, other) in [("alice", &a, "a", "b"), ("bob", &b, "b", "a")] {
         let ended = world.start_on_b(&b, id).await;
@@ -204,7 +210,7 @@ async fn a_delete_that_goes_by_the_record_ends_nothing_that_has_begun_since_it_w
     let secret = (&world.secret, 100);
     let a = Node::join_by(&world, "a", secret, |records| holds.over(records)).await;
     let b = Node::join(&world, "b").await;
-    let relay = Relay::before(b.address).await;
+    let relay = Relay::before_b(&world).await;
     world.announced("b", |b| b.peer_url = Some(relay.url.clone()));
     let ended = world.start_on_b(&b, "alice").await;
     world.announced("a", |a| a.draining = true);

@@ -1,11 +1,9 @@
 //! What is asked of any node about a session is answered by the session's own.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use conman_api::{ServeOptions, serve_tcp};
 use conman_auth::Scope;
-use conman_fleet::{Dialer, PeerClient};
 use conman_proto::{
     EXEC_PROTOCOL, ExecChannel, ExecResult, Generation, Session, SessionState, StopReport, Timeline,
 };
@@ -168,7 +166,7 @@ async fn a_life_that_has_ended_does_not_answer_for_the_one_that_goes_on_elsewher
     let present = a.ensure("alice").await.session;
     assert!(present.node == "a" && present.generation > former.generation);
     let to = world.address_of_b();
-    let client = PeerClient::new(Dialer::new("c", Some(Arc::clone(&world.secret)), None));
+    let client = world.client("c");
     let request = Request::delete(session("alice"))
         .header("x-conman-caller", "admin test")
         .header("x-conman-generation", former.generation.get())
@@ -190,7 +188,7 @@ async fn a_caller_may_at_another_node_what_they_may_here() {
     assert_eq!(a.api.send(request).await.status, StatusCode::FORBIDDEN);
     // A node that would ask for more than its caller may is refused by the other as well.
     let to = world.address_of_b();
-    let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&world.secret)), None));
+    let client = world.client("a");
     for (caller, status) in [
         (Some("read test"), StatusCode::FORBIDDEN),
         (None, StatusCode::BAD_REQUEST),

@@ -101,7 +101,7 @@ async fn a_timeline_has_what_every_node_knows_and_names_those_that_cannot_be_ask
 
     // What it knows is missing, and what becomes of its sessions is told all the same.
     let nowhere = nowhere();
-    let address = nowhere.trim_start_matches("http://").to_owned();
+    let address = nowhere.trim_start_matches("https://").to_owned();
     world.announced("a", |a| a.peer_url = Some(nowhere));
     for (standing, ownership, part) in [
         (PeerStanding::Silent, SessionOwnership::Owned, address),

@@ -1,20 +1,20 @@
 //! Nodes that share one registry.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::Router;
 use conman_api::{ServeOptions, serve_node};
-use conman_auth::{ClusterSecret, PeerGuard};
+use conman_auth::{ClusterSecret, FleetTls};
 use conman_core::placement::PlacementLimits;
 use conman_fleet::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
 use conman_node::NodeOptions;
 use conman_proto::{EnsureResponse, Generation, RuntimeKind, Session, SessionId};
 use conman_proxy::{
-    Backend, Link, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route, Stream,
+    Backend, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route, Stream,
 };
 use conman_registry::{Announcement, Fleet, Peer, Registry};
 use conman_testkit::{ModelFleet, ModelNode};
@@ -53,6 +53,16 @@ impl World {
         started
     }
 
+    /// The certificates of the node `name`.
+    pub(crate) fn tls(&self, name: &str) -> Arc<FleetTls> {
+        tls(&self.secret, name)
+    }
+
+    /// Asks as the node `name`.
+    pub(crate) fn client(&self, name: &str) -> PeerClient {
+        PeerClient::new(Dialer::new(name, Some(self.tls(name))))
+    }
+
     /// Where the node `b` listens for others.
     pub(crate) fn address_of_b(&self) -> PeerAddress {
         let mut url = None;
@@ -72,12 +82,14 @@ pub(crate) fn secret(text: &str) -> Arc<ClusterSecret> {
     Arc::new(ClusterSecret::load(path).expect("valid"))
 }
 
+fn tls(secret: &Arc<ClusterSecret>, name: &str) -> Arc<FleetTls> {
+    Arc::new(FleetTls::derive(Arc::clone(secret), name).expect("derived"))
+}
+
 /// A node with its API and its listener for the others.
 pub(crate) struct Node {
     pub(crate) api: Api,
     pub(crate) seen: Arc<ModelNode>,
-    /// Where it listens for the others.
-    pub(crate) address: SocketAddr,
     _proxy: Proxy,
     // Last: whatever still runs is ended when nothing else starts anything.
     _stage: Stage,
@@ -137,7 +149,8 @@ impl Node {
         let stage = Stage::new();
         let (registry, seen) = world.fleet.join(name);
         let registry = reads(registry);
-        let dialer = Dialer::new(name, Some(Arc::clone(secret)), None);
+        let tls = Some(tls(secret, name));
+        let dialer = Dialer::new(name, tls.clone());
         let fleet: Arc<dyn Fleet> = seen.clone();
         let limits = PlacementLimits {
             // A busy machine must not decide where a test's sessions go.
@@ -155,9 +168,8 @@ impl Node {
             .await;
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let guard = Arc::new(PeerGuard::new(name, Some(Arc::clone(secret))));
         let front = PeerFront {
-            accept: Arc::new(PeerAcceptor::new(guard, None)),
+            accept: Arc::new(PeerAcceptor::new(tls)),
             sessions: Arc::new(NoSessions),
             api: Arc::new(Pipe {
                 router: api.peers.clone(),
@@ -171,7 +183,7 @@ impl Node {
         };
         let proxy = Proxy::start_peers(listener, options, front).expect("a proxy");
         let told = Announcement {
-            peer_url: Some(format!("http://{address}")),
+            peer_url: Some(format!("https://{address}")),
             templates: vec!["idle".to_owned()],
             max_sessions: 100,
             view: Some(api.node.view()),
@@ -181,7 +193,6 @@ impl Node {
         Self {
             api,
             seen,
-            address,
             _proxy: proxy,
             _stage: stage,
         }
@@ -215,15 +226,12 @@ struct Pipe {
 
 #[async_trait]
 impl Backend for Pipe {
-    async fn connect(&self) -> io::Result<Link> {
+    async fn connect(&self) -> io::Result<Stream> {
         let (here, there) = tokio::io::duplex(64 * 1024);
         let options = ServeOptions::default();
         let serving = serve_node(there, self.router.clone(), options, self.closing.clone());
         self.main.spawn(serving);
-        Ok(Link {
-            stream: Stream::Other(Box::new(here)),
-            seal: None,
-        })
+        Ok(Stream::Other(Box::new(here)))
     }
 }
 
@@ -236,5 +244,5 @@ pub(crate) async fn two() -> (Arc<World>, Node, Node) {
 /// Where nobody listens.
 pub(crate) fn nowhere() -> String {
     let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    format!("http://{}", nobody.local_addr().expect("bound"))
+    format!("https://{}", nobody.local_addr().expect("bound"))
 }

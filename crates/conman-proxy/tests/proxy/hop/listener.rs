@@ -14,7 +14,7 @@ async fn known(owner: &Owner) -> Client {
 
 /// A request of a node.
 async fn pulse(client: &mut Client) {
-    let request = "GET /peer/pulse HTTP/1.1\r\nHost: b\r\nX-Conman-Peer: entry\r\n\r\n";
+    let request = "GET /peer/pulse HTTP/1.1\r\nHost: b\r\n\r\n";
     client.send(request).await;
     let head = client.read_head().await;
     assert_eq!(status(&head), "204", "{head}");
@@ -77,39 +77,15 @@ async fn who_is_no_node_leaves_the_last_place_of_all_to_a_node() {
 }
 
 #[tokio::test]
-async fn the_listener_for_nodes_says_that_it_lives_to_nodes_alone() {
-    let owner = Owner::new().await;
-    for (pass, wanted) in [("entry", "204"), ("nobody", "401")] {
-        let mut client = owner.connect().await;
-        let asked = format!(
-            "GET /peer/pulse HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\
-             X-Conman-Peer: {pass}\r\n\r\n"
-        );
-        client.send(asked).await;
-        let answer = client.read_to_end().await;
-        assert_eq!(status(&answer), wanted, "{answer}");
-    }
-}
-
-#[tokio::test]
 async fn what_a_node_asks_of_the_api_keeps_who_asks() {
     let owner = Owner::new().await;
-    let ask = |pass: &str| {
-        format!(
-            "GET /v1/sessions HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\
-             X-Conman-Peer: {pass}\r\nX-Conman-Caller: read alice\r\n\r\n"
-        )
-    };
-    let exchange = async |pass: &str| {
-        let mut client = owner.connect().await;
-        client.send(ask(pass)).await;
-        client.read_to_end().await
-    };
-    let answer = exchange("entry").await;
+    let mut client = owner.connect().await;
+    let request = "GET /v1/sessions HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\
+                   X-Conman-Caller: read alice\r\n\r\n";
+    client.send(request).await;
+    let answer = client.read_to_end().await;
     assert!(
         body(&answer).contains("x-conman-caller: read alice\r\n"),
         "{answer}"
     );
-    let answer = exchange("nobody").await;
-    assert_eq!(status(&answer), "401", "{answer}");
 }

@@ -12,10 +12,9 @@ use async_trait::async_trait;
 use conman_core::Closing;
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Link, OwnSessions, PeerAccept, PeerFront, PeerRefusal, PeerVisitor,
-    Proxy, ProxyOptions, Refusal, Route, Seal, Stream, Verdict, Way,
+    Backend, Directory, Gate, OwnSessions, PeerAccept, PeerFront, PeerRefusal, Proxy, ProxyOptions,
+    Refusal, Route, Stream, Verdict, Way,
 };
-use http::HeaderValue;
 use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -26,7 +25,8 @@ use crate::support::{Client, RawBackend, TestSession, serve_echo_head};
 /// Stands for a node that takes nothing from this one.
 pub(crate) const SHUT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-const PASS: &str = "x-conman-fleet";
+/// Stands for a node that this one takes nothing from.
+pub(crate) const FOREIGN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 1);
 
 pub(crate) const GET_ALICE: &str =
     "GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n";
@@ -84,20 +84,9 @@ struct Accept(Arc<AtomicU64>);
 
 #[async_trait]
 impl PeerAccept for Accept {
-    async fn accept(&self, stream: TcpStream) -> io::Result<(Stream, Box<dyn PeerVisitor>)> {
+    async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Ok((Stream::Tcp(stream), Box::new(Visitor)))
-    }
-}
-
-struct Visitor;
-
-impl PeerVisitor for Visitor {
-    fn admit(&self, parts: &Parts) -> Result<String, Box<Problem>> {
-        match parts.headers.get(PASS) {
-            Some(value) if value == "entry" => Ok("entry".to_owned()),
-            _ => Err(Box::new(Problem::new("peer-refused", "No", 401, "no node"))),
-        }
+        Ok(Stream::Tcp(stream))
     }
 }
 
@@ -106,8 +95,8 @@ struct Api(SocketAddr);
 
 #[async_trait]
 impl Backend for Api {
-    async fn connect(&self) -> io::Result<Link> {
-        TcpStream::connect(self.0).await.map(Link::from)
+    async fn connect(&self) -> io::Result<Stream> {
+        TcpStream::connect(self.0).await.map(Stream::from)
     }
 }
 
@@ -179,35 +168,23 @@ impl Owner {
 #[derive(Debug, Clone)]
 struct ToNode {
     address: SocketAddr,
-    pass: &'static str,
     silent: watch::Receiver<bool>,
 }
 
 #[async_trait]
 impl Backend for ToNode {
-    async fn connect(&self) -> io::Result<Link> {
-        let stream = match self.address {
-            SHUT => Stream::Other(Box::new(Shut)),
-            address => Stream::Tcp(TcpStream::connect(address).await?),
-        };
-        Ok(Link {
-            stream,
-            seal: Some(Arc::new(self.clone())),
-        })
+    async fn connect(&self) -> io::Result<Stream> {
+        match self.address {
+            SHUT => Ok(Stream::Other(Box::new(Shut))),
+            FOREIGN => Err(io::ErrorKind::PermissionDenied.into()),
+            address => TcpStream::connect(address).await.map(Stream::from),
+        }
     }
 
     async fn falls_silent(&self) -> String {
         let mut silent = self.silent.clone();
         let fell = silent.wait_for(|silent| *silent).await;
         fell.map_or_else(|_| "the test is over".to_owned(), |_| "no pulse".to_owned())
-    }
-}
-
-impl Seal for ToNode {
-    fn seal(&self, parts: &mut Parts) {
-        parts
-            .headers
-            .insert(PASS, HeaderValue::from_static(self.pass));
     }
 }
 
@@ -252,7 +229,6 @@ pub(crate) struct Believed {
     /// Told by a look-up anew.
     pub(crate) truth: watch::Sender<Option<SocketAddr>>,
     anew: Mutex<Vec<PeerRefusal>>,
-    pass: &'static str,
     /// Becomes true once the node answers nothing any more.
     pub(crate) silent: watch::Sender<bool>,
     /// Becomes `Some` once it is declared dead.
@@ -261,15 +237,10 @@ pub(crate) struct Believed {
 
 impl Believed {
     pub(crate) fn new(owner: SocketAddr) -> Arc<Self> {
-        Self::with_pass(owner, "entry")
-    }
-
-    pub(crate) fn with_pass(owner: SocketAddr, pass: &'static str) -> Arc<Self> {
         Arc::new(Self {
             owner: watch::Sender::new(Some(owner)),
             truth: watch::Sender::new(Some(owner)),
             anew: Mutex::default(),
-            pass,
             silent: watch::Sender::new(false),
             gone: watch::Sender::new(None),
         })
@@ -287,7 +258,6 @@ impl Believed {
             },
             backend: Arc::new(ToNode {
                 address,
-                pass: self.pass,
                 silent: self.silent.subscribe(),
             }),
         }

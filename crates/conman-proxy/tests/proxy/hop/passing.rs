@@ -18,7 +18,7 @@ async fn a_session_sees_the_client_and_nothing_of_the_hop() {
     let answer = entry
         .exchange(
             "GET /s/alice/a/b?c HTTP/1.1\r\nHost: conman.test\r\nConnection: close\r\n\
-             X-Conman-Hop: 1\r\nX-Conman-Peer: me\r\nX-Conman-Seal: x\r\nX-Conman-Generation: 1\r\n\
+             X-Conman-Hop: 1\r\nX-Conman-Peer: me\r\nX-Conman-Caller: admin\r\nX-Conman-Generation: 1\r\n\
              X_Conman_Session: bob\r\nX-Forwarded-For: 6.6.6.6\r\nCookie: a=b\r\n\r\n",
         )
         .await;

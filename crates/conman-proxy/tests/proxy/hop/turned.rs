@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use conman_proxy::PeerRefusal;
 use tokio::io::AsyncReadExt as _;
 
-use super::nodes::{Believed, Entry, GET_ALICE, Owner, SHUT, upload};
+use super::nodes::{Believed, Entry, FOREIGN, GET_ALICE, Owner, SHUT, upload};
 use crate::support::{TestSession, body, serve_echo_head, soon, status, until};
 
 #[tokio::test]
@@ -119,9 +119,8 @@ async fn a_session_that_moves_all_the_time_is_given_up_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_not_known_to_the_other_is_looked_after_by_the_directory() {
-    let owner = Owner::of_echo().await;
-    let believed = Believed::with_pass(owner.address, "stranger");
+async fn a_node_that_this_one_does_not_accept_is_looked_after_by_the_directory() {
+    let believed = Believed::new(FOREIGN);
     let answer = Entry::new(&believed).exchange(GET_ALICE).await;
     assert_eq!(status(&answer), "502", "{answer}");
     assert!(!answer.contains("x-conman"), "{answer}");
@@ -134,7 +133,7 @@ async fn a_connection_that_ends_because_this_node_is_unknown_there_has_taken_not
         "Connection: close\r\n",
         "Connection: upgrade\r\nUpgrade: x\r\n",
     ] {
-        let believed = Believed::with_pass(SHUT, "entry");
+        let believed = Believed::new(SHUT);
         let entry = Entry::new(&believed);
         let mut client = entry.connect().await;
         let request = format!("GET / HTTP/1.1\r\nHost: alice.localhost\r\n{wish}\r\n");

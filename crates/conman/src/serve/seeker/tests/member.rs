@@ -139,6 +139,7 @@ impl Member {
             secret: Some(Arc::clone(secret)),
             tls: None,
         };
+        let credentials = credentials.derive(name).expect("derived");
         let dialer = credentials.dialer(name);
         let client = PeerClient::new(dialer.clone());
         let map = Arc::new(FleetMap::new(seen.clone(), client, limits()));
@@ -161,9 +162,9 @@ impl Member {
             ServeOptions::default(),
             closing,
         );
-        let peers = start_with(name, proxied(), listener, &credentials, &node, serving);
+        let peers = start_with(proxied(), listener, &credentials, &node, serving);
         seen.announce(Announcement {
-            peer_url: Some(format!("http://{address}")),
+            peer_url: Some(format!("https://{address}")),
             templates: vec!["web".to_owned()],
             max_sessions: 100,
             ..Announcement::default()
