@@ -4,10 +4,10 @@ use std::time::Duration;
 use conman_core::Sparing;
 use tokio::time::Instant;
 
-/// Minimum interval between warnings about refused requests from one address.
+/// Minimum interval between warnings about refused connections from one address.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Rate-limited log of requests that do not come from a node of the fleet.
+/// Rate-limited log of connections that do not come from a node of the fleet.
 #[derive(Debug)]
 pub(crate) struct Refusals {
     began: Instant,
