@@ -4,13 +4,14 @@
 //! ignored: no signal was sent yet. Not synced, since a machine that crashes loses its sessions anyway.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_linux::remove_if_present;
 use conman_runtime::ContainerKey;
 use serde::{Deserialize, Serialize};
 
@@ -120,19 +121,13 @@ impl SignalledFile {
     /// this.
     pub(crate) async fn clear(&self) -> io::Result<()> {
         let path = self.file.clone();
-        self.lane.make(move || remove(&path)).await
-    }
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
+        self.lane.make(move || remove_if_present(&path)).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::mpsc::channel;
 
     use super::*;
@@ -175,7 +170,7 @@ mod tests {
         let clear = told.lane.make(move || {
             // Fails when the test is over.
             let _ = answers.recv();
-            remove(&path)
+            remove_if_present(&path)
         });
         let slow = clear.await.expect_err("it is held up");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);

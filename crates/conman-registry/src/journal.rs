@@ -79,8 +79,8 @@ impl Journal {
     /// the disk. `max_events` of 0 counts as 1.
     ///
     /// # Errors
-    /// [`JournalError::InUse`] when another process has it open, [`JournalError::TooNew`] when a
-    /// newer conman wrote it, or a disk error. Damage is not an error: see the module
+    /// [`JournalError::InUse`] when another process has it open, [`JournalError::OtherFormat`] when a
+    /// another conman wrote it, or a disk error. Damage is not an error: see the module
     /// documentation.
     pub fn open(dir: &Path, node: &str, max_events: u64) -> Result<Self, JournalError> {
         let opened = opening::open(dir)?;

@@ -6,9 +6,7 @@
 //!
 //! [`Memory`] ──the latest change──> the thread, which ends with the last [`Memory`].
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,18 +14,16 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use conman_linux::StateFile;
 use serde::{Deserialize, Serialize};
 
 /// File in the state directory.
 const FILE: &str = "preempted.json";
 
-/// Longest file that is read: a reason has at most 500 bytes.
-const MAX_FILE_BYTES: u64 = 16_384;
-
 /// Pause before a failed write is retried.
 const WRITE_AGAIN: Duration = Duration::from_secs(2);
 
-/// The content of the file. Fields that a newer conman adds are ignored.
+/// The content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Known {
     reason: String,
@@ -74,11 +70,11 @@ impl Word {
 
 impl Memory {
     pub(crate) fn start(state_dir: &Path) -> io::Result<Self> {
-        let path = state_dir.join(FILE);
+        let file = StateFile::new(state_dir.join(FILE));
         let mut complained = None;
         Self::written_by(WRITE_AGAIN, move |word| {
-            let written = change(&path, word);
-            tell(&path, word, &written, &mut complained);
+            let written = change(&file, word);
+            tell(file.path(), word, &written, &mut complained);
             written
         })
     }
@@ -175,9 +171,9 @@ fn tell(path: &Path, word: &Word, written: &io::Result<()>, complained: &mut Opt
 /// Returns why an earlier daemon of this boot was preempted, unless it was readmitted. Blocks on the
 /// disk.
 pub(crate) fn recall(state_dir: &Path) -> Option<String> {
-    let path = state_dir.join(FILE);
-    let known = read(&path).unwrap_or_else(|error| {
-        let path = path.display();
+    let file = StateFile::new(state_dir.join(FILE));
+    let known: Known = file.read().unwrap_or_else(|error| {
+        let path = file.path().display();
         tracing::warn!(%path, %error, "cannot read whether the node was preempted; it is not");
         None
     })?;
@@ -185,35 +181,16 @@ pub(crate) fn recall(state_dir: &Path) -> Option<String> {
     (known.boot_id == present).then_some(known.reason)
 }
 
-fn read(path: &Path) -> io::Result<Option<Known>> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
-    Ok(Some(serde_json::from_slice(&bytes)?))
-}
-
 /// Not synced: after a crash of the machine the file is from an earlier boot and has no effect. So a
 /// notice does not load the disk that the releases are written to.
-fn change(path: &Path, word: &Word) -> io::Result<()> {
-    let Word::Keep(reason) = word else {
-        return match fs::remove_file(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed,
-        };
-    };
-    let known = Known {
-        reason: reason.clone(),
-        boot_id: conman_linux::boot_id()?,
-    };
-    let new = path.with_extension("new");
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(&new)?;
-    file.write_all(&serde_json::to_vec(&known)?)?;
-    fs::rename(&new, path)
+fn change(file: &StateFile, word: &Word) -> io::Result<()> {
+    match word {
+        Word::Keep(reason) => file.write_unsynced(&Known {
+            reason: reason.clone(),
+            boot_id: conman_linux::boot_id()?,
+        }),
+        Word::Forget => file.remove(),
+    }
 }
 
 #[cfg(test)]
@@ -237,6 +214,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
     use std::sync::mpsc::{Receiver, channel};
 
     use super::*;

@@ -456,7 +456,8 @@ fn a_preemption_outlives_its_daemon_until_it_is_taken_back() {
     daemon.vanish();
 
     // Of an earlier boot.
-    std::fs::write(&written, r#"{"reason":"a test","boot_id":"another"}"#).expect("written");
+    let earlier = r#"{"version":2,"reason":"a test","boot_id":"another"}"#;
+    std::fs::write(&written, earlier).expect("written");
     let daemon = stage.boot();
     assert_eq!(daemon.node.view().state, NodeState::Live);
 }
