@@ -24,32 +24,23 @@ pub(crate) struct Container {
     /// 0 before its clone.
     pub(crate) pid: i32,
     /// With the PID and the boot, identifies the process.
-    #[serde(default)]
     pub(crate) start_ticks: u64,
     /// First of its range of ids; `None` for a command.
-    #[serde(default)]
     pub(crate) ids: Option<u32>,
     /// Its directory, removed when its start is interrupted; `None` for a command.
-    #[serde(default)]
     pub(crate) scratch: Option<PathBuf>,
     /// The container it is a command in.
-    #[serde(default)]
     pub(crate) exec_in: Option<String>,
     pub(crate) state: ContainerState,
     /// The log to bound; `None` for a command, or with a terminal.
-    #[serde(default)]
     pub(crate) log: Option<BoundedLog>,
     /// Whether a client ordered its freezing.
-    #[serde(default)]
     pub(crate) frozen: bool,
     /// Another program starts it.
-    #[serde(default)]
     pub(crate) foreign: bool,
     /// It must be killed, with every process that appears of a start by another program.
-    #[serde(default)]
     pub(crate) doomed: bool,
     /// The fence kills it; no client ordered that.
-    #[serde(default)]
     pub(crate) fenced: bool,
     /// Its CPU limit is lifted, or will be.
     #[serde(skip)]

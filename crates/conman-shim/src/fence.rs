@@ -23,7 +23,6 @@ pub(crate) struct KeptFence {
     pub(crate) fired_ms: Option<u64>,
     /// How long it waits for proof that everything is frozen; `None` if no client set it, so that the
     /// shim's arguments apply.
-    #[serde(default)]
     pub(crate) freeze_ms: Option<u64>,
 }
 

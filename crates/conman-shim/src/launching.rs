@@ -43,7 +43,6 @@ pub(crate) struct Pending {
     /// The container of a command.
     pub(crate) exec_in: Option<String>,
     /// Kill it as soon as there is a process.
-    #[serde(default)]
     pub(crate) killed: bool,
     /// For the answer; set when it is cloned.
     #[serde(skip)]
@@ -96,13 +95,10 @@ pub(crate) struct Left {
     pub(crate) cgroup: String,
     pub(crate) scratch: PathBuf,
     /// Not reusable while a process of it may live.
-    #[serde(default)]
     pub(crate) name: Option<String>,
     /// Not reusable while processes or files of it may exist.
-    #[serde(default)]
     pub(crate) ids: Option<u32>,
     /// A client ordered its death and waits for a notification.
-    #[serde(default)]
     pub(crate) killed: bool,
 }
 

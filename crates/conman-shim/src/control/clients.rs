@@ -152,7 +152,7 @@ impl Control {
             features: self.launching.features.clone(),
             replacements: self.replacements,
             unprotected: self.unprotected.clone(),
-            freeze_ms: Some(self.fence.freeze_ms()),
+            freeze_ms: self.fence.freeze_ms(),
         })
     }
 

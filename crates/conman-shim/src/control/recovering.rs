@@ -1,4 +1,4 @@
-//! Recovery when an earlier shim's state file is lost, damaged, or of a later version.
+//! Recovery when an earlier shim's state file is lost, damaged, or of another version.
 //!
 //! It is unknown then whether the fence was armed, and whether it had fired. So if anything lives, the
 //! fence begins closed, with everything frozen, and only an order opens it. Living containers are found

@@ -123,7 +123,6 @@ pub(crate) struct Command {
     /// The container's.
     pub(crate) cgroup: String,
     /// New owner of its pipes: user and group on the host, where they are known.
-    #[serde(default)]
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) spec: ExecSpec,
 }
