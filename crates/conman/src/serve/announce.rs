@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use conman_node::Node;
 use conman_proto::NodeState;
-use conman_registry::{Announcement, Fleet, NodeLoad};
+use conman_registry::{Announcement, Fleet, NodeLoad, READS};
 use conman_vitals::{Vitals, essential};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,7 @@ pub(super) fn run(
     let pulse = vitals.task(NAME);
     let fixed = Announcement {
         peer_url: config.fleet.peer_url.clone(),
+        reads: READS,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         labels: config.fleet.labels.clone(),
         templates: config.policy.templates.keys().cloned().collect(),

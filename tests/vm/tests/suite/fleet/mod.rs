@@ -87,7 +87,7 @@ run() {
         sleep 1
     done
 }
-renewals() { etcdctl get "/conman/hb/$1" --write-out fields | sed -n 's/^"Version" : //p'; }
+renewals() { etcdctl get "/conman/heartbeat/$1" --write-out fields | sed -n 's/^"Version" : //p'; }
 # Until each node has renewed its ownership again.
 both_renew() {
     for node in one two; do
