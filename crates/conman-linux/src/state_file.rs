@@ -55,9 +55,8 @@ impl StateFile {
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes)?;
         // First and separately: another version may have other fields.
-        let found = match serde_json::from_slice(&bytes)? {
-            Head { version } => version.unwrap_or(1),
-        };
+        let Head { version } = serde_json::from_slice(&bytes)?;
+        let found = version.unwrap_or(1);
         if found != FORMAT {
             let what = format!("it has format {found}, and this conman uses format {FORMAT}");
             return Err(io::Error::new(ErrorKind::Unsupported, what));

@@ -353,6 +353,33 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_a_later_shim_are_ignored() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        written(&path);
+        let (before, _) = Ledger::read(&path, "boot");
+        let text = std::fs::read_to_string(&path).expect("read");
+        let later = |line: &str| {
+            let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            for kind in ["head", "put"] {
+                if let Some(content) = line.get_mut(kind) {
+                    content["later"] = true.into();
+                }
+            }
+            if line.get("put").is_some() {
+                line["put"]["container"]["later"] = true.into();
+            }
+            format!("{line}\n")
+        };
+        let text: String = text.lines().map(later).collect();
+        std::fs::write(&path, text).expect("written");
+        let (kept, doubt) = Ledger::read(&path, "boot");
+        assert_eq!(doubt, None);
+        let shown = |kept: &Kept| format!("{:?}", kept.containers);
+        assert_eq!(shown(&kept), shown(&before));
+    }
+
+    #[test]
     fn another_form_is_a_reason_for_doubt() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("state");

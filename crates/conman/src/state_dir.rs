@@ -129,7 +129,7 @@ mod tests {
             format!("{error:#}")
         };
         let older = refusal("1a2b3c4d\n");
-        assert!(older.contains("--generation-floor N, N above"), "{older}");
+        assert!(older.contains("--generation-floor N`, N above"), "{older}");
         // As format 1 wrote it: both slots cover every generation up to 1000.
         let mut slot = [0; 512];
         slot[..8].copy_from_slice(b"conmanHW");

@@ -724,7 +724,7 @@ fn a_damaged_list_of_images_is_made_anew_of_what_is_recorded_of_each() {
         b"{",
         b"\0\0\0\0",
         &whole[..whole.len() / 2],
-        b"[1]",
+        b"[2]",
     ] {
         fs::write(&list, damage).expect("written");
         let store = stage.store();
