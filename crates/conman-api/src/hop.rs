@@ -43,7 +43,7 @@ const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-genera
 const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
 /// On answers to nodes: the request belongs elsewhere, and nothing was done.
 pub(crate) const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
-/// On streamed answers to nodes: this node's name. Older versions do not send it.
+/// On streamed answers to nodes: this node's name.
 pub(crate) const X_CONMAN_NODE: HeaderName = HeaderName::from_static("x-conman-node");
 const NOT_OWNER: HeaderValue = HeaderValue::from_static("not-owner");
 

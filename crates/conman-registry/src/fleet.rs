@@ -352,7 +352,7 @@ mod tests {
         let next = READS + 1;
         let (live, silent) = (PeerStanding::Live, PeerStanding::Silent);
         let upgraded = node("a", live, next);
-        assert!(may_write(&[upgraded.clone()], next));
+        assert!(may_write(std::slice::from_ref(&upgraded), next));
         for standing in [live, silent] {
             let earlier = node("b", standing, READS);
             assert!(!may_write(&[upgraded.clone(), earlier], next));
