@@ -43,8 +43,8 @@ mod realtime;
 mod session_cgroup;
 mod signal_name;
 mod spread;
-mod time_slice;
 mod state_file;
+mod time_slice;
 mod tree_removal;
 
 pub use beneath::{create_dir_beneath, create_dir_in_root, open_beneath, open_in_root};
@@ -83,8 +83,8 @@ pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};
 pub use spread::spread_directories;
-pub use time_slice::run_in_short_slices;
 pub use state_file::{
     FORMAT, StateFile, remove_if_present, replace_file, sync_parent, with_suffix,
 };
+pub use time_slice::run_in_short_slices;
 pub use tree_removal::{empty_directory, remove_tree, remove_tree_partly};
