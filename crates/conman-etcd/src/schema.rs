@@ -1,6 +1,7 @@
 //! Checks that the keys under the prefix are a registry of a known format.
 
 use conman_linux::FORMAT;
+use conman_registry::serve_above;
 
 use super::codec::{self, SchemaText};
 use super::store::{Entry, ReadError, Store};
@@ -35,8 +36,8 @@ fn remedy(prefix: &str, found: u32, floor: u64) -> String {
     format!(
         "nothing was changed. To start afresh: end the fleet's sessions and stop conman on every node \
          with the conman that wrote it, delete the keys (`etcdctl del --prefix {prefix}`) or choose \
-         another `registry.prefix`, and start each node once with \
-         `conman serve --generation-floor {floor}`"
+         another `registry.prefix`, and start each node once with {}",
+        serve_above(Some(floor))
     )
 }
 

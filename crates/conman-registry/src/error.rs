@@ -96,21 +96,28 @@ pub enum RegistryError {
     Closed { reason: String },
 }
 
+/// The command that starts a node above all generations used so far.
+#[must_use]
+pub fn serve_above(floor: Option<u64>) -> String {
+    match floor {
+        Some(0) => "`conman serve`".to_owned(),
+        Some(floor) => format!("`conman serve --generation-floor {floor}`"),
+        None => {
+            "`conman serve --generation-floor N`, N above every generation ever used".to_owned()
+        }
+    }
+}
+
 /// What to do about a state directory of another format. Nothing is migrated, and nothing was changed.
 #[must_use]
 pub fn start_afresh(found: u32, floor: Option<u64>) -> String {
     if found > FORMAT {
         return "run the newer conman that wrote it".to_owned();
     }
-    let floor = match floor {
-        Some(floor) => format!("`conman serve --generation-floor {floor}`"),
-        None => {
-            "`conman serve --generation-floor N`, N above every generation ever used".to_owned()
-        }
-    };
     format!(
         "nothing was changed. To start afresh: end its sessions with the conman that wrote it, stop \
-         conman and its shim, move the state directory away, and start once with {floor}"
+         conman and its shim, move the state directory away, and start once with {}",
+        serve_above(floor)
     )
 }
 
