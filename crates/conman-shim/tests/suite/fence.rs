@@ -1,5 +1,7 @@
 //! The dead-man fence over containers of the shim's own.
 
+use std::fs;
+
 use conman_linux::Freezer;
 use conman_shim::{CallError, Client, ClientError, FenceState, Request};
 
@@ -545,6 +547,10 @@ fn what_the_fence_kills_by_itself_is_told_as_such_by_later_shims_as_well() {
         assert_eq!(told(&mut client), expected);
         shim.process.kill().expect("killed");
         shim.process.wait().expect("reaped");
+        // The launcher of a shim that was replaced has the lock as well, until it sees its shim's end.
+        let lock = fs::File::open(shim.path("shim.lock")).expect("a lock");
+        assert!(until(|| lock.try_lock().is_ok()), "the lock is taken still");
+        drop(lock);
         shim.succeed();
         assert_eq!(told(&mut shim.client()), expected);
     }
