@@ -24,7 +24,11 @@ const FIRST: [&str; 5] = [
 ];
 
 /// Programs whose tests mostly wait, and how many of them run at a time.
-const WAITING: [(&str, &str); 1] = [("cluster/suite", "4")];
+const WAITING: [(&str, &str); 3] = [
+    ("cluster/suite", "4"),
+    ("conman-etcd/suite", "6"),
+    ("conman-shim/suite", "4"),
+];
 
 /// Tests that are never repeated: a violation that they find once has happened.
 const NEVER_AGAIN: &str = "overlap::";
