@@ -163,7 +163,7 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
         .and_then(|owner| standing(node, map, owner));
     fleet.node = owner;
     if ownership != SessionOwnership::Owned
-        && let Ok(Ok(Some(record))) = timeout(PATIENCE, node.record(id)).await
+        && let Ok(Ok(Some(record))) = timeout(PATIENCE, node.sessions().record(id)).await
     {
         let wanted = PlacementRequest {
             template: record.spec.template.clone(),
@@ -185,6 +185,6 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
 }
 
 fn standing(node: &Node, map: &FleetMap, name: &str) -> Option<NodeStanding> {
-    let view = fleet_list::node(node, map, name)?;
+    let view = fleet_list::node(node.status(), map, name)?;
     view.fleet.map(|fleet| fleet.standing)
 }

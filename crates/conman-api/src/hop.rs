@@ -88,7 +88,7 @@ pub(crate) async fn to_owner(
         let as_owner = request.headers().contains_key(X_CONMAN_GENERATION);
         let starts = request.method() == Method::PUT && as_owner;
         let mut response = next.run(request).await;
-        if starts && !hop.node.is_live(&id) && another::wants_another(&response) {
+        if starts && !hop.node.sessions().is_live(&id) && another::wants_another(&response) {
             // It has ended here, and this node does not take it again.
             let headers = response.headers_mut();
             headers.insert(X_CONMAN_TURNED, NOT_OWNER);
@@ -97,7 +97,7 @@ pub(crate) async fn to_owner(
     }
     // A request that starts or ends a session may find that another node was first.
     let decides = [Method::PUT, Method::DELETE].contains(request.method());
-    if hop.node.owns(&id) && !decides {
+    if hop.node.sessions().owns(&id) && !decides {
         return next.run(request).await;
     }
     visit::Visit::begin(hop, id, (request, limit), next).await
@@ -153,20 +153,20 @@ impl Hop {
         if *method == Method::PUT {
             // With a generation, the session has an owner, which must be this node. Without one, the
             // forwarding node has found no owner, and the claim decides.
-            return !headers.contains_key(X_CONMAN_GENERATION) || self.node.is_live(id);
+            return !headers.contains_key(X_CONMAN_GENERATION) || self.node.sessions().is_live(id);
         }
         let asked = headers
             .get(X_CONMAN_GENERATION)
             .and_then(|value| value.to_str().ok()?.parse().ok())
             .and_then(Generation::new);
         let ended = headers.contains_key(X_CONMAN_ENDED);
-        match (self.node.get(id), asked) {
+        match (self.node.sessions().get(id), asked) {
             (Some(session), Some(asked)) if session.state.is_ended() => {
                 ended && session.generation == asked
             }
             (Some(session), Some(asked)) => session.generation >= asked,
             // Its start is not recorded yet.
-            (None, Some(_)) => self.node.is_live(id),
+            (None, Some(_)) => self.node.sessions().is_live(id),
             (_, None) => false,
         }
     }

@@ -14,6 +14,7 @@
 //! the drain; another file lists the sessions that the drain has signalled. A full or hanging disk is a
 //! reason to drain, so a failed write does not stop the drain, and is retried.
 
+mod handle;
 mod order;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+pub use self::handle::DrainHandle;
 pub use self::order::MAX_PARALLEL;
 use self::order::{Order, OrderFile};
 use crate::context::Context;

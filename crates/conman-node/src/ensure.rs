@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::error::{EnsureError, FailureKind, StopError};
 use crate::kill_table::{KillEntry, Stage};
 use crate::session::{self, Beginning, Failure, SessionHandle, View, unwanted_words};
-use crate::sessions::Admission;
+use crate::session_table::Admission;
 
 /// The result of an ensure.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Ensured {
     pub(crate) created: bool,
 }
 
-/// See [`crate::Node::ensure`].
+/// See [`crate::SessionsHandle::ensure`].
 pub(crate) async fn ensure(
     context: &Arc<Context>,
     id: &SessionId,
@@ -253,7 +253,7 @@ pub(crate) fn failure(
     Some(error)
 }
 
-/// See [`crate::Node::stop`].
+/// See [`crate::SessionsHandle::stop`].
 pub(crate) async fn stop(
     context: &Context,
     id: &SessionId,

@@ -195,7 +195,7 @@ impl Visit {
             unreached,
             deleted,
         } = known;
-        if self.hop.node.is_live(&self.id) {
+        if self.hop.node.sessions().is_live(&self.id) {
             if let Some(deleted) = deleted {
                 return Err(self.begun_anew(deleted, self.hop.map.me()));
             }
@@ -203,8 +203,8 @@ impl Visit {
                 return Ok(self.here_or_elsewhere().await);
             }
             // A start without a generation yet has nothing to report, and another node may be first.
-            self.hop.node.claimed(&self.id).await;
-            if self.hop.node.owns(&self.id) {
+            self.hop.node.sessions().claimed(&self.id).await;
+            if self.hop.node.sessions().owns(&self.id) {
                 return Ok(self.here().await);
             }
             fresh = true;
@@ -345,7 +345,7 @@ impl Visit {
     /// Answers from the registry for a session without a reachable node. `located`: the generation
     /// that was on that node.
     async fn by_record(&self, node: &str, located: Generation) -> Result<Step, ApiError> {
-        let record = self.hop.node.record(&self.id).await;
+        let record = self.hop.node.sessions().record(&self.id).await;
         let record = record.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         let Some(record) = record else {
             return Ok(self.here().await);
@@ -356,7 +356,7 @@ impl Visit {
         }
         let shown = self.is_of_session();
         if shown && self.parcel.parts.method == Method::GET {
-            let mut session = self.hop.node.recorded(node, &record);
+            let mut session = self.hop.node.sessions().recorded(node, &record);
             if !record.state.is_ended() {
                 let lost = "its node was lost, and no other has taken it over yet";
                 session.reason.get_or_insert_with(|| lost.to_owned());
@@ -391,7 +391,7 @@ impl Visit {
         let caller =
             caller.ok_or_else(|| Kind::INTERNAL.because("the caller was not authenticated"))?;
         let why = crate::routes::sessions::stopped_by(caller);
-        match self.hop.node.stop_lost(record, why).await {
+        match self.hop.node.sessions().stop_lost(record, why).await {
             Ok(report) => Ok(Step::Answer(Json(report).into_response())),
             Err(StopError::Moved { .. }) => Ok(Step::Moved),
             Err(error) => Err(error.into()),
@@ -400,7 +400,12 @@ impl Visit {
 
     /// Removes the record of an ended session, so that no node starts it again.
     async fn called_off(&self, node: &str, record: &SessionRecord) -> Result<Step, ApiError> {
-        let forgotten = self.hop.node.forget(&self.id, record.generation).await;
+        let forgotten = self
+            .hop
+            .node
+            .sessions()
+            .forget(&self.id, record.generation)
+            .await;
         match forgotten {
             Ok(()) => {}
             // Another node has started it meanwhile, or is about to.
@@ -409,7 +414,7 @@ impl Visit {
             }
             Err(error) => return Err(Kind::NO_REGISTRY.because(chain(&error))),
         }
-        let session = self.hop.node.recorded(node, record);
+        let session = self.hop.node.sessions().recorded(node, record);
         let report = StopReport {
             id: self.id.clone(),
             generation: record.generation,

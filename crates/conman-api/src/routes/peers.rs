@@ -64,7 +64,7 @@ pub(crate) async fn ready(
         node: Some(&asked.from),
         is_lost: asked.lost,
     };
-    let route = state.node.revive(&id, asked.start, former).await;
+    let route = state.node.access().revive(&id, asked.start, former).await;
     let route = route.map_err(|error| route_error(&error))?;
     let generation = route.generation;
     Ok(Json(Ready { generation }))
@@ -122,6 +122,7 @@ pub(crate) async fn restart(
     };
     let restarted = state
         .node
+        .sessions()
         .restart(&id, lost.generation, &lost.from, without_image);
     let generation = restarted.await?;
     Ok(Json(Ready { generation }))

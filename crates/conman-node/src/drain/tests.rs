@@ -30,7 +30,7 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
         runtimes: BTreeMap::new(),
         table: Arc::default(),
         sockets: Arc::new(NetnsSockets::start().expect("threads")),
-        sessions: crate::sessions::Sessions::default(),
+        sessions: crate::session_table::SessionTable::default(),
         starts: Arc::new(Semaphore::new(1)),
         host_limits: crate::host_limits::HostLimits::default(),
         held: Arc::default(),

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::metadata::{Endpoint, MetadataError, Value};
 use super::preemption_state::Origin;
-use super::{Command, EmergencyHandle};
+use super::{Command, PreemptionHandle};
 
 /// First pause after a failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -70,13 +70,13 @@ impl Watched {
 }
 
 /// Starts both watches; they end with the emergency thread.
-pub(crate) fn watch(handle: &EmergencyHandle, endpoint: &Endpoint) {
+pub(crate) fn watch(handle: &PreemptionHandle, endpoint: &Endpoint) {
     for watched in [PREEMPTED, MAINTENANCE] {
         handle.spawn(watch_one(handle.clone(), endpoint.clone(), watched));
     }
 }
 
-async fn watch_one(handle: EmergencyHandle, endpoint: Endpoint, watched: Watched) {
+async fn watch_one(handle: PreemptionHandle, endpoint: Endpoint, watched: Watched) {
     let mut etag: Option<String> = None;
     let mut heard = None;
     let mut pause = FIRST_PAUSE;
@@ -109,7 +109,7 @@ async fn watch_one(handle: EmergencyHandle, endpoint: Endpoint, watched: Watched
 }
 
 /// Passes a value on. Returns whether that succeeded; duplicates are harmless.
-fn act(handle: &EmergencyHandle, watched: &Watched, value: &Value) -> bool {
+fn act(handle: &PreemptionHandle, watched: &Watched, value: &Value) -> bool {
     let given = match watched.word(&value.text) {
         Word::Going => {
             let request = PreemptRequest {
@@ -140,7 +140,7 @@ fn act(handle: &EmergencyHandle, watched: &Watched, value: &Value) -> bool {
 }
 
 /// Logs a failure once until the server answers again.
-fn complain(handle: &EmergencyHandle, watched: &Watched, error: &MetadataError, quiet: &mut bool) {
+fn complain(handle: &PreemptionHandle, watched: &Watched, error: &MetadataError, quiet: &mut bool) {
     if !std::mem::replace(quiet, true) {
         let reason = crate::error_chain(error);
         let key = watched.key;

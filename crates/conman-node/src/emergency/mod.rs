@@ -6,10 +6,11 @@
 //! channels. None of them is locked across an await, so a daemon whose other threads are all stuck still
 //! kills, certifies and releases.
 //!
-//! [`EmergencyHandle`] ──commands, bounded──> the thread's loop ──oneshot──> reports.
+//! [`PreemptionHandle`] ──commands, bounded──> the thread's loop ──oneshot──> reports.
 
 mod claims;
 mod gce;
+mod handle;
 mod kill_priority;
 mod log;
 mod metadata;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::thread;
 
 use conman_core::naming::Instance;
-use conman_proto::{EventKind, PreemptPlan, PreemptReport, PreemptRequest};
+use conman_proto::{EventKind, PreemptReport};
 use conman_registry::{Journal, Registry};
 use jiff::Timestamp;
 use tokio::runtime;
@@ -36,12 +37,11 @@ use self::kill_priority::Weight;
 use self::log::Log;
 use self::preemption::Preemption;
 use self::preemption_state::{OnNotice, OnReadmit, Origin, PreemptionState, run_time};
-use crate::error::PreemptError;
 use crate::events::node_event;
 use crate::kill_table::KillTable;
-use crate::plan;
 
 pub(crate) use self::gce::watch as watch_gce;
+pub use self::handle::{PendingReport, PreemptionHandle};
 pub(crate) use self::metadata::{BadEndpoint, Endpoint};
 pub(crate) use self::remembered::{Memory, recall};
 
@@ -52,9 +52,6 @@ const COMMANDS: usize = 64;
 /// Source of a notice that ends the daemon and says nothing about the machine.
 pub const SIGNAL: &str = "signal";
 
-/// Longest reason of a notice that is kept, in bytes.
-const MAX_REASON_BYTES: usize = 500;
-
 /// The emergency thread's dependencies.
 #[derive(Debug, Clone)]
 pub(crate) struct Means {
@@ -64,15 +61,6 @@ pub(crate) struct Means {
     pub(crate) budget_ms: u32,
     pub(crate) instance: Instance,
     pub(crate) memory: Memory,
-}
-
-/// Sends commands to the emergency thread, from any thread and any runtime.
-#[derive(Debug, Clone)]
-pub struct EmergencyHandle {
-    commands: mpsc::Sender<Command>,
-    runtime: runtime::Handle,
-    means: Means,
-    log: Log,
 }
 
 #[derive(Debug)]
@@ -102,108 +90,15 @@ impl Notice {
     }
 }
 
-/// The future report of a preemption. Dropping it does not affect the preemption.
-#[derive(Debug)]
-pub struct PendingReport {
-    reply: oneshot::Receiver<PreemptReport>,
-}
-
-impl PendingReport {
-    /// Waits for the end of the preemption, which its budget bounds.
-    pub async fn wait(self) -> Result<PreemptReport, PreemptError> {
-        self.reply.await.map_err(|_| PreemptError::ThreadEnded)
-    }
-}
-
-impl EmergencyHandle {
-    /// Gives notice that the machine is about to stop. Returns as soon as the notice is queued; later
-    /// notices get the first one's report.
-    ///
-    /// `source` says who gave it: `api`, `admin`, `signal`, `gce`, or `restart` for an earlier daemon's.
-    /// The next daemon acts on it too, except for a signal, which ends only this daemon, and the metadata
-    /// server, which repeats its notice.
-    pub fn preempt(
-        &self,
-        request: &PreemptRequest,
-        source: &str,
-    ) -> Result<PendingReport, PreemptError> {
-        self.give(request, source, Origin::Operator)
-    }
-
-    /// Admits sessions again, at once or when the preemption under way is finished. Returns when that is
-    /// done or scheduled.
-    pub async fn readmit(&self) -> Result<(), PreemptError> {
-        let (reply, done) = oneshot::channel();
-        self.send(Command::Readmit(Origin::Operator, Some(reply)))?;
-        done.await.map_err(|_| PreemptError::ThreadEnded)
-    }
-
-    /// Returns what a preemption would do now.
-    #[must_use]
-    pub fn plan(&self, budget_ms: Option<u32>) -> PreemptPlan {
-        plan::of_table(&self.means.table, budget_ms.unwrap_or(self.means.budget_ms))
-    }
-
-    /// Whether a preemption is under way or over, and why.
-    #[must_use]
-    pub fn preempted(&self) -> Option<String> {
-        self.means.table.closed().map(|closed| closed.reason)
-    }
-
-    /// Runs a task on the emergency thread that must work when the rest of the daemon hangs, such as a
-    /// signal handler. It must never block: that thread is the one that preempts.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(task);
-    }
-
-    pub(crate) fn stop(&self) {
-        // A full queue has no reader: the thread has ended already.
-        let _ = self.commands.try_send(Command::Stop);
-    }
-
-    fn give(
-        &self,
-        request: &PreemptRequest,
-        source: &str,
-        origin: Origin,
-    ) -> Result<PendingReport, PreemptError> {
-        let (reply, receiver) = oneshot::channel();
-        let reason = request.reason.as_deref().unwrap_or("preemption notice");
-        self.send(Command::Preempt(Notice {
-            budget_ms: request.budget_ms.unwrap_or(self.means.budget_ms),
-            reason: cut(reason).to_owned(),
-            source: source.to_owned(),
-            origin,
-            at: Instant::now(),
-            noticed_at: Timestamp::now(),
-            reply,
-        }))?;
-        Ok(PendingReport { reply: receiver })
-    }
-
-    fn send(&self, command: Command) -> Result<(), PreemptError> {
-        self.commands
-            .try_send(command)
-            .map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => PreemptError::TooManyWaiting,
-                mpsc::error::TrySendError::Closed(_) => PreemptError::ThreadEnded,
-            })
-    }
-}
-
-fn cut(reason: &str) -> &str {
-    &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)]
-}
-
-/// Starts the thread. It ends with [`EmergencyHandle::stop`].
-pub(crate) fn start(means: Means) -> io::Result<EmergencyHandle> {
+/// Starts the thread. It ends with [`PreemptionHandle::stop`].
+pub(crate) fn start(means: Means) -> io::Result<PreemptionHandle> {
     let runtime = runtime::Builder::new_current_thread()
         .thread_name("conman-emergency-blocking")
         .enable_all()
         .build()?;
     let (commands, queue) = mpsc::channel(COMMANDS);
     let log = Log::start()?;
-    let handle = EmergencyHandle {
+    let handle = PreemptionHandle {
         commands,
         runtime: runtime.handle().clone(),
         means: means.clone(),

@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::leaving::Leaving;
 use super::view::View;
-use crate::hold::Seats;
+use crate::hold::HeldCount;
 use crate::kill_table::Fate;
 
 /// Clients attached to one session at a time, over all its terminals, including those that follow the log
@@ -60,7 +60,7 @@ pub(crate) struct SessionHandle {
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
-    pub(crate) held: Arc<Seats>,
+    pub(crate) held: Arc<HeldCount>,
     pub(crate) leaving: Arc<Leaving>,
     /// Places for clients that are attached to its terminals, or follow the log of one.
     pub(crate) attached: Arc<Semaphore>,
@@ -76,7 +76,7 @@ impl SessionHandle {
             closing: Arc::new(watch::Sender::new(None)),
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
-            held: Arc::new(Seats::default()),
+            held: Arc::new(HeldCount::default()),
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
         })

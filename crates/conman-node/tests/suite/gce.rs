@@ -184,7 +184,7 @@ fn set_up(stage: &Stage) -> Scene {
 
 fn await_node(daemon: &Daemon, state: NodeState) {
     eventually("the node's state", || {
-        (daemon.node.view().state == state).then_some(())
+        (daemon.node.status().view().state == state).then_some(())
     });
 }
 
@@ -216,7 +216,12 @@ fn a_notice_preempts_and_its_withdrawal_admits_again() {
     );
     assert_eq!(stage.alive(), 0);
     // The report that the notice got; this one comes too late to be anything but a duplicate.
-    let report = daemon.run(daemon.node.preempt(&PreemptRequest::default(), "late"));
+    let report = daemon.run(
+        daemon
+            .node
+            .preemption()
+            .preempt(&PreemptRequest::default(), "late"),
+    );
     assert_eq!(report.expect("a report").source, "gce");
 }
 
@@ -267,15 +272,20 @@ fn an_operators_preemption_is_not_undone_by_the_metadata_server() {
     metadata.set("preempted", "TRUE");
     await_node(daemon, NodeState::Preempted);
     daemon
-        .run(daemon.node.preempt(&PreemptRequest::default(), "api"))
+        .run(
+            daemon
+                .node
+                .preemption()
+                .preempt(&PreemptRequest::default(), "api"),
+        )
         .expect("a report");
     let before = metadata.asked("preempted").len();
     metadata.set("preempted", "FALSE");
     eventually("the withdrawal to be heard", || {
         (metadata.asked("preempted").len() > before).then_some(())
     });
-    assert_eq!(daemon.node.view().state, NodeState::Preempted);
-    let readmitted = daemon.run(daemon.node.readmit());
+    assert_eq!(daemon.node.status().view().state, NodeState::Preempted);
+    let readmitted = daemon.run(daemon.node.preemption().readmit());
     readmitted.expect("the order is carried out");
     await_node(daemon, NodeState::Live);
 }
@@ -288,7 +298,7 @@ fn a_repeated_notice_does_not_undo_what_an_operator_said_since() {
     } = &set_up(&stage);
     metadata.set("preempted", "TRUE");
     await_node(daemon, NodeState::Preempted);
-    let readmitted = daemon.run(daemon.node.readmit());
+    let readmitted = daemon.run(daemon.node.preemption().readmit());
     readmitted.expect("the order is carried out");
     await_node(daemon, NodeState::Live);
     let before = metadata.asked("preempted").len();
@@ -296,7 +306,7 @@ fn a_repeated_notice_does_not_undo_what_an_operator_said_since() {
     eventually("the notice to be repeated", || {
         (metadata.asked("preempted").len() > before + 1).then_some(())
     });
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
     daemon.start("alice", &idle());
 }
 
@@ -325,7 +335,11 @@ fn trouble_is_waited_out_and_what_changed_meanwhile_is_heard() {
         eventually("another try", || {
             (metadata.asked("preempted").len() > before + 1).then_some(())
         });
-        assert_eq!(daemon.node.view().state, NodeState::Live, "{trouble:?}");
+        assert_eq!(
+            daemon.node.status().view().state,
+            NodeState::Live,
+            "{trouble:?}"
+        );
         metadata.make_trouble(None);
         await_node(daemon, NodeState::Preempted);
     }
@@ -343,5 +357,5 @@ fn without_a_metadata_server_the_node_serves_all_the_same() {
     };
     let daemon = stage.boot_with(options);
     daemon.start("alice", &idle());
-    assert!(daemon.node.get(&session("alice")).is_some());
+    assert!(daemon.node.sessions().get(&session("alice")).is_some());
 }

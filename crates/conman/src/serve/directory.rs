@@ -2,7 +2,7 @@ use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_node::{Node, RouteError, SessionRoute};
+use conman_node::{AccessHandle, RouteError, SessionRoute};
 use conman_proto::SessionId;
 use conman_proxy::{Backend, Directory, PeerRefusal, Refusal, Route, Stream, Way};
 
@@ -14,13 +14,13 @@ const RETRY_AFTER_S: u32 = 1;
 /// The proxy's directory: this node, and in a fleet all nodes.
 #[derive(Debug)]
 pub(super) struct NodeDirectory {
-    node: Arc<Node>,
+    access: AccessHandle,
     seeker: Option<Arc<Seeker>>,
 }
 
 impl NodeDirectory {
-    pub(super) fn new(node: Arc<Node>, seeker: Option<Arc<Seeker>>) -> Self {
-        Self { node, seeker }
+    pub(super) fn new(access: AccessHandle, seeker: Option<Arc<Seeker>>) -> Self {
+        Self { access, seeker }
     }
 }
 
@@ -29,7 +29,7 @@ impl Directory for NodeDirectory {
     async fn route(&self, id: &SessionId, may_start: bool) -> Result<Route, Refusal> {
         match &self.seeker {
             Some(seeker) => seeker.find(id, may_start, false).await,
-            None => match self.node.route(id, may_start).await {
+            None => match self.access.route(id, may_start).await {
                 Ok(route) => Ok(own_route(route)),
                 Err(error) => Err(refusal(&error)),
             },

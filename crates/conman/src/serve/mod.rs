@@ -45,7 +45,7 @@ use conman_core::retention::Retention;
 use conman_core::{CgroupDriver, Instance};
 use conman_fleet::{FleetMap, PeerClient};
 use conman_linux::Cgroups;
-use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
+use conman_node::{AccessHandle, GceOptions, Node, NodeOptions, UrlScheme};
 use conman_proxy::{Proxy, ProxyOptions};
 use conman_vitals::{Vitals, essential};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -267,7 +267,7 @@ async fn serve(
             return Ok(());
         }
     };
-    runtimes.open_fence(&node).await;
+    runtimes.open_fence(node.sessions()).await;
     runtimes.keep_shim(&config, &state.vitals);
     let obeying = state
         .orders
@@ -277,10 +277,21 @@ async fn serve(
     host_room::watch(&config, &node).await;
     let closing = CancellationToken::new();
     let renewal = Renewal::run(&credentials, closing.clone());
-    let stopped = signals::watch(signals, &node, on_sigterm, (tokens.clone(), renewal));
+    let stopped = signals::watch(
+        signals,
+        node.preemption(),
+        on_sigterm,
+        (tokens.clone(), renewal),
+    );
     let fleet = &state.fleet;
     if config.shared.is_some() || listeners.peers.is_some() {
-        announce::run(&config, &node, fleet, &state.vitals, closing.clone());
+        announce::run(
+            &config,
+            node.status(),
+            fleet,
+            &state.vitals,
+            closing.clone(),
+        );
     }
     let map = listeners.peers.is_some().then(|| {
         let fleet = Arc::clone(fleet);
@@ -315,7 +326,7 @@ async fn serve(
     let proxy = start_proxy(
         &config,
         &listeners,
-        (&node, seeker),
+        (node.access(), seeker),
         &tokens,
         &connect_tokens,
         &state.vitals,
@@ -353,7 +364,7 @@ async fn serve(
             &config,
             listener,
             &credentials,
-            &node,
+            node.access(),
             serving,
             &state.vitals,
         )
@@ -383,7 +394,11 @@ async fn serve(
     );
     starts.inspect(|starts| starts.started());
     service_manager::ready();
-    service_manager::watch(&node, state.vitals.clone());
+    service_manager::watch(
+        node.status().clone(),
+        node.preemption(),
+        state.vitals.clone(),
+    );
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
     service_manager::stopping(why);
@@ -418,7 +433,7 @@ async fn preempt_unjoined(config: &Config, instance: &Instance) {
 /// Removes the cgroup of all of this installation's containers, once there are none. Not earlier:
 /// a container might be starting in it.
 fn remove_empty_cgroup(node: &Node) {
-    let view = node.view();
+    let view = node.status().view();
     if view.sessions_running + view.sessions_starting + view.sessions_stuck > 0 {
         return;
     }
@@ -530,7 +545,7 @@ fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
 fn start_proxy(
     config: &Config,
     listeners: &Listeners,
-    (node, seeker): (&Arc<Node>, Option<Arc<Seeker>>),
+    (access, seeker): (&AccessHandle, Option<Arc<Seeker>>),
     tokens: &Option<Arc<TokenFile>>,
     connect_tokens: &Arc<ConnectTokens>,
     vitals: &Vitals,
@@ -561,7 +576,7 @@ fn start_proxy(
     Proxy::start(
         listener,
         options,
-        Arc::new(directory::NodeDirectory::new(Arc::clone(node), seeker)),
+        Arc::new(directory::NodeDirectory::new(access.clone(), seeker)),
         Arc::new(gate::SessionGate::new(guard)),
     )
     .context("cannot start the sessions listener's threads")

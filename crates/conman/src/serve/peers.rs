@@ -9,7 +9,7 @@ use axum::Router;
 use conman_api::{ServeOptions, serve_node};
 use conman_auth::{ClusterSecret, FleetTls};
 use conman_fleet::{Dialer, PeerAcceptor};
-use conman_node::{Node, NotHere};
+use conman_node::{AccessHandle, NotHere};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
     Backend, HOP_HEAD_BYTES, HOP_HEADERS, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions,
@@ -60,12 +60,12 @@ impl Credentials {
     }
 }
 
-/// Serves other nodes: session traffic by `node`, everything else by `api`.
+/// Serves other nodes: session traffic by `access`, everything else by `api`.
 pub(super) fn start(
     config: &Config,
     listener: std::net::TcpListener,
     credentials: &Credentials,
-    node: &Arc<Node>,
+    access: &AccessHandle,
     serving: (Router, ServeOptions, CancellationToken),
     vitals: &Vitals,
 ) -> Result<Proxy> {
@@ -78,7 +78,7 @@ pub(super) fn start(
         ..ProxyOptions::default()
     }
     .for_nodes();
-    start_with(options, listener, credentials, node, serving)
+    start_with(options, listener, credentials, access, serving)
 }
 
 /// Like [`start`], with these options.
@@ -86,12 +86,12 @@ pub(super) fn start_with(
     proxied: ProxyOptions,
     listener: std::net::TcpListener,
     credentials: &Credentials,
-    node: &Arc<Node>,
+    access: &AccessHandle,
     (api, options, closing): (Router, ServeOptions, CancellationToken),
 ) -> Result<Proxy> {
     let front = PeerFront {
         accept: Arc::new(PeerAcceptor::new(credentials.tls.clone())),
-        sessions: Arc::new(Own(Arc::clone(node))),
+        sessions: Arc::new(Own(access.clone())),
         api: Arc::new(Api {
             router: api,
             options: ServeOptions {
@@ -108,7 +108,7 @@ pub(super) fn start_with(
 }
 
 /// The sessions of this node.
-struct Own(Arc<Node>);
+struct Own(AccessHandle);
 
 impl OwnSessions for Own {
     fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal> {

@@ -63,7 +63,7 @@ pub(super) fn run(
     retention: Retention,
     closing: CancellationToken,
 ) {
-    node.relocate_by(Arc::new(Relocator {
+    node.drain().relocate_by(Arc::new(Relocator {
         seeker: Arc::downgrade(seeker),
         node: Arc::downgrade(node),
     }));
@@ -341,6 +341,7 @@ impl Relocate for Relocator {
         let seeker = self.seeker.upgrade().ok_or_else(stopping)?;
         let node = self.node.upgrade().ok_or_else(stopping)?;
         let record = node
+            .sessions()
             .record(id)
             .await
             .map_err(|error| super::chain(&error))?;

@@ -112,7 +112,7 @@ impl Seeker {
     ) -> Result<Route, Refusal> {
         for _ in 0..MAX_LOOKUPS {
             let mut over = None;
-            if self.node.is_live(id) {
+            if self.node.sessions().is_live(id) {
                 match self.own(id, may_start).await {
                     Ok(route) => return Ok(own_route(route)),
                     // It has ended or was taken meanwhile, or another node was first.
@@ -121,7 +121,7 @@ impl Seeker {
                         fresh = true;
                         over = Some(refusal(&error));
                     }
-                    Err(_) if !self.node.is_live(id) => fresh = true,
+                    Err(_) if !self.node.sessions().is_live(id) => fresh = true,
                     Err(error) => return Err(refusal(&error)),
                 }
             }
@@ -222,7 +222,7 @@ impl Seeker {
 
     /// The session's route according to this node; waits for a session that starts.
     async fn own(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
-        let mut route = std::pin::pin!(self.node.route(id, may_start));
+        let mut route = std::pin::pin!(self.node.access().route(id, may_start));
         // Most sessions are ready, so nothing is waited for.
         let first = poll_fn(|cx| Poll::Ready(route.as_mut().poll(cx))).await;
         if let Poll::Ready(route) = first {

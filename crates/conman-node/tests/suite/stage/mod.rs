@@ -229,12 +229,12 @@ impl Daemon {
     }
 
     pub(crate) fn start(&self, id: &str, request: &SessionRequest) -> Session {
-        let started = self.run(self.node.ensure(&session(id), request, true));
+        let started = self.run(self.node.sessions().ensure(&session(id), request, true));
         started.expect("it starts").session
     }
 
     pub(crate) fn show(&self, id: &str) -> Session {
-        self.node.get(&session(id)).expect("it is shown")
+        self.node.sessions().get(&session(id)).expect("it is shown")
     }
 
     pub(crate) fn record(&self, id: &str) -> SessionRecord {
@@ -246,6 +246,7 @@ impl Daemon {
     pub(crate) fn await_state(&self, id: &str, state: SessionState) -> Session {
         eventually(&format!("{id} to be {state}"), || {
             self.node
+                .sessions()
                 .get(&session(id))
                 .filter(|session| session.state == state)
         })

@@ -125,7 +125,10 @@ impl Seeker {
 
     async fn restart_here(&self, lost: &LostSession, without_image: WithoutImage) -> Said {
         let (id, generation) = (&lost.id, lost.generation);
-        let begun = self.node.restart(id, generation, &lost.from, without_image);
+        let begun = self
+            .node
+            .sessions()
+            .restart(id, generation, &lost.from, without_image);
         match begun.await {
             Ok(_) => Said::Ready,
             Err(RestartError::NotWanted { .. }) => Said::Elsewhere,

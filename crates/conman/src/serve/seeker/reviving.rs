@@ -27,7 +27,7 @@ impl Seeker {
     ) -> Result<(), Refusal> {
         let mut lacking = Lacking::default();
         for times in 1.. {
-            let record = match self.node.record(id).await {
+            let record = match self.node.sessions().record(id).await {
                 Ok(Some(record)) => record,
                 Ok(None) => return Ok(()),
                 // Its leader may just have gone, with the machine of a node.
@@ -91,7 +91,7 @@ impl Seeker {
             node: Some(&was.node),
             is_lost: was.is_lost,
         };
-        match self.node.revive(id, may_start, former).await {
+        match self.node.access().revive(id, may_start, former).await {
             Ok(_) => Said::Ready,
             Err(error) if is_elsewhere(&error) => Said::Elsewhere,
             Err(error) => Said::Problem(conman_api::route_problem(&error)),

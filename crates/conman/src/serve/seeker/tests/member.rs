@@ -162,14 +162,14 @@ impl Member {
             ServeOptions::default(),
             closing,
         );
-        let peers = start_with(proxied(), listener, &credentials, &node, serving);
+        let peers = start_with(proxied(), listener, &credentials, node.access(), serving);
         seen.announce(Announcement {
             peer_url: Some(format!("https://{address}")),
             templates: vec!["web".to_owned()],
             max_sessions: 100,
             ..Announcement::default()
         });
-        let directory = NodeDirectory::new(Arc::clone(&node), Some(seeker));
+        let directory = NodeDirectory::new(node.access().clone(), Some(seeker));
         let (listener, _) = loopback();
         let clients = Proxy::start(listener, proxied(), Arc::new(directory), Arc::new(OpenGate));
         Self {
@@ -193,14 +193,18 @@ impl Member {
             on_node_loss: Some(on_node_loss),
             ..web()
         };
-        self.node.ensure(id, &web, true).await.expect("it starts");
+        self.node
+            .sessions()
+            .ensure(id, &web, true)
+            .await
+            .expect("it starts");
     }
 
     /// The session, once it runs here.
     pub(super) async fn runs(&self, id: &SessionId) -> Session {
         let running = async {
             loop {
-                let shown = self.node.get(id);
+                let shown = self.node.sessions().get(id);
                 match shown.filter(|session| session.state == SessionState::Running) {
                     Some(session) => return session,
                     None => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -224,7 +228,11 @@ impl Member {
 
     pub(super) async fn preempt(&self) {
         let notice = PreemptRequest::default();
-        self.node.preempt(&notice, "test").await.expect("a report");
+        self.node
+            .preemption()
+            .preempt(&notice, "test")
+            .await
+            .expect("a report");
     }
 
     /// Requests a file of the session through this node, and returns the whole answer.
