@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::context::Context;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
+use crate::events::end_event;
 use crate::kill_table::Stage;
 use crate::session::{self, Beginning, SessionHandle, StopOrder, View};
 use crate::signalled_file::Word;
@@ -156,7 +157,7 @@ fn examine(record: &SessionRecord) -> Result<Finding, NodeStartError> {
         RecordState::Running { .. } => Finding::Goes(Beginning::Running(process)),
         RecordState::Starting => Finding::Goes(Beginning::Unready(process)),
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
-            let cause = EndCause::written(*cause, reason);
+            let cause = cause.unwrap_or(EndCause::Unknown);
             Finding::Goes(Beginning::KillTarget(process, cause, reason.clone()))
         }
         RecordState::Ended(_) => Finding::Gone,
@@ -215,13 +216,15 @@ async fn release_gone(
         }
     }
     for release in &gone {
-        let (id, generation) = (&release.id, release.generation);
-        context.note_session(
-            EventKind::SessionReleased,
+        let (id, ending) = (&release.id, &release.ending);
+        let kind = EventKind::SessionReleased;
+        context.note(end_event(
+            kind,
             id,
-            generation,
-            release.ending.reason.clone(),
-        );
+            release.generation,
+            &ending.end(),
+            &ending.reason,
+        ));
     }
     for (record, _) in found
         .iter()
@@ -286,10 +289,10 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> End
         }
         RecordState::Starting => {
             let reason = "it ended before it was ready, while conman was not running".to_owned();
-            (true, EndCause::Failed, reason)
+            (true, EndCause::StartFailed, reason)
         }
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
-            let cause = EndCause::written(*cause, reason);
+            let cause = cause.unwrap_or(EndCause::Unknown);
             (false, cause, reason.clone())
         }
         RecordState::Ended(ending) => return ending.clone(),
@@ -302,6 +305,7 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> End
     Ending {
         failed,
         cause: Some(cause),
+        failed_phase: None,
         reason,
         exit_code: None,
         ended_at,
@@ -314,8 +318,8 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> End
 fn unfinished(record: &SessionRecord) -> Cause {
     match &record.state {
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
-            match EndCause::written(*cause, reason) {
-                EndCause::Failed | EndCause::Exited => Cause::StartFailed(reason.clone()),
+            match cause.unwrap_or(EndCause::Unknown) {
+                EndCause::StartFailed | EndCause::Exited => Cause::StartFailed(reason.clone()),
                 cause => Cause::Asked(cause, reason.clone()),
             }
         }
@@ -441,7 +445,7 @@ pub(crate) fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<Session
         } else {
             SessionState::Stopped
         },
-        cause: Some(ending.cause()),
+        end: Some(ending.end()),
         reason: Some(ending.reason),
         exit_code: ending.exit_code,
         generation: Some(record.generation),
@@ -505,8 +509,8 @@ mod tests {
     #[test]
     fn a_start_from_before_the_machine_was_booted_has_lost_its_node() {
         let before = unfinished(&claimed(Timestamp::UNIX_EPOCH));
-        assert_eq!(before.told(), EndCause::NodeLost);
+        assert_eq!(before.end_cause(), EndCause::NodeLost);
         let since = unfinished(&claimed(Timestamp::now()));
-        assert_eq!(since.told(), EndCause::Failed);
+        assert_eq!(since.end_cause(), EndCause::StartFailed);
     }
 }

@@ -409,7 +409,7 @@ async fn take_turn(
             reason: view.reason.unwrap_or_default(),
         });
     }
-    let went = view.cause == Some(EndCause::Drained);
+    let went = view.cause() == Some(EndCause::Drained);
     match view.generation {
         Some(generation) if went && handle.spec.on_node_loss == OnNodeLoss::Restart => {
             let moved = relocate(&context, &handle, generation).await;

@@ -245,7 +245,8 @@ async fn certify(context: &Context, turns: &Turns, key: &ContainerKey, why: &str
         generation: key.generation,
         ending: Ending {
             failed: true,
-            cause: Some(EndCause::Failed),
+            cause: Some(EndCause::Disowned),
+            failed_phase: None,
             reason: why.to_owned(),
             exit_code: None,
             ended_at: Timestamp::now(),

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::context::Context;
 use crate::error::{EnsureError, FailureKind, StopError};
 use crate::kill_table::{KillEntry, Stage};
-use crate::session::{self, Beginning, Failure, SessionHandle, View, unwanted_words};
+use crate::session::{self, Beginning, Failure, SessionHandle, View, reason_of_deleted};
 use crate::session_table::Admission;
 
 /// The result of an ensure.
@@ -284,7 +284,8 @@ pub(crate) async fn stop(
         // The session may have ended before this order.
         (state, _) if state.is_ended() => call_off(context, &handle).await?,
         (SessionState::Stuck | SessionState::Stopping, Some(generation)) => {
-            let reason = unwanted_words(view.reason.clone().unwrap_or_default(), why);
+            let cause = view.cause().unwrap_or(EndCause::Unknown);
+            let reason = reason_of_deleted(cause, view.reason.clone().unwrap_or_default(), why);
             note_unwanted(context, &handle, generation, reason).await?;
         }
         _ => {}

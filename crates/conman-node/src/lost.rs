@@ -58,6 +58,7 @@ async fn end(
     let ending = Ending {
         failed: false,
         cause: Some(EndCause::Deleted),
+        failed_phase: None,
         reason: why.clone(),
         exit_code: None,
         ended_at: Timestamp::now(),

@@ -44,11 +44,11 @@ impl Outcome {
 }
 
 impl Cause {
-    /// The cause for the record.
+    /// The cause for the record and for programs.
     #[must_use]
-    pub fn told(&self) -> EndCause {
+    pub fn end_cause(&self) -> EndCause {
         match self {
-            Self::StartFailed(_) => EndCause::Failed,
+            Self::StartFailed(_) => EndCause::StartFailed,
             Self::ExitedEarly | Self::Exited => EndCause::Exited,
             Self::Asked(cause, _) => *cause,
         }

@@ -21,7 +21,7 @@ use super::releases::{Released, Releases};
 use super::target::{Standing, Target};
 use super::{Means, Notice};
 use crate::certificate;
-use crate::events::{node_event, session_event};
+use crate::events::{end_event, node_event, session_event};
 use crate::hunt::hunt;
 use crate::kill_table::{Fate, KillEntry, Stage};
 use crate::throttled::{self, Killed};
@@ -408,13 +408,14 @@ impl Preemption {
         let mut ending = Ending {
             failed: false,
             cause: Some(EndCause::Preempted),
+            failed_phase: None,
             reason: format!("{PREEMPTED}: {}", self.reason),
             exit_code: None,
             ended_at: Timestamp::now(),
             started_at: target.entry.started_at,
             phases: target.entry.phases.clone(),
         };
-        session::tell_unwanted(target.entry.stop.borrow().as_ref(), &mut ending);
+        session::attribute_to_deletion(target.entry.stop.borrow().as_ref(), &mut ending);
         self.releases.push(Release {
             id: id.clone(),
             generation,
@@ -430,12 +431,9 @@ impl Preemption {
                 // session's task, which sees the death as well, or by a try whose answer was lost.
                 Ok(()) | Err(RegistryError::Superseded { .. }) => {
                     self.last_release = Some(Instant::now());
-                    self.event(
-                        EventKind::SessionReleased,
-                        &id,
-                        generation,
-                        &release.ending.reason,
-                    );
+                    let (kind, ending) = (EventKind::SessionReleased, &release.ending);
+                    let event = end_event(kind, &id, generation, &ending.end(), &ending.reason);
+                    self.events.push(event);
                     if let Some(target) = self.targets.get_mut(&id) {
                         target.standing = Standing::Released(generation);
                         target

@@ -47,7 +47,8 @@ pub(super) async fn claim(
     }
     let ending = Ending {
         failed: true,
-        cause: Some(EndCause::Failed),
+        cause: Some(EndCause::StartFailed),
+        failed_phase: None,
         reason: "its claim was not answered".to_owned(),
         exit_code: None,
         ended_at: Timestamp::now(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use conman_runtime::{ContainerKey, Runtime, Started};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
-use super::answer::{Launched, Trouble};
+use super::answer::{Launched, StepFailure};
 use super::handle::SessionHandle;
 use crate::context::Context;
 use crate::error::FailureKind;
@@ -27,15 +27,15 @@ pub(super) async fn launch(
     key: ContainerKey,
 ) -> Launched {
     let phase = phases::START;
-    if let Err(trouble) = may_start(&context, &handle, &key).await {
-        return Launched::Failed(trouble);
+    if let Err(failure) = may_start(&context, &handle, &key).await {
+        return Launched::Failed(failure);
     }
     if let Err(closed) = context.table.send(&key.session, key.generation) {
         let why = format!(
-            "{phase}: not sent, because the node is preempted ({})",
+            "not sent, because the node is preempted ({})",
             closed.reason
         );
-        return Launched::Failed(Trouble::new(FailureKind::Preempted, why));
+        return Launched::Failed(StepFailure::new(FailureKind::Preempted, phase, why));
     }
     let bound = context.options.bounds.start;
     let answer = tokio::select! {
@@ -50,18 +50,19 @@ pub(super) async fn launch(
     match answer {
         Ok(Ok(started)) => Launched::Started(started),
         Ok(Err(error)) => {
-            let trouble = Trouble::of_runtime(phase, &error);
+            let failure = StepFailure::of_runtime(phase, &error);
             // A refusal counts only if the kernel has no process of the container either.
             if error.is_ambiguous() || !matches!(runtime.pids(&key).as_deref(), Ok([])) {
-                Launched::Ambiguous(trouble)
+                Launched::Ambiguous(failure)
             } else {
-                Launched::Failed(trouble)
+                Launched::Failed(failure)
             }
         }
-        Err(_) => Launched::Ambiguous(Trouble::new(
+        Err(_) => Launched::Ambiguous(StepFailure::new(
             FailureKind::TimedOut,
+            phase,
             format!(
-                "{phase}: {} did not answer within {} s; see whether it hangs",
+                "{} did not answer within {} s; see whether it hangs",
                 runtime.kind(),
                 bound.as_secs()
             ),
@@ -74,7 +75,7 @@ async fn may_start(
     context: &Context,
     handle: &SessionHandle,
     key: &ContainerKey,
-) -> Result<(), Trouble> {
+) -> Result<(), StepFailure> {
     let phase = phases::START;
     let bound = context.options.bounds.start;
     let deadline = Instant::now() + bound;
@@ -98,14 +99,14 @@ async fn may_start(
         // Cancel safe: a caller that is cancelled has sent nothing.
         asked = timeout_at(deadline, asking) => match asked {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Trouble::new(
+            Ok(Err(error)) => Err(StepFailure::new(
                 FailureKind::Registry,
-                format!("{phase}: not sent, because {}", crate::error_chain(&error)),
+                phase, format!("not sent, because {}", crate::error_chain(&error)),
             )),
-            Err(_) => Err(Trouble::new(
+            Err(_) => Err(StepFailure::new(
                 FailureKind::Registry,
-                format!(
-                    "{phase}: not sent, because the registry did not say within {} s whether the \
+                phase, format!(
+                    "not sent, because the registry did not say within {} s whether the \
                      session is still this node's",
                     bound.as_secs()
                 ),
@@ -115,11 +116,11 @@ async fn may_start(
         order = stop.wait_for(Option::is_some) => {
             let cause = order.ok().and_then(|order| Some(order.as_ref()?.cause));
             let kind = cause.map_or(FailureKind::Stopped, FailureKind::of_stop);
-            Err(Trouble::new(kind, format!("{phase}: stopped before it was sent")))
+            Err(StepFailure::new(kind, phase, "stopped before it was sent"))
         }
         // Cancel safe: likewise.
         _ = fate.wait_for(Option::is_some) => {
-            Err(Trouble::new(FailureKind::Preempted, format!("{phase}: preempted before it was sent")))
+            Err(StepFailure::new(FailureKind::Preempted, phase, "preempted before it was sent"))
         }
     }
 }

@@ -33,7 +33,7 @@ mod view;
 pub(crate) use self::answer::LostStart;
 pub(crate) use self::driver::{Beginning, spawn};
 pub(crate) use self::handle::{
-    MAX_ATTACHED, SessionHandle, StopOrder, tell_unwanted, unwanted_words,
+    MAX_ATTACHED, SessionHandle, StopOrder, attribute_to_deletion, reason_of_deleted,
 };
 pub(crate) use self::leaving::Leaving;
 pub(crate) use self::lost_start::resolve;

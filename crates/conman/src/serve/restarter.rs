@@ -264,6 +264,7 @@ impl Restarter {
             session: Some(id.clone()),
             generation: Some(generation),
             phase: None,
+            cause: None,
             duration_ms: None,
             message,
         }]);

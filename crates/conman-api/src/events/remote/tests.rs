@@ -22,6 +22,7 @@ fn frame() -> String {
         session: None,
         generation: None,
         phase: None,
+        cause: None,
         duration_ms: None,
         message: "started".to_owned(),
     };

@@ -187,6 +187,7 @@ async fn ended_at(
     let ending = Ending {
         failed: false,
         cause: Some(EndCause::Exited),
+        failed_phase: None,
         reason: "exited".to_owned(),
         exit_code: Some(0),
         ended_at,
