@@ -74,14 +74,17 @@ mod view;
 pub use access::AccessHandle;
 pub use attached::{Attached, Presence};
 pub use drain::{DrainHandle, MAX_PARALLEL as MAX_DRAIN_PARALLEL};
-pub use emergency::{PendingReport, PreemptionHandle, SIGNAL};
+pub use emergency::{
+    EmergencyThread, NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions, PendingReport,
+    PreemptionHandle, SIGNAL,
+};
 pub use error::{
     AccessError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError,
     RestartError, RouteError, StopError, Waiting,
 };
 pub use host_limits::HostLimit;
 pub use node::Node;
-pub use options::{GceOptions, NodeBounds, NodeLimits, NodeOptions, UrlScheme};
+pub use options::{NodeBounds, NodeLimits, NodeOptions, UrlScheme};
 pub use revival::{Former, Relocate, WithoutImage, end_of};
 pub use route::SessionRoute;
 pub use sessions::SessionsHandle;

@@ -18,7 +18,7 @@ use crate::access::AccessHandle;
 use crate::cleanup::CleanupQueue;
 use crate::context::Context;
 use crate::drain::{self, Drain, DrainHandle};
-use crate::emergency::{self, Endpoint, PreemptionHandle};
+use crate::emergency::{self, EmergencyThread, PreemptionHandle};
 use crate::end_orders::{self, EndOrders};
 use crate::error::NodeStartError;
 use crate::events::node_event;
@@ -55,9 +55,11 @@ impl Node {
     /// the runtimes are asked for more: starts whose answer was lost and containers without a record are
     /// ended, leftovers removed.
     ///
-    /// The tasks run on the calling tokio runtime.
+    /// Notices that reached `emergency` before are acted on once everything is known, before any session is
+    /// admitted. The tasks run on the calling tokio runtime.
     pub async fn start(
         options: NodeOptions,
+        emergency: EmergencyThread,
         registry: Arc<dyn Registry>,
         journal: Arc<Journal>,
         runtimes: Vec<Arc<dyn Runtime>>,
@@ -65,7 +67,6 @@ impl Node {
         if runtimes.is_empty() {
             return Err(NodeStartError::NoRuntime);
         }
-        let endpoint = gce_endpoint(&options)?;
         let thread = |action| move |source| NodeStartError::Thread { action, source };
         let sockets = NetnsSockets::start()
             .map_err(thread("start the threads that make sockets in namespaces"))?;
@@ -79,7 +80,6 @@ impl Node {
             memory: emergency::Memory::start(&options.state_dir)
                 .map_err(thread("start the thread that writes down preemptions"))?,
         };
-        let preemption = emergency::start(means).map_err(thread("start the emergency thread"))?;
         let context = Arc::new(Context {
             starts: Arc::new(Semaphore::new(options.limits.max_starting.max(1))),
             registry,
@@ -100,40 +100,14 @@ impl Node {
             stray_expected: Notify::new(),
             options,
         });
-        let adopted = match adoption::adopt(&context).await {
-            Ok(adopted) => adopted,
-            Err(error) => {
-                preemption.stop();
-                return Err(error);
-            }
-        };
+        let adopted = adoption::adopt(&context).await?;
         context.note(node_event(EventKind::NodeStarted, adopted.to_string()));
         tracing::info!(instance = %context.options.instance, "{adopted}");
         drain::resume(&context).await;
+        let preemption = emergency.attach(means).await;
         resume_preemption(&context, &preemption).await;
-        if let Some(endpoint) = endpoint {
-            emergency::watch_gce(&preemption, &endpoint);
-        }
         let health = Arc::new(RuntimeHealth::default());
-        let background = vec![
-            tokio::spawn(essential(cleanup::NAME, cleanup::run(Arc::clone(&context)))),
-            tokio::spawn(essential(
-                end_orders::NAME,
-                end_orders::run(Arc::clone(&context)),
-            )),
-            tokio::spawn(essential(
-                reconcile::NAME,
-                reconcile::run(Arc::clone(&context)),
-            )),
-            tokio::spawn(essential(
-                disk_watch::NAME,
-                disk_watch::run(Arc::clone(&context)),
-            )),
-            tokio::spawn(essential(
-                runtime_health::NAME,
-                runtime_health::run(Arc::clone(&context), Arc::clone(&health)),
-            )),
-        ];
+        let background = spawn_background(&context, &health);
         Ok(Arc::new(Self {
             sessions: SessionsHandle::new(Arc::clone(&context)),
             access: AccessHandle::new(Arc::clone(&context)),
@@ -277,6 +251,26 @@ impl Drop for Node {
     }
 }
 
+fn spawn_background(context: &Arc<Context>, health: &Arc<RuntimeHealth>) -> Vec<JoinHandle<()>> {
+    let health = runtime_health::run(Arc::clone(context), Arc::clone(health));
+    vec![
+        tokio::spawn(essential(cleanup::NAME, cleanup::run(Arc::clone(context)))),
+        tokio::spawn(essential(
+            end_orders::NAME,
+            end_orders::run(Arc::clone(context)),
+        )),
+        tokio::spawn(essential(
+            reconcile::NAME,
+            reconcile::run(Arc::clone(context)),
+        )),
+        tokio::spawn(essential(
+            disk_watch::NAME,
+            disk_watch::run(Arc::clone(context)),
+        )),
+        tokio::spawn(essential(runtime_health::NAME, health)),
+    ]
+}
+
 /// Continues an earlier daemon's preemption: kills what that daemon left.
 async fn resume_preemption(context: &Arc<Context>, preemption: &PreemptionHandle) {
     let state_dir = context.options.state_dir.clone();
@@ -298,17 +292,4 @@ async fn resume_preemption(context: &Arc<Context>, preemption: &PreemptionHandle
     if let Err(error) = preemption.begin(&request, "restart") {
         tracing::error!(%error, "cannot preempt the sessions of an earlier daemon");
     }
-}
-
-fn gce_endpoint(options: &NodeOptions) -> Result<Option<Endpoint>, NodeStartError> {
-    let Some(gce) = &options.gce else {
-        return Ok(None);
-    };
-    gce.endpoint
-        .parse()
-        .map(Some)
-        .map_err(|error: emergency::BadEndpoint| NodeStartError::Endpoint {
-            endpoint: gce.endpoint.clone(),
-            reason: crate::error_chain(&error),
-        })
 }

@@ -3,19 +3,13 @@
 use std::future::Future;
 
 use conman_proto::{PreemptPlan, PreemptReport, PreemptRequest};
-use jiff::Timestamp;
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
 
-use super::log::Log;
 use super::preemption_state::Origin;
 use super::{Command, Means, Notice};
 use crate::error::PreemptError;
 use crate::plan;
-
-/// Longest reason of a notice that is kept, in bytes.
-const MAX_REASON_BYTES: usize = 500;
 
 /// A node's preemption: gives notice, withdraws it, and predicts. Works from any thread and any runtime,
 /// also when everything else hangs. Cheap to clone.
@@ -24,7 +18,6 @@ pub struct PreemptionHandle {
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) runtime: runtime::Handle,
     pub(super) means: Means,
-    pub(super) log: Log,
 }
 
 /// The future report of a preemption. Dropping it does not affect the preemption.
@@ -44,9 +37,8 @@ impl PreemptionHandle {
     /// Kills, certifies and releases every session, and admits no more. A second notice gets the first one's
     /// report. The emergency thread does the work; cancelling does not cancel it.
     ///
-    /// `source` says who gave notice: `api`, `admin`, `signal`, `gce`, or `restart` for an earlier daemon's.
-    /// The next daemon acts on it too, except for a signal, which ends only this daemon, and the metadata
-    /// server, which repeats its notice.
+    /// `source` says who gave notice: `api`, `admin`, `signal`, or `restart` for an earlier daemon's.
+    /// The next daemon acts on it too, except for a signal, which ends only this daemon.
     pub async fn preempt(
         &self,
         request: &PreemptRequest,
@@ -61,7 +53,11 @@ impl PreemptionHandle {
         request: &PreemptRequest,
         source: &str,
     ) -> Result<PendingReport, PreemptError> {
-        self.give(request, source, Origin::Operator)
+        let (reply, receiver) = oneshot::channel();
+        let reason = request.reason.as_deref().unwrap_or("preemption notice");
+        let notice = Notice::now(source, Origin::Operator, reason, request.budget_ms, reply);
+        self.send(Command::Preempt(notice))?;
+        Ok(PendingReport { reply: receiver })
     }
 
     /// Admits sessions again, at once or when the preemption under way is finished. Returns when that is
@@ -95,36 +91,7 @@ impl PreemptionHandle {
         let _ = self.commands.try_send(Command::Stop);
     }
 
-    pub(super) fn give(
-        &self,
-        request: &PreemptRequest,
-        source: &str,
-        origin: Origin,
-    ) -> Result<PendingReport, PreemptError> {
-        let (reply, receiver) = oneshot::channel();
-        let reason = request.reason.as_deref().unwrap_or("preemption notice");
-        self.send(Command::Preempt(Notice {
-            budget_ms: request.budget_ms.unwrap_or(self.means.budget_ms),
-            reason: cut(reason).to_owned(),
-            source: source.to_owned(),
-            origin,
-            at: Instant::now(),
-            noticed_at: Timestamp::now(),
-            reply,
-        }))?;
-        Ok(PendingReport { reply: receiver })
+    fn send(&self, command: Command) -> Result<(), PreemptError> {
+        self.commands.try_send(command).map_err(PreemptError::from)
     }
-
-    pub(super) fn send(&self, command: Command) -> Result<(), PreemptError> {
-        self.commands
-            .try_send(command)
-            .map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => PreemptError::TooManyWaiting,
-                mpsc::error::TrySendError::Closed(_) => PreemptError::ThreadEnded,
-            })
-    }
-}
-
-fn cut(reason: &str) -> &str {
-    &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)]
 }

@@ -86,7 +86,7 @@ impl Preemption {
             source: notice.source.clone(),
             at: notice.at,
             noticed_at: notice.noticed_at,
-            budget_ms: notice.budget_ms,
+            budget_ms: notice.budget_ms.unwrap_or(means.budget_ms),
             deadline,
             targets: HashMap::new(),
             dying: FuturesUnordered::new(),

@@ -12,8 +12,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use conman_node::{GceOptions, NodeOptions};
-use conman_proto::{NodeState, PreemptRequest, SessionState};
+use conman_node::{EmergencyThread, EnsureError, NOTICE_SOURCES, NoticeSourceOptions};
+use conman_proto::{EndCause, NodeState, PreemptRequest, SessionState};
 use tokio::sync::watch;
 
 /// The metadata server, and what it was asked.
@@ -163,23 +163,33 @@ struct Scene {
 }
 
 fn set_up(stage: &Stage) -> Scene {
+    let (server, metadata, address) = serve();
+    let emergency = watching(&format!("http://{address}"));
+    Scene {
+        daemon: stage.boot_after(emergency),
+        metadata,
+        _server: server,
+    }
+}
+
+fn serve() -> (tokio::runtime::Runtime, Metadata, SocketAddr) {
     let server = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .expect("a tokio runtime");
     let (metadata, address) = Metadata::start(&server);
-    let options = NodeOptions {
-        gce: Some(GceOptions {
-            endpoint: format!("http://{address}"),
-        }),
-        ..stage.options()
+    (server, metadata, address)
+}
+
+/// An emergency thread that watches a metadata server.
+fn watching(endpoint: &str) -> EmergencyThread {
+    let kind = NOTICE_SOURCES.iter().find(|kind| kind.name == "gce");
+    let source = NoticeSourceOptions {
+        kind: *kind.expect("it is known"),
+        endpoint: endpoint.to_owned(),
     };
-    Scene {
-        daemon: stage.boot_with(options),
-        metadata,
-        _server: server,
-    }
+    EmergencyThread::start(&[source]).expect("a thread")
 }
 
 fn await_node(daemon: &Daemon, state: NodeState) {
@@ -223,6 +233,38 @@ fn a_notice_preempts_and_its_withdrawal_admits_again() {
             .preempt(&PreemptRequest::default(), "late"),
     );
     assert_eq!(report.expect("a report").source, "gce");
+}
+
+#[test]
+fn a_notice_that_arrives_before_the_node_is_up_is_acted_on() {
+    let stage = Stage::new();
+    let earlier = stage.boot();
+    earlier.start("alice", &idle());
+    earlier.vanish();
+    let (_server, metadata, address) = serve();
+    metadata.set("preempted", "TRUE");
+    let emergency = watching(&format!("http://{address}"));
+    eventually("the notice to arrive", || {
+        metadata
+            .asked("preempted")
+            .iter()
+            .any(|asked| asked.waits)
+            .then_some(())
+    });
+
+    let daemon = stage.boot_after(emergency);
+    let shown = daemon.await_state("alice", SessionState::Stopped);
+    let cause = shown.end.map(|end| end.cause);
+    assert_eq!(cause, Some(EndCause::Preempted), "{:?}", shown.reason);
+    assert_eq!(stage.alive(), 0);
+    assert_eq!(daemon.node.status().view().state, NodeState::Preempted);
+    let refused = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("bob"), &idle(), true),
+    );
+    assert!(matches!(refused, Err(EnsureError::Preempted { .. })));
 }
 
 #[test]
@@ -348,14 +390,8 @@ fn trouble_is_waited_out_and_what_changed_meanwhile_is_heard() {
 #[test]
 fn without_a_metadata_server_the_node_serves_all_the_same() {
     let stage = Stage::new();
-    let options = NodeOptions {
-        // Nobody listens on this port (tcpmux), and if somebody does, it is no metadata server.
-        gce: Some(GceOptions {
-            endpoint: "http://127.0.0.1:1".to_owned(),
-        }),
-        ..stage.options()
-    };
-    let daemon = stage.boot_with(options);
+    // Nobody listens on this port (tcpmux), and if somebody does, it is no metadata server.
+    let daemon = stage.boot_after(watching("http://127.0.0.1:1"));
     daemon.start("alice", &idle());
     assert!(daemon.node.sessions().get(&session("alice")).is_some());
 }

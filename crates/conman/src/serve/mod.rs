@@ -45,7 +45,7 @@ use conman_core::retention::Retention;
 use conman_core::{CgroupDriver, Instance};
 use conman_fleet::{FleetMap, PeerClient};
 use conman_linux::Cgroups;
-use conman_node::{AccessHandle, GceOptions, Node, NodeOptions, UrlScheme};
+use conman_node::{AccessHandle, EmergencyThread, Node, NodeOptions, UrlScheme};
 use conman_proxy::{Proxy, ProxyOptions};
 use conman_vitals::{Vitals, essential};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -227,6 +227,8 @@ async fn serve(
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let mut runtimes = Runtimes::open(&config, &state)?;
+    // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
+    let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
     let joining = async {
         let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
         // Not a name that another node has.
@@ -257,7 +259,7 @@ async fn serve(
         }
     };
     let node = tokio::select! {
-        started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
+        started = start_node(&config, &state, emergency, &runtimes, listeners.sessions_address) => started?,
         // An interrupted step is as after a crash; the next daemon completes it. A preemption needs
         // to know what runs, so it keeps the signal until then.
         name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
@@ -498,6 +500,7 @@ fn keep_heap_small() {
 async fn start_node(
     config: &Config,
     state: &State,
+    emergency: EmergencyThread,
     runtimes: &Runtimes,
     sessions: SocketAddr,
 ) -> Result<Arc<Node>> {
@@ -517,15 +520,11 @@ async fn start_node(
         _ => options.urls.clone(),
     };
     options.preempt_budget_ms = config.preempt.budget_ms;
-    options.gce = config
-        .preempt
-        .gce_endpoint
-        .clone()
-        .map(|endpoint| GceOptions { endpoint });
     options.standing = state.fleet.standing();
     options.vitals = state.vitals.clone();
     Node::start(
         options,
+        emergency,
         Arc::clone(&state.registry),
         Arc::clone(&state.journal),
         runtimes.all(),

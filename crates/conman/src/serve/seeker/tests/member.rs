@@ -132,7 +132,8 @@ impl Member {
         options.standing = seen.standing();
         let journal = Journal::open(&state.path().join("journal"), name, 10_000);
         let journal = Arc::new(journal.expect("a journal"));
-        let node = Node::start(options, registry, journal, runtimes)
+        let emergency = conman_node::EmergencyThread::start(&[]).expect("a thread");
+        let node = Node::start(options, emergency, registry, journal, runtimes)
             .await
             .expect("the node starts");
         let credentials = Credentials {
