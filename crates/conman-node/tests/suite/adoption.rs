@@ -9,7 +9,7 @@ use conman_core::{EndCause, FENCED};
 use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
 use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
-use conman_runtime::{ContainerKey, Runtime};
+use conman_runtime::{ContainerKey, Lifecycle as _};
 use conman_testkit::{Fault, Faults, Operation};
 use futures_util::FutureExt as _;
 use jiff::Timestamp;

@@ -5,10 +5,18 @@ use std::time::{Duration, Instant};
 
 use crate::stage::{Stage, bind_root, eventually, idle, program, session, web};
 use conman_node::{EnsureError, FailureKind, HostLimit};
-use conman_proto::{EventKind, LimitMet, RuntimeKind, SessionRequest, SessionState};
+use conman_proto::{
+    EndCause, EventKind, LimitMet, RuntimeKind, Session, SessionRequest, SessionState,
+};
 use conman_registry::RecordState;
-use conman_runtime::Runtime as _;
+use conman_runtime::Lifecycle as _;
 use conman_testkit::{Fault, Operation};
+
+/// The cause of a session's end, and the phase in which its start failed.
+fn end(shown: &Session) -> (EndCause, Option<&str>) {
+    let end = shown.end.as_ref().expect("it has ended");
+    (end.cause, end.phase.as_deref())
+}
 
 #[test]
 fn a_thousand_simultaneous_ensures_of_one_id_make_one_container() {
@@ -295,6 +303,7 @@ fn a_program_that_does_not_answer_on_its_port_is_killed_and_the_reason_says_so()
     else {
         panic!("{error:?}");
     };
+    assert_eq!(end(shown), (EndCause::StartFailed, Some("ready")));
     let reason = shown.reason.as_deref().expect("a reason");
     for words in ["ready: port 9", "nothing listens there", "ready_timeout_s"] {
         assert!(reason.contains(words), "{reason}");
@@ -348,6 +357,7 @@ fn a_program_that_ends_before_it_is_ready_fails_with_its_exit_code() {
         panic!("{error:?}");
     };
     assert_eq!(shown.exit_code, Some(3));
+    assert_eq!(end(shown), (EndCause::Exited, Some("ready")));
     let reason = shown.reason.as_deref().expect("a reason");
     assert!(
         reason.ends_with("its last output: no such module"),
@@ -373,6 +383,7 @@ fn a_program_that_ends_by_itself_is_released_as_stopped_or_failed() {
         std::fs::write(&gate, "").expect("written");
         let shown = daemon.await_state(id, state);
         assert_eq!(shown.exit_code, Some(code));
+        assert_eq!(end(&shown), (EndCause::Exited, None));
         assert!(daemon.record(id).state.is_ended());
         let mut story = daemon.story(id);
         // What is left is removed a moment later.
@@ -740,6 +751,7 @@ fn an_idle_session_is_stopped_and_one_with_a_tunnel_is_not() {
     let tunnel = route.activity.begin();
     let stopped = daemon.await_state("idle", SessionState::Stopped);
     assert_eq!(stopped.reason.as_deref(), Some("idle for 5 s"));
+    assert_eq!(end(&stopped), (EndCause::Idle, None));
     assert_eq!(daemon.show("busy").connections, 1);
     assert_eq!(daemon.show("busy").state, SessionState::Running);
     drop(tunnel);
@@ -766,6 +778,7 @@ fn a_session_is_stopped_at_the_end_of_its_longest_lifetime_whatever_it_does() {
             .as_deref()
             .is_some_and(|r| r.contains("lifetime of 5 s"))
     );
+    assert_eq!(end(&stopped), (EndCause::Lifetime, None));
     assert_eq!(
         route.closing.borrow().as_ref().map(|closing| closing.code),
         Some(1012)

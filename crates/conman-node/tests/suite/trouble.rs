@@ -13,7 +13,7 @@ use conman_linux::{Cgroups, PidFd};
 use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError, StopError};
 use conman_proto::{EventKind, Generation, NodeState, PreemptRequest, ResolvedSpec, SessionState};
 use conman_registry::{RecordState, Registry as _};
-use conman_runtime::{ContainerKey, ContainerPlan, Runtime as _};
+use conman_runtime::{ContainerKey, ContainerPlan, Lifecycle as _};
 use conman_testkit::Operation;
 use futures_util::FutureExt as _;
 

@@ -33,8 +33,7 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, ResizeContainerTTYOptionsBuilder,
 };
 use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
-use conman_proto::{ExecId, KeptExec, RuntimeKind};
-use futures_util::stream::BoxStream;
+use conman_proto::RuntimeKind;
 
 pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
@@ -43,8 +42,8 @@ use crate::shared::blocking::on_blocking_thread;
 use crate::shared::container_files::ContainerFiles;
 use crate::shared::kernel_view::KernelView;
 use crate::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TERMINAL_SIZE, TerminalIo,
+    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeError, RuntimeInfo, Started,
+    TERMINAL_SIZE,
 };
 use container_body::container_body;
 use daemon::{Daemon, Lane};
@@ -117,7 +116,7 @@ impl DockerRuntime {
 }
 
 #[async_trait]
-impl Runtime for DockerRuntime {
+impl Lifecycle for DockerRuntime {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Docker
     }
@@ -207,48 +206,6 @@ impl Runtime for DockerRuntime {
 
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
         removal::remove(&self.shared, keys).await
-    }
-
-    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
-        exec::exec(&self.shared, key, plan).await
-    }
-
-    async fn attach(
-        &self,
-        key: &ContainerKey,
-        exec: Option<ExecId>,
-        options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
-        match exec {
-            Some(_) => Err(unsupported("attach to a command in", key)),
-            None => terminals::attach(&self.shared, key, options).await,
-        }
-    }
-
-    async fn keep_exec(
-        &self,
-        key: &ContainerKey,
-        _plan: ExecPlan,
-    ) -> Result<KeptExec, RuntimeError> {
-        Err(unsupported("keep a command in", key))
-    }
-
-    async fn logs(
-        &self,
-        key: &ContainerKey,
-        options: LogOptions,
-    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        logs::logs(&self.shared, key, options).await
-    }
-}
-
-fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
-    RuntimeError::Unsupported {
-        runtime: RuntimeKind::Docker,
-        action,
-        subject: key.to_string(),
-        reason: "Docker keeps no terminal of a command once no client is connected to it; use the native runtime"
-            .to_owned(),
     }
 }
 

@@ -45,7 +45,8 @@ mod trouble {
     use conman_image::ImageName;
     use conman_linux::{Cgroups, Freezer, PidFd, Signal};
     use conman_runtime::{
-        ContainerKey, FenceOpener, NativeRuntime, Recorded, RuntimeError, ShimCommand, ShimFence,
+        ContainerKey, FenceOpener, Lifecycle, NativeRuntime, Recorded, RuntimeError, ShimCommand,
+        ShimFence,
     };
     use conman_shim::{Client, Reply, Request, VERSION};
     use conman_testkit::runtime_conformance::{Stage, say_skipped};

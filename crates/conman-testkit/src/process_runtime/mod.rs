@@ -39,8 +39,8 @@ use conman_runtime::shared::kernel_view::KernelView;
 use conman_runtime::shared::log_files;
 use conman_runtime::shared::removals::some_at_a_time;
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    AttachOptions, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer, Lifecycle,
+    LogChunk, LogOptions, OutputStream, RuntimeError, RuntimeInfo, Started, TerminalIo, Terminals,
 };
 use placement::Placement;
 use store::{ContainerDir, Store};
@@ -178,7 +178,7 @@ impl ProcessRuntime {
 }
 
 #[async_trait]
-impl Runtime for ProcessRuntime {
+impl Lifecycle for ProcessRuntime {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Process
     }
@@ -289,7 +289,10 @@ impl Runtime for ProcessRuntime {
         }
         some_at_a_time(removals).await
     }
+}
 
+#[async_trait]
+impl Exec for ProcessRuntime {
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
         let inner = Arc::clone(&self.inner);
         let owned = key.clone();
@@ -299,23 +302,6 @@ impl Runtime for ProcessRuntime {
             async move { inner.exec(&owned, &plan) },
         )
         .await
-    }
-
-    async fn attach(
-        &self,
-        key: &ContainerKey,
-        _exec: Option<ExecId>,
-        _options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
-        Err(unsupported("attach to", key))
-    }
-
-    async fn keep_exec(
-        &self,
-        key: &ContainerKey,
-        _plan: ExecPlan,
-    ) -> Result<KeptExec, RuntimeError> {
-        Err(unsupported("keep a command in", key))
     }
 
     async fn logs(
@@ -331,6 +317,26 @@ impl Runtime for ProcessRuntime {
             logs,
         )
         .await
+    }
+}
+
+#[async_trait]
+impl Terminals for ProcessRuntime {
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        _exec: Option<ExecId>,
+        _options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError> {
+        Err(unsupported("attach to", key))
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        _plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        Err(unsupported("keep a command in", key))
     }
 }
 
