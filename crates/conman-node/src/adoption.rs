@@ -19,12 +19,12 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::context::Context;
+use crate::drain::signalled::DrainSignal;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
 use crate::events::end_event;
 use crate::kill_table::Stage;
 use crate::session::{self, Beginning, SessionHandle, StopOrder, View};
-use crate::signalled_file::Word;
 
 /// How many of each were found.
 #[derive(Debug, Default)]
@@ -176,7 +176,7 @@ fn identity(container: &ContainerIdentity) -> ProcessIdentity {
 async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
-    told: &HashMap<ContainerKey, Word>,
+    told: &HashMap<ContainerKey, DrainSignal>,
 ) -> Result<Vec<Release>, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
     let gone = found
@@ -243,8 +243,8 @@ fn key(record: &SessionRecord) -> ContainerKey {
 }
 
 /// Sessions that an earlier daemon's drain signalled, and why.
-async fn told(context: &Context) -> HashMap<ContainerKey, Word> {
-    let told = context.drain.told.clone();
+async fn told(context: &Context) -> HashMap<ContainerKey, DrainSignal> {
+    let told = context.drain.signalled.clone();
     let read = tokio::task::spawn_blocking(move || told.read()).await;
     read.unwrap_or_else(|error| Err(io::Error::other(error)))
         .unwrap_or_else(|error| {
@@ -272,7 +272,7 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
 }
 
 /// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
-fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, rebooted())
@@ -357,7 +357,7 @@ fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
     beginning: Beginning,
-    told: Option<&Word>,
+    told: Option<&DrainSignal>,
     adopted: &mut Adopted,
 ) -> bool {
     let generation = record.generation;

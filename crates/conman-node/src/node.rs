@@ -77,7 +77,7 @@ impl Node {
             journal: Arc::clone(&journal),
             budget_ms: options.preempt_budget_ms,
             instance: options.instance.clone(),
-            memory: emergency::Memory::start(&options.state_dir)
+            file: emergency::PreemptionFile::start(&options.state_dir)
                 .map_err(thread("start the thread that writes down preemptions"))?,
         };
         let context = Arc::new(Context {

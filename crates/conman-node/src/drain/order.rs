@@ -10,8 +10,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
+use crate::disk_queue::DiskQueue;
 use crate::session::SessionHandle;
-use crate::slow_file::Lane;
 
 /// Default number of sessions stopped at a time: enough that one with a long grace does not delay all
 /// others, few enough that the other nodes can start them as fast.
@@ -72,14 +72,14 @@ impl Order {
 #[derive(Debug)]
 pub(super) struct OrderFile {
     file: StateFile,
-    pub(super) lane: Lane,
+    pub(super) queue: DiskQueue,
 }
 
 impl OrderFile {
     pub(super) fn new(path: PathBuf) -> Self {
         Self {
             file: StateFile::new(path),
-            lane: Lane::new(DISK_PATIENCE, MAX_WAITING),
+            queue: DiskQueue::new(DISK_PATIENCE, MAX_WAITING),
         }
     }
 
@@ -101,11 +101,11 @@ impl OrderFile {
 
     pub(super) async fn write(&self, order: &Order) -> io::Result<()> {
         let (file, order) = (self.file.clone(), order.clone());
-        self.lane.make(move || file.write(&order)).await
+        self.queue.make(move || file.write(&order)).await
     }
 
     pub(super) async fn remove(&self) -> io::Result<()> {
         let file = self.file.clone();
-        self.lane.make(move || file.remove()).await
+        self.queue.make(move || file.remove()).await
     }
 }

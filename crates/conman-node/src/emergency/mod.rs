@@ -20,9 +20,9 @@ mod log;
 mod metadata;
 mod notice_source;
 mod preemption;
+mod preemption_file;
 mod preemption_state;
 mod releases;
-mod remembered;
 mod target;
 mod thread;
 
@@ -40,7 +40,7 @@ use crate::kill_table::KillTable;
 
 pub use self::handle::{PendingReport, PreemptionHandle};
 pub use self::notice_source::{NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions};
-pub(crate) use self::remembered::{Memory, recall};
+pub(crate) use self::preemption_file::{PreemptionFile, recall};
 pub use self::thread::EmergencyThread;
 
 /// Source of a notice that ends the daemon and says nothing about the machine.
@@ -57,7 +57,7 @@ pub(crate) struct Means {
     pub(crate) journal: Arc<Journal>,
     pub(crate) budget_ms: u32,
     pub(crate) instance: Instance,
-    pub(crate) memory: Memory,
+    pub(crate) file: PreemptionFile,
 }
 
 #[derive(Debug)]

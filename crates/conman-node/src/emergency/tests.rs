@@ -32,7 +32,7 @@ impl Thread {
             journal: Arc::new(journal),
             budget_ms: 1_000,
             instance: Instance::new([0xfe; 4]),
-            memory: Memory::unheard(),
+            file: PreemptionFile::unwritten(),
         };
         Self {
             work: EmergencyLoop::new(means, Log::start().expect("a thread")),
@@ -46,17 +46,17 @@ impl Thread {
         let reply = oneshot::channel().0;
         let notice = Notice::now(source, origin, &reason, Some(1_000), reply);
         self.work.take(notice);
-        self.work.means.memory.said_last()
+        self.work.means.file.last_change()
     }
 
     fn readmit(&mut self, by: Origin) -> Option<Option<String>> {
         self.work.readmit(by);
-        self.work.means.memory.said_last()
+        self.work.means.file.last_change()
     }
 
     async fn finish(&mut self) -> Option<Option<String>> {
         self.work.finish_running().await;
-        self.work.means.memory.said_last()
+        self.work.means.file.last_change()
     }
 }
 

@@ -8,13 +8,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout
 
 use super::answer::{Launched, StepFailure};
 use super::handle::SessionHandle;
+use crate::container_kill::kill_container;
 use crate::context::Context;
 use crate::error::FailureKind;
-use crate::hunt::hunt;
 use crate::phases;
 
 /// Interval between polls for processes of a start that is not wanted any more.
-const HUNT_INTERVAL: Duration = Duration::from_millis(10);
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Pause between two requests whether the start may be sent.
 const ASK_PAUSE: Duration = Duration::from_millis(100);
@@ -43,7 +43,7 @@ pub(super) async fn launch(
         // not matter then.
         answer = timeout(bound, runtime.start(&key)) => answer,
         // Cancel safe: it only kills.
-        pid = hunt_when_unwanted(&handle, &*runtime, &key) => {
+        pid = kill_when_unwanted(&handle, &*runtime, &key) => {
             return Launched::Started(Started { container_id: String::new(), pid, steps: Vec::new() });
         }
     };
@@ -127,7 +127,7 @@ async fn may_start(
 
 /// Once the session is to stop, kills every process that the start creates, without waiting for the
 /// runtime's answer. Completes with the init's PID once that was killed.
-async fn hunt_when_unwanted(
+async fn kill_when_unwanted(
     handle: &SessionHandle,
     runtime: &dyn Runtime,
     key: &ContainerKey,
@@ -135,10 +135,10 @@ async fn hunt_when_unwanted(
     let mut stop = handle.stop.subscribe();
     // The sender lives in the handle, so this cannot fail.
     let _ = stop.wait_for(Option::is_some).await;
-    let mut ticks = interval(HUNT_INTERVAL);
+    let mut ticks = interval(KILL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if let Some(init) = hunt(runtime, key).init {
+        if let Some(init) = kill_container(runtime, key).init {
             return init.pid();
         }
         ticks.tick().await;

@@ -7,10 +7,10 @@ use conman_runtime::{ContainerKey, FoundContainer, Runtime, RuntimeError};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::answer::LostStart;
-use crate::hunt::hunt;
+use crate::container_kill::kill_container;
 
 /// Interval between polls for processes while the runtime is asked.
-const HUNT_INTERVAL: Duration = Duration::from_millis(10);
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One try. The runtime bounds its calls itself, too.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> Los
         // The kernel's view comes first, whatever the runtime says.
         biased;
         // Cancel safe: it only kills.
-        pid = hunt_init(&*runtime, &key) => LostStart::Found { pid },
+        pid = kill_init(&*runtime, &key) => LostStart::Found { pid },
         // Cancel safe: the calls read, or remove what must not run.
         answer = timeout(TRY_TIMEOUT, ask(&*runtime, &key)) => {
             answer.unwrap_or_else(|_| LostStart::Unknown(format!(
@@ -34,11 +34,11 @@ pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> Los
     }
 }
 
-async fn hunt_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
-    let mut ticks = interval(HUNT_INTERVAL);
+async fn kill_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
+    let mut ticks = interval(KILL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if let Some(init) = hunt(runtime, key).init {
+        if let Some(init) = kill_container(runtime, key).init {
             return init.pid();
         }
         ticks.tick().await;
