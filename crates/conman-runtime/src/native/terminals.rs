@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use super::ends::End;
 use super::failure::call_failed;
-use super::{Inner, NativeRuntime, away, keeping, kept, no_such_container, store};
+use super::{Inner, NativeRuntime, away, kept_commands, kept_files, no_such_container, store};
 use crate::shared::exec_channels::{exited, latest_size};
 use crate::shim_link::LinkError;
 use crate::terminal_channels::{TerminalEnds, terminal_channels};
@@ -66,15 +66,15 @@ impl Terminals for NativeRuntime {
         key: &ContainerKey,
         plan: ExecPlan,
     ) -> Result<KeptExec, RuntimeError> {
-        keeping::keep(Arc::clone(&self.inner), key.clone(), plan).await
+        kept_commands::keep(Arc::clone(&self.inner), key.clone(), plan).await
     }
 
     async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
-        keeping::list(&self.inner, key).await
+        kept_commands::list(&self.inner, key).await
     }
 
     async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
-        keeping::end_one(&self.inner, key, exec).await
+        kept_commands::end_one(&self.inner, key, exec).await
     }
 }
 
@@ -108,7 +108,7 @@ impl Inner {
             };
             let subject = key.to_string();
             match exec {
-                Some(exec) if kept::exists(dir.path(), exec) => Ok(kept::name(exec)),
+                Some(exec) if kept_files::exists(dir.path(), exec) => Ok(kept_files::name(exec)),
                 Some(exec) => Err(RuntimeError::NoSuchExec { subject, exec }),
                 None if plan.launch.terminal.is_some() => Ok(store::name(&key)),
                 None => Err(RuntimeError::NoTerminal {

@@ -283,7 +283,8 @@ async fn serve(
         signals,
         node.preemption(),
         on_sigterm,
-        (tokens.clone(), renewal),
+        tokens.clone(),
+        renewal,
     );
     let fleet = &state.fleet;
     if config.shared.is_some() || listeners.peers.is_some() {

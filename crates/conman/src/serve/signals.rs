@@ -72,7 +72,8 @@ pub(super) fn watch(
     signals: Signals,
     preemption: &PreemptionHandle,
     on_sigterm: OnSigterm,
-    (tokens, renewal): (Option<Arc<TokenFile>>, Renewal),
+    tokens: Option<Arc<TokenFile>>,
+    renewal: Renewal,
 ) -> Stopped {
     let (sender, receiver) = watch::channel(None);
     let ordered = preemption.clone();
