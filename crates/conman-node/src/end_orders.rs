@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::adoption;
 use crate::context::Context;
-use crate::session::{self, LostStart, SessionHandle};
+use crate::session::{self, SessionHandle, StartOutcome};
 
 /// The task's name for the watchdog.
 pub(crate) const NAME: &str = "end orders";
@@ -295,9 +295,9 @@ async fn proven_dead(
     while let Some((kind, answer)) = answers.next().await {
         match answer {
             // A life has one runtime, so no other has to answer.
-            LostStart::Ended => return Some(vec![kind]),
-            LostStart::Gone => {}
-            LostStart::Found { pid } => {
+            StartOutcome::Ended => return Some(vec![kind]),
+            StartOutcome::Gone => {}
+            StartOutcome::Found { pid } => {
                 tracing::warn!(
                     container = %key,
                     pid,
@@ -306,7 +306,7 @@ async fn proven_dead(
                 );
                 return None;
             }
-            LostStart::Unknown(reason) => {
+            StartOutcome::Unknown(reason) => {
                 tracing::debug!(
                     container = %key,
                     reason,

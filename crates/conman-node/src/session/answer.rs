@@ -99,7 +99,7 @@ pub(super) enum Answer {
     Hold(Hold),
     Record(Result<Instant, StepFailure>),
     Probe(Result<Instant, StepFailure>),
-    LostStart(LostStart),
+    StartResolved(StartOutcome),
     Release(Result<Ending, ReleaseFailure>),
     /// The held process is certified dead.
     Dead,
@@ -139,7 +139,7 @@ pub(super) enum Hold {
 }
 
 #[derive(Debug)]
-pub(crate) enum LostStart {
+pub(crate) enum StartOutcome {
     Found {
         pid: i32,
     },

@@ -10,8 +10,8 @@ use conman_runtime::ContainerKey;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 
-use super::answer::LostStart;
-use super::lost_start;
+use super::answer::StartOutcome;
+use super::unanswered_start;
 use crate::context::Context;
 
 /// How long to try to prove that nothing runs of an earlier claim.
@@ -76,15 +76,15 @@ async fn prove_nothing_runs(context: &Context, record: &SessionRecord) -> bool {
     };
     let deadline = Instant::now() + PROOF_PATIENCE;
     loop {
-        match lost_start::resolve(Arc::clone(runtime), key.clone()).await {
-            LostStart::Ended | LostStart::Gone => {
+        match unanswered_start::resolve(Arc::clone(runtime), key.clone()).await {
+            StartOutcome::Ended | StartOutcome::Gone => {
                 context.cleanup.push(record.spec.runtime, key);
                 return true;
             }
-            LostStart::Found { pid } => {
+            StartOutcome::Found { pid } => {
                 tracing::warn!(container = %key, pid, "killed an orphaned container");
             }
-            LostStart::Unknown(reason) => {
+            StartOutcome::Unknown(reason) => {
                 tracing::debug!(
                     container = %key,
                     reason,

@@ -16,7 +16,7 @@ use crate::error::FailureKind;
 use crate::kill_table::Fate;
 use crate::phases;
 use crate::session::answer::{
-    Answer, Hold, Launched, LostStart, Made, ReleaseFailure, StepFailure,
+    Answer, Hold, Launched, Made, ReleaseFailure, StartOutcome, StepFailure,
 };
 use crate::session::handle::StopOrder;
 use crate::session::idle::Patience;
@@ -126,9 +126,9 @@ impl Driver {
                 self.ready = Some(result);
                 return self.take_ready();
             }
-            Answer::LostStart(LostStart::Found { pid }) => Event::LostStartFound { pid },
-            Answer::LostStart(LostStart::Ended | LostStart::Gone) => Event::LostStartGone,
-            Answer::LostStart(LostStart::Unknown(why)) => Event::LostStartUnknown(why),
+            Answer::StartResolved(StartOutcome::Found { pid }) => Event::StartFound { pid },
+            Answer::StartResolved(StartOutcome::Ended | StartOutcome::Gone) => Event::StartGone,
+            Answer::StartResolved(StartOutcome::Unknown(why)) => Event::StartUnknown(why),
             Answer::Release(Ok(ending)) => {
                 self.learn(ending);
                 Event::Released

@@ -18,12 +18,12 @@ use crate::error::FailureKind;
 use crate::phases;
 use crate::readiness::{self, Probe};
 use crate::session::answer::{
-    Answer, Claimed, Hold, Launched, LostStart, Made, ReleaseFailure, StepFailure,
+    Answer, Claimed, Hold, Launched, Made, ReleaseFailure, StartOutcome, StepFailure,
 };
 use crate::session::handle::attribute_to_deletion;
 use crate::session::release::EndedLife;
 use crate::session::view::Failure;
-use crate::session::{claim, hold_process, launch, lost_start, make, release};
+use crate::session::{claim, hold_process, launch, make, release, unanswered_start};
 use crate::throttled::{self, Killed};
 
 /// The error of a call that panicked.
@@ -51,7 +51,7 @@ impl Driver {
                         self.carry_out(actions);
                     }
                 }
-                Action::ResolveLostStart => self.call_lost_start(),
+                Action::ResolveStart => self.call_resolve_start(),
                 Action::Kill => self.kill(),
                 Action::Release => self.call_release(),
                 Action::Cleanup => self.clean_up(),
@@ -182,17 +182,17 @@ impl Driver {
         self.probing = Some(probing);
     }
 
-    fn call_lost_start(&mut self) {
+    fn call_resolve_start(&mut self) {
         let Some(key) = self.key() else { return };
         let Some(runtime) = self.runtime.clone() else {
             let why = "its runtime is not configured any more; configure it to find the container";
             self.calls
-                .spawn(async move { Answer::LostStart(LostStart::Unknown(why.to_owned())) });
+                .spawn(async move { Answer::StartResolved(StartOutcome::Unknown(why.to_owned())) });
             return;
         };
-        let broken = LostStart::Unknown(BROKEN.to_owned());
-        self.call(Answer::LostStart(broken), async move {
-            Answer::LostStart(lost_start::resolve(runtime, key).await)
+        let broken = StartOutcome::Unknown(BROKEN.to_owned());
+        self.call(Answer::StartResolved(broken), async move {
+            Answer::StartResolved(unanswered_start::resolve(runtime, key).await)
         });
     }
 
