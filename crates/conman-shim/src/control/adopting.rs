@@ -8,10 +8,10 @@ use std::io;
 use std::time::Duration;
 
 use conman_linux::{Ended, PidFd, ProcessIdentity, boot_id, ended_unreaped, inherited_fd};
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
+use super::poller::Token;
 use super::{Control, boottime_ns};
-use crate::connection::Connection;
 use crate::containers::Container;
 use crate::handover::Handover;
 use crate::launching::Left;
@@ -107,14 +107,7 @@ impl Control {
         for pid in handover.doomed.drain(..) {
             self.containers.helper(pid);
         }
-        for client in handover.clients.drain(..) {
-            let socket = inherited_fd(client.fd)?;
-            let data = EventData::new_u64(client.token);
-            epoll::add(&self.epoll, &socket, data, EventFlags::IN)?;
-            let connection = Connection::kept(socket, client.greeted, client.subscribed);
-            self.clients.insert(client.token, connection);
-        }
-        self.next_client = self.next_client.max(handover.next_client);
+        self.clients.resume(&self.poller, handover)?;
         for (_, left) in &mut handover.left {
             left.ids = left.ids.filter(|ids| self.ids.reserve(*ids));
         }
@@ -185,22 +178,22 @@ impl Control {
     }
 
     pub(super) fn watch_adopted(&mut self, name: &str, process: &PidFd) -> io::Result<()> {
-        let token = self.next_adopted;
-        let data = EventData::new_u64(token);
-        epoll::add(&self.epoll, process, data, EventFlags::IN)?;
-        self.adopted.insert(token, name.to_owned());
+        let number = self.next_adopted;
+        self.poller
+            .add(Token::Adopted(number), process, EventFlags::IN)?;
+        self.adopted.insert(number, name.to_owned());
         self.next_adopted += 1;
         Ok(())
     }
 
     /// A container that is no child has died.
-    pub(super) fn adopted_died(&mut self, token: u64) {
-        let Some(name) = self.adopted.remove(&token) else {
+    pub(super) fn adopted_died(&mut self, number: u64) {
+        let Some(name) = self.adopted.remove(&number) else {
             return;
         };
         if let Some(process) = self.containers.get(&name).and_then(|one| one.held.as_ref()) {
             // Remove it: it would stay readable.
-            let _ = epoll::delete(&self.epoll, process);
+            self.poller.remove(process);
         }
         let now = boottime_ns();
         let first = Unexplained {

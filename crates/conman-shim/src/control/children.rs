@@ -5,9 +5,10 @@ use std::io;
 use conman_core::ownership::FenceEvent;
 use conman_linux::{ChildEvent, Ended, ProcessIdentity, Signal, next_child_event};
 use nix::sys::signal::Signal as NixSignal;
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
-use super::{Control, LAUNCHER, open_child};
+use super::poller::Token;
+use super::{Control, open_child};
 use crate::containers::{Container, Reaped, signal_child};
 use crate::fence::slot;
 use crate::launcher::Report;
@@ -94,7 +95,7 @@ impl Control {
         self.change(FenceEvent::Died(slot(name)));
         if let Some(container) = self.containers.get(name) {
             let container = container.view(name);
-            self.tell_subscribers(&Message::Ended { container });
+            self.publish(&Message::Ended { container });
         }
     }
 
@@ -102,8 +103,7 @@ impl Control {
         if self.launching.ensure(&self.sole, &self.options)?
             && let Some(socket) = self.launching.socket()
         {
-            let data = EventData::new_u64(LAUNCHER);
-            epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
+            self.poller.add(Token::Launcher, socket, EventFlags::IN)?;
             self.keep_launcher();
         }
         Ok(())
@@ -238,7 +238,7 @@ impl Control {
                 foreign: false,
                 fenced: false,
             };
-            self.tell_subscribers(&Message::Ended { container });
+            self.publish(&Message::Ended { container });
         }
     }
 

@@ -299,7 +299,7 @@ impl Control {
         let state = self.fence_state();
         if state != self.told_fence {
             self.told_fence = state;
-            self.tell_subscribers(&Message::Fence { state });
+            self.publish(&Message::Fence { state });
         }
     }
 

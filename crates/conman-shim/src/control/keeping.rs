@@ -42,7 +42,7 @@ impl Control {
 
     /// Records that a container is forgotten.
     pub(super) fn forget(&mut self, name: &str) {
-        self.close_terminal(name);
+        self.terminals.close(name);
         if let Err(error) = self.note(&Record::Drop { name }) {
             tracing::error!(name, %error, "cannot record a container's removal for a later shim");
         }

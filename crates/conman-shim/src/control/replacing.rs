@@ -15,13 +15,14 @@ use std::path::{Path, PathBuf};
 
 use conman_linux::{CloneOptions, PidFd, Signal, clone_process};
 use nix::unistd::execve;
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::set_parent_process_death_signal;
 
 use super::ending::IS_ENDING;
-use super::{CANDIDATE, Control, adopting, boottime_ns};
-use crate::handover::{Handover, KeptClient, Sealed, VARIABLE, judge, number};
+use super::poller::Token;
+use super::{Control, adopting, boottime_ns};
+use crate::handover::{Handover, Sealed, VARIABLE, judge, number};
 use crate::ledger::Record;
 use crate::protocol::{CallError, Reply};
 use crate::seqpacket;
@@ -122,8 +123,7 @@ impl Control {
         })?;
         self.containers.helper(process.pid());
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let data = EventData::new_u64(CANDIDATE);
-        epoll::add(&self.epoll, &ours, data, EventFlags::IN)?;
+        self.poller.add(Token::Candidate, &ours, EventFlags::IN)?;
         Ok(Stage::Checking {
             process,
             socket: ours,
@@ -228,8 +228,7 @@ impl Control {
             return Err(io::Error::other("it has changed since it was checked"));
         }
         let (program, asked_by) = (replacing.program.clone(), replacing.asked_by);
-        // A client that does not keep up is dropped, as always; it can ask for what it missed.
-        self.clients.retain(|_, client| !client.is_waiting());
+        self.clients.drop_waiting();
         let memory = self.hand_over(asked_by)?.write()?;
         let command = Command::new(&program, &format!("take {}", number(&memory)))?;
         let fds: Vec<BorrowedFd<'_>> = self.kept_fds(&memory);
@@ -255,17 +254,6 @@ impl Control {
             lines: std::iter::once(fence).chain(begun).collect(),
             listener: number(&self.listener),
             lock: number(&self.lock),
-            clients: self
-                .clients
-                .iter()
-                .map(|(token, client)| KeptClient {
-                    token: *token,
-                    fd: number(client),
-                    greeted: client.greeted,
-                    subscribed: client.subscribed,
-                })
-                .collect(),
-            next_client: self.next_client,
             adopted: adopting::held(self)
                 .map(|(name, process)| (name.clone(), number(process)))
                 .collect(),
@@ -278,7 +266,8 @@ impl Control {
         };
         self.launching.hand_over(&mut handover)?;
         let mut blobs = Vec::new();
-        self.hand_over_terminals(&mut handover, &mut blobs);
+        self.clients.hand_over(&mut handover);
+        self.terminals.hand_over(&mut handover, &mut blobs);
         Ok(Sealed { handover, blobs })
     }
 
@@ -286,9 +275,9 @@ impl Control {
     fn kept_fds<'a>(&'a self, memory: &'a OwnedFd) -> Vec<BorrowedFd<'a>> {
         let own = [memory.as_fd(), self.listener.as_fd(), self.lock.as_fd()];
         own.into_iter()
-            .chain(self.clients.values().map(AsFd::as_fd))
+            .chain(self.clients.fds())
             .chain(adopting::held(self).map(|(_, process)| process.as_fd()))
-            .chain(self.terminal_fds())
+            .chain(self.terminals.fds())
             .chain(self.launching.waiting_fds())
             .collect()
     }

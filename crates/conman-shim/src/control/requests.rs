@@ -13,11 +13,132 @@ use crate::fence::slot;
 use crate::ids::SHARED_IDS;
 use crate::launcher::{Command, Order, Start};
 use crate::launching::{Own, Pending};
-use crate::protocol::{CallError, LaunchError, Reply};
+use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION};
 use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec, check_name};
 use crate::sweeper::BoundedLog;
 
 impl Control {
+    /// Descriptors that the request does not use are closed.
+    pub(super) fn answer(&mut self, client: u64, call: Call, fds: Vec<OwnedFd>) {
+        let outcome = match call.request {
+            Request::Hello { version } => self.greet(client, version),
+            _ if !self.clients.is_greeted(client) => Err(CallError::NoHello),
+            Request::Launch(spec) => match self.begin_launch(client, call.id, *spec, fds) {
+                // Answered when it has begun.
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
+            Request::Exec(spec) => match self.begin_exec(client, call.id, *spec, fds) {
+                // Answered when it has begun.
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
+            Request::Hold { name } => match self.hold(&name) {
+                Ok((pid, fd)) => {
+                    self.reply(client, call.id, Reply::Held { pid }, Some(fd));
+                    return;
+                }
+                Err(error) => Err(error),
+            },
+            Request::Attach { name, size, quiet } => {
+                match self.terminals.attach(&self.poller, &name, size, quiet) {
+                    Ok(fd) => {
+                        self.reply(client, call.id, Reply::Attached, Some(fd));
+                        return;
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Request::Appeared { name, pid } => self.appeared(&name, pid, fds),
+            Request::Replace { program } => {
+                match self.begin_replacing(Some((client, call.id)), program) {
+                    // Answered by the new program.
+                    Ok(()) => return,
+                    Err(error) => Err(error),
+                }
+            }
+            Request::Subscribe => {
+                self.subscribe(client, call.id);
+                return;
+            }
+            other => self.carry_out(other),
+        };
+        let reply = outcome.unwrap_or_else(|error| Reply::Failed { error });
+        self.reply(client, call.id, reply, None);
+    }
+
+    fn greet(&mut self, client: u64, version: u32) -> Result<Reply, CallError> {
+        if version != VERSION {
+            return Err(CallError::Version {
+                ours: VERSION,
+                theirs: version,
+            });
+        }
+        self.clients.greet(client);
+        Ok(Reply::Hello {
+            version: VERSION,
+            pid: rustix::process::getpid().as_raw_nonzero().get(),
+            features: self.launching.features.clone(),
+            replacements: self.replacements,
+            unprotected: self.unprotected.clone(),
+            freeze_ms: self.fence.freeze_ms(),
+        })
+    }
+
+    fn carry_out(&mut self, request: Request) -> Result<Reply, CallError> {
+        match request {
+            Request::List { after } => {
+                let (containers, more) = self.containers.page(after.as_deref());
+                Ok(Reply::Containers { containers, more })
+            }
+            Request::Find { name } => Ok(self.find(&name)),
+            Request::Acknowledge { names } => self.acknowledge(&names),
+            Request::Kill { name } => self.kill_one(name),
+            Request::KillAll => self.kill_all(),
+            Request::Signal { name, signal } => self.signal(&name, signal),
+            Request::Freeze { name } => self.freeze(&name),
+            Request::Thaw { name } => self.thaw(&name),
+            Request::ExtendDeadline { until_boottime_ns } => {
+                Ok(self.extend_deadline(until_boottime_ns))
+            }
+            Request::FreezePatience { freeze_ms } => Ok(self.set_freeze_patience(freeze_ms)),
+            Request::Disarm => self.disarm(),
+            Request::FreezeAll => Ok(self.freeze_all()),
+            Request::Unfence {
+                until_boottime_ns,
+                names,
+            } => self.unfence(until_boottime_ns, names.as_deref()),
+            Request::Resize { name, size } => {
+                self.terminals.resize(&name, size)?;
+                Ok(Reply::Done)
+            }
+            Request::Guard { name, cgroup } => self.guard(&name, &cgroup),
+            Request::NotStarted { name } => self.not_started(&name),
+            Request::Fence => Ok(self.fence_reply()),
+            // Answered elsewhere.
+            Request::Hello { .. }
+            | Request::Launch(_)
+            | Request::Exec(_)
+            | Request::Hold { .. }
+            | Request::Appeared { .. }
+            | Request::Attach { .. }
+            | Request::Replace { .. }
+            | Request::Subscribe => Err(CallError::NoHello),
+        }
+    }
+
+    fn subscribe(&mut self, client: u64, id: u64) {
+        self.clients.subscribe(client);
+        self.reply(client, id, Reply::Done, None);
+        for (name, container) in self.containers.iter() {
+            if !container.is_alive() {
+                let container = container.view(name);
+                let message = Message::Ended { container };
+                self.clients.send(&self.poller, client, &message, None);
+            }
+        }
+    }
+
     pub(super) fn begin_launch(
         &mut self,
         client: u64,
@@ -64,7 +185,10 @@ impl Control {
         let mut fds = binds;
         if let Some(size) = spec.terminal {
             let owner = (ids + spec.program.uid, ids + spec.program.gid);
-            match self.open_terminal(&spec.name, size, Some(owner)) {
+            match self
+                .terminals
+                .open(&self.poller, &spec.name, size, Some(owner))
+            {
                 Ok(slave) => fds.insert(0, slave),
                 Err(error) => {
                     self.ids.give_back(ids);
@@ -129,7 +253,7 @@ impl Control {
         let (_, init) = self.hold(&spec.container)?;
         let name = spec.name.clone();
         if let Some(size) = spec.kept_terminal {
-            let slave = self.open_terminal(&name, size, owner)?;
+            let slave = self.terminals.open(&self.poller, &name, size, owner)?;
             spec.terminal = true;
             let copies = [slave.try_clone(), slave.try_clone()];
             streams.push(slave);
@@ -158,7 +282,7 @@ impl Control {
         };
         let taken = self.launching.order(pending, fds, order);
         if taken.is_err() {
-            self.close_terminal(&name);
+            self.terminals.close(&name);
         }
         taken.map_err(host_error("execute", &name))
     }

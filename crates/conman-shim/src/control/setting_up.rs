@@ -11,16 +11,15 @@ use conman_linux::{
 };
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use rustix::event::epoll::{self, CreateFlags};
+use rustix::event::epoll::EventFlags;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
-use super::clients::spare;
-use super::{
-    Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
-    SIGNALS, TIMER,
-};
+use super::Control;
+use super::clients::Clients;
+use super::poller::{Poller, Token};
+use super::terminals::Terminals;
+use super::timer::Timer;
 use crate::containers::Containers;
 use crate::fence::DeadMan;
 use crate::forbidden_starts::ForbiddenStarts;
@@ -74,7 +73,9 @@ impl Control {
             control.fence.set_freeze_ms(freeze_ms);
         }
         control.resume(handover)?;
-        control.resume_terminals(handover, &sealed.blobs)?;
+        control
+            .terminals
+            .resume(&control.poller, handover, &sealed.blobs)?;
         control.begin()?;
         if let Some((client, call)) = handover.asked_by {
             let replacements = control.replacements;
@@ -91,11 +92,6 @@ impl Control {
         let sole = SoleThread::prove()?;
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let signals = SignalFd::with_flags(&hold_signals()?, flags)?;
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let timer = timerfd_create(
-            TimerfdClockId::Boottime,
-            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
-        )?;
         let freezer = Freezer::of(&CgroupLayout::detect()?.part(options.cgroups))?;
         let freezer = if options.do_without.contains(&Interface::CgroupKill) {
             freezer.killing_one_by_one()
@@ -113,29 +109,23 @@ impl Control {
             ids: IdRanges::new(options.ids),
             options,
             sole,
-            epoll,
+            poller: Poller::new()?,
             listener,
             signals,
-            timer,
+            timer: Timer::new()?,
             freezer,
             containers: Containers::default(),
             launching: Launching::default(),
             sweeper: Sweeper::default(),
-            clients: BTreeMap::new(),
-            spare: spare(),
-            next_client: FIRST_CLIENT,
+            clients: Clients::new(),
             buffer: seqpacket::buffer(),
             lock,
             ledger,
             adopted: BTreeMap::new(),
-            next_adopted: FIRST_ADOPTED,
+            next_adopted: 0,
             unexplained: BTreeMap::new(),
             lifts: VecDeque::new(),
-            terminals: BTreeMap::new(),
-            terminal_names: BTreeMap::new(),
-            next_terminal: FIRST_TERMINAL,
-            watchers: BTreeMap::new(),
-            next_watcher: FIRST_WATCHER,
+            terminals: Terminals::default(),
             program: std::env::current_exe()?,
             replacing: None,
             replacements: 0,
@@ -151,9 +141,10 @@ impl Control {
         self.on_time();
         self.release_parent();
         self.rewrite_ledger()?;
-        for token in [LISTENER, SIGNALS, TIMER] {
-            self.watch(token)?;
-        }
+        let poller = &self.poller;
+        poller.add(Token::Listener, &self.listener, EventFlags::IN)?;
+        poller.add(Token::Signals, &self.signals, EventFlags::IN)?;
+        poller.add(Token::Timer, &self.timer, EventFlags::IN)?;
         if self.fence.is_closed() {
             // Starts from the replaced program: they have waited for too long.
             self.interrupt_starts();
@@ -166,7 +157,7 @@ impl Control {
         self.ensure_launcher()?;
         self.ensure_sweeper()?;
         self.launching.flush();
-        self.update_interest(LAUNCHER);
+        self.update_launcher();
         self.unprotected = protect();
         // Signals of children that ended in between were lost.
         self.reap_all()
