@@ -1,3 +1,16 @@
+//! The containers part: from the order to start each until its end is acknowledged.
+//!
+//! ```text
+//!             cloned                  its program runs                reaped, or explained
+//! launching ─────────▶ child ───────────────────────────▶ running ───────────────────────▶ ended
+//!     │                  └── its start fails: discarded, reaped without a report             │
+//!     └── another program reports its process: running                 acknowledged: forgotten ◀┘
+//! ```
+//! A child that ends before the launcher's report of its beginning is kept until that report.
+
+mod adopted;
+mod kills;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::ops::Bound;
@@ -6,8 +19,11 @@ use std::path::PathBuf;
 use conman_linux::{Ended, PidFd, Signal};
 use serde::{Deserialize, Serialize};
 
+use crate::effect::Effect;
 use crate::protocol::{ContainerState, ContainerView, PAGE};
 use crate::sweeper::BoundedLog;
+use adopted::Adopted;
+use kills::PendingKills;
 
 /// Ends that came before the launcher's report of the beginning. Each belongs to a start under way, so
 /// the number of starts bounds them.
@@ -37,9 +53,11 @@ pub(crate) struct Container {
     /// Whether a client ordered its freezing.
     pub(crate) frozen: bool,
     /// Another program starts it.
-    pub(crate) foreign: bool,
+    #[serde(rename = "foreign")]
+    pub(crate) external: bool,
     /// It must be killed, with every process that appears of a start by another program.
-    pub(crate) doomed: bool,
+    #[serde(rename = "doomed")]
+    pub(crate) kill_pending: bool,
     /// The fence kills it; no client ordered that.
     pub(crate) fenced: bool,
     /// Its CPU limit is lifted, or will be.
@@ -68,8 +86,8 @@ impl Container {
             log: None,
             state: ContainerState::Launching,
             frozen: false,
-            foreign: false,
-            doomed: false,
+            external: false,
+            kill_pending: false,
             fenced: false,
             is_lifted: false,
             held: None,
@@ -91,7 +109,7 @@ impl Container {
 
     /// Whether another program may start it, or has, without having reported it.
     pub(crate) fn may_appear(&self) -> bool {
-        self.foreign && self.state == ContainerState::Launching
+        self.external && self.state == ContainerState::Launching
     }
 
     /// A copy for the program that replaces this one; the pidfd is passed separately.
@@ -106,8 +124,8 @@ impl Container {
             log: self.log.clone(),
             state: self.state,
             frozen: self.frozen,
-            foreign: self.foreign,
-            doomed: self.doomed,
+            external: self.external,
+            kill_pending: self.kill_pending,
             fenced: self.fenced,
             is_lifted: self.is_lifted,
             held: None,
@@ -133,7 +151,7 @@ impl Container {
             pid: self.pid,
             state: self.state,
             exec_in: self.exec_in.clone(),
-            foreign: self.foreign,
+            foreign: self.external,
             // One that was about to exit may have been first.
             fenced: self.fenced
                 && match self.state {
@@ -161,17 +179,19 @@ pub(crate) struct Containers {
     by_name: BTreeMap<String, Container>,
     names: HashMap<i32, String>,
     unclaimed: Unclaimed,
-    /// PIDs of failed starts: reaped and ignored.
-    doomed: BTreeSet<i32>,
+    /// PIDs of helpers and of failed starts: reaped and ignored.
+    only_reaped: BTreeSet<i32>,
+    adopted: Adopted,
+    kills: PendingKills,
 }
 
-/// Whose end it was.
+/// The child that ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reaped {
     Container(String),
-    /// A failed start's.
-    Doomed,
-    /// Of a child that is not known yet.
+    /// A helper, or a failed start's.
+    Ignored,
+    /// A child that is not known yet.
     Unknown,
 }
 
@@ -219,21 +239,21 @@ impl Containers {
     }
 
     /// Children that are only reaped.
-    pub(crate) fn doomed(&self) -> impl Iterator<Item = i32> {
-        self.doomed.iter().copied()
+    pub(crate) fn only_reaped(&self) -> impl Iterator<Item = i32> {
+        self.only_reaped.iter().copied()
     }
 
     /// A child that only helps to begin another one.
     pub(crate) fn helper(&mut self, pid: i32) {
         if self.unclaimed.remove(&pid).is_none() {
-            self.doomed.insert(pid);
+            self.only_reaped.insert(pid);
         }
     }
 
     /// A child was reaped; its PID may be reused from now on.
     pub(crate) fn reaped(&mut self, pid: i32, ended: Ended) -> Reaped {
-        if self.doomed.remove(&pid) {
-            return Reaped::Doomed;
+        if self.only_reaped.remove(&pid) {
+            return Reaped::Ignored;
         }
         let Some(name) = self.names.remove(&pid) else {
             return Reaped::Unknown;
@@ -258,7 +278,7 @@ impl Containers {
     pub(crate) fn discard(&mut self, name: &str) -> Option<Container> {
         let container = self.by_name.remove(name)?;
         if container.held.is_none() && self.names.remove(&container.pid).is_some() {
-            self.doomed.insert(container.pid);
+            self.only_reaped.insert(container.pid);
         }
         Some(container)
     }
@@ -269,6 +289,124 @@ impl Containers {
             return None;
         }
         self.by_name.remove(name)
+    }
+
+    /// Pidfds of containers that are no children, by name.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (&String, &PidFd)> {
+        let all = self.by_name.iter();
+        all.filter_map(|(name, one)| one.held.as_ref().map(|process| (name, process)))
+    }
+
+    /// Returns the number under which the pidfd of one that is no child is to be polled.
+    pub(crate) fn number_pidfd(&mut self, name: &str) -> u64 {
+        self.adopted.add(name)
+    }
+
+    /// The pidfd of one that is no child is readable. Returns the pidfd: it stays readable.
+    pub(crate) fn adopted_died(&mut self, number: u64, now_ns: u64) -> Option<&PidFd> {
+        let name = self.adopted.died(number, now_ns)?;
+        self.by_name.get(&name)?.held.as_ref()
+    }
+
+    /// Determines how those that are dead ended, by `how_ended`, which may know it later.
+    pub(crate) fn end_adopted(
+        &mut self,
+        now_ns: u64,
+        how_ended: impl Fn(&Container) -> Option<Ended>,
+    ) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for death in self.adopted.due(now_ns) {
+            if let Some(container) = self.by_name.get_mut(&death.name) {
+                container.state = match how_ended(container) {
+                    Some(ended) => ended.into(),
+                    // Its new parent may be reaping it now.
+                    None if !death.is_last => continue,
+                    None => ContainerState::Lost,
+                };
+                container.held = None;
+                effects.push(Effect::ReportEnd(death.name.clone()));
+            }
+            self.adopted.ended(&death.name);
+        }
+        effects
+    }
+
+    /// Whether no start by another program has to be killed.
+    pub(crate) fn has_no_pending_kills(&self) -> bool {
+        self.kills.is_empty()
+    }
+
+    /// Kills every process that appears of a start by another program.
+    pub(crate) fn kill_as_it_appears(&mut self, name: &str) {
+        self.kills.add_appearing(name);
+    }
+
+    /// A client ordered its death. Under an armed fence the kill is repeated until it is dead, and of a start
+    /// by another program everything is killed that appears; a later shim continues both. Returns whether that
+    /// is to be recorded.
+    pub(crate) fn kill_ordered(&mut self, name: &str, fence_armed: bool) -> bool {
+        let Some(container) = self.by_name.get_mut(name) else {
+            return false;
+        };
+        let may_appear = container.may_appear();
+        if container.kill_pending || !(may_appear || fence_armed) {
+            return false;
+        }
+        container.kill_pending = true;
+        if may_appear {
+            self.kills.add_appearing(name);
+        }
+        true
+    }
+
+    /// The fence kills it. Returns whether only the fence does, which is to be recorded so that even a later
+    /// shim reports its end as such: not one whose death a client ordered, nor one that is dead already.
+    pub(crate) fn killed_by_fence(&mut self, name: &str) -> bool {
+        let is_dead = self.adopted.is_dead(name);
+        let Some(container) = self.by_name.get_mut(name) else {
+            return false;
+        };
+        if is_dead || !container.is_alive() || container.kill_pending || container.fenced {
+            return false;
+        }
+        container.fenced = true;
+        true
+    }
+
+    /// SIGKILL was sent to it: its CPU limit is lifted unless it dies soon. A command stays under its
+    /// container's limit.
+    pub(crate) fn kill_sent(&mut self, name: &str, now_ns: u64) {
+        let Some(container) = self.by_name.get_mut(name) else {
+            return;
+        };
+        if container.exec_in.is_some() || container.external || container.is_lifted {
+            return;
+        }
+        container.is_lifted = true;
+        self.kills.lift_cpu_limit_later(name, now_ns);
+    }
+
+    /// What is due of the kills under way.
+    pub(crate) fn continue_kills(&mut self, now_ns: u64) -> Vec<Effect> {
+        let containers = &self.by_name;
+        let may_appear = |name: &str| containers.get(name).is_some_and(Container::may_appear);
+        let appearing = self.kills.appearing(now_ns, may_appear).iter();
+        let mut effects: Vec<Effect> = appearing.cloned().map(Effect::KillAppeared).collect();
+        while let Some(name) = self.kills.next_cpu_limit(now_ns) {
+            if let Some(container) = containers.get(&name)
+                && container.is_alive()
+            {
+                let cgroup = container.cgroup.clone();
+                effects.push(Effect::LiftCpuLimit { cgroup });
+            }
+        }
+        effects
+    }
+
+    /// When [`Containers::end_adopted`] or [`Containers::continue_kills`] is due.
+    pub(crate) fn next_due_ns(&self) -> Option<u64> {
+        let due = [self.adopted.next_due_ns(), self.kills.next_due_ns()];
+        due.into_iter().flatten().min()
     }
 
     /// One page in the order of names, and whether there are more.
@@ -340,8 +478,63 @@ mod tests {
         let mut all = Containers::default();
         let _ = all.begin("a".to_owned(), container(7));
         assert!(all.discard("a").is_some());
-        assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Doomed);
+        assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Ignored);
         assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Unknown);
+    }
+
+    #[test]
+    fn one_that_is_no_child_ends_with_its_status_or_lost_at_last() {
+        let mut all = Containers::default();
+        for name in ["a", "b"] {
+            let number = all.number_pidfd(name);
+            all.adopt(name.to_owned(), container(7));
+            assert!(all.adopted_died(number, 0).is_none(), "a test has no pidfd");
+        }
+        all.get_mut("a").expect("known").pid = 1;
+        let exited = |container: &Container| (container.pid == 1).then_some(Ended::Exited(3));
+        let ended = |name: &str| vec![Effect::ReportEnd(name.to_owned())];
+        assert_eq!(all.end_adopted(0, exited), ended("a"));
+        let mut effects = Vec::new();
+        while let Some(now_ns) = all.next_due_ns() {
+            effects.extend(all.end_adopted(now_ns, exited));
+        }
+        assert_eq!(effects, ended("b"));
+        assert_eq!(all.by_name["a"].state, ContainerState::Exited { code: 3 });
+        assert_eq!(all.by_name["b"].state, ContainerState::Lost);
+    }
+
+    #[test]
+    fn a_start_by_another_program_is_killed_as_it_appears_and_recorded_once() {
+        let mut all = Containers::default();
+        let mut start = Container::starting("/conman-x/a", None, None, None);
+        start.external = true;
+        all.adopt("a".to_owned(), start);
+        assert!(all.kill_ordered("a", false));
+        assert!(!all.kill_ordered("a", false));
+        let kill = [Effect::KillAppeared("a".to_owned())];
+        assert_eq!(all.continue_kills(0), kill);
+        all.get_mut("a").expect("known").state = ContainerState::Lost;
+        assert_eq!(all.continue_kills(1), []);
+        assert!(all.has_no_pending_kills());
+    }
+
+    #[test]
+    fn the_fence_claims_only_kills_that_no_client_ordered() {
+        let mut all = Containers::default();
+        for (pid, name) in [(7, "a"), (8, "b")] {
+            let _ = all.begin(name.to_owned(), container(pid));
+        }
+        assert!(all.kill_ordered("a", true));
+        assert!(!all.killed_by_fence("a"));
+        assert!(all.killed_by_fence("b"));
+        assert!(!all.killed_by_fence("b"));
+        all.kill_sent("b", 0);
+        let due_ns = all.next_due_ns().expect("its limit is lifted later");
+        let cgroup = "/conman-x/a".to_owned();
+        assert_eq!(
+            all.continue_kills(due_ns),
+            [Effect::LiftCpuLimit { cgroup }]
+        );
     }
 
     #[test]

@@ -1,35 +1,44 @@
 //! The shim's main thread.
 //!
-//! It waits in one epoll for clients, the launcher, deaths of children and the fence's timer. It writes
-//! only to non-blocking sockets and to cgroupfs; everything that may wait on a disk or on rtnl is the
-//! launcher's work.
+//! It waits in one epoll for clients, the launcher, deaths of children and the timer. It writes only to
+//! non-blocking sockets, to the state file in memory and to cgroupfs; everything that may wait on a disk
+//! or on rtnl is the launcher's work.
+//!
+//! ```text
+//!                 events                                   effects
+//! epoll, timer ───────────▶ a part: clients, containers, ───────────▶ other parts, cgroups,
+//!                           fence, terminals, replacement             state file
+//! ```
+//! Each part has its state in a module of its own and reaches into no other; it returns what its change
+//! means for the others as [`crate::effect::Effect`]. [`Control`] owns the parts, passes events to them
+//! and carries out their effects. What needs several parts, such as a start, is a method of [`Control`].
 
 mod adopting;
+mod cgroup_orders;
 mod children;
 mod clients;
-mod dying;
+mod effects;
 mod ending;
+mod external;
 mod fence_orders;
 mod fencing;
-mod foreign;
-mod keeping;
 mod logs;
 mod poller;
+mod recording;
 mod recovering;
-mod renewing;
+mod replacement;
 mod replacing;
 mod requests;
 mod setting_up;
+mod starts;
 mod terminals;
 mod timer;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 
-use conman_linux::{Freezer, SoleThread};
+use conman_linux::SoleThread;
 use nix::sys::signalfd::SignalFd;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -37,61 +46,47 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::containers::Containers;
-use crate::fence::DeadMan;
+use crate::fence::DeadManFence;
 use crate::forbidden_starts::ForbiddenStarts;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
 use crate::ledger::Ledger;
 use crate::options::ShimOptions;
-use crate::protocol::{CallError, FenceState, LaunchError, Message, Reply};
+use crate::protocol::{CallError, LaunchError, Message, Reply};
 use crate::spec::SpecError;
 use crate::sweeper::Sweeper;
+use cgroup_orders::CgroupOrders;
 use clients::Clients;
 use poller::{Poller, Token};
+use replacement::Replacement;
 use terminals::Terminals;
 use timer::Timer;
 
 /// Messages of one client that are answered before the next client's turn.
 const MESSAGES_A_TURN: usize = 64;
 
-/// The shim's whole state.
+/// The parts, and what they share.
 #[derive(Debug)]
 pub(crate) struct Control {
     options: ShimOptions,
     sole: SoleThread,
     poller: Poller,
+    timer: Timer,
     listener: OwnedFd,
     signals: SignalFd,
-    timer: Timer,
-    freezer: Freezer,
-    fence: DeadMan,
-    /// Containers that were ordered to freeze and are not proven frozen.
-    unverified: BTreeSet<String>,
-    condemned_early: ForbiddenStarts,
-    /// Names of starts by other programs; all their processes are killed.
-    doomed: BTreeSet<String>,
-    /// The state that subscribers got last.
-    told_fence: FenceState,
-    ids: IdRanges,
+    lock: File,
+    buffer: Vec<u8>,
+    cgroups: CgroupOrders,
+    ledger: Ledger,
+    fence: DeadManFence,
     containers: Containers,
+    forbidden_starts: ForbiddenStarts,
+    ids: IdRanges,
     launching: Launching,
     sweeper: Sweeper,
     clients: Clients,
-    buffer: Vec<u8>,
-    lock: File,
-    ledger: Ledger,
-    /// Names by the tokens of their pidfds.
-    adopted: BTreeMap<u64, String>,
-    next_adopted: u64,
-    /// Dead containers whose exit status is not available yet, and since when.
-    unexplained: BTreeMap<String, adopting::Unexplained>,
-    /// Killed containers, and when their CPU limit is lifted unless they are dead.
-    lifts: VecDeque<(u64, String)>,
     terminals: Terminals,
-    /// The program's path at its start; the file may have been replaced since.
-    program: PathBuf,
-    replacing: Option<replacing::Replacing>,
-    replacements: u32,
+    replacement: Replacement,
     /// It was ordered to end, and waits until nothing runs, or until this time.
     ending_until_ns: Option<u64>,
     /// Protections of the fence against a shortage of memory that are missing.
@@ -102,6 +97,7 @@ impl Control {
     /// Serves until SIGTERM and, if the fence is armed, until nothing runs. Containers survive.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         loop {
+            self.set_timer();
             for (token, flags) in self.poller.wait()? {
                 match token {
                     Token::Listener => self.clients.accept(&self.poller, &self.listener),
@@ -113,7 +109,12 @@ impl Control {
                     Token::Timer => self.on_time(),
                     Token::Launcher => self.take_reports(),
                     Token::Sweeper => self.serve_sweeper(),
-                    Token::Candidate => self.hear_candidate(),
+                    Token::Candidate => {
+                        let replacement = &mut self.replacement;
+                        let effects =
+                            replacement.candidate_answered(&mut self.buffer, boottime_ns());
+                        self.carry_out(effects);
+                    }
                     Token::Client(client) => self.serve(client, flags),
                     Token::Adopted(number) => self.adopted_died(number),
                     Token::Terminal(number) => self.terminals.serve(&self.poller, number),
@@ -130,28 +131,26 @@ impl Control {
         }
     }
 
-    /// Carries out what is due, and sets the timer for what comes next.
+    /// Carries out what is due.
     fn on_time(&mut self) {
         self.timer.clear();
         self.fence_on_time();
-        self.kill_doomed();
-        self.explain_deaths();
-        self.lift_due_limits();
-        self.give_up_replacing_in_time();
-        self.set_timer();
+        let effects = self.containers.continue_kills(boottime_ns());
+        self.carry_out(effects);
+        self.end_adopted();
+        let effects = self.replacement.on_time(boottime_ns());
+        self.carry_out(effects);
+        self.launching.flush();
     }
 
     fn set_timer(&mut self) {
-        let now = boottime_ns();
-        let next = [
-            self.next_fence_ns(now),
-            self.next_kill_ns(now),
-            self.next_look_ns(),
-            self.next_lift_ns(),
-            self.replacing.as_ref().map(replacing::Replacing::until_ns),
+        let due = [
+            self.fence.next_due_ns(boottime_ns()),
+            self.containers.next_due_ns(),
+            self.replacement.next_due_ns(),
             self.ending_until_ns,
         ];
-        self.timer.set(next.into_iter().flatten().min());
+        self.timer.set(due.into_iter().flatten().min());
     }
 
     /// Polls the launcher for writability only while orders wait.

@@ -76,7 +76,7 @@ impl Pending {
         let scratch = own.map(|own| own.scratch.clone());
         let mut container = Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone());
         container.log = own.and_then(|own| own.log.clone());
-        container.doomed = self.killed;
+        container.kill_pending = self.killed;
         container
     }
 }
@@ -443,7 +443,7 @@ impl Launching {
 
     /// Remembers to notify clients about the end of what a start may have left, which is being killed
     /// already. Returns what to record for it, with its ticket; `None` when nothing is left.
-    pub(crate) fn tell_when_swept(&mut self, name: &str) -> Option<(u64, Left)> {
+    pub(crate) fn report_when_swept(&mut self, name: &str) -> Option<(u64, Left)> {
         let mut all = self.sweeps.iter_mut();
         let (ticket, left) = all.find(|(_, left)| left.name.as_deref() == Some(name))?;
         left.killed = true;

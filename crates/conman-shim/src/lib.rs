@@ -34,6 +34,7 @@ mod client;
 mod connection;
 mod containers;
 mod control;
+mod effect;
 mod fence;
 mod forbidden_starts;
 mod handover;
@@ -50,10 +51,10 @@ mod security_page;
 mod seqpacket;
 pub mod socket;
 mod spec;
+mod state_lock;
 mod sweeper;
 mod terminal;
 mod terminal_modes;
-mod turn;
 
 use std::fs::File;
 

@@ -79,7 +79,7 @@ impl Control {
                 }
                 // Another program is starting it, or it is ending.
                 Some(Err(_)) | None => Container {
-                    foreign: true,
+                    external: true,
                     ..Container::starting(&cgroup, None, None, None)
                 },
             };
@@ -113,8 +113,8 @@ impl Control {
         let started = Container::starting(cgroup, ids, None, None);
         let container = Container {
             state: ContainerState::Running,
-            // Foreign containers have no range of ids.
-            foreign: ids.is_none(),
+            // External containers have no range of ids.
+            external: ids.is_none(),
             ..started.begun(init, identity.start_time_ticks)
         };
         Ok((container, process))

@@ -1,4 +1,4 @@
-//! Clients' requests, other than those to the fence.
+//! Clients' requests, other than starts and those to the fence.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,15 +7,11 @@ use conman_core::ownership::FenceEvent;
 use conman_linux::Signal;
 use rustix::io::Errno;
 
-use super::{Control, full, host_error, open_child, spec_error};
-use crate::containers::{Container, MAX_CONTAINERS};
+use super::{Control, boottime_ns, host_error, open_child};
+use crate::containers::Container;
 use crate::fence::slot;
-use crate::ids::SHARED_IDS;
-use crate::launcher::{Command, Order, Start};
-use crate::launching::{Own, Pending};
 use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION};
-use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec, check_name};
-use crate::sweeper::BoundedLog;
+use crate::spec::check_name;
 
 impl Control {
     /// Descriptors that the request does not use are closed.
@@ -61,7 +57,7 @@ impl Control {
                 self.subscribe(client, call.id);
                 return;
             }
-            other => self.carry_out(other),
+            other => self.answer_now(other),
         };
         let reply = outcome.unwrap_or_else(|error| Reply::Failed { error });
         self.reply(client, call.id, reply, None);
@@ -79,13 +75,13 @@ impl Control {
             version: VERSION,
             pid: rustix::process::getpid().as_raw_nonzero().get(),
             features: self.launching.features.clone(),
-            replacements: self.replacements,
+            replacements: self.replacement.count(),
             unprotected: self.unprotected.clone(),
             freeze_ms: self.fence.freeze_ms(),
         })
     }
 
-    fn carry_out(&mut self, request: Request) -> Result<Reply, CallError> {
+    fn answer_now(&mut self, request: Request) -> Result<Reply, CallError> {
         match request {
             Request::List { after } => {
                 let (containers, more) = self.containers.page(after.as_deref());
@@ -139,173 +135,6 @@ impl Control {
         }
     }
 
-    pub(super) fn begin_launch(
-        &mut self,
-        client: u64,
-        call: u64,
-        spec: LaunchSpec,
-        binds: Vec<OwnedFd>,
-    ) -> Result<(), CallError> {
-        let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
-        checked.map_err(spec_error)?;
-        let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
-        if !below.is_some_and(|rest| rest.starts_with('/')) {
-            return Err(host_error("launch", &spec.name)(io::Error::other(
-                "its cgroup is not below the fence's",
-            )));
-        }
-        self.admit(&spec.name, None)?;
-        let name = spec.name.clone();
-        if !self.change(FenceEvent::Open(slot(&name))) {
-            return Err(CallError::Fenced);
-        }
-        let begun = self.begin_admitted(client, call, spec, binds);
-        if let Err((_, name)) = &begun {
-            let name = || name.clone();
-            self.change(FenceEvent::StartOver(slot(&name())));
-            self.change(FenceEvent::Forget(slot(&name())));
-        }
-        begun.map_err(|(error, _)| error)
-    }
-
-    /// The fence has opened its slot. An error comes with the name.
-    fn begin_admitted(
-        &mut self,
-        client: u64,
-        call: u64,
-        spec: LaunchSpec,
-        binds: Vec<OwnedFd>,
-    ) -> Result<(), (CallError, String)> {
-        let ids = if spec.root.shared_ids {
-            Some(SHARED_IDS)
-        } else {
-            self.ids.take()
-        };
-        let ids = ids.ok_or_else(|| (full("ranges of ids"), spec.name.clone()))?;
-        let mut fds = binds;
-        if let Some(size) = spec.terminal {
-            let owner = (ids + spec.program.uid, ids + spec.program.gid);
-            match self
-                .terminals
-                .open(&self.poller, &spec.name, size, Some(owner))
-            {
-                Ok(slave) => fds.insert(0, slave),
-                Err(error) => {
-                    self.ids.give_back(ids);
-                    return Err((error, spec.name));
-                }
-            }
-        }
-        let own = Own {
-            ids,
-            scratch: spec.root.scratch.clone(),
-            log: spec.terminal.is_none().then(|| BoundedLog {
-                path: spec.log.clone(),
-                bytes: spec.log_bytes.unwrap_or(LOG_BYTES),
-            }),
-        };
-        let name = spec.name.clone();
-        let pending = Pending {
-            client,
-            call,
-            name: name.clone(),
-            cgroup: spec.cgroup.clone(),
-            own: Some(own),
-            exec_in: None,
-            killed: false,
-            pidfd: None,
-        };
-        let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
-        // If the shim dies during the start, its successor must find the record.
-        let taken = self
-            .keep_start(&pending)
-            .and_then(|()| self.launching.order(pending, fds, order));
-        if let Err(error) = taken {
-            self.ids.give_back(ids);
-            self.forget(&name);
-            return Err((host_error("launch", &name)(error), name));
-        }
-        Ok(())
-    }
-
-    pub(super) fn begin_exec(
-        &mut self,
-        client: u64,
-        call: u64,
-        mut spec: ExecSpec,
-        mut streams: Vec<OwnedFd>,
-    ) -> Result<(), CallError> {
-        let checked = spec
-            .check()
-            .and_then(|()| spec.check_streams(streams.len()));
-        checked.map_err(spec_error)?;
-        self.admit(&spec.name, Some(&spec.container))?;
-        let container = self.container(&spec.container)?;
-        if container.frozen {
-            // The process that enters it would freeze.
-            return Err(host_error("execute", &spec.name)(io::Error::other(
-                "its container is frozen",
-            )));
-        }
-        let cgroup = container.cgroup.clone();
-        let owner = container.ids;
-        let owner = owner.map(|ids| (ids + spec.program.uid, ids + spec.program.gid));
-        let (_, init) = self.hold(&spec.container)?;
-        let name = spec.name.clone();
-        if let Some(size) = spec.kept_terminal {
-            let slave = self.terminals.open(&self.poller, &name, size, owner)?;
-            spec.terminal = true;
-            let copies = [slave.try_clone(), slave.try_clone()];
-            streams.push(slave);
-            for copy in copies {
-                streams.push(copy.map_err(host_error("open a terminal for", &name))?);
-            }
-        }
-        let pending = Pending {
-            client,
-            call,
-            name: name.clone(),
-            cgroup: cgroup.clone(),
-            own: None,
-            exec_in: Some(spec.container.clone()),
-            killed: false,
-            pidfd: None,
-        };
-        let fds = std::iter::once(init).chain(streams).collect();
-        let order = |ticket| {
-            Order::Exec(Box::new(Command {
-                ticket,
-                cgroup,
-                owner,
-                spec,
-            }))
-        };
-        let taken = self.launching.order(pending, fds, order);
-        if taken.is_err() {
-            self.terminals.close(&name);
-        }
-        taken.map_err(host_error("execute", &name))
-    }
-
-    /// Checks that a container of this name may begin, or a command in a container.
-    pub(super) fn admit(&mut self, name: &str, exec_in: Option<&str>) -> Result<(), CallError> {
-        if self.fence.is_closed() {
-            return Err(CallError::Fenced);
-        }
-        if self.containers.get(name).is_some() || self.launching.is_starting(name) {
-            return Err(CallError::Exists {
-                name: name.to_owned(),
-            });
-        }
-        if let Some(what) = self.launching.lacks_room(exec_in) {
-            return Err(full(what));
-        }
-        if self.containers.len() >= MAX_CONTAINERS {
-            return Err(full("containers"));
-        }
-        self.ensure_launcher().map_err(host_error("launch", name))
-    }
-
     /// A living container, not a command in one.
     pub(super) fn container(&self, name: &str) -> Result<&Container, CallError> {
         match self.living(name) {
@@ -347,24 +176,7 @@ impl Control {
     }
 
     pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
-        if container.may_appear() {
-            // A process that appears in it later never runs.
-            let frozen = self.freezer.freeze(&container.cgroup);
-            let killed = frozen.and_then(|()| self.freezer.kill_frozen(&container.cgroup));
-            return killed.and(self.kill_strays(container));
-        }
-        // A frozen process dies only once thawed, and must not run then.
-        let by_cgroup = !self.freezer.dies_frozen()
-            && container.exec_in.is_none()
-            && (container.frozen
-                || self.fence.is_armed()
-                || self.freezer.is_frozen(&container.cgroup).unwrap_or(true));
-        if by_cgroup || container.foreign {
-            // A new process may not have joined its cgroup, and a foreign container's may never have.
-            let signalled = container.signal(Signal::KILL);
-            return self.freezer.kill(&container.cgroup).and(signalled);
-        }
-        container.signal(Signal::KILL)
+        self.cgroups.kill(container, self.fence.is_armed())
     }
 
     /// Kills it, and while the fence is armed repeats that until it is dead.
@@ -376,24 +188,22 @@ impl Control {
             return Ok(Reply::Done);
         }
         if self.containers.get(&name).is_none()
-            && (self.launching.kill_when_begun(&name) || self.tell_when_swept(&name))
+            && (self.launching.kill_when_begun(&name) || self.report_when_swept(&name))
         {
             self.change(FenceEvent::Condemn(slot(&name)));
-            self.set_timer();
             return Ok(Reply::Done);
         }
         if self.containers.get(&name).is_none() {
-            self.condemn_early(&name);
+            self.forbid_start(&name);
         }
         let container = self.living(&name)?;
         let killed = self.kill(container);
-        self.lift_limit_later(&name);
-        self.doom(&name);
+        self.containers.kill_sent(&name, boottime_ns());
+        self.kill_ordered(&name);
         killed.map_err(host_error("kill", &name))?;
         let container = self.living(&name)?;
         if container.exec_in.is_none() {
             self.change(FenceEvent::Condemn(slot(&name)));
-            self.set_timer();
         }
         Ok(Reply::Done)
     }
@@ -401,18 +211,25 @@ impl Control {
     /// Its start may have been ordered already and may arrive later. Another node may own the session then,
     /// so it must never begin, even if a later shim gets the order. A name is used for only one start. With
     /// an unarmed fence there is no other owner.
-    fn condemn_early(&mut self, name: &str) {
+    fn forbid_start(&mut self, name: &str) {
         if !self.fence.is_armed()
             || check_name(name).is_err()
-            || self.condemned_early.contains(name)
+            || self.forbidden_starts.contains(name)
         {
             return;
         }
-        if let Some(oldest) = self.condemned_early.add(name.to_owned()) {
+        if let Some(oldest) = self.forbidden_starts.add(name.to_owned()) {
             self.change(FenceEvent::Forget(slot(&oldest)));
         }
-        self.keep_condemned(name);
+        self.record_forbidden(name);
         self.change(FenceEvent::Condemn(slot(name)));
+    }
+
+    /// Records that it must be killed, by the fence or as its processes appear.
+    fn kill_ordered(&mut self, name: &str) {
+        if self.containers.kill_ordered(name, self.fence.is_armed()) {
+            self.record(name);
+        }
     }
 
     pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
@@ -430,10 +247,10 @@ impl Control {
             }
         }
         for name in killed {
-            self.lift_limit_later(&name);
+            self.containers.kill_sent(&name, boottime_ns());
         }
         for name in appearing {
-            self.doom(&name);
+            self.kill_ordered(&name);
         }
         failed.map_or(Ok(Reply::Done), Err)
     }
@@ -450,12 +267,12 @@ impl Control {
     pub(super) fn freeze(&mut self, name: &str) -> Result<Reply, CallError> {
         let cgroup = self.container(name)?.cgroup.clone();
         let error = |error| host_error("freeze", name)(error);
-        self.freezer.freeze(&cgroup).map_err(error)?;
+        self.cgroups.freezer.freeze(&cgroup).map_err(error)?;
         if let Some(container) = self.containers.get_mut(name) {
             container.frozen = true;
         }
-        self.keep(name);
-        let verified = self.freezer.is_frozen(&cgroup).map_err(error)?;
+        self.record(name);
+        let verified = self.cgroups.freezer.is_frozen(&cgroup).map_err(error)?;
         Ok(Reply::Frozen { verified })
     }
 
@@ -464,13 +281,14 @@ impl Control {
         if self.fence.is_closed() {
             return Err(CallError::Fenced);
         }
-        self.freezer
+        self.cgroups
+            .freezer
             .thaw(&cgroup)
             .map_err(host_error("thaw", name))?;
         if let Some(container) = self.containers.get_mut(name) {
             container.frozen = false;
         }
-        self.keep(name);
+        self.record(name);
         Ok(Reply::Done)
     }
 
@@ -494,11 +312,5 @@ impl Control {
             }
         }
         Ok(Reply::Done)
-    }
-
-    pub(super) fn give_back(&mut self, ids: Option<u32>) {
-        if let Some(ids) = ids {
-            self.ids.give_back(ids);
-        }
     }
 }
