@@ -41,11 +41,10 @@ use std::os::fd::OwnedFd;
 use conman_linux::SoleThread;
 use nix::sys::signalfd::SignalFd;
 use rustix::event::epoll::EventFlags;
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::containers::Containers;
+use crate::containers::{Containers, child_pid};
 use crate::fence::DeadManFence;
 use crate::forbidden_starts::ForbiddenStarts;
 use crate::ids::IdRanges;
@@ -183,13 +182,6 @@ impl Control {
     fn publish(&mut self, message: &Message) {
         self.clients.publish(&self.poller, message);
     }
-}
-
-fn child_pid(pid: i32) -> io::Result<Pid> {
-    let positive = Some(pid).filter(|pid| *pid > 0);
-    positive
-        .and_then(Pid::from_raw)
-        .ok_or_else(|| Errno::SRCH.into())
 }
 
 /// Only for a child that has not been reaped: its PID is not reused.

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use conman_linux::{Features, PidFd, SoleThread};
 use serde::{Deserialize, Serialize};
@@ -27,9 +26,6 @@ const MAX_COMMANDS_UNDER_WAY: usize = 8;
 
 /// Commands of one container that wait or are under way; more are refused.
 const MAX_COMMANDS_OF_ONE: usize = 64;
-
-/// Bound on the death of a launcher that may be waiting for a disk.
-const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A start that has not been answered.
 #[derive(Debug, Serialize, Deserialize)]
@@ -452,13 +448,8 @@ impl Launching {
 
     /// Kills and reaps the launcher because the shim ends; its work ends with it.
     pub(crate) fn stop(&mut self) {
-        let Some((process, _)) = self.process.take() else {
-            return;
-        };
-        let pid = rustix::process::Pid::from_raw(process.pid());
-        if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
-            // It may have been reaped already.
-            let _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+        if let Some((process, _)) = self.process.take() {
+            launcher::stop(&process);
         }
     }
 

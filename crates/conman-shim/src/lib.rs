@@ -45,6 +45,7 @@ mod ledger;
 mod log_file;
 mod options;
 mod protocol;
+mod seccomp_filter;
 mod seccomp_profile;
 #[cfg(test)]
 mod security_page;

@@ -37,9 +37,6 @@ const BLOCK: u64 = 4_096;
 /// The unit of `st_blocks` (stat(3type)).
 const BLOCKS_OF: u64 = 512;
 
-/// Bound on the death of a sweeper that may be waiting for a disk.
-const STOP_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// A log and its bound.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BoundedLog {
@@ -147,13 +144,8 @@ impl Sweeper {
 
     /// Kills and reaps it, because the shim or its program ends.
     pub(crate) fn stop(&mut self) {
-        let Some((process, _)) = self.process.take() else {
-            return;
-        };
-        let pid = rustix::process::Pid::from_raw(process.pid());
-        if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
-            // It may have been reaped already.
-            let _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+        if let Some((process, _)) = self.process.take() {
+            launcher::stop(&process);
         }
     }
 }

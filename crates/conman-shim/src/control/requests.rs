@@ -13,54 +13,92 @@ use crate::fence::slot;
 use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION};
 use crate::spec::check_name;
 
+/// How a request is answered.
+enum Answer {
+    Now(Reply),
+    WithFd(Reply, OwnedFd),
+    /// It is answered already, or when it is done.
+    Elsewhere,
+}
+
 impl Control {
     /// Descriptors that the request does not use are closed.
     pub(super) fn answer(&mut self, client: u64, call: Call, fds: Vec<OwnedFd>) {
-        let outcome = match call.request {
-            Request::Hello { version } => self.greet(client, version),
-            _ if !self.clients.is_greeted(client) => Err(CallError::NoHello),
-            Request::Launch(spec) => match self.begin_launch(client, call.id, *spec, fds) {
-                // Answered when it has begun.
-                Ok(()) => return,
-                Err(error) => Err(error),
-            },
-            Request::Exec(spec) => match self.begin_exec(client, call.id, *spec, fds) {
-                // Answered when it has begun.
-                Ok(()) => return,
-                Err(error) => Err(error),
-            },
-            Request::Hold { name } => match self.hold(&name) {
-                Ok((pid, fd)) => {
-                    self.reply(client, call.id, Reply::Held { pid }, Some(fd));
-                    return;
-                }
-                Err(error) => Err(error),
-            },
-            Request::Attach { name, size, quiet } => {
-                match self.terminals.attach(&self.poller, &name, size, quiet) {
-                    Ok(fd) => {
-                        self.reply(client, call.id, Reply::Attached, Some(fd));
-                        return;
-                    }
-                    Err(error) => Err(error),
-                }
+        let id = call.id;
+        let (reply, fd) = match self.carry_out_request(client, call, fds) {
+            Ok(Answer::Now(reply)) => (reply, None),
+            Ok(Answer::WithFd(reply, fd)) => (reply, Some(fd)),
+            Ok(Answer::Elsewhere) => return,
+            Err(error) => (Reply::Failed { error }, None),
+        };
+        self.reply(client, id, reply, fd);
+    }
+
+    fn carry_out_request(
+        &mut self,
+        client: u64,
+        call: Call,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer, CallError> {
+        let id = call.id;
+        let reply = match call.request {
+            Request::Hello { version } => self.greet(client, version)?,
+            _ if !self.clients.is_greeted(client) => return Err(CallError::NoHello),
+            Request::Launch(spec) => {
+                self.begin_launch(client, id, *spec, fds)?;
+                return Ok(Answer::Elsewhere);
             }
-            Request::Appeared { name, pid } => self.appeared(&name, pid, fds),
+            Request::Exec(spec) => {
+                self.begin_exec(client, id, *spec, fds)?;
+                return Ok(Answer::Elsewhere);
+            }
             Request::Replace { program } => {
-                match self.begin_replacing(Some((client, call.id)), program) {
-                    // Answered by the new program.
-                    Ok(()) => return,
-                    Err(error) => Err(error),
-                }
+                self.begin_replacing(Some((client, id)), program)?;
+                return Ok(Answer::Elsewhere);
             }
             Request::Subscribe => {
-                self.subscribe(client, call.id);
-                return;
+                self.subscribe(client, id);
+                return Ok(Answer::Elsewhere);
             }
-            other => self.answer_now(other),
+            Request::Hold { name } => {
+                let (pid, fd) = self.hold(&name)?;
+                return Ok(Answer::WithFd(Reply::Held { pid }, fd));
+            }
+            Request::Attach { name, size, quiet } => {
+                let fd = self.terminals.attach(&self.poller, &name, size, quiet)?;
+                return Ok(Answer::WithFd(Reply::Attached, fd));
+            }
+            Request::Resize { name, size } => {
+                self.terminals.resize(&name, size)?;
+                Reply::Done
+            }
+            Request::List { after } => {
+                let (containers, more) = self.containers.page(after.as_deref());
+                Reply::Containers { containers, more }
+            }
+            Request::Find { name } => self.find(&name),
+            Request::Acknowledge { names } => self.acknowledge(&names)?,
+            Request::Kill { name } => self.kill_one(name)?,
+            Request::KillAll => self.kill_all()?,
+            Request::Signal { name, signal } => self.signal(&name, signal)?,
+            Request::Freeze { name } => self.freeze(&name)?,
+            Request::Thaw { name } => self.thaw(&name)?,
+            Request::Guard { name, cgroup } => self.guard(&name, &cgroup)?,
+            Request::Appeared { name, pid } => self.appeared(&name, pid, fds)?,
+            Request::NotStarted { name } => self.not_started(&name)?,
+            Request::Fence => self.fence_reply(),
+            Request::ExtendDeadline { until_boottime_ns } => {
+                self.extend_deadline(until_boottime_ns)
+            }
+            Request::FreezePatience { freeze_ms } => self.set_freeze_patience(freeze_ms),
+            Request::Disarm => self.disarm()?,
+            Request::FreezeAll => self.freeze_all(),
+            Request::Unfence {
+                until_boottime_ns,
+                names,
+            } => self.unfence(until_boottime_ns, names.as_deref())?,
         };
-        let reply = outcome.unwrap_or_else(|error| Reply::Failed { error });
-        self.reply(client, call.id, reply, None);
+        Ok(Answer::Now(reply))
     }
 
     fn greet(&mut self, client: u64, version: u32) -> Result<Reply, CallError> {
@@ -79,48 +117,6 @@ impl Control {
             unprotected: self.unprotected.clone(),
             freeze_ms: self.fence.freeze_ms(),
         })
-    }
-
-    fn answer_now(&mut self, request: Request) -> Result<Reply, CallError> {
-        match request {
-            Request::List { after } => {
-                let (containers, more) = self.containers.page(after.as_deref());
-                Ok(Reply::Containers { containers, more })
-            }
-            Request::Find { name } => Ok(self.find(&name)),
-            Request::Acknowledge { names } => self.acknowledge(&names),
-            Request::Kill { name } => self.kill_one(name),
-            Request::KillAll => self.kill_all(),
-            Request::Signal { name, signal } => self.signal(&name, signal),
-            Request::Freeze { name } => self.freeze(&name),
-            Request::Thaw { name } => self.thaw(&name),
-            Request::ExtendDeadline { until_boottime_ns } => {
-                Ok(self.extend_deadline(until_boottime_ns))
-            }
-            Request::FreezePatience { freeze_ms } => Ok(self.set_freeze_patience(freeze_ms)),
-            Request::Disarm => self.disarm(),
-            Request::FreezeAll => Ok(self.freeze_all()),
-            Request::Unfence {
-                until_boottime_ns,
-                names,
-            } => self.unfence(until_boottime_ns, names.as_deref()),
-            Request::Resize { name, size } => {
-                self.terminals.resize(&name, size)?;
-                Ok(Reply::Done)
-            }
-            Request::Guard { name, cgroup } => self.guard(&name, &cgroup),
-            Request::NotStarted { name } => self.not_started(&name),
-            Request::Fence => Ok(self.fence_reply()),
-            // Answered elsewhere.
-            Request::Hello { .. }
-            | Request::Launch(_)
-            | Request::Exec(_)
-            | Request::Hold { .. }
-            | Request::Appeared { .. }
-            | Request::Attach { .. }
-            | Request::Replace { .. }
-            | Request::Subscribe => Err(CallError::NoHello),
-        }
     }
 
     fn subscribe(&mut self, client: u64, id: u64) {

@@ -47,8 +47,10 @@ mod bind_owners;
 mod child;
 mod exec;
 mod launch;
+mod network;
 mod places;
 mod preparing;
+mod program;
 mod rootfs;
 mod sweeping;
 mod under_way;
@@ -57,7 +59,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conman_linux::{
     Capabilities, CloneOptions, Features, PidFd, Signal, SoleThread, set_effective,
@@ -65,8 +67,8 @@ use conman_linux::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::{
-    DumpableBehavior, Pid, Resource, Rlimit, getppid, getrlimit, set_parent_process_death_signal,
-    setrlimit,
+    DumpableBehavior, Pid, Resource, Rlimit, WaitOptions, getppid, getrlimit,
+    set_parent_process_death_signal, setrlimit, waitpid,
 };
 use serde::{Deserialize, Serialize};
 
@@ -88,6 +90,9 @@ const USER_LIMITS: [(Resource, u64); 3] = [
     (Resource::Msgqueue, 819_200),
     (Resource::Memlock, 8 << 20),
 ];
+
+/// Bound on the death of a helper process that may be waiting for a disk.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The shim's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -185,6 +190,15 @@ pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(Pid
     Ok((process, ours))
 }
 
+/// Kills and reaps the launcher or another helper of the shim.
+pub(crate) fn stop(process: &PidFd) {
+    let pid = Pid::from_raw(process.pid());
+    if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
+        // It may have been reaped already.
+        let _ = waitpid(pid, WaitOptions::NOHANG);
+    }
+}
+
 fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     prepare_process(shim, c"shim-launcher")?;
     // To open the namespaces of its clones; the shim does not have it.
@@ -229,15 +243,15 @@ impl Serving<'_> {
         if let Some(ticket) = self.launcher.sweep_a_little() {
             report(self.socket, &Report::Swept { ticket })?;
         }
-        let (ordered, heard) = self.wait()?;
+        let (ordered, reported) = self.wait()?;
         let now = Instant::now();
         // From the end, since finished ones leave the list.
         for index in (0..self.under_way.len()).rev() {
             let start = &mut self.under_way[index];
             let (socket, ticket) = (self.socket, start.ticket);
-            let outcome = if heard[index] {
+            let outcome = if reported[index] {
                 let mut cloned = |pid| report(socket, &Report::Cloned { ticket, pid });
-                start.hear(&mut self.buffer, &mut cloned)
+                start.receive(&mut self.buffer, &mut cloned)
             } else if start.left(now).is_zero() {
                 Some(Err(UnderWay::timed_out()))
             } else {
@@ -245,7 +259,7 @@ impl Serving<'_> {
             };
             if let Some(outcome) = outcome {
                 let start = self.under_way.swap_remove(index);
-                self.tell(start, outcome)?;
+                self.report_outcome(start, outcome)?;
             }
         }
         if ordered {
@@ -327,9 +341,13 @@ impl Serving<'_> {
         Ok(true)
     }
 
-    fn tell(&self, start: UnderWay, outcome: Result<Phases, LaunchError>) -> io::Result<()> {
+    fn report_outcome(
+        &self,
+        start: UnderWay,
+        outcome: Result<Phases, LaunchError>,
+    ) -> io::Result<()> {
         let ticket = start.ticket;
-        let told = match outcome {
+        let outcome = match outcome {
             Ok(phases) => Report::Running { ticket, phases },
             Err(error) => Report::Failed {
                 ticket,
@@ -337,7 +355,7 @@ impl Serving<'_> {
                 left: start.take_back(),
             },
         };
-        report(self.socket, &told)
+        report(self.socket, &outcome)
     }
 }
 
