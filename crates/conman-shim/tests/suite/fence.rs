@@ -3,7 +3,7 @@
 use std::fs;
 
 use conman_linux::Freezer;
-use conman_shim::{CallError, Client, ClientError, FenceState, Request};
+use conman_shim::{CallError, Client, ClientError, FenceState, Request, VERSION};
 
 use crate::support::fencing::{MS, arm, fenced, freezer, is_fenced, state, unfence};
 use crate::support::{
@@ -199,7 +199,8 @@ fn a_shim_that_lost_its_state_begins_closed_if_anything_lives() {
         }),
         ("of a later form", |path| {
             let state = std::fs::read_to_string(path).expect("read");
-            let later = state.replacen("\"version\":1,", "\"version\":99,", 1);
+            let version = format!("\"version\":{VERSION},");
+            let later = state.replacen(&version, "\"version\":99,", 1);
             assert_ne!(later, state);
             std::fs::write(path, later).expect("written");
         }),
