@@ -152,7 +152,7 @@ impl Containers {
     /// Pidfds of containers that are no children, by name.
     pub(crate) fn held(&self) -> impl Iterator<Item = (&String, &PidFd)> {
         let all = self.by_name.iter();
-        all.filter_map(|(name, one)| one.held.as_ref().map(|process| (name, process)))
+        all.filter_map(|(name, one)| Some((name, one.held.as_deref()?)))
     }
 
     /// Returns the number under which the pidfd of one that is no child is to be polled.
@@ -163,7 +163,7 @@ impl Containers {
     /// The pidfd of one that is no child is readable. Returns the pidfd: it stays readable.
     pub(crate) fn adopted_died(&mut self, number: u64, now_ns: u64) -> Option<&PidFd> {
         let name = self.adopted.died(number, now_ns)?;
-        self.by_name.get(&name)?.held.as_ref()
+        self.by_name.get(&name)?.held.as_deref()
     }
 
     /// Determines how those that are dead ended, by `how_ended`, which may know it later.

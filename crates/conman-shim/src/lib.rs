@@ -38,6 +38,7 @@ mod effect;
 mod fence;
 mod forbidden_starts;
 mod handover;
+mod helper;
 mod ids;
 mod launcher;
 mod launching;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use conman_linux::{PidFd, Signal};
 use rustix::io::Errno;
@@ -13,7 +14,7 @@ use crate::sweeper::BoundedLog;
 
 /// A container from the order to start it until its end is acknowledged. Serialized in this form for a
 /// later shim.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Container {
     pub(crate) cgroup: String,
     /// 0 before its clone.
@@ -44,7 +45,7 @@ pub(crate) struct Container {
     pub(crate) is_lifted: bool,
     /// Set if an earlier shim started it, so that it is no child.
     #[serde(skip)]
-    pub(crate) held: Option<PidFd>,
+    pub(crate) held: Option<Rc<PidFd>>,
 }
 
 impl Container {
@@ -89,26 +90,6 @@ impl Container {
     /// Whether another program may start it, or has, without having reported it.
     pub(crate) fn may_appear(&self) -> bool {
         self.external && self.state == ContainerState::Launching
-    }
-
-    /// A copy for the program that replaces this one; the pidfd is passed separately.
-    pub(crate) fn copy(&self) -> Self {
-        Self {
-            cgroup: self.cgroup.clone(),
-            pid: self.pid,
-            start_ticks: self.start_ticks,
-            ids: self.ids,
-            scratch: self.scratch.clone(),
-            exec_in: self.exec_in.clone(),
-            log: self.log.clone(),
-            state: self.state,
-            frozen: self.frozen,
-            external: self.external,
-            kill_pending: self.kill_pending,
-            fenced: self.fenced,
-            is_lifted: self.is_lifted,
-            held: None,
-        }
     }
 
     /// Sends a signal to its first process only.

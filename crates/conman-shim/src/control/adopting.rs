@@ -5,6 +5,7 @@
 //! program they still are children.
 
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
 use conman_linux::{Ended, PidFd, ProcessIdentity, boot_id, ended_unreaped, inherited_fd};
@@ -50,7 +51,7 @@ impl Control {
                 match hold(&container)? {
                     Some(process) => {
                         self.watch_adopted(&name, &process)?;
-                        container.held = Some(process);
+                        container.held = Some(Rc::new(process));
                     }
                     None if container.may_appear() => {
                         if container.kill_pending {
@@ -78,7 +79,7 @@ impl Control {
             if let Some(mut container) = kept.containers.remove(&name) {
                 let process = PidFd::received(fd, container.pid);
                 self.watch_adopted(&name, &process)?;
-                container.held = Some(process);
+                container.held = Some(Rc::new(process));
                 self.reserve_ids(&name, &mut container);
                 self.containers.adopt(name, container);
             }

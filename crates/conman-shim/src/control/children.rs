@@ -1,6 +1,7 @@
 //! Signals, deaths of children, the launcher and what it reports.
 
 use std::io;
+use std::rc::Rc;
 
 use conman_linux::{ChildEvent, Ended, Signal, next_child_event};
 use nix::sys::signal::Signal as NixSignal;
@@ -128,7 +129,8 @@ impl Control {
                     let pid = container.pid;
                     self.record(&start.name);
                     let reply = Reply::Launched { pid, phases };
-                    self.reply(start.client, start.call, reply, start.pidfd);
+                    let pidfd = start.pidfd.and_then(Rc::into_inner);
+                    self.reply(start.client, start.call, reply, pidfd);
                 }
             }
             Report::Failed {

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::rc::Rc;
 
 use conman_core::ownership::FenceEvent;
 use conman_linux::{PidFd, ProcessIdentity};
@@ -62,7 +63,7 @@ impl Control {
             container.pid = pid;
             container.start_ticks = identity.start_time_ticks;
             container.state = ContainerState::Running;
-            container.held = Some(process);
+            container.held = Some(Rc::new(process));
         }
         self.record(name);
         self.change(FenceEvent::Appeared(slot(name)));

@@ -6,6 +6,7 @@
 //! removed here; the client that created them removes them.
 
 use std::io;
+use std::rc::Rc;
 
 use conman_core::naming::parse_slice;
 use conman_linux::{CgroupLayout, Cgroups, PidFd, ProcessIdentity, is_namespace_init};
@@ -32,7 +33,7 @@ impl Control {
         };
         // A container whose end has not been determined yet may be dead.
         let is_dead = |process: &PidFd| process.is_dead().unwrap_or(false);
-        let lives = |one: &Container| one.is_alive() && !one.held.as_ref().is_some_and(is_dead);
+        let lives = |one: &Container| one.is_alive() && !one.held.as_deref().is_some_and(is_dead);
         let lives = found || self.containers.iter().any(|(_, one)| lives(one));
         if !lives && self.launching.sweeps().next().is_none() {
             return;
@@ -73,7 +74,7 @@ impl Control {
                 Some(Ok((container, process))) => {
                     self.watch_adopted(&name, &process)?;
                     Container {
-                        held: Some(process),
+                        held: Some(Rc::new(process)),
                         ..container
                     }
                 }

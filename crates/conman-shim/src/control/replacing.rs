@@ -78,7 +78,7 @@ impl Control {
     fn hand_over(&self, caller: Option<(u64, u64)>) -> io::Result<Sealed> {
         let begun = self.containers.iter().map(|(name, container)| Record::Put {
             name: name.clone(),
-            container: container.copy(),
+            container: container.clone(),
         });
         let fence = Record::Fence {
             state: self.fence.kept(),

@@ -8,6 +8,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 use conman_core::ownership::FenceEvent;
 use conman_linux::ProcessIdentity;
@@ -195,7 +196,7 @@ impl Control {
             return;
         };
         // It is not reaped yet, unless it died at once; then there is nothing to open.
-        start.pidfd = open_child(pid).ok();
+        start.pidfd = open_child(pid).ok().map(Rc::new);
         let name = start.name.clone();
         let is_command = start.own.is_none();
         let killed = start.killed;

@@ -55,23 +55,16 @@ mod rootfs;
 mod sweeping;
 mod under_way;
 
-use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use conman_linux::{
-    Capabilities, CloneOptions, Features, PidFd, Signal, SoleThread, set_effective,
-};
+use conman_linux::{Capabilities, Features, SoleThread, set_effective};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::Mode;
-use rustix::process::{
-    DumpableBehavior, Pid, Resource, Rlimit, WaitOptions, getppid, getrlimit,
-    set_parent_process_death_signal, setrlimit, waitpid,
-};
 use serde::{Deserialize, Serialize};
 
+use crate::helper::Helper;
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode, encode};
 use crate::seqpacket;
@@ -81,18 +74,6 @@ use under_way::{Failure, UnderWay};
 /// Containers in setup; further orders wait. Commands do not count: the shim sends few for each
 /// container.
 const MAX_UNDER_WAY: usize = 64;
-
-/// Limits for all users of a container together, of what the kernel limits by user: queued signals
-/// (including timers), bytes of POSIX message queues, bytes of locked memory. A user namespace is bounded
-/// by the limits of the process that creates it, so the launcher has them itself.
-const USER_LIMITS: [(Resource, u64); 3] = [
-    (Resource::Sigpending, 4_096),
-    (Resource::Msgqueue, 819_200),
-    (Resource::Memlock, 8 << 20),
-];
-
-/// Bound on the death of a helper process that may be waiting for a disk.
-const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The shim's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -169,38 +150,12 @@ pub(crate) enum Report {
     },
 }
 
-/// Forks the launcher. The socket is the shim's end.
-pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(PidFd, OwnedFd)> {
-    let (ours, theirs) = seqpacket::pair()?;
-    // No other descriptors: a connection that is open here too would not close with the shim.
-    let keep = [theirs.as_fd()];
-    let how = CloneOptions {
-        keep_only: Some(&keep),
-        ..CloneOptions::default()
-    };
-    let shim = rustix::process::getpid();
-    let process =
-        conman_linux::clone_process(sole, &how, || match serve(shim, &theirs, options) {
-            Ok(()) => 0,
-            Err(error) => {
-                tracing::error!(%error, "the launcher failed");
-                1
-            }
-        })?;
-    Ok((process, ours))
+/// Forks the launcher.
+pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<Helper> {
+    Helper::start(sole, c"shim-launcher", |socket| serve(socket, options))
 }
 
-/// Kills and reaps the launcher or another helper of the shim.
-pub(crate) fn stop(process: &PidFd) {
-    let pid = Pid::from_raw(process.pid());
-    if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
-        // It may have been reaped already.
-        let _ = waitpid(pid, WaitOptions::NOHANG);
-    }
-}
-
-fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
-    prepare_process(shim, c"shim-launcher")?;
+fn serve(socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     // To open the namespaces of its clones; the shim does not have it.
     set_effective(Capabilities::SYS_PTRACE, true)?;
     // Sessions inherit it, and wait less for each other.
@@ -357,42 +312,6 @@ impl Serving<'_> {
         };
         report(self.socket, &outcome)
     }
-}
-
-/// Resets what the launcher, and through it every container, must not inherit from the shim.
-pub(crate) fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
-    rustix::thread::set_name(name)?;
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    if getppid() != Some(shim) {
-        return Err(io::Error::other("the shim died before its launcher began"));
-    }
-    // A process that enters a container is visible to those in it before it is confined: they must
-    // neither trace it nor reach the program that it still runs.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    conman_linux::reset_signal_actions();
-    nix::sys::signal::SigSet::empty().thread_set_mask()?;
-    // Files that others may write get their mode explicitly.
-    rustix::process::umask(Mode::from_raw_mode(0o022));
-    for (resource, limit) in USER_LIMITS {
-        lower_limit(resource, limit)?;
-    }
-    // The shim may be protected from the OOM killer; containers are not.
-    let score = std::fs::read_to_string("/proc/self/oom_score_adj")?;
-    if score.starts_with('-') {
-        std::fs::write("/proc/self/oom_score_adj", "0")?;
-    }
-    Ok(())
-}
-
-/// Sets soft and hard limit, unless they are lower.
-pub(crate) fn lower_limit(resource: Resource, limit: u64) -> io::Result<()> {
-    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-    let limit = Some(limit.min(most));
-    let both = Rlimit {
-        current: limit,
-        maximum: limit,
-    };
-    Ok(setrlimit(resource, both)?)
 }
 
 fn report(socket: &OwnedFd, report: &Report) -> io::Result<()> {

@@ -14,7 +14,7 @@ use rustix::fs::Mode;
 use rustix::process::Resource;
 
 use super::child::step;
-use super::lower_limit;
+use crate::helper::lower_limit;
 use crate::protocol::LaunchError;
 use crate::seccomp_filter::Filter;
 use crate::spec::{Hardening, ProgramSpec};
