@@ -24,8 +24,9 @@ const FIRST: [&str; 5] = [
 ];
 
 /// Programs whose tests mostly wait, and how many of them run at a time.
-const WAITING: [(&str, &str); 3] = [
+const WAITING: [(&str, &str); 4] = [
     ("cluster/suite", "4"),
+    ("e2e/suite", "3"),
     ("conman-etcd/suite", "6"),
     ("conman-shim/suite", "4"),
 ];
