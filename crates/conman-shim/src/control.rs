@@ -9,7 +9,7 @@
 //! epoll, timer ───────────▶ a part: clients, containers, ───────────▶ other parts, cgroups,
 //!                           fence, terminals, replacement             state file
 //! ```
-//! Each part has its state in a module of its own and reaches into no other; it returns what its change
+//! Each part has its state in one module and reaches into no other; it returns what its change
 //! means for the others as [`crate::effect::Effect`]. [`Control`] owns the parts, passes events to them
 //! and carries out their effects. What needs several parts, such as a start, is a method of [`Control`].
 
@@ -97,6 +97,7 @@ impl Control {
     pub(crate) fn run(&mut self) -> io::Result<()> {
         loop {
             self.set_timer();
+            self.update_helpers();
             for (token, flags) in self.poller.wait()? {
                 match token {
                     Token::Listener => self.clients.accept(&self.poller, &self.listener),
@@ -107,7 +108,7 @@ impl Control {
                     }
                     Token::Timer => self.on_time(),
                     Token::Launcher => self.take_reports(),
-                    Token::Sweeper => self.serve_sweeper(),
+                    Token::Sweeper => self.sweeper.flush(),
                     Token::Candidate => {
                         let replacement = &mut self.replacement;
                         let effects =
@@ -126,7 +127,6 @@ impl Control {
                 return Ok(());
             }
             self.replace_when_idle();
-            self.update_launcher();
         }
     }
 
@@ -152,12 +152,18 @@ impl Control {
         self.timer.set(due.into_iter().flatten().min());
     }
 
-    /// Polls the launcher for writability only while orders wait.
-    fn update_launcher(&self) {
+    /// Polls the helpers for writability only while orders wait.
+    fn update_helpers(&self) {
         if let Some(socket) = self.launching.socket() {
             let mut flags = EventFlags::IN;
             flags.set(EventFlags::OUT, self.launching.is_waiting());
             self.poller.change(Token::Launcher, socket, flags);
+        }
+        // It sends nothing; its end is reported by a signal.
+        if let Some(socket) = self.sweeper.socket() {
+            let mut flags = EventFlags::empty();
+            flags.set(EventFlags::OUT, self.sweeper.is_waiting());
+            self.poller.change(Token::Sweeper, socket, flags);
         }
     }
 
@@ -176,7 +182,8 @@ impl Control {
     }
 
     fn reply(&mut self, client: u64, id: u64, reply: Reply, fd: Option<OwnedFd>) {
-        self.clients.reply(&self.poller, client, id, reply, fd);
+        let message = Message::Reply { id, reply };
+        self.clients.send(&self.poller, client, &message, fd);
     }
 
     fn publish(&mut self, message: &Message) {

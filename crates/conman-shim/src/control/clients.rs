@@ -19,7 +19,7 @@ use rustix::net::SocketFlags;
 use super::poller::{Poller, Token};
 use crate::connection::Connection;
 use crate::handover::{Handover, KeptClient, number};
-use crate::protocol::{Call, Message, Reply, decode};
+use crate::protocol::{Call, Message, decode};
 use crate::seqpacket;
 
 /// Concurrent clients: the daemon, its successor during an upgrade, the command line.
@@ -134,17 +134,6 @@ impl Clients {
         if let Some(connection) = self.by_number.get_mut(&client) {
             connection.subscribed = true;
         }
-    }
-
-    pub(super) fn reply(
-        &mut self,
-        poller: &Poller,
-        client: u64,
-        id: u64,
-        reply: Reply,
-        fd: Option<OwnedFd>,
-    ) {
-        self.send(poller, client, &Message::Reply { id, reply }, fd);
     }
 
     pub(super) fn send(

@@ -1,4 +1,4 @@
-//! Tells the sweeper, a separate process, which logs to bound.
+//! Sends the log sweeper, a separate process, the logs to bound.
 
 use std::io;
 
@@ -22,7 +22,6 @@ impl Control {
                 self.sweeper.watch(name, log);
             }
         }
-        self.update_sweeper();
         Ok(())
     }
 
@@ -34,14 +33,8 @@ impl Control {
         match &container.log {
             Some(log) if container.is_alive() => self.sweeper.watch(name, log),
             Some(_) => self.sweeper.forget(name),
-            None => return,
+            None => {}
         }
-        self.update_sweeper();
-    }
-
-    pub(super) fn serve_sweeper(&mut self) {
-        self.sweeper.flush();
-        self.update_sweeper();
     }
 
     pub(super) fn sweeper_died(&mut self) {
@@ -52,15 +45,5 @@ impl Control {
                 "cannot start the log sweeper; logs grow until the next container begins"
             );
         }
-    }
-
-    fn update_sweeper(&self) {
-        let Some(socket) = self.sweeper.socket() else {
-            return;
-        };
-        // It sends nothing; its end is reported by a signal.
-        let mut flags = EventFlags::empty();
-        flags.set(EventFlags::OUT, self.sweeper.is_waiting());
-        self.poller.change(Token::Sweeper, socket, flags);
     }
 }

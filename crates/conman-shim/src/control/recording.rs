@@ -10,7 +10,7 @@ use crate::ledger::{LineRef, Record};
 
 impl Control {
     /// Appends a line, and rewrites the file when most lines are stale.
-    pub(super) fn append(&mut self, line: &LineRef<'_>) -> io::Result<()> {
+    fn append(&mut self, line: &LineRef<'_>) -> io::Result<()> {
         self.ledger.append(line)?;
         let names = self.containers.len() + self.launching.pending.len();
         if self
@@ -23,7 +23,15 @@ impl Control {
         Ok(())
     }
 
-    /// Records a change of a container. It has happened, so a failure is only logged.
+    /// Appends a line about a change that has happened, so a failure is only logged. It is written with the
+    /// rest as soon as there is space.
+    fn append_or_log(&mut self, line: &LineRef<'_>) {
+        if let Err(error) = self.append(line) {
+            tracing::error!(?line, %error, "cannot record a change for a later shim");
+        }
+    }
+
+    /// Records a change of a container.
     pub(super) fn record(&mut self, name: &str) {
         let Some(container) = self.containers.get(name) else {
             return;
@@ -45,23 +53,18 @@ impl Control {
     /// Records that a container is forgotten.
     pub(super) fn forget(&mut self, name: &str) {
         self.terminals.close(name);
-        if let Err(error) = self.append(&Record::Drop { name }) {
-            tracing::error!(name, %error, "cannot record a container's removal for a later shim");
-        }
+        self.append_or_log(&Record::Drop { name });
     }
 
-    /// Records that its start, which may yet be ordered, must never begin. After a failure it is written
-    /// with the rest as soon as there is space.
+    /// Records that its start, which may yet be ordered, must never begin.
     pub(super) fn record_forbidden(&mut self, name: &str) {
-        if let Err(error) = self.append(&Record::Condemned { name }) {
-            tracing::error!(name, %error, "cannot record a forbidden start for a later shim");
-        }
+        self.append_or_log(&Record::Condemned { name });
     }
 
     /// Schedules the removal of what a start may have left.
     pub(super) fn sweep_later(&mut self, left: Left) {
         let ticket = self.launching.sweep_later(left.clone());
-        self.record_sweep(ticket, left);
+        self.append_or_log(&Record::Sweep { ticket, left });
     }
 
     /// Schedules a notification about the end of what a start may have left. `false` when nothing is left.
@@ -69,16 +72,9 @@ impl Control {
         let found = self.launching.report_when_swept(name);
         let is_left = found.is_some();
         if let Some((ticket, left)) = found {
-            self.record_sweep(ticket, left);
+            self.append_or_log(&Record::Sweep { ticket, left });
         }
         is_left
-    }
-
-    fn record_sweep(&mut self, ticket: u64, left: Left) {
-        let line = Record::Sweep { ticket, left };
-        if let Err(error) = self.append(&line) {
-            tracing::error!(?line, %error, "cannot record a pending removal for a later shim");
-        }
     }
 
     /// Nothing of a start is left.
@@ -87,34 +83,23 @@ impl Control {
             return;
         };
         self.give_back(left.ids);
-        if let Err(error) = self.append(&Record::Swept { ticket }) {
-            tracing::warn!(%error, "cannot record a finished removal; a later shim repeats it");
-        }
+        self.append_or_log(&Record::Swept { ticket });
         if let Some(name) = left.name {
             self.start_failed(name, left.cgroup, left.killed);
         }
     }
 
     /// Records the fence's state. A shim without it freezes too early or stays closed, and never lets anything
-    /// run too long, so a failure is only logged.
+    /// run too long.
     pub(super) fn record_fence(&mut self) {
         let state = self.fence.kept();
-        if let Err(error) = self.append(&Record::Fence { state }) {
-            tracing::error!(%error, "cannot record the fence's state for a later shim");
-        }
+        self.append_or_log(&Record::Fence { state });
     }
 
     /// Records the launcher's process.
     pub(super) fn record_launcher(&mut self) {
-        let Some(pid) = self.launching.pid() else {
-            return;
-        };
-        let line = Record::Launcher {
-            pid,
-            start_ticks: start_ticks(pid),
-        };
-        if let Err(error) = self.append(&line) {
-            tracing::error!(%error, "cannot record the launcher for a later shim");
+        if let Some(line) = launcher_line(self.launching.pid()) {
+            self.append_or_log(&line);
         }
     }
 
@@ -140,10 +125,6 @@ impl Control {
             name: *name,
             container,
         });
-        let launcher = self.launching.pid().map(|pid| Record::Launcher {
-            pid,
-            start_ticks: start_ticks(pid),
-        });
         let sweeps = self.launching.sweeps();
         let sweeps = sweeps.map(|(ticket, left)| Record::Sweep {
             ticket,
@@ -152,7 +133,7 @@ impl Control {
         let forbidden = self.forbidden_starts.iter();
         let forbidden = forbidden.map(|name| Record::Condemned { name });
         let lines = std::iter::once(fence)
-            .chain(launcher)
+            .chain(launcher_line(self.launching.pid()))
             .chain(forbidden)
             .chain(sweeps)
             .chain(begun)
@@ -161,7 +142,14 @@ impl Control {
     }
 }
 
+fn launcher_line(pid: Option<i32>) -> Option<LineRef<'static>> {
+    pid.map(|pid| Record::Launcher {
+        pid,
+        start_ticks: start_ticks(pid),
+    })
+}
+
 /// 0, which no process has, for a process that is dead.
-fn start_ticks(pid: i32) -> u64 {
+pub(super) fn start_ticks(pid: i32) -> u64 {
     ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks)
 }

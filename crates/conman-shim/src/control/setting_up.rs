@@ -145,7 +145,6 @@ impl Control {
         self.ensure_launcher()?;
         self.ensure_sweeper()?;
         self.launching.flush();
-        self.update_launcher();
         self.unprotected = protect();
         // Signals of children that ended in between were lost.
         self.reap_all()

@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use conman_core::ownership::FenceEvent;
-use conman_linux::ProcessIdentity;
 
+use super::recording::start_ticks;
 use super::{Control, full, host_error, open_child, spec_error};
 use crate::containers::{Container, MAX_CONTAINERS};
 use crate::fence::slot;
@@ -45,28 +45,27 @@ impl Control {
             return Err(CallError::Fenced);
         }
         let begun = self.begin_admitted(client, call, spec, binds);
-        if let Err((_, name)) = &begun {
-            let name = || name.clone();
-            self.change(FenceEvent::StartOver(slot(&name())));
-            self.change(FenceEvent::Forget(slot(&name())));
+        if begun.is_err() {
+            self.change(FenceEvent::StartOver(slot(&name)));
+            self.change(FenceEvent::Forget(slot(&name)));
         }
-        begun.map_err(|(error, _)| error)
+        begun
     }
 
-    /// The fence has opened its slot. An error comes with the name.
+    /// The fence has opened its slot.
     fn begin_admitted(
         &mut self,
         client: u64,
         call: u64,
         spec: LaunchSpec,
         binds: Vec<OwnedFd>,
-    ) -> Result<(), (CallError, String)> {
+    ) -> Result<(), CallError> {
         let ids = if spec.root.shared_ids {
             Some(SHARED_IDS)
         } else {
             self.ids.take()
         };
-        let ids = ids.ok_or_else(|| (full("ranges of ids"), spec.name.clone()))?;
+        let ids = ids.ok_or_else(|| full("ranges of ids"))?;
         let mut fds = binds;
         if let Some(size) = spec.terminal {
             let owner = (ids + spec.program.uid, ids + spec.program.gid);
@@ -77,7 +76,7 @@ impl Control {
                 Ok(slave) => fds.insert(0, slave),
                 Err(error) => {
                     self.ids.give_back(ids);
-                    return Err((error, spec.name));
+                    return Err(error);
                 }
             }
         }
@@ -108,7 +107,7 @@ impl Control {
         if let Err(error) = taken {
             self.ids.give_back(ids);
             self.forget(&name);
-            return Err((host_error("launch", &name)(error), name));
+            return Err(host_error("launch", &name)(error));
         }
         Ok(())
     }
@@ -201,7 +200,7 @@ impl Control {
         let is_command = start.own.is_none();
         let killed = start.killed;
         // Not needed for one that has been reaped already.
-        let start_ticks = ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks);
+        let start_ticks = start_ticks(pid);
         let container = start.container().begun(pid, start_ticks);
         if let Some(ended) = self.containers.begin(name.clone(), container) {
             let _ = self.containers.reaped(pid, ended);
