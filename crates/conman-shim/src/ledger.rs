@@ -63,7 +63,7 @@ pub(crate) type LineRef<'a> = Record<&'a str, &'a Container>;
 
 /// The combined content of the lines.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct RecordedState {
     pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) launcher: Option<(i32, u64)>,
     pub(crate) sweeps: BTreeMap<u64, Left>,
@@ -71,7 +71,7 @@ pub(crate) struct Kept {
     pub(crate) fence: Option<KeptFence>,
 }
 
-impl Kept {
+impl RecordedState {
     pub(crate) fn take(&mut self, line: Line) {
         match line {
             Record::Head { .. } => {}
@@ -112,10 +112,10 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Reads the state of an earlier shim of this boot, and why it may be incomplete. Returns nothing where
     /// there was none, or one of another version, which are reasons for doubt, too, when containers live.
-    pub(crate) fn read(path: &Path, boot_id: &str) -> (Kept, Option<String>) {
+    pub(crate) fn read(path: &Path, boot_id: &str) -> (RecordedState, Option<String>) {
         let doubt = |reason: &str| {
             (
-                Kept::default(),
+                RecordedState::default(),
                 Some(format!("{} {reason}", path.display())),
             )
         };
@@ -222,22 +222,30 @@ fn write_line(bytes: &mut Vec<u8>, line: &LineRef<'_>) -> io::Result<()> {
 }
 
 /// Returns the content, and why it may be incomplete.
-fn parse(text: &[u8], boot_id: &str) -> (Kept, Option<&'static str>) {
+fn parse(text: &[u8], boot_id: &str) -> (RecordedState, Option<&'static str>) {
     let mut lines = text.split(|byte| *byte == b'\n');
     let head = lines.next().unwrap_or_default();
     match serde_json::from_slice::<Line>(head) {
         Ok(Record::Head { version, .. }) if version != VERSION => {
             // It is safer to freeze everything than to leave it unwatched.
-            return (Kept::default(), Some("is of another version of conman"));
+            return (
+                RecordedState::default(),
+                Some("is of another version of conman"),
+            );
         }
         // Nothing of an earlier boot is alive.
         Ok(Record::Head { boot_id: of, .. }) if of != boot_id => {
-            return (Kept::default(), Some("is of an earlier boot"));
+            return (RecordedState::default(), Some("is of an earlier boot"));
         }
         Ok(Record::Head { .. }) => {}
-        _ => return (Kept::default(), Some("does not begin as a shim writes it")),
+        _ => {
+            return (
+                RecordedState::default(),
+                Some("does not begin as a shim writes it"),
+            );
+        }
     }
-    let mut kept = Kept::default();
+    let mut kept = RecordedState::default();
     // Only the last line may be cut: the shim did not rely on it yet.
     let (mut unreadable, mut doubtful) = (false, false);
     for line in lines.filter(|line| !line.is_empty()) {
@@ -375,7 +383,7 @@ mod tests {
         std::fs::write(&path, text).expect("written");
         let (kept, doubt) = Ledger::read(&path, "boot");
         assert_eq!(doubt, None);
-        let shown = |kept: &Kept| format!("{:?}", kept.containers);
+        let shown = |kept: &RecordedState| format!("{:?}", kept.containers);
         assert_eq!(shown(&kept), shown(&before));
     }
 

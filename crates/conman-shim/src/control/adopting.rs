@@ -16,7 +16,7 @@ use super::{Control, boottime_ns};
 use crate::containers::Container;
 use crate::handover::Handover;
 use crate::launching::Left;
-use crate::ledger::Kept;
+use crate::ledger::RecordedState;
 use crate::protocol::ContainerState;
 
 /// Bound on the death of an earlier shim's launcher that may be waiting for a disk.
@@ -24,7 +24,7 @@ const LAUNCHER_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Control {
     /// Takes over the containers of an earlier shim that has died.
-    pub(super) fn adopt(&mut self, kept: Kept) -> io::Result<()> {
+    pub(super) fn adopt(&mut self, kept: RecordedState) -> io::Result<()> {
         if let Some((pid, start_ticks)) = kept.launcher {
             end_launcher(pid, start_ticks)?;
         }
@@ -70,7 +70,7 @@ impl Control {
 
     /// Takes over the state of the program that this one replaces.
     pub(super) fn resume(&mut self, handover: &mut Handover) -> io::Result<()> {
-        let mut kept = Kept::default();
+        let mut kept = RecordedState::default();
         for line in handover.lines.drain(..) {
             kept.take(line);
         }
