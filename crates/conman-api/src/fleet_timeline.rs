@@ -127,7 +127,7 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
         unasked: Vec::new(),
         registry_error: None,
     };
-    let located = match timeout(PATIENCE, map.whereabouts(id)).await {
+    let located = match timeout(PATIENCE, map.locate_fresh(id)).await {
         Ok(Ok(located)) => located,
         Ok(Err(error)) => {
             fleet.registry_error = Some(chain(&error));
@@ -165,13 +165,7 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     if ownership != SessionOwnership::Owned
         && let Ok(Ok(Some(record))) = timeout(PATIENCE, node.record(id)).await
     {
-        let wanted = PlacementRequest {
-            template: record.spec.template.clone(),
-            runtime: Some(record.spec.runtime),
-            labels: record.spec.node_labels.clone(),
-            memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
-        };
-        let placement = map.place(id, &wanted);
+        let placement = map.place(id, &PlacementRequest::from(&record.spec));
         fleet.takers = placement.candidates;
         let refused = placement.refused.into_iter();
         fleet.refused = refused

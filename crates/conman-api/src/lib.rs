@@ -56,7 +56,7 @@ use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use events::StreamPlaces;
-pub use node_errors::route_problem;
+pub use node_errors::{locate_problem, route_problem};
 pub use routes::peers::Ready;
 pub use server::{Peer, ServeOptions, serve_node, serve_tcp, serve_unix};
 

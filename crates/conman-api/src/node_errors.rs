@@ -1,8 +1,8 @@
 //! Maps each error of the node to a problem. This is the only place. Every match is exhaustive,
 //! so that a new error needs a decision.
 
-use std::error::Error;
-
+pub(crate) use conman_core::error_chain as chain;
+use conman_fleet::LocateError;
 use conman_node::{
     AccessError, DrainError, EnsureError, FailureKind, PreemptError, RestartError, RouteError,
     StopError,
@@ -125,6 +125,22 @@ pub fn route_problem(error: &RouteError) -> Problem {
     problem
 }
 
+/// The problem of a session that is not reached or started, for servers of sessions.
+#[must_use]
+pub fn locate_problem(error: &LocateError) -> Problem {
+    let kind = match error {
+        LocateError::Route(error) => return route_problem(error),
+        LocateError::Answered { problem, .. } => return (**problem).clone(),
+        LocateError::Registry(_) => Kind::NO_REGISTRY,
+        LocateError::Unreachable(_) | LocateError::NoAnswer { .. } => Kind::NODE_UNREACHABLE,
+        LocateError::Refused(_) => Kind::NODE_REFUSES,
+        LocateError::NoNode { .. } => Kind::NO_NODE,
+        LocateError::Moves { .. } => Kind::MOVES,
+        LocateError::TooManyWaiting { .. } | LocateError::TooManySessions { .. } => Kind::CROWDED,
+    };
+    kind.because(chain(error)).into_problem()
+}
+
 /// [`route_problem`] for another node: it also says if a third node has the session.
 pub(crate) fn route_error(error: &RouteError) -> ApiError {
     let refusal = ApiError::from(Box::new(route_problem(error)));
@@ -214,16 +230,4 @@ fn runtime_kind(error: &RuntimeError) -> Kind {
         | RuntimeError::StillAlive { .. } => Kind::INTERNAL,
         RuntimeError::Host { .. } => Kind::HOST_FAILED,
     }
-}
-
-/// An error with its causes: no error repeats its source's text.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

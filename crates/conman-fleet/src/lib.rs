@@ -1,30 +1,42 @@
-//! The other nodes of a fleet: locations of sessions, and connections to the nodes.
+//! The other nodes of a fleet: where sessions are, which node starts one, requests to nodes.
 //!
-//! [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, both over TLS with the
-//! certificates of `conman-auth`, which authenticate both ends. [`PeerClient`] sends a caller's requests to another node. [`FleetMap`]
-//! chooses that node: the session's owner, or the one to start it.
+//! - [`FleetMap`] knows the nodes, and where each session is. [`Locator`] returns the route to a
+//!   session and waits while it starts or moves.
+//! - [`StartAttempts`] is the loop that requests nodes to start a session. PUT requests,
+//!   connections, restarts and drains use it.
+//! - [`run_restarter`] restarts sessions of lost nodes and removes their old records.
+//! - [`PeerClient`] sends a caller's requests to another node; [`Pulse`] ends the wait for a node
+//!   that no longer answers. [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, over
+//!   TLS with the certificates of `conman-auth`, which authenticate both ends.
 //!
-//! [`Pulse`] ends the wait for a node that no longer answers.
+//! Tasks: the restarter; a check for lost nodes, which ends the streams with them through a watch
+//! channel for each node; one task for each session that requests wait for, which a watch channel
+//! joins to them; one for each connection with a request, and one that waits until its answer was
+//! read. Idle connections are kept, within limits, for repeatable requests; the proxies have
+//! separate ones.
 //!
-//! The proxies of both nodes use [`ToNode`] and [`PeerAcceptor`].
+//! Absent on purpose: ownership (a start is a claim in the registry, whichever node requests it),
+//! storage, bytes of sessions, and problems: `conman-api` maps [`LocateError`] to them. The crate
+//! implements traits of `conman-proxy` and does not know the API.
 //!
-//! One task per connection with a request, which ends with the connection, and one that waits until
-//! the answer was read. Idle connections are kept, within limits, for repeatable requests; the
-//! proxies have separate ones. No channel.
-//!
-//! Invariant: a node with certificates never connects to another without TLS, whatever that other
-//! node announces.
+//! Invariants: a node with certificates never connects to another without TLS, whatever that other
+//! node announces. A request that came from another node is never sent to a third one.
 #![forbid(unsafe_code)]
 
 mod accept;
 mod address;
 mod client;
 mod dial;
-mod gone;
 pub mod holding;
 mod idle;
+mod locate_error;
+mod locator;
+mod lost_nodes;
 mod map;
+mod own_route;
 mod pulse;
+mod restarter;
+mod start_attempts;
 mod stream;
 mod way;
 
@@ -32,6 +44,11 @@ pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
 pub use client::{AskError, PeerClient, RefusedBy};
 pub use dial::{DialError, Dialer};
+pub use locate_error::LocateError;
+pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation, Waiting};
+pub use own_route::own_route;
 pub use pulse::{PULSE, Pulse, Silent};
+pub use restarter::run_restarter;
+pub use start_attempts::{Attempt, FailedStart, Missing, StartAttempts, StartOn};
 pub use way::ToNode;

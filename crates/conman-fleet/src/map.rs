@@ -6,13 +6,12 @@ use conman_core::Closing;
 use conman_core::placement::{
     self, Demand, NodeBusy, NodeStanding, NodeView, Placement, PlacementLimits,
 };
-use conman_proto::{Generation, RuntimeKind, SessionId};
+use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
-
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-use crate::gone::GoneNodes;
 use crate::holding::{Cause, Held};
+use crate::lost_nodes::StreamsByNode;
 use crate::{PeerAddress, PeerClient};
 
 /// Default limit of requests that wait for a node: half of the API's connections.
@@ -26,7 +25,7 @@ pub struct FleetMap {
     limits: PlacementLimits,
     /// Places for requests that wait for a node.
     places: Semaphore,
-    gone: GoneNodes,
+    streams: StreamsByNode,
 }
 
 /// The place of a request that waits for a node.
@@ -107,10 +106,21 @@ pub struct PlacementRequest {
     pub memory_bytes: u64,
 }
 
+impl From<&ResolvedSpec> for PlacementRequest {
+    fn from(spec: &ResolvedSpec) -> Self {
+        Self {
+            template: spec.template.clone(),
+            runtime: Some(spec.runtime),
+            labels: spec.node_labels.clone(),
+            memory_bytes: spec.memory_bytes.unwrap_or_default(),
+        }
+    }
+}
+
 /// How long a request waits for the announcement of a node that has just joined: it arrives within
 /// a second or two, unless the node has many sessions to adopt first.
 const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
-const ANNOUNCED_LOOK: Duration = Duration::from_millis(250);
+const ANNOUNCED_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a lookup is retried if the registry does not answer; etcd elects a leader within two
 /// election timeouts, by default one second each.
@@ -125,7 +135,7 @@ impl FleetMap {
             client,
             limits,
             places: Semaphore::new(MAX_WAITING),
-            gone: GoneNodes::default(),
+            streams: StreamsByNode::default(),
         }
     }
 
@@ -173,9 +183,9 @@ impl FleetMap {
     ///
     /// # Errors
     /// The registry does not answer.
-    pub async fn whereabouts(&self, id: &SessionId) -> Result<SessionLocation, RegistryError> {
-        let sighting = self.fleet.locate(id, true).await?;
-        Ok(self.place_of(sighting.located))
+    pub async fn locate_fresh(&self, id: &SessionId) -> Result<SessionLocation, RegistryError> {
+        let seen = self.fleet.locate(id, true).await?;
+        Ok(self.location_of(seen.located))
     }
 
     /// The location of a session, from the cache unless `fresh` is set. If it is not cached, the
@@ -184,7 +194,7 @@ impl FleetMap {
     ///
     /// # Errors
     /// The registry does not answer.
-    pub async fn look(
+    pub async fn locate(
         &self,
         id: &SessionId,
         fresh: &mut bool,
@@ -192,9 +202,9 @@ impl FleetMap {
         let until = Instant::now() + REGISTRY_SOON;
         loop {
             match self.fleet.locate(id, *fresh).await {
-                Ok(sighting) => {
-                    *fresh = sighting.fresh;
-                    return Ok(self.place_of(sighting.located));
+                Ok(seen) => {
+                    *fresh = seen.fresh;
+                    return Ok(self.location_of(seen.located));
                 }
                 Err(RegistryError::Unavailable { .. }) if Instant::now() < until => {
                     tokio::time::sleep(REGISTRY_PAUSE).await;
@@ -204,7 +214,7 @@ impl FleetMap {
         }
     }
 
-    fn place_of(&self, located: Option<Located>) -> SessionLocation {
+    fn location_of(&self, located: Option<Located>) -> SessionLocation {
         let Some(located) = located else {
             return SessionLocation::NoOwner;
         };
@@ -221,7 +231,7 @@ impl FleetMap {
             // A node that is not heard from may still own it; that node's answer decides.
             Some(PeerStanding::Live | PeerStanding::Silent) | None => {
                 SessionLocation::There(Owner {
-                    node: way_to(&node, peer.as_ref()),
+                    node: node_of(&node, peer.as_ref()),
                     generation,
                 })
             }
@@ -231,7 +241,7 @@ impl FleetMap {
     /// Another node by its name.
     #[must_use]
     pub fn node(&self, name: &str) -> Node {
-        way_to(name, self.peer(name).as_ref())
+        node_of(name, self.peer(name).as_ref())
     }
 
     /// Like [`Self::node`], but waits until a node that has just joined has announced its address,
@@ -247,9 +257,9 @@ impl FleetMap {
                 peer.standing == PeerStanding::Live && peer.announcement.is_none()
             });
             if !joins || Instant::now() >= until {
-                return way_to(name, peer.as_ref());
+                return node_of(name, peer.as_ref());
             }
-            tokio::time::sleep(ANNOUNCED_LOOK).await;
+            tokio::time::sleep(ANNOUNCED_INTERVAL).await;
         }
     }
 
@@ -258,17 +268,18 @@ impl FleetMap {
         peers.iter().find(|peer| peer.name == name).cloned()
     }
 
-    /// Notifies once [`Self::tell_of_gone_nodes`] finds that this incarnation of the node is lost.
+    /// Notifies once [`Self::close_streams_of_lost_nodes`] finds that this incarnation of the node is
+    /// lost.
     #[must_use]
-    pub fn gone(&self, node: &Node) -> watch::Receiver<Option<Closing>> {
-        self.gone.watch(node, Instant::now())
+    pub fn lost(&self, node: &Node) -> watch::Receiver<Option<Closing>> {
+        self.streams.watch(node, Instant::now())
     }
 
     /// Ends the streams with lost nodes, so that their clients connect again.
-    pub fn tell_of_gone_nodes(&self) {
+    pub fn close_streams_of_lost_nodes(&self) {
         // Taken before the nodes are read, so that no data counts as newer than it is.
         let now = Instant::now();
-        self.gone.tell(&self.fleet.peers(), now);
+        self.streams.close_lost(&self.fleet.peers(), now);
     }
 
     /// The nodes that may start a session, best first, and why the others may not.
@@ -347,7 +358,7 @@ fn ailing(view: &conman_proto::Node) -> BTreeSet<RuntimeKind> {
     ailing.map(|told| told.runtime).chain(default).collect()
 }
 
-fn way_to(name: &str, peer: Option<&Peer>) -> Node {
+fn node_of(name: &str, peer: Option<&Peer>) -> Node {
     let told = peer.and_then(|peer| peer.announcement.as_ref());
     let node = || name.to_owned();
     let address = match told.map(|told| told.peer_url.as_deref()) {

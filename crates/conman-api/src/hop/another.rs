@@ -2,6 +2,7 @@
 
 use axum::body::{Body, to_bytes};
 use axum::response::Response;
+use conman_fleet::Missing;
 use conman_proto::Problem;
 use http::StatusCode;
 
@@ -12,25 +13,12 @@ use crate::problem::ApiError;
 /// Most bytes of another node's problem.
 const MAX_PROBLEM_BYTES: usize = 64 * 1024;
 
-/// What has to change before a node starts a session that it did not start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Missing {
-    /// Its configuration.
-    Runtime,
-    /// It needs the image.
-    Image,
-    /// It has to accept this node's requests.
-    Trust,
-    /// Nothing but time: it has no room, or cannot be reached.
-    Room,
-}
-
 /// Whether a node has no room or, as far as this node knows, lacks the image, so that the next
 /// one may be asked.
 pub(super) fn wants_another(response: &Response) -> bool {
     let problem = response.extensions().get::<Problem>();
     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
-        return problem.and_then(missing_of) == Some(Missing::Image);
+        return problem.and_then(Missing::of) == Some(Missing::Image);
     }
     // Of another node only the status counts: none of them has started anything.
     problem.is_none_or(|problem| {
@@ -45,14 +33,6 @@ pub(super) fn wants_another(response: &Response) -> bool {
     })
 }
 
-fn missing_of(problem: &Problem) -> Option<Missing> {
-    match problem.slug() {
-        "no-such-runtime" => Some(Missing::Runtime),
-        "no-such-image" => Some(Missing::Image),
-        _ => None,
-    }
-}
-
 /// Whether a node, this one or another, lacks the session's image or runtime, and which. Reads
 /// the answer if its status does not decide it.
 pub(super) async fn lacks(response: Response) -> Result<(Response, Option<Missing>), ApiError> {
@@ -60,13 +40,13 @@ pub(super) async fn lacks(response: Response) -> Result<(Response, Option<Missin
         return Ok((response, None));
     }
     if let Some(problem) = response.extensions().get::<Problem>() {
-        let lacks = missing_of(problem);
+        let lacks = Missing::of(problem);
         return Ok((response, lacks));
     }
     let (parts, body) = response.into_parts();
     let body = to_bytes(body, MAX_PROBLEM_BYTES).await;
     let body = body.map_err(|error| unanswered(&chain(&error)))?;
     let problem: Option<Problem> = serde_json::from_slice(&body).ok();
-    let lacks = problem.as_ref().and_then(missing_of);
+    let lacks = problem.as_ref().and_then(Missing::of);
     Ok((Response::from_parts(parts, Body::from(body)), lacks))
 }

@@ -122,11 +122,11 @@ impl Parcel {
             }
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return self.switch(response, hop.map.gone(node));
+            return self.switch(response, hop.map.lost(node));
         }
         let (mut parts, body) = response.into_parts();
         strip(&mut parts.headers, true);
-        let body = UntilGone::new(body, hop.map.gone(node));
+        let body = UntilGone::new(body, hop.map.lost(node));
         Ok(Response::from_parts(parts, Body::new(body)))
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use axum::Json;
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -11,17 +12,19 @@ use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
 use conman_core::no_template;
 use conman_core::placement::{Placement, Unfit};
-use conman_fleet::{Node, SessionLocation, Waiting};
+use conman_fleet::{
+    Attempt, LocateError, Missing, Node, SessionLocation, StartAttempts, StartOn, Waiting,
+};
 use conman_node::StopError;
 use conman_proto::{FieldError, Generation, SessionId, SessionState, StopReport};
 use conman_registry::{RegistryError, SessionRecord};
 use http::Method;
 use tokio::time::Instant;
 
-use super::another::{Missing, lacks, wants_another};
+use super::another::{lacks, wants_another};
 use super::send::{About, Parcel, Unsent};
 use super::{BodyLimit, Hop, X_CONMAN_TURNED, placement_request, unanswered, unreachable};
-use crate::node_errors::chain;
+use crate::node_errors::{chain, locate_problem};
 use crate::problem::{ApiError, Kind};
 
 /// How often a misdirected request is sent to the next node, while the session moves.
@@ -35,10 +38,6 @@ const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
 /// Pause between two attempts while a node cannot be reached, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// Most nodes that are asked to start one session, not counting those that lack its image or
-/// runtime.
-const MAX_CANDIDATES: usize = 4;
 
 /// A request for a session that does not run on this node, or that is to be started on some node.
 pub(super) struct Visit {
@@ -209,20 +208,20 @@ impl Visit {
             }
             fresh = true;
         }
-        let whereabouts = self.hop.map.look(&self.id, &mut fresh).await;
-        let whereabouts = whereabouts.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        let location = self.hop.map.locate(&self.id, &mut fresh).await;
+        let location = location.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         if let Some(deleted) = deleted {
-            match self.since(deleted, &whereabouts) {
+            match self.since(deleted, &location) {
                 Some(ended) => return ended,
                 // Nothing has changed.
                 None => fresh = true,
             }
         }
-        if !matches!(whereabouts, SessionLocation::There(_)) {
+        if !matches!(location, SessionLocation::There(_)) {
             // The wait is over; a start may take much longer.
             *waiting = None;
         }
-        match whereabouts {
+        match location {
             SessionLocation::There(owner) => match unreached {
                 Some(unreached) if unreached.node == owner.node.name => {
                     Ok(Step::Unreachable(unreached))
@@ -421,75 +420,50 @@ impl Visit {
         Ok(Step::Answer(Json(report).into_response()))
     }
 
-    /// Tries the nodes that may start it, in turn.
+    /// Makes one of the nodes that may run the session start it.
     async fn place(&self) -> Result<Step, ApiError> {
         let parts = &self.parcel.parts;
         let policy = self.hop.node.policy();
         let wanted = placement_request::of(&parts.uri, &self.parcel.body, policy)?;
         let placement = self.hop.map.place(&self.id, &wanted);
-        let (mut last, mut asked) = (None, 0);
-        let first = placement.candidates.len();
-        let nodes = placement.candidates.iter().chain(&placement.second);
-        for (number, name) in nodes.enumerate() {
-            // Second-choice nodes only lack the image or the runtime.
-            if number >= first
-                && last
-                    .as_ref()
-                    .is_some_and(|(missing, _)| *missing > Missing::Image)
-            {
-                break;
-            }
-            let step = if name == self.hop.map.me() {
-                self.here().await
-            } else {
-                let node = self.hop.map.node(name);
-                stepped(&node, self.parcel.send(&self.hop, &node, None).await)?
-            };
-            let (step, missing) = match step {
-                Step::Moved => return Ok(Step::Moved),
-                Step::Answer(response) => {
-                    let (response, lacks) = lacks(response).await?;
-                    match lacks {
-                        Some(missing) => (Step::Answer(response), missing),
-                        None if wants_another(&response) => (Step::Answer(response), Missing::Room),
-                        None => return Ok(Step::Answer(response)),
-                    }
-                }
-                step @ Step::Refused(_) => (step, Missing::Trust),
-                step => (step, Missing::Room),
-            };
-            tracing::debug!(session = %self.id, node = name, "the node did not start the session");
-            // A node that only lacks these answers at once.
-            asked += usize::from(missing > Missing::Image);
-            if last.as_ref().is_none_or(|(former, _)| missing >= *former) {
-                last = Some((missing, step));
-            }
-            if asked >= MAX_CANDIDATES {
-                break;
-            }
-        }
-        match last {
+        let mut attempts = StartAttempts::default();
+        let mut start = PutStart(self);
+        match attempts.round(&placement, Duration::MAX, &mut start).await {
+            Ok(answer) => return answer,
             // It may be started once a node that has the runtime takes sessions.
-            Some((Missing::Runtime, _)) if placement.runtime_elsewhere => {}
-            Some((Missing::Runtime, step)) => return without_runtime(step, &placement),
-            Some((_, step)) => return Ok(step),
-            None => self.require_template(wanted.template.as_deref())?,
+            Err(Some(failed))
+                if failed.missing == Missing::Runtime && placement.runtime_elsewhere => {}
+            Err(Some(failed)) if failed.missing == Missing::Runtime => {
+                return without_runtime(failed.answer?, &placement);
+            }
+            Err(Some(failed)) => return failed.answer,
+            Err(None) => self.require_template(wanted.template.as_deref())?,
         }
-        Err(self.no_node(&placement))
+        let problem = locate_problem(&LocateError::no_node(&self.id, &placement));
+        Err(ApiError::from(Box::new(problem)))
     }
 
-    fn no_node(&self, placement: &Placement) -> ApiError {
-        let reasons = reasons(placement, |_| true);
-        Kind::NO_NODE.because(format!(
-            "no node takes session `{}`: {}. Wait, add a node, or undrain one; `conman nodes` \
-             shows them",
-            self.id,
-            if reasons.is_empty() {
-                "none is known"
-            } else {
-                &reasons
+    async fn start_on(&self, name: &str) -> Result<Attempt<Result<Step, ApiError>>, ApiError> {
+        let step = if name == self.hop.map.me() {
+            self.here().await
+        } else {
+            let node = self.hop.map.node(name);
+            stepped(&node, self.parcel.send(&self.hop, &node, None).await)?
+        };
+        Ok(match step {
+            Step::Moved => Attempt::Final(Ok(Step::Moved)),
+            Step::Answer(response) => {
+                let (response, lacks) = lacks(response).await?;
+                let missing = lacks.or(wants_another(&response).then_some(Missing::Room));
+                let answer = Ok(Step::Answer(response));
+                match missing {
+                    Some(missing) => Attempt::Failed(missing, answer),
+                    None => Attempt::Final(answer),
+                }
             }
-        ))
+            step @ Step::Refused(_) => Attempt::Failed(Missing::Trust, Ok(step)),
+            step => Attempt::Failed(Missing::Room, Ok(step)),
+        })
     }
 
     /// Refuses a template that no node has, including dead ones: waiting would not help.
@@ -517,6 +491,19 @@ impl Visit {
     }
 }
 
+/// Sends a PUT to one node.
+struct PutStart<'a>(&'a Visit);
+
+#[async_trait]
+impl StartOn for PutStart<'_> {
+    type Answer = Result<Step, ApiError>;
+
+    async fn start_on(&mut self, node: &str) -> Attempt<Self::Answer> {
+        let attempt = self.0.start_on(node).await;
+        attempt.unwrap_or_else(|error| Attempt::Final(Err(error)))
+    }
+}
+
 fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError> {
     match sent {
         Ok(response) if response.headers().contains_key(X_CONMAN_TURNED) => Ok(Step::Moved),
@@ -531,22 +518,17 @@ fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError
     }
 }
 
-/// Why nodes are not asked, or only as a second choice.
-fn reasons(placement: &Placement, which: fn(&Unfit) -> bool) -> String {
-    let refused = placement.refused.iter();
-    let told = refused.filter(|refused| which(&refused.why));
-    let reasons: Vec<String> = told
-        .map(|refused| format!("node `{}` {}", refused.node, refused.why))
-        .collect();
-    reasons.join("; ")
-}
-
 /// The last node's answer, or the reasons of all of them.
 fn without_runtime(step: Step, placement: &Placement) -> Result<Step, ApiError> {
-    let reasons = reasons(placement, |why| matches!(why, Unfit::NoRuntime { .. }));
+    let refused = placement.refused.iter();
+    let reasons: Vec<String> = refused
+        .filter(|refused| matches!(refused.why, Unfit::NoRuntime { .. }))
+        .map(|refused| format!("node `{}` {}", refused.node, refused.why))
+        .collect();
     if reasons.is_empty() {
         return Ok(step);
     }
+    let reasons = reasons.join("; ");
     Err(Kind::NO_SUCH_RUNTIME.because(format!(
         "{reasons}. Use a template with another runtime, or name this one in a node's configuration"
     )))

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use axum::Router;
 use conman_api::{ServeOptions, serve_node};
 use conman_auth::{ClusterSecret, FleetTls};
-use conman_fleet::{Dialer, PeerAcceptor};
+use conman_fleet::{Dialer, PeerAcceptor, own_route};
 use conman_node::{Node, NotHere};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
@@ -19,7 +19,6 @@ use conman_vitals::Vitals;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use super::directory::own_route;
 use crate::config::Config;
 
 /// Buffered bytes between the listener and the API, in each direction.

@@ -23,7 +23,7 @@ const ROUNDED: Duration = Duration::from_millis(1);
 
 /// Streams by node.
 #[derive(Debug, Default)]
-pub(crate) struct GoneNodes(Mutex<HashMap<Arc<str>, Vec<Streams>>>);
+pub(crate) struct StreamsByNode(Mutex<HashMap<Arc<str>, Vec<Streams>>>);
 
 /// Streams with a node that were opened shortly after each other.
 #[derive(Debug)]
@@ -34,46 +34,46 @@ struct Streams {
     begun: Instant,
     /// The node was seen with that incarnation after all of them had been set up.
     is_certain: bool,
-    told: watch::Sender<Option<Closing>>,
+    closing: watch::Sender<Option<Closing>>,
 }
 
-impl GoneNodes {
+impl StreamsByNode {
     /// Registers a stream with a node that is opened now.
     pub(crate) fn watch(&self, node: &Node, now: Instant) -> watch::Receiver<Option<Closing>> {
         let mut watched = self.watched();
-        let with_it = watched.entry(Arc::clone(&node.name)).or_default();
-        let latest = with_it.last().filter(|latest| {
+        let streams_of_node = watched.entry(Arc::clone(&node.name)).or_default();
+        let latest = streams_of_node.last().filter(|latest| {
             latest.incarnation == node.incarnation && now < latest.begun + TOGETHER
         });
         if let Some(latest) = latest {
-            return latest.told.subscribe();
+            return latest.closing.subscribe();
         }
-        let told = watch::Sender::new(None);
-        let receiver = told.subscribe();
-        with_it.push(Streams {
+        let closing = watch::Sender::new(None);
+        let receiver = closing.subscribe();
+        streams_of_node.push(Streams {
             incarnation: node.incarnation,
             begun: now,
             is_certain: false,
-            told,
+            closing,
         });
         receiver
     }
 
     /// Notifies the streams whose node is lost, by the nodes as known at `now`.
-    pub(crate) fn tell(&self, peers: &[Peer], now: Instant) {
-        self.watched().retain(|name, with_it| {
+    pub(crate) fn close_lost(&self, peers: &[Peer], now: Instant) {
+        self.watched().retain(|name, streams_of_node| {
             let peer = peers.iter().find(|peer| peer.name == **name);
-            with_it.retain_mut(|streams| {
-                let here = streams.goes_on(peer, now);
+            streams_of_node.retain_mut(|streams| {
+                let here = streams.continues(peer, now);
                 if !here {
-                    let why = format!("node {name} is gone, connect again");
+                    let why = format!("node {name} is lost, connect again");
                     streams
-                        .told
+                        .closing
                         .send_replace(Some(Closing::service_restart(&why)));
                 }
-                here && streams.told.receiver_count() > 0
+                here && streams.closing.receiver_count() > 0
             });
-            !with_it.is_empty()
+            !streams_of_node.is_empty()
         });
     }
 
@@ -85,7 +85,7 @@ impl GoneNodes {
 
 impl Streams {
     /// Whether their node still has the daemon that they are connected to.
-    fn goes_on(&mut self, peer: Option<&Peer>, now: Instant) -> bool {
+    fn continues(&mut self, peer: Option<&Peer>, now: Instant) -> bool {
         // An unknown incarnation cannot be compared.
         if self.incarnation == 0 {
             return true;
@@ -135,18 +135,18 @@ mod tests {
 
     /// Opens a stream at 0 s with a node of incarnation 1, which is then read at these times with
     /// data of this age. Returns whether the stream continues.
-    fn goes_on(looks: &[(u64, u64, PeerStanding, u64)]) -> bool {
-        let (gone, began) = (GoneNodes::default(), Instant::now());
-        let told = gone.watch(&believed(1), began);
+    fn continues(looks: &[(u64, u64, PeerStanding, u64)]) -> bool {
+        let (streams, began) = (StreamsByNode::default(), Instant::now());
+        let closing = streams.watch(&believed(1), began);
         for (at_ms, incarnation, standing, ago_ms) in looks {
             let now = began + Duration::from_millis(*at_ms);
-            gone.tell(&seen(*incarnation, *standing, *ago_ms), now);
+            streams.close_lost(&seen(*incarnation, *standing, *ago_ms), now);
         }
-        told.borrow().is_none()
+        closing.borrow().is_none()
     }
 
     #[test]
-    fn a_stream_begun_before_its_nodes_restart_was_known_goes_on_with_the_next_daemon() {
+    fn a_stream_begun_before_its_nodes_restart_was_known_continues_with_the_next_daemon() {
         use PeerStanding::{Fenced, Live};
         for looks in [
             &[(500, 2, Live, 100)][..],
@@ -154,12 +154,12 @@ mod tests {
             // Read repeatedly, each time with old data.
             &[(5_000, 1, Live, 5_100), (40_000, 2, Live, 10)],
         ] {
-            assert!(goes_on(looks), "{looks:?}");
+            assert!(continues(looks), "{looks:?}");
             // It is then with that daemon.
             let later = [looks, &[(60_000, 2, Live, 10), (61_000, 3, Live, 10)]].concat();
-            assert!(!goes_on(&later), "{later:?}");
+            assert!(!continues(&later), "{later:?}");
             let later = [looks, &[(60_000, 2, Fenced, 10)]].concat();
-            assert!(!goes_on(&later), "{later:?}");
+            assert!(!continues(&later), "{later:?}");
         }
     }
 
@@ -167,39 +167,45 @@ mod tests {
     fn a_stream_with_a_daemon_that_was_seen_since_ends_once_there_is_another_or_none() {
         use PeerStanding::{Fenced, Live, Silent};
         let known = [(5_000, 1, Live, 900)];
-        assert!(goes_on(&known));
-        assert!(goes_on(&[&known[..], &[(12_000, 1, Silent, 100)]].concat()));
+        assert!(continues(&known));
+        assert!(continues(
+            &[&known[..], &[(12_000, 1, Silent, 100)]].concat()
+        ));
         for (incarnation, standing) in [(2, Live), (2, Fenced), (1, Fenced)] {
             let looks = [&known[..], &[(12_000, incarnation, standing, 100)]].concat();
-            assert!(!goes_on(&looks), "{looks:?}");
+            assert!(!continues(&looks), "{looks:?}");
         }
         // Whatever daemon it is with, it is dead.
         for incarnation in [1, 2] {
-            assert!(!goes_on(&[(500, incarnation, Fenced, 100)]));
+            assert!(!continues(&[(500, incarnation, Fenced, 100)]));
         }
     }
 
     #[test]
     fn streams_begun_later_are_judged_by_themselves_and_nothing_is_kept_of_those_that_ended() {
-        let (gone, began) = (GoneNodes::default(), Instant::now());
+        let (streams, began) = (StreamsByNode::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let live = |incarnation| seen(incarnation, PeerStanding::Live, 100);
-        let former = gone.watch(&believed(1), at(0));
+        let former = streams.watch(&believed(1), at(0));
         // However many follow it.
-        let followers: Vec<_> = (1..=9).map(|s| gone.watch(&believed(1), at(s))).collect();
-        gone.tell(&live(1), at(10));
-        let later = [11, 12].map(|second| gone.watch(&believed(1), at(second)));
-        gone.tell(&live(2), at(13));
+        let followers: Vec<_> = (1..=9)
+            .map(|s| streams.watch(&believed(1), at(s)))
+            .collect();
+        streams.close_lost(&live(1), at(10));
+        let later = [11, 12].map(|second| streams.watch(&believed(1), at(second)));
+        streams.close_lost(&live(2), at(13));
         assert!(former.borrow().is_some(), "its daemon was another");
-        let ended = followers.iter().filter(|told| told.borrow().is_some());
+        let ended = followers
+            .iter()
+            .filter(|closing| closing.borrow().is_some());
         assert_eq!(ended.count(), 5, "those that had come about by the look");
-        assert!(later.iter().all(|told| told.borrow().is_none()));
-        gone.tell(&[], at(14));
-        assert!(later.iter().all(|told| told.borrow().is_some()));
-        assert!(gone.watched().is_empty());
+        assert!(later.iter().all(|closing| closing.borrow().is_none()));
+        streams.close_lost(&[], at(14));
+        assert!(later.iter().all(|closing| closing.borrow().is_some()));
+        assert!(streams.watched().is_empty());
 
-        drop(gone.watch(&believed(2), at(15)));
-        gone.tell(&live(2), at(16));
-        assert!(gone.watched().is_empty());
+        drop(streams.watch(&believed(2), at(15)));
+        streams.close_lost(&live(2), at(16));
+        assert!(streams.watched().is_empty());
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::error_chain;
 use conman_core::retention::{AGE_STEP, Lot, Retention};
 use conman_node::{Node, end_of};
 use conman_registry::{Fleet, FleetSession, Peer, RecordState, RegistryError, SessionRecord};
@@ -11,114 +12,114 @@ use jiff::Timestamp;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::ages::Ages;
-use super::turns::Turns;
+use super::lost_node_times::LostNodeTimes;
+use super::sweep_schedule::SweepSchedule;
 
-/// Most records that are removed after one scan; the others follow after later scans, in turn,
-/// since damaged ones may never be removed.
+/// Most records that are removed after one scan; the others follow after later scans, in
+/// rotation, since damaged ones may never be removed.
 const MAX_AT_ONCE: usize = 200;
 
-/// Interval between exchanges of nodes' ages with the registry: an age is stored once it has
+/// Interval between exchanges of lost nodes' times with the registry: a time is stored once it has
 /// grown by this much.
-const COUNT_EVERY: Duration = AGE_STEP;
+const EXCHANGE_INTERVAL: Duration = AGE_STEP;
 /// Pause before a failed exchange is tried again.
-const COUNT_AGAIN: Duration = Duration::from_mins(1);
+const EXCHANGE_RETRY: Duration = Duration::from_mins(1);
 /// Bound on an exchange, since no node is checked meanwhile.
-const COUNT_PATIENCE: Duration = Duration::from_secs(5);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(super) struct Leftovers {
+pub(super) struct RecordSweep {
     node: Arc<Node>,
     retention: Retention,
-    ages: Ages,
-    next_count: Instant,
-    found: Turns<(SessionRecord, Lot), MAX_AT_ONCE>,
+    times: LostNodeTimes,
+    next_exchange: Instant,
+    found: SweepSchedule<(SessionRecord, Lot), MAX_AT_ONCE>,
     /// The running removal.
-    going: Option<JoinHandle<()>>,
+    running: Option<JoinHandle<()>>,
 }
 
-impl Leftovers {
+impl RecordSweep {
     pub(super) fn new(node: Arc<Node>, retention: Retention) -> Self {
         Self {
             node,
             retention,
-            ages: Ages::default(),
-            next_count: Instant::now(),
-            found: Turns::default(),
-            going: None,
+            times: LostNodeTimes::default(),
+            next_exchange: Instant::now(),
+            found: SweepSchedule::default(),
+            running: None,
         }
     }
 
     /// Takes the nodes' current state.
-    pub(super) fn see(&mut self, peers: &[Peer]) {
-        self.ages.see(peers);
+    pub(super) fn update(&mut self, peers: &[Peer]) {
+        self.times.update(peers);
     }
 
     /// How long the node of a record has been lost. `known`: its entry, unless it is forgotten.
-    pub(super) fn gone_for(&mut self, node: &str, known: Option<&Peer>) -> Duration {
-        self.ages.gone_for(node, known)
+    pub(super) fn lost_for(&mut self, node: &str, known: Option<&Peer>) -> Duration {
+        self.times.lost_for(node, known)
     }
 
-    /// All records were read: exchanges the nodes' ages with the registry if that is due.
-    pub(super) async fn count(&mut self, fleet: &dyn Fleet) {
-        if Instant::now() < self.next_count {
+    /// All records were read: exchanges the lost nodes' times with the registry if that is due.
+    pub(super) async fn exchange_times(&mut self, fleet: &dyn Fleet) {
+        if Instant::now() < self.next_exchange {
             return;
         }
-        let why = match timeout(COUNT_PATIENCE, fleet.count_gone(self.ages.seen())).await {
-            Ok(Ok(ages)) => {
-                self.ages.learn(&ages);
-                self.next_count = Instant::now() + COUNT_EVERY;
+        let why = match timeout(EXCHANGE_TIMEOUT, fleet.count_gone(self.times.observed())).await {
+            Ok(Ok(times)) => {
+                self.times.merge(&times);
+                self.next_exchange = Instant::now() + EXCHANGE_INTERVAL;
                 return;
             }
-            Ok(Err(error)) => super::super::chain(&error),
+            Ok(Err(error)) => error_chain(&error),
             Err(_) => "the registry took too long".to_owned(),
         };
-        self.next_count = Instant::now() + COUNT_AGAIN;
+        self.next_exchange = Instant::now() + EXCHANGE_RETRY;
         tracing::debug!(why, "cannot store how long nodes have been lost");
     }
 
-    /// Considers a session that is not restarted automatically. `gone_for`: how long its node has
+    /// Considers a session that is not restarted automatically. `lost_for`: how long its node has
     /// been lost, if this node is responsible for it.
-    pub(super) fn look_at(&mut self, session: &FleetSession, gone_for: Option<Duration>) {
+    pub(super) fn consider(&mut self, session: &FleetSession, lost_for: Option<Duration>) {
         let record = &session.record;
         let ended_at = match &record.state {
             RecordState::Ended(ending) => Some(ending.ended_at),
             _ => None,
         };
-        let lot = match gone_for {
-            Some(gone_for) => {
+        let lot = match lost_for {
+            Some(lost_for) => {
                 let (end, now) = (end_of(record), Timestamp::now());
                 let retention = &self.retention;
-                retention.lot(&record.spec, end, ended_at, gone_for, now)
+                retention.lot(&record.spec, end, ended_at, lost_for, now)
             }
-            None if ended_at.is_some() && self.was_not_forgotten(session) => Lot::Forgotten,
+            None if ended_at.is_some() && self.was_not_removed(session) => Lot::Forgotten,
             None => Lot::Stays,
         };
         if lot != Lot::Stays {
-            self.found.meet(&record.id, || (record.clone(), lot));
+            self.found.add(&record.id, || (record.clone(), lot));
         }
     }
 
     /// Whether this node should have removed it: an ended session is kept for a limited time.
-    fn was_not_forgotten(&self, session: &FleetSession) -> bool {
+    fn was_not_removed(&self, session: &FleetSession) -> bool {
         session.node == self.node.name() && self.node.get(&session.record.id).is_none()
     }
 
-    /// Not all records were read. Lost nodes stay so unless they are seen to be back.
-    pub(super) fn look_failed(&mut self) {
-        self.ages.look_failed();
-        self.found.drop_met();
+    /// Not all records were read. Lost nodes stay so until they are observed to be back.
+    pub(super) fn scan_failed(&mut self) {
+        self.times.scan_failed();
+        self.found.discard();
     }
 
     /// All records were read: removes the ones found, in the background.
-    pub(super) fn clear(&mut self) {
-        self.ages.all_met();
+    pub(super) fn start(&mut self) {
+        self.times.scan_complete();
         let busy = self
-            .going
+            .running
             .as_ref()
-            .is_some_and(|going| !going.is_finished());
+            .is_some_and(|running| !running.is_finished());
         if busy {
-            self.found.drop_met();
+            self.found.discard();
             return;
         }
         let found = self.found.take();
@@ -127,28 +128,28 @@ impl Leftovers {
         }
         let (node, kept) = (Arc::clone(&self.node), self.retention.lost);
         // A removal dropped at shutdown is repeated by the next daemon.
-        self.going = Some(tokio::spawn(async move {
+        self.running = Some(tokio::spawn(async move {
             for (record, lot) in found {
-                go(&node, record, lot, kept).await;
+                remove(&node, record, lot, kept).await;
             }
         }));
     }
 }
 
-async fn go(node: &Node, record: SessionRecord, lot: Lot, kept: Duration) {
+async fn remove(node: &Node, record: SessionRecord, lot: Lot, kept: Duration) {
     let (id, generation) = (record.id.clone(), record.generation);
     let failed = match lot {
         Lot::Stays => None,
         Lot::Forgotten => match node.forget(&id, generation).await {
             // Another node was faster.
             Ok(()) | Err(RegistryError::Superseded { .. }) => None,
-            Err(error) => Some(super::super::chain(&error)),
+            Err(error) => Some(error_chain(&error)),
         },
         Lot::Ended => {
             let days = kept.as_secs() / (24 * 3_600);
             let why = format!("its node was lost, and no client used it for {days} days");
             let ended = node.stop_lost(record, why).await;
-            ended.err().map(|error| super::super::chain(&error))
+            ended.err().map(|error| error_chain(&error))
         }
     };
     match failed {

@@ -5,18 +5,18 @@
 //! separate tasks, a few at a time. Ownership does not depend on this: a restart is a claim like
 //! any other. Records of lost nodes that no node restarts are removed in time.
 
-mod ages;
-mod leftovers;
-mod turns;
+mod lost_node_times;
+mod record_sweep;
+mod relocation;
+mod sweep_schedule;
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use conman_core::restart::{self, Verdict, Watch};
 use conman_core::retention::Retention;
-use conman_node::{Node, Relocate, end_of};
+use conman_node::{Node, end_of};
 use conman_proto::{EventKind, Generation, SessionId};
 use conman_registry::{Fleet, FleetSession, NewEvent, Peer, PeerStanding, RegistryError};
 use conman_vitals::{Pulse, Vitals, essential};
@@ -25,57 +25,55 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::leftovers::Leftovers;
-use super::seeker::{LostSession, Seeker};
+use self::record_sweep::RecordSweep;
+use self::relocation::Relocator;
+use crate::Locator;
+use crate::locator::LostSession;
 
 /// The task's name in the log when it ends or stalls.
 const NAME: &str = "restarter";
 /// More than the registry needs to read a page, or to give up.
-const READ_PATIENCE: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between checks of the nodes, which cost nothing; jittered.
-const LOOK_EVERY_MS: u64 = 500;
+const CHECK_INTERVAL_MS: u64 = 500;
 /// Interval between reads of the records just after nodes were lost.
-const SCAN_SOON: Duration = Duration::from_secs(1);
+const SCAN_AFTER_LOSS: Duration = Duration::from_secs(1);
 /// Interval while sessions wait for their restart, which may last.
-const SCAN_LACKING: Duration = Duration::from_secs(10);
+const SCAN_PENDING: Duration = Duration::from_secs(10);
 /// Interval in quiet times, for losses that were missed.
-const SCAN_EVERY: Duration = Duration::from_secs(30);
+const SCAN_IDLE: Duration = Duration::from_secs(30);
 /// How long after the loss of a node its records are read often: it may still be releasing
 /// sessions.
-const ATTENTIVE: Duration = Duration::from_secs(20);
+const LOSS_PERIOD: Duration = Duration::from_secs(20);
 /// Restarts of this node that run at a time.
-const PARALLEL: usize = 8;
+const MAX_PARALLEL: usize = 8;
 /// How long a restart order is waited for; the other node completes it anyway.
-const ORDER_PATIENCE: Duration = Duration::from_secs(10);
+const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause after a scan, in multiples of its duration, which also loads etcd and the network.
-const REST: u32 = 20;
+const SCAN_BACKOFF: u32 = 20;
 /// Records per page.
 const PAGE: usize = 500;
 /// Most given-up sessions whose report is remembered; more are reported again.
-const MAX_TOLD: usize = 10_000;
+const MAX_REPORTED: usize = 10_000;
 
-/// Runs until the daemon stops.
-pub(super) fn run(
-    node: &Arc<Node>,
-    fleet: &Arc<dyn Fleet>,
-    seeker: &Arc<Seeker>,
+/// Starts the task; it runs until `closing`. Drains relocate sessions through it.
+pub fn run_restarter(
+    locator: &Arc<Locator>,
     vitals: &Vitals,
     retention: Retention,
     closing: CancellationToken,
 ) {
-    node.relocate_by(Arc::new(Relocator {
-        seeker: Arc::downgrade(seeker),
-        node: Arc::downgrade(node),
-    }));
+    let node = locator.node();
+    node.relocate_by(Arc::new(Relocator::new(locator, node)));
     let restarter = Restarter {
         node: Arc::clone(node),
-        fleet: Arc::clone(fleet),
-        seeker: Arc::clone(seeker),
+        fleet: Arc::clone(locator.map().fleet()),
+        locator: Arc::clone(locator),
         watch: Arc::default(),
-        parallel: Arc::new(Semaphore::new(PARALLEL)),
+        parallel: Arc::new(Semaphore::new(MAX_PARALLEL)),
         began: Instant::now(),
-        told: HashSet::new(),
-        leftovers: Leftovers::new(Arc::clone(node), retention),
+        reported: HashSet::new(),
+        sweep: RecordSweep::new(Arc::clone(node), retention),
     };
     // Orders dropped at shutdown are left to other nodes.
     let pulse = vitals.task(NAME);
@@ -86,18 +84,18 @@ pub(super) fn run(
 struct Restarter {
     node: Arc<Node>,
     fleet: Arc<dyn Fleet>,
-    seeker: Arc<Seeker>,
+    locator: Arc<Locator>,
     watch: Arc<Mutex<Watch>>,
     parallel: Arc<Semaphore>,
     began: Instant,
     /// Given-up sessions that were reported, with their last generation.
-    told: HashSet<(SessionId, Generation)>,
-    leftovers: Leftovers,
+    reported: HashSet<(SessionId, Generation)>,
+    sweep: RecordSweep,
 }
 
 impl Restarter {
     async fn run(mut self, pulse: &Pulse) {
-        let mut gone = BTreeSet::new();
+        let mut lost = BTreeSet::new();
         let mut changed: Option<Instant> = None;
         let mut scanned: Option<Instant> = None;
         let mut took = Duration::ZERO;
@@ -105,7 +103,7 @@ impl Restarter {
         loop {
             pulse.beat().await;
             pulse
-                .idle(tokio::time::sleep(jittered(LOOK_EVERY_MS)))
+                .idle(tokio::time::sleep(jittered(CHECK_INTERVAL_MS)))
                 .await;
             let standing = self.fleet.standing().borrow().clone();
             was_frozen |= standing.is_frozen();
@@ -113,33 +111,33 @@ impl Restarter {
                 continue;
             }
             let peers = self.fleet.peers();
-            self.leftovers.see(&peers);
-            let now_gone = gone_nodes(&peers);
-            let news = now_gone != gone;
-            gone = now_gone;
+            self.sweep.update(&peers);
+            let now_lost = lost_or_leaving(&peers);
+            let is_new = now_lost != lost;
+            lost = now_lost;
             // A node that comes back is about to report what its fence has killed.
-            if news || std::mem::take(&mut was_frozen) {
+            if is_new || std::mem::take(&mut was_frozen) {
                 changed = Some(Instant::now());
             }
-            let recent = changed.is_some_and(|changed| changed.elapsed() < ATTENTIVE);
+            let recent = changed.is_some_and(|changed| changed.elapsed() < LOSS_PERIOD);
             let pause = match lock(&self.watch).is_idle() {
-                _ if recent => SCAN_SOON,
-                false => SCAN_LACKING,
-                true => SCAN_EVERY,
+                _ if recent => SCAN_AFTER_LOSS,
+                false => SCAN_PENDING,
+                true => SCAN_IDLE,
             };
-            let pause = pause.max(took * REST);
-            if news || scanned.is_none_or(|scanned| scanned.elapsed() >= pause) {
+            let pause = pause.max(took * SCAN_BACKOFF);
+            if is_new || scanned.is_none_or(|scanned| scanned.elapsed() >= pause) {
                 let begun = Instant::now();
-                let looked = self.scan(pulse).await;
+                let scanned_now = self.scan(pulse).await;
                 took = begun.elapsed();
-                match looked {
+                match scanned_now {
                     Ok(()) => {
-                        let counting = self.leftovers.count(&*self.fleet);
-                        pulse.wait(READ_PATIENCE, counting).await;
+                        let exchange = self.sweep.exchange_times(&*self.fleet);
+                        pulse.wait(READ_TIMEOUT, exchange).await;
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot read the sessions' records");
-                        self.leftovers.look_failed();
+                        self.sweep.scan_failed();
                     }
                 }
                 scanned = Some(Instant::now());
@@ -150,15 +148,15 @@ impl Restarter {
     /// Reads all records, and restarts the sessions that are this node's to restart.
     async fn scan(&mut self, pulse: &Pulse) -> Result<(), RegistryError> {
         let peers = self.fleet.peers();
-        let mut lacking = HashSet::new();
+        let mut pending = HashSet::new();
         let mut after = None;
         loop {
             let page = self.fleet.sessions(after.as_ref(), PAGE);
             // A page is processed at once; reading it is bounded, whatever etcd does.
-            let page = pulse.wait(READ_PATIENCE, page).await?;
+            let page = pulse.wait(READ_TIMEOUT, page).await?;
             for session in page.sessions {
-                if self.look_at(&session, &peers) {
-                    lacking.insert(session.record.id);
+                if self.consider(&session, &peers) {
+                    pending.insert(session.record.id);
                 }
             }
             after = page.next;
@@ -166,18 +164,18 @@ impl Restarter {
                 break;
             }
         }
-        lock(&self.watch).keep(|id| lacking.contains(id));
-        self.leftovers.clear();
+        lock(&self.watch).keep(|id| pending.contains(id));
+        self.sweep.start();
         Ok(())
     }
 
     /// Whether the session is to be restarted by some node.
-    fn look_at(&mut self, session: &FleetSession, peers: &[Peer]) -> bool {
+    fn consider(&mut self, session: &FleetSession, peers: &[Peer]) -> bool {
         let record = &session.record;
         let known = peers.iter().find(|peer| peer.name == session.node);
         let fenced = known.map(|peer| peer.standing == PeerStanding::Fenced);
-        let gone_for = match fenced.unwrap_or(true) {
-            true => Some(self.leftovers.gone_for(&session.node, known)),
+        let lost_for = match fenced.unwrap_or(true) {
+            true => Some(self.sweep.lost_for(&session.node, known)),
             false => None,
         };
         if !record.state.is_ended() && fenced != Some(true) {
@@ -186,8 +184,8 @@ impl Restarter {
         let (from, end) = (&session.node, end_of(record));
         let verdict = restart::judge(&record.spec, record.created_at, from, end, Timestamp::now());
         let me = self.fleet.me();
-        let turn = turn(me, peers, &record.id);
-        let first = turn == Some(0);
+        let rank = rank(me, peers, &record.id);
+        let first = rank == Some(0);
         let count = match verdict {
             Verdict::Restart(next) => next.count,
             Verdict::No | Verdict::GivenUp { .. } => {
@@ -197,14 +195,14 @@ impl Restarter {
                 {
                     self.give_up(session, count);
                 }
-                self.leftovers.look_at(session, gone_for.filter(|_| first));
+                self.sweep.consider(session, lost_for.filter(|_| first));
                 return false;
             }
         };
-        if let Some(turn) = turn {
+        if let Some(rank) = rank {
             let now_ms = self.now_ms();
             let which = (&record.id, record.generation);
-            if lock(&self.watch).is_due(now_ms, which, turn, count) {
+            if lock(&self.watch).is_due(now_ms, which, rank, count) {
                 self.order(LostSession {
                     id: record.id.clone(),
                     generation: record.generation,
@@ -218,11 +216,11 @@ impl Restarter {
     }
 
     fn order(&self, lost: LostSession) {
-        let (seeker, watch) = (Arc::clone(&self.seeker), Arc::clone(&self.watch));
+        let (locator, watch) = (Arc::clone(&self.locator), Arc::clone(&self.watch));
         let (parallel, began) = (Arc::clone(&self.parallel), self.began);
         tokio::spawn(async move {
             // However this task ends.
-            let _tried = Tried {
+            let _attempt = AttemptGuard {
                 watch,
                 began,
                 id: lost.id.clone(),
@@ -231,7 +229,7 @@ impl Restarter {
             let _place = parallel.acquire_owned().await;
             let (id, from) = (&lost.id, &lost.from);
             // Cancelled at the time-out: the other node completes its start, which is seen later.
-            match timeout(ORDER_PATIENCE, seeker.restart(&lost)).await {
+            match timeout(ORDER_TIMEOUT, locator.restart(&lost)).await {
                 Ok(Ok(node)) => {
                     tracing::info!(session = %id, from, node, "restarted a lost session");
                 }
@@ -246,14 +244,14 @@ impl Restarter {
     fn give_up(&mut self, session: &FleetSession, count: u32) {
         let record = &session.record;
         let (id, generation) = (&record.id, record.generation);
-        if self.told.len() >= MAX_TOLD {
-            self.told.clear();
+        if self.reported.len() >= MAX_REPORTED {
+            self.reported.clear();
         }
-        if !self.told.insert((id.clone(), generation)) {
+        if !self.reported.insert((id.clone(), generation)) {
             return;
         }
         let message = format!(
-            "not restarted any more: {count} restarts followed each other within {} minutes; the \
+            "no longer restarted: {count} restarts followed each other within {} minutes; the \
              next one is by hand",
             restart::WINDOW_S / 60
         );
@@ -275,20 +273,20 @@ impl Restarter {
 }
 
 /// Reports to the watch on drop that an order is over.
-struct Tried {
+struct AttemptGuard {
     watch: Arc<Mutex<Watch>>,
     began: Instant,
     id: SessionId,
 }
 
-impl Drop for Tried {
+impl Drop for AttemptGuard {
     fn drop(&mut self) {
         lock(&self.watch).tried(ms_since(self.began), &self.id);
     }
 }
 
 /// This node's rank among those that can restart a session.
-fn turn(me: &str, peers: &[Peer], id: &SessionId) -> Option<usize> {
+fn rank(me: &str, peers: &[Peer], id: &SessionId) -> Option<usize> {
     let live: Vec<&str> = peers
         .iter()
         .filter(|peer| peer.standing == PeerStanding::Live && !is_leaving(peer))
@@ -298,12 +296,12 @@ fn turn(me: &str, peers: &[Peer], id: &SessionId) -> Option<usize> {
 }
 
 fn is_leaving(peer: &Peer) -> bool {
-    let told = peer.announcement.as_ref();
-    told.is_some_and(|told| told.draining)
+    let announcement = peer.announcement.as_ref();
+    announcement.is_some_and(|announced| announced.draining)
 }
 
 /// Nodes that are lost or being drained.
-fn gone_nodes(peers: &[Peer]) -> BTreeSet<(String, u64)> {
+fn lost_or_leaving(peers: &[Peer]) -> BTreeSet<(String, u64)> {
     peers
         .iter()
         .filter(|peer| peer.standing == PeerStanding::Fenced || is_leaving(peer))
@@ -324,46 +322,4 @@ fn ms_since(began: Instant) -> u64 {
 /// Every change under the lock is complete, so a poisoned lock is fine.
 fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
     watch.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Relocates sessions for a drain.
-#[derive(Debug)]
-struct Relocator {
-    /// Weak, so that the node does not keep itself alive.
-    seeker: Weak<Seeker>,
-    node: Weak<Node>,
-}
-
-#[async_trait]
-impl Relocate for Relocator {
-    async fn relocate(&self, id: &SessionId, generation: Generation) -> Result<String, String> {
-        let stopping = || "the daemon is stopping".to_owned();
-        let seeker = self.seeker.upgrade().ok_or_else(stopping)?;
-        let node = self.node.upgrade().ok_or_else(stopping)?;
-        let record = node
-            .record(id)
-            .await
-            .map_err(|error| super::chain(&error))?;
-        let Some(record) = record.filter(|record| record.generation == generation) else {
-            // Another node was first.
-            return seeker.whose(id).await;
-        };
-        let from = node.name().to_owned();
-        let end = end_of(&record);
-        let now = Timestamp::now();
-        match restart::judge(&record.spec, record.created_at, &from, end, now) {
-            Verdict::Restart(next) => {
-                let lost = LostSession {
-                    id: id.clone(),
-                    generation,
-                    spec: record.spec,
-                    from,
-                    count: next.count,
-                };
-                seeker.restart(&lost).await
-            }
-            Verdict::GivenUp { count } => Err(format!("it was restarted {count} times already")),
-            Verdict::No => Err("it is not to be restarted".to_owned()),
-        }
-    }
 }

@@ -7,10 +7,7 @@ use conman_proto::SessionState;
 use conman_registry::{PeerStanding, Standing};
 use conman_testkit::{Fault, Operation};
 
-use super::super::PAUSE;
-use super::super::refusals::TOO_MANY_WAITING;
-use super::super::shared_waits::{SharedWait, share_of_one};
-use super::member::{PATIENCE, id, is_served, two, web};
+use super::member::{PATIENCE, POLL_INTERVAL, id, is_served, two, web};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_is_held_where_it_came_while_the_session_starts_on_another_node() {
@@ -145,7 +142,7 @@ async fn what_is_being_ended_here_is_served_by_whoever_owns_it_now() {
     let deadline = Instant::now() + PATIENCE;
     while b.node.get(&id).map(|session| session.state) != Some(SessionState::Stopping) {
         assert!(Instant::now() < deadline, "{:?}", b.node.get(&id));
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     let answer = b.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
@@ -163,22 +160,4 @@ async fn a_node_that_is_heard_of_late_and_says_that_it_owns_is_not_waited_for() 
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
     assert!(b.node.is_live(&id) && !a.node.is_live(&id));
-}
-
-#[test]
-fn those_who_wait_for_one_session_leave_places_to_others() {
-    let shared_wait = SharedWait::default();
-    let most = share_of_one(80);
-    let all: Vec<_> = (0..20)
-        .map(|_| shared_wait.join(&id("ann"), most))
-        .collect();
-    assert!(all.iter().all(Result::is_ok));
-    let refused = shared_wait.join(&id("ann"), most);
-    let refused = refused.expect_err("no place is left");
-    assert_eq!(refused.problem.slug(), TOO_MANY_WAITING, "{refused:?}");
-    drop(all);
-    shared_wait
-        .join(&id("ann"), most)
-        .expect("there are places again");
-    assert_eq!(share_of_one(0), 1, "one request is served");
 }

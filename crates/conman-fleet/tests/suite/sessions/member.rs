@@ -6,21 +6,21 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces};
-use conman_auth::{ApiGuard, ClusterSecret, ConnectTokens, HostRules, OriginRules};
+use conman_api::{ApiState, Listener, StreamPlaces};
+use conman_auth::{ApiGuard, ClusterSecret, ConnectTokens, FleetTls, HostRules, OriginRules};
 use conman_core::naming::{CgroupDriver, Instance, instance_cgroup};
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
 use conman_core::{SpecPolicy, Template};
-use conman_fleet::{FleetMap, PeerClient};
+use conman_fleet::{Dialer, FleetMap, Locator, PeerAcceptor, PeerClient, run_restarter};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
 use conman_proto::{
     OnNodeLoss, PreemptRequest, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };
-use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
-use conman_registry::{Announcement, Fleet, Journal};
+use conman_proxy::{Gate, PeerFront, Proxy, ProxyOptions, Verdict};
+use conman_registry::{Announcement, Fleet as _, Journal};
 use conman_runtime::{DockerOptions, DockerRuntime, Runtime};
 use conman_testkit::{Faults, ModelFleet, ModelNode, ProcessOptions, ProcessRuntime};
 use http::request::Parts;
@@ -30,13 +30,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::super::Seeker;
-use crate::serve::directory::NodeDirectory;
-use crate::serve::peers::{Credentials, start_with};
-use crate::serve::restarter;
+use super::directory::{Api, FleetDirectory, OwnSessionsOf};
 
 /// Longer than any step takes on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// Interval between checks of a state that a test waits for.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct Member {
     pub(super) node: Arc<Node>,
@@ -135,41 +134,37 @@ impl Member {
         let node = Node::start(options, registry, journal, runtimes)
             .await
             .expect("the node starts");
-        let credentials = Credentials {
-            secret: Some(Arc::clone(secret)),
-            tls: None,
-        };
-        let credentials = credentials.derive(name).expect("derived");
-        let dialer = credentials.dialer(name);
+        let tls = FleetTls::derive(Arc::clone(secret), name).expect("derived");
+        let tls = Some(Arc::new(tls));
+        let dialer = Dialer::new(name, tls.clone());
         let client = PeerClient::new(dialer.clone());
         let map = Arc::new(FleetMap::new(seen.clone(), client, limits()));
         let closing = CancellationToken::new();
-        let seeker = Seeker::new(
+        let locator = Locator::new(
             Arc::clone(&node),
             Arc::clone(&map),
             dialer,
             4_096,
             closing.clone(),
         );
-        let known: Arc<dyn Fleet> = seen.clone();
         let vitals = conman_vitals::Vitals::default();
-        restarter::run(&node, &known, &seeker, &vitals, retention, closing.clone());
+        run_restarter(&locator, &vitals, retention, closing.clone());
         let guard = closing.clone().drop_guard();
         let api = api(&node, &map, &state, secret, closing.clone());
         let (listener, address) = loopback();
-        let serving = (
-            conman_api::router(api, Listener::Peers),
-            ServeOptions::default(),
-            closing,
-        );
-        let peers = start_with(proxied(), listener, &credentials, &node, serving);
+        let front = PeerFront {
+            accept: Arc::new(PeerAcceptor::new(tls)),
+            sessions: Arc::new(OwnSessionsOf(Arc::clone(&node))),
+            api: Arc::new(Api::new(conman_api::router(api, Listener::Peers), closing)),
+        };
+        let peers = Proxy::start_peers(listener, proxied(), front);
         seen.announce(Announcement {
             peer_url: Some(format!("https://{address}")),
             templates: vec!["web".to_owned()],
             max_sessions: 100,
             ..Announcement::default()
         });
-        let directory = NodeDirectory::new(Arc::clone(&node), Some(seeker));
+        let directory = FleetDirectory(locator);
         let (listener, _) = loopback();
         let clients = Proxy::start(listener, proxied(), Arc::new(directory), Arc::new(OpenGate));
         Self {

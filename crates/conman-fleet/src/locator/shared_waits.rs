@@ -2,15 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use conman_proto::{Problem, SessionId};
-use conman_proxy::Refusal;
+use conman_proto::SessionId;
 use tokio::sync::watch;
 
-use super::refusals::{TOO_MANY_WAITING, passing};
-use super::{Need, Seeker};
+use super::{Awaited, Locator};
+use crate::LocateError;
 
 /// Most sessions that are waited for at a time.
-const MAX_QUESTS: usize = 10_000;
+const MAX_SHARED_WAITS: usize = 10_000;
 
 /// How many of the `max_held` waiting requests of a listener may wait for one session: a quarter,
 /// so that clients of one session do not exclude all others.
@@ -20,61 +19,47 @@ pub(super) const fn share_of_one(max_held: usize) -> usize {
 
 /// A wait that all requests for one session share. `None` until it is over.
 #[derive(Debug, Default)]
-pub(super) struct SharedWait(watch::Sender<Option<Result<(), Refusal>>>);
+pub(super) struct SharedWait(watch::Sender<Option<Result<(), LocateError>>>);
 
 impl SharedWait {
     /// Waits with the others, if there is a place.
     pub(super) fn join(
         &self,
         id: &SessionId,
-        most: usize,
-    ) -> Result<watch::Receiver<Option<Result<(), Refusal>>>, Box<Refusal>> {
-        if self.0.receiver_count() < most {
+        max: usize,
+    ) -> Result<watch::Receiver<Option<Result<(), LocateError>>>, LocateError> {
+        if self.0.receiver_count() < max {
             return Ok(self.0.subscribe());
         }
-        Err(Box::new(passing(Problem::new(
-            TOO_MANY_WAITING,
-            "Too many connections wait for the session",
-            503,
-            format!(
-                "{most} connections wait for session `{id}` already, a quarter of `limits.max_held`; \
-                 try again in a moment"
-            ),
-        ))))
+        Err(LocateError::TooManyWaiting {
+            id: id.clone(),
+            limit: max,
+        })
     }
 }
 
-impl Seeker {
-    /// Waits for `need`, together with all requests for the session.
+impl Locator {
+    /// Waits for an event, together with all requests for the session.
     pub(super) async fn wait_for(
         self: &Arc<Self>,
         id: &SessionId,
-        need: Need,
-    ) -> Result<(), Refusal> {
+        awaited: Awaited,
+    ) -> Result<(), LocateError> {
         let mut over = {
             let mut shared_waits = lock(&self.shared_waits);
             match shared_waits.get(id) {
-                Some(shared_wait) => shared_wait
-                    .join(id, self.most_waiting)
-                    .map_err(|refusal| *refusal)?,
-                None if shared_waits.len() >= MAX_QUESTS => {
-                    return Err(passing(Problem::new(
-                        TOO_MANY_WAITING,
-                        "Too many sessions are waited for",
-                        503,
-                        format!(
-                            "connections wait for {MAX_QUESTS} sessions already; try again in a \
-                             moment"
-                        ),
-                    )));
+                Some(shared_wait) => shared_wait.join(id, self.max_waiting)?,
+                None if shared_waits.len() >= MAX_SHARED_WAITS => {
+                    let limit = MAX_SHARED_WAITS;
+                    return Err(LocateError::TooManySessions { limit });
                 }
                 None => {
                     let shared_wait = Arc::<SharedWait>::default();
                     let over = shared_wait.0.subscribe();
                     shared_waits.insert(id.clone(), Arc::clone(&shared_wait));
-                    let (seeker, id) = (Arc::clone(self), id.clone());
+                    let (locator, id) = (Arc::clone(self), id.clone());
                     self.main
-                        .spawn(async move { seeker.run(&id, need, &shared_wait).await });
+                        .spawn(async move { locator.run(&id, awaited, &shared_wait).await });
                     over
                 }
             }
@@ -88,14 +73,14 @@ impl Seeker {
         ended.unwrap_or(Ok(()))
     }
 
-    async fn run(&self, id: &SessionId, need: Need, shared_wait: &Arc<SharedWait>) {
-        // Also if the task panics: the requests must not wait for ever.
+    async fn run(&self, id: &SessionId, awaited: Awaited, shared_wait: &Arc<SharedWait>) {
+        // Also if the task panics: the requests must not wait forever.
         let _entry = Entry {
-            seeker: self,
+            locator: self,
             id,
             shared_wait,
         };
-        let mut work = std::pin::pin!(self.shared_wait(id, &need));
+        let mut work = std::pin::pin!(self.until(id, &awaited));
         loop {
             tokio::select! {
                 outcome = &mut work => {
@@ -116,16 +101,16 @@ impl Seeker {
         }
     }
 
-    async fn shared_wait(&self, id: &SessionId, need: &Need) -> Result<(), Refusal> {
-        match need {
-            Need::Start { may_start, was } => self.start(id, *may_start, was).await,
+    async fn until(&self, id: &SessionId, awaited: &Awaited) -> Result<(), LocateError> {
+        match awaited {
+            Awaited::Start { may_start, former } => self.start(id, *may_start, former).await,
             // Cancel safe: the request to the node is repeated, and a look-up has no effect.
-            Need::Ready { node, may_start } => tokio::select! {
-                outcome = self.ready(id, node, *may_start) => outcome,
-                () = self.lost(id, node) => Ok(()),
+            Awaited::Ready { node, may_start } => tokio::select! {
+                outcome = self.until_ready(id, node, *may_start) => outcome,
+                () = self.until_lost(id, node) => Ok(()),
             },
-            Need::Reach { node } => {
-                self.reach(id, node).await;
+            Awaited::Reachable { node } => {
+                self.until_reachable(id, node).await;
                 Ok(())
             }
         }
@@ -134,14 +119,14 @@ impl Seeker {
 
 /// A wait's entry in the table, until its task ends.
 struct Entry<'run> {
-    seeker: &'run Seeker,
+    locator: &'run Locator,
     id: &'run SessionId,
     shared_wait: &'run Arc<SharedWait>,
 }
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        let mut shared_waits = lock(&self.seeker.shared_waits);
+        let mut shared_waits = lock(&self.locator.shared_waits);
         if shared_waits
             .get(self.id)
             .is_some_and(|present| Arc::ptr_eq(present, self.shared_wait))
@@ -160,6 +145,28 @@ impl Drop for Entry<'_> {
 }
 
 /// Every single change leaves the maps valid, so a poisoned lock is fine.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_for_one_session_leave_places_to_others() {
+        let shared_wait = SharedWait::default();
+        let max = share_of_one(80);
+        let id: SessionId = "ann".parse().expect("an id");
+        let all: Vec<_> = (0..20).map(|_| shared_wait.join(&id, max)).collect();
+        assert!(all.iter().all(Result::is_ok));
+        let refused = shared_wait.join(&id, max).expect_err("no place is left");
+        assert!(
+            matches!(refused, LocateError::TooManyWaiting { limit: 20, .. }),
+            "{refused:?}"
+        );
+        drop(all);
+        shared_wait.join(&id, max).expect("there are places again");
+        assert_eq!(share_of_one(0), 1, "one request is served");
+    }
 }

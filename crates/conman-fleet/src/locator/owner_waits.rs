@@ -1,68 +1,63 @@
 //! Waits for the node of a session: until the session is ready there or lost, or the node
 //! reachable.
 
-use conman_fleet::{NoAddress, PeerAddress, SessionLocation};
 use conman_proto::SessionId;
-use conman_proxy::Refusal;
 use conman_registry::PeerStanding;
 
-use super::asking::Said;
-use super::refusals::{TOO_MANY_WAITING, refused, with_retry};
-use super::{LONGEST_PAUSE, LOOK_EVERY, PAUSE, Seeker, Was, pause};
+use super::node_requests::NodeAnswer;
+use super::{FormerNode, LONGEST_PAUSE, LOST_NODE_INTERVAL, Locator, PAUSE, pause};
+use crate::{LocateError, NoAddress, PeerAddress, SessionLocation};
 
-impl Seeker {
+impl Locator {
     /// Waits until the session's node reports that it takes requests.
-    pub(super) async fn ready(
+    pub(super) async fn until_ready(
         &self,
         id: &SessionId,
         name: &str,
         may_start: bool,
-    ) -> Result<(), Refusal> {
-        let was = Was {
-            node: name.to_owned(),
+    ) -> Result<(), LocateError> {
+        let former = FormerNode {
+            name: name.to_owned(),
             is_lost: false,
         };
-        let said = self
-            .ask(id, &self.map.node(name).address, may_start, &was)
-            .await;
-        match said {
-            Said::Ready | Said::Elsewhere => Ok(()),
-            Said::Refused(by) => Err(refused(&by)),
-            // The node's own clients have all the places for the session. How long and how many
-            // requests wait here does not depend on that.
-            Said::Problem(problem) if problem.slug() == TOO_MANY_WAITING => {
+        let error = match self.request_ready(id, name, may_start, &former).await {
+            NodeAnswer::Ready | NodeAnswer::Elsewhere => return Ok(()),
+            NodeAnswer::Failed(error) => error,
+        };
+        match error {
+            LocateError::Refused(_) => Err(error),
+            // How long and how many requests wait here does not depend on that.
+            _ if error.is_crowded() => {
                 tokio::time::sleep(LONGEST_PAUSE).await;
                 Ok(())
             }
-            Said::Nothing => {
-                tokio::time::sleep(PAUSE).await;
-                Ok(())
-            }
-            Said::Problem(problem) => {
+            LocateError::Answered { .. } => {
                 // A node's answer about a session that it has lost meanwhile is of no interest.
-                match self.map.whereabouts(id).await {
-                    Ok(SessionLocation::There(owner)) if *owner.node.name == *name => {
-                        Err(with_retry(problem))
-                    }
+                match self.map.locate_fresh(id).await {
+                    Ok(SessionLocation::There(owner)) if *owner.node.name == *name => Err(error),
                     // The next look-up reports that the registry does not answer.
                     Ok(_) | Err(_) => Ok(()),
                 }
             }
+            _ => {
+                tokio::time::sleep(PAUSE).await;
+                Ok(())
+            }
         }
     }
 
-    /// Returns when a node that answers but is silent in the registry does not own the session any
-    /// more: its ownership expires, and its sessions are frozen.
-    pub(super) async fn lost(&self, id: &SessionId, name: &str) {
+    /// Returns when a node that answers but is silent in the registry no longer owns the session:
+    /// its ownership expires, and its sessions are frozen.
+    pub(super) async fn until_lost(&self, id: &SessionId, name: &str) {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(LOST_NODE_INTERVAL).await;
             let peers = self.map.fleet().peers();
             let peer = peers.iter().find(|peer| peer.name == name);
             // Other nodes cannot claim its sessions before it is declared dead.
             if peer.is_some_and(|peer| peer.standing != PeerStanding::Fenced) {
                 continue;
             }
-            match self.map.whereabouts(id).await {
+            match self.map.locate_fresh(id).await {
                 Ok(SessionLocation::There(owner)) if *owner.node.name == *name => {}
                 Ok(_) => return,
                 // While the registry does not answer, nothing has changed.
@@ -71,12 +66,12 @@ impl Seeker {
         }
     }
 
-    /// Returns when the node can be reached, or does not own the session any more.
-    pub(super) async fn reach(&self, id: &SessionId, name: &str) {
+    /// Returns when the node can be reached, or no longer owns the session.
+    pub(super) async fn until_reachable(&self, id: &SessionId, name: &str) {
         for times in 1.. {
             tokio::time::sleep(pause(times)).await;
             // While the registry does not answer, nothing has changed.
-            let Ok(now) = self.map.whereabouts(id).await else {
+            let Ok(now) = self.map.locate_fresh(id).await else {
                 continue;
             };
             match now {

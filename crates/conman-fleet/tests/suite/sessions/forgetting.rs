@@ -12,8 +12,7 @@ use conman_registry::{
 };
 use conman_testkit::ModelFleet;
 
-use super::super::PAUSE;
-use super::member::{Member, PATIENCE, id, secret};
+use super::member::{Member, PATIENCE, POLL_INTERVAL, id, secret};
 
 const AT_ONCE: Retention = Retention {
     ended: Duration::ZERO,
@@ -65,7 +64,7 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
     let deadline = Instant::now() + PATIENCE;
     while c.node.get(&waits).map(|session| session.state) != Some(SessionState::Stopped) {
         assert!(Instant::now() < deadline, "{:?}", c.node.get(&waits));
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     assert!(keeping.node.is_live(&back));
 }
@@ -182,7 +181,7 @@ async fn more_records_of_a_node_that_is_gone_than_go_at_once_go_one_after_anothe
     let deadline = Instant::now() + 2 * PATIENCE;
     while !registry.list().await.expect("listed").is_empty() {
         assert!(Instant::now() < deadline, "some never go");
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     assert!(a.node.is_live(&id("here")));
 }

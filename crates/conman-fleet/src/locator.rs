@@ -2,16 +2,15 @@
 //!
 //! Whatever takes time (starting a session, waiting until it is ready at its node, waiting for a
 //! node that cannot be reached) is done once for all requests that wait for the session
-//! (`SharedWait`): by a task of the main runtime, which ends when no request waits any more. Each
+//! (`SharedWait`): by a task of the main runtime, which ends when no request waits any longer. Each
 //! waiting request then looks the session up again. The proxy bounds how long and how many
 //! requests may wait in all.
 
-mod asking;
-mod owner;
-mod refusals;
-mod restarting;
-mod reviving;
+mod node_requests;
+mod owner_waits;
+mod restart;
 mod shared_waits;
+mod start;
 
 use std::collections::HashMap;
 use std::future::{Future as _, poll_fn};
@@ -19,64 +18,64 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use conman_fleet::holding::{self, Cause, Held};
-use conman_fleet::{
-    Dialer, FleetMap, NoAddress, Owner, PeerAddress, PlacementRequest, SessionLocation, ToNode,
-};
 use conman_node::{Node, RouteError, SessionRoute};
-use conman_proto::{Problem, ResolvedSpec, SessionId};
-use conman_proxy::{PeerRefusal, Refusal, Route, Way};
+use conman_proto::SessionId;
+use conman_proxy::{PeerRefusal, Route, Way};
 use conman_vitals::essential;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use self::refusals::{is_elsewhere, is_over, no_registry, passing, refused, unreachable};
-pub(super) use self::restarting::LostSession;
+pub(crate) use self::restart::LostSession;
 use self::shared_waits::SharedWait;
-use super::directory::{own_route, refusal};
+use crate::holding::{self, Cause, Held};
+use crate::locate_error::{has_ended, is_elsewhere};
+use crate::{
+    Dialer, FleetMap, LocateError, NoAddress, Owner, PeerAddress, SessionLocation, ToNode,
+    own_route,
+};
 
 /// Look-ups of one call. Each but the first reads the registry, after a wait.
 const MAX_LOOKUPS: u32 = 8;
-/// Nodes that are asked at a time to start one session.
-const MAX_CANDIDATES: usize = 4;
 /// Pause between two attempts, at first and at most.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Interval between checks for lost nodes.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOST_NODE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Finds sessions of the whole fleet.
 #[derive(Debug)]
-pub(super) struct Seeker {
+pub struct Locator {
     node: Arc<Node>,
     map: Arc<FleetMap>,
     dialer: Dialer,
     main: Handle,
     shared_waits: Mutex<HashMap<SessionId, Arc<SharedWait>>>,
     /// For one session.
-    most_waiting: usize,
+    max_waiting: usize,
 }
 
 /// The node that a session was on.
 #[derive(Debug, Clone)]
-struct Was {
-    node: String,
+struct FormerNode {
+    name: String,
     is_lost: bool,
 }
 
-/// What a request has to wait for.
+/// The event that a request waits for.
 #[derive(Debug, Clone)]
-enum Need {
-    /// No node owns the session: one has to start it.
-    Start { may_start: bool, was: Was },
-    /// Its node has to make it ready.
+enum Awaited {
+    /// A node starts the session, which no node owns.
+    Start { may_start: bool, former: FormerNode },
+    /// Its node makes it ready.
     Ready { node: Arc<str>, may_start: bool },
-    /// Its node cannot be reached.
-    Reach { node: Arc<str> },
+    /// Its node can be reached.
+    Reachable { node: Arc<str> },
 }
 
-impl Seeker {
-    pub(super) fn new(
+impl Locator {
+    /// Finds sessions until `closing`. `max_held`: the limit of requests that wait at a listener.
+    #[must_use]
+    pub fn new(
         node: Arc<Node>,
         map: Arc<FleetMap>,
         dialer: Dialer,
@@ -84,78 +83,85 @@ impl Seeker {
         closing: CancellationToken,
     ) -> Arc<Self> {
         holding::describe();
-        let seeker = Arc::new(Self {
+        let locator = Arc::new(Self {
             node,
             map,
             dialer,
             main: Handle::current(),
             shared_waits: Mutex::default(),
-            most_waiting: shared_waits::share_of_one(max_held),
+            max_waiting: shared_waits::share_of_one(max_held),
         });
-        let watching = Arc::clone(&seeker);
-        tokio::spawn(essential("look for gone nodes", async move {
-            let pause = || tokio::time::sleep(LOOK_EVERY);
+        let watching = Arc::clone(&locator);
+        tokio::spawn(essential("lost nodes", async move {
+            let pause = || tokio::time::sleep(LOST_NODE_INTERVAL);
             // Cancel safe: a check skipped at shutdown is not needed.
             while closing.run_until_cancelled(pause()).await.is_some() {
-                watching.map.tell_of_gone_nodes();
+                watching.map.close_streams_of_lost_nodes();
             }
         }));
-        seeker
+        locator
     }
 
-    /// The session's route, once it is served.
-    pub(super) async fn find(
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    pub(crate) fn map(&self) -> &Arc<FleetMap> {
+        &self.map
+    }
+
+    /// The session's route, once it is served. `fresh`: reads the registry even if the location is
+    /// cached. Cancel safe.
+    ///
+    /// # Errors
+    /// It cannot be reached or started.
+    pub async fn find(
         self: &Arc<Self>,
         id: &SessionId,
         may_start: bool,
         mut fresh: bool,
-    ) -> Result<Route, Refusal> {
+    ) -> Result<Route, LocateError> {
         for _ in 0..MAX_LOOKUPS {
-            let mut over = None;
+            let mut ended = None;
             if self.node.is_live(id) {
-                match self.own(id, may_start).await {
+                match self.wait_here(id, may_start).await {
                     Ok(route) => return Ok(own_route(route)),
                     // It has ended or was taken meanwhile, or another node was first.
                     Err(error) if is_elsewhere(&error) => fresh = true,
-                    Err(error) if is_over(&error) => {
+                    Err(error) if has_ended(&error) => {
                         fresh = true;
-                        over = Some(refusal(&error));
+                        ended = Some(error);
                     }
                     Err(_) if !self.node.is_live(id) => fresh = true,
-                    Err(error) => return Err(refusal(&error)),
+                    Err(error) => return Err(LocateError::Route(error)),
                 }
             }
-            let looked = self.map.look(id, &mut fresh).await;
+            let located = self.map.locate(id, &mut fresh).await;
             // If no other node is known, the answer is this node's.
-            let whereabouts = looked.map_err(|error| over.unwrap_or_else(|| no_registry(error)))?;
-            match whereabouts {
+            let location = located.map_err(|error| match ended {
+                Some(ended) => LocateError::Route(ended),
+                None => LocateError::Registry(error),
+            })?;
+            match location {
                 SessionLocation::There(owner) => match owner.node.address.clone() {
-                    Ok(address) => return Ok(self.way(id, owner, address)),
+                    Ok(address) => return Ok(self.route_to(id, owner, address)),
                     // It has just joined, or has gone and is not declared dead yet.
                     Err(NoAddress::NotYet { .. }) => {
                         let node = owner.node.name;
                         let _held = self.held(&node, Cause::Silent);
-                        self.wait_for(id, Need::Reach { node }).await?;
+                        self.wait_for(id, Awaited::Reachable { node }).await?;
                     }
-                    Err(why) => return Err(unreachable(why.to_string())),
+                    Err(why) => return Err(LocateError::Unreachable(why)),
                 },
-                SessionLocation::NoOwner => return self.local(id, may_start).await,
-                SessionLocation::Here { .. } if fresh => return self.local(id, may_start).await,
+                SessionLocation::NoOwner => return self.route_here(id, may_start).await,
+                SessionLocation::Here { .. } if fresh => {
+                    return self.route_here(id, may_start).await;
+                }
                 SessionLocation::Released { node, .. } if fresh => {
-                    let _held = self.held(&node, Cause::Ended);
-                    let was = Was {
-                        node,
-                        is_lost: false,
-                    };
-                    self.wait_for(id, Need::Start { may_start, was }).await?;
+                    self.wait_for_start(id, may_start, node, false).await?;
                 }
                 SessionLocation::Lost { node, .. } if fresh => {
-                    let _held = self.held(&node, Cause::Fenced);
-                    let was = Was {
-                        node,
-                        is_lost: true,
-                    };
-                    self.wait_for(id, Need::Start { may_start, was }).await?;
+                    self.wait_for_start(id, may_start, node, true).await?;
                 }
                 SessionLocation::Here { .. }
                 | SessionLocation::Released { .. }
@@ -163,22 +169,21 @@ impl Seeker {
             }
             fresh = true;
         }
-        Err(passing(Problem::new(
-            "session-moves",
-            "The session changes its node",
-            503,
-            format!("session `{id}` changed its node each time that it was looked up; try again"),
-        )))
+        Err(LocateError::Moves { id: id.clone() })
     }
 
-    /// The route for a request that the node of `from` refused.
-    pub(super) async fn find_anew(
+    /// The route for a request that the node of `from` refused, for the `times`th time in a row.
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As for [`Locator::find`].
+    pub async fn find_again(
         self: &Arc<Self>,
         from: &Route,
         why: &PeerRefusal,
         times: u32,
         may_start: bool,
-    ) -> Result<Route, Refusal> {
+    ) -> Result<Route, LocateError> {
         let id = &from.session;
         let node = match &from.way {
             Way::Peer { node, .. } => Arc::clone(node),
@@ -194,18 +199,21 @@ impl Seeker {
             }
             PeerRefusal::Refused => {
                 self.map.fleet().forget_location(id, from.generation);
-                let now = self.map.whereabouts(id).await.map_err(no_registry)?;
+                let now = self.map.locate_fresh(id).await;
+                let now = now.map_err(LocateError::Registry)?;
                 if matches!(now, SessionLocation::There(owner) if owner.node.name == node) {
-                    return Err(refused(&self.map.client().refused_by(&node)));
+                    let refused = self.map.client().refused_by(&node);
+                    return Err(LocateError::Refused(refused));
                 }
             }
             PeerRefusal::NotReady => {
                 let _held = self.held(&node, Cause::Starting);
-                self.wait_for(id, Need::Ready { node, may_start }).await?;
+                self.wait_for(id, Awaited::Ready { node, may_start })
+                    .await?;
             }
             PeerRefusal::Unreachable(_) => {
                 let _held = self.held(&node, Cause::Silent);
-                self.wait_for(id, Need::Reach { node }).await?;
+                self.wait_for(id, Awaited::Reachable { node }).await?;
                 // It may be reachable but unusable, for example because it is full.
                 if times > 1 {
                     tokio::time::sleep(pause(times)).await;
@@ -215,13 +223,13 @@ impl Seeker {
         self.find(id, may_start, true).await
     }
 
-    async fn local(&self, id: &SessionId, may_start: bool) -> Result<Route, Refusal> {
-        let route = self.own(id, may_start).await;
-        route.map(own_route).map_err(|error| refusal(&error))
+    async fn route_here(&self, id: &SessionId, may_start: bool) -> Result<Route, LocateError> {
+        let route = self.wait_here(id, may_start).await;
+        route.map(own_route).map_err(LocateError::Route)
     }
 
     /// The session's route according to this node; waits for a session that starts.
-    async fn own(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
+    async fn wait_here(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
         let mut route = std::pin::pin!(self.node.route(id, may_start));
         // Most sessions are ready, so nothing is waited for.
         let first = poll_fn(|cx| Poll::Ready(route.as_mut().poll(cx))).await;
@@ -236,15 +244,32 @@ impl Seeker {
         route.await
     }
 
-    /// Counts requests that wait for a session that is on this node, or was.
+    async fn wait_for_start(
+        self: &Arc<Self>,
+        id: &SessionId,
+        may_start: bool,
+        name: String,
+        is_lost: bool,
+    ) -> Result<(), LocateError> {
+        let otherwise = match is_lost {
+            true => Cause::Fenced,
+            false => Cause::Ended,
+        };
+        let _held = self.held(&name, otherwise);
+        let former = FormerNode { name, is_lost };
+        self.wait_for(id, Awaited::Start { may_start, former })
+            .await
+    }
+
+    /// Counts a request that waits for a session that is or was on this node.
     fn held(&self, node: &str, otherwise: Cause) -> Held {
         let peers = self.map.fleet().peers();
         let peer = peers.iter().find(|peer| peer.name == node);
         Held::new(Cause::of(peer, otherwise))
     }
 
-    fn way(&self, id: &SessionId, owner: Owner, address: PeerAddress) -> Route {
-        let closing = self.map.gone(&owner.node);
+    fn route_to(&self, id: &SessionId, owner: Owner, address: PeerAddress) -> Route {
+        let closing = self.map.lost(&owner.node);
         let (node, incarnation) = (owner.node.name, owner.node.incarnation);
         Route {
             session: id.clone(),
@@ -265,15 +290,3 @@ impl Seeker {
 fn pause(times: u32) -> Duration {
     (PAUSE * 2_u32.saturating_pow(times.min(8).saturating_sub(1))).min(LONGEST_PAUSE)
 }
-
-fn wish_of(spec: &ResolvedSpec) -> PlacementRequest {
-    PlacementRequest {
-        template: spec.template.clone(),
-        runtime: Some(spec.runtime),
-        labels: spec.node_labels.clone(),
-        memory_bytes: spec.memory_bytes.unwrap_or_default(),
-    }
-}
-
-#[cfg(test)]
-mod tests;
