@@ -3,23 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use conman_auth::Caller;
-use conman_fleet::{FleetMap, PlacementRequest, SessionLocation};
+use conman_fleet::{
+    BufferedRequest, FleetMap, PlacementRequest, SessionLocation, node_api, read_json,
+};
 use conman_node::Node;
 use conman_proto::{
     NodeReason, NodeStanding, SessionId, SessionInFleet, SessionOwnership, Timeline,
 };
 use conman_registry::{Peer, PeerStanding};
 use futures_util::{StreamExt as _, stream};
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http::{Method, StatusCode};
 use tokio::time::timeout;
 
 use crate::fleet_list;
-use crate::hop;
 use crate::node_errors::chain;
-use crate::routes::peers::timeline_of;
 
 /// Nodes that are asked at a time.
 const PARALLEL: usize = 16;
@@ -99,20 +97,15 @@ async fn ask(
     id: &SessionId,
     caller: &Caller,
 ) -> Result<Timeline, String> {
-    let address = map.node(name).address.map_err(|why| why.to_string())?;
-    let (header, value) = hop::caller_header(caller);
-    let request = Request::get(timeline_of(id))
-        .header(header, value)
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| chain(&error))?;
-    let response = map.client().ask(&address, request).await;
+    let target = node_api::timeline(id).parse();
+    let target = target.map_err(|error| chain(&error as &http::uri::InvalidUri))?;
+    let request = BufferedRequest::new(Method::GET, target, caller.clone());
+    let response = map.call(&map.node(name), &request, None).await;
     let response = response.map_err(|error| chain(&error))?;
     if response.status() != StatusCode::OK {
         return Err(format!("it answered {}", response.status()));
     }
-    let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect();
-    let body = body.await.map_err(|error| chain(&*error))?.to_bytes();
-    serde_json::from_slice(&body).map_err(|error| chain(&error))
+    read_json(response.into_body(), MAX_ANSWER_BYTES).await
 }
 
 /// The session's state in the fleet, according to the registry.

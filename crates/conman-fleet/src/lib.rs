@@ -5,7 +5,9 @@
 //! - [`StartAttempts`] is the loop that requests nodes to start a session. PUT requests,
 //!   connections, restarts and drains use it.
 //! - [`run_restarter`] restarts sessions of lost nodes and removes their old records.
-//! - [`PeerClient`] sends a caller's requests to another node; [`Pulse`] ends the wait for a node
+//! - [`FleetMap::call`] sends a caller's request to another node's API; a [`CallError`] says whether
+//!   it may be sent again. [`node_api`] has the paths that only nodes request.
+//! - [`PeerClient`] has the connections for that; [`Pulse`] ends the wait for a node
 //!   that no longer answers. [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, over
 //!   TLS with the certificates of `conman-auth`, which authenticate both ends.
 //!
@@ -25,6 +27,7 @@
 
 mod accept;
 mod address;
+mod caller_header;
 mod client;
 mod dial;
 pub mod holding;
@@ -33,8 +36,11 @@ mod locate_error;
 mod locator;
 mod lost_nodes;
 mod map;
+pub mod node_api;
 mod own_route;
 mod pulse;
+mod remote_body;
+mod remote_call;
 mod restarter;
 mod start_attempts;
 mod stream;
@@ -42,6 +48,7 @@ mod way;
 
 pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
+pub use caller_header::{caller_header, remote_caller};
 pub use client::{AskError, PeerClient, RefusedBy};
 pub use dial::{DialError, Dialer};
 pub use locate_error::LocateError;
@@ -49,6 +56,11 @@ pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation, Waiting};
 pub use own_route::own_route;
 pub use pulse::{PULSE, Pulse, Silent};
+pub use remote_body::{RemoteBody, read_json};
+pub use remote_call::{
+    BufferedRequest, CallError, ExpectedGeneration, X_CONMAN_ENDED, X_CONMAN_GENERATION,
+    X_CONMAN_TURNED,
+};
 pub use restarter::run_restarter;
 pub use start_attempts::{Attempt, FailedStart, Missing, StartAttempts, StartOn};
 pub use way::ToNode;

@@ -5,8 +5,8 @@ use conman_proto::SessionId;
 use conman_registry::PeerStanding;
 
 use super::node_requests::NodeAnswer;
-use super::{FormerNode, LONGEST_PAUSE, LOST_NODE_INTERVAL, Locator, PAUSE, pause};
-use crate::{LocateError, NoAddress, PeerAddress, SessionLocation};
+use super::{LONGEST_PAUSE, LOST_NODE_INTERVAL, Locator, PAUSE, pause};
+use crate::{LocateError, NoAddress, PeerAddress, SessionLocation, node_api};
 
 impl Locator {
     /// Waits until the session's node reports that it takes requests.
@@ -16,11 +16,8 @@ impl Locator {
         name: &str,
         may_start: bool,
     ) -> Result<(), LocateError> {
-        let former = FormerNode {
-            name: name.to_owned(),
-            is_lost: false,
-        };
-        let error = match self.request_ready(id, name, may_start, &former).await {
+        let target = node_api::ready(id, may_start, name, false);
+        let error = match self.post(name, target).await {
             NodeAnswer::Ready | NodeAnswer::Elsewhere => return Ok(()),
             NodeAnswer::Failed(error) => error,
         };

@@ -7,7 +7,6 @@ use conman_core::error_chain;
 use conman_core::placement::Placement;
 use conman_node::{RestartError, RouteError, WithoutImage};
 use conman_proto::{Generation, ResolvedSpec, SessionId};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Locator;
 use super::node_requests::NodeAnswer;
@@ -15,6 +14,7 @@ use crate::locate_error::{is_of_another, reasons};
 use crate::start_attempts::MAX_CANDIDATES;
 use crate::{
     Attempt, LocateError, Missing, PlacementRequest, SessionLocation, StartAttempts, StartOn,
+    node_api,
 };
 
 /// How long nodes are requested whether they have the image, before one tries without it: a fleet
@@ -109,13 +109,9 @@ impl StartOn for Restart<'_> {
         let answer = if node == locator.map.me() {
             locator.restart_here(lost, self.without_image).await
         } else {
-            let (id, generation) = (&lost.id, lost.generation);
-            let from = utf8_percent_encode(&lost.from, NON_ALPHANUMERIC);
             let elsewhere = self.without_image == WithoutImage::Refuse;
-            let target = format!(
-                "/peer/sessions/{id}/restart?from={from}&generation={generation}&elsewhere={elsewhere}"
-            );
-            locator.post(id, node, target).await
+            let target = node_api::restart(&lost.id, &lost.from, lost.generation, elsewhere);
+            locator.post(node, target).await
         };
         match answer {
             NodeAnswer::Ready => Attempt::Final(Ok(node.to_owned())),

@@ -10,7 +10,7 @@ use conman_registry::RegistryError;
 use super::node_requests::NodeAnswer;
 use super::{FormerNode, Locator, pause};
 use crate::locate_error::is_elsewhere;
-use crate::{Attempt, LocateError, Missing, PlacementRequest, StartAttempts, StartOn};
+use crate::{Attempt, LocateError, Missing, PlacementRequest, StartAttempts, StartOn, node_api};
 
 /// Attempts to read a record while the registry does not answer.
 const MAX_READS: u32 = 8;
@@ -93,13 +93,12 @@ impl StartOn for ConnectionStart<'_> {
     type Answer = Result<(), LocateError>;
 
     async fn start_on(&mut self, node: &str) -> Attempt<Self::Answer> {
-        let (locator, id, may_start) = (self.locator, self.id, self.may_start);
+        let (locator, former) = (self.locator, self.former);
         let answer = if node == locator.map.me() {
-            locator.start_here(id, may_start, self.former).await
+            locator.start_here(self.id, self.may_start, former).await
         } else {
-            locator
-                .request_ready(id, node, may_start, self.former)
-                .await
+            let target = node_api::ready(self.id, self.may_start, &former.name, former.is_lost);
+            locator.post(node, target).await
         };
         answer.into_attempt()
     }

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Json;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use conman_auth::Caller;
 use conman_core::no_template;
 use conman_core::placement::{Placement, Unfit};
 use conman_fleet::{
-    Attempt, LocateError, Missing, Node, SessionLocation, StartAttempts, StartOn, Waiting,
+    Attempt, BufferedRequest, CallError, ExpectedGeneration, LocateError, Missing, Node,
+    SessionLocation, StartAttempts, StartOn, Waiting, X_CONMAN_TURNED,
 };
 use conman_node::StopError;
 use conman_proto::{FieldError, Generation, SessionId, SessionState, StopReport};
@@ -21,9 +22,8 @@ use conman_registry::{RegistryError, SessionRecord};
 use http::Method;
 use tokio::time::Instant;
 
-use super::another::{lacks, wants_another};
-use super::send::{About, Parcel, Unsent};
-use super::{BodyLimit, Hop, X_CONMAN_TURNED, placement_request, unanswered, unreachable};
+use super::start_answer::{lacks, wants_another};
+use super::{BodyLimit, Hop, buffer, placement_request, unanswered, unreachable};
 use crate::node_errors::{chain, locate_problem};
 use crate::problem::{ApiError, Kind};
 
@@ -40,10 +40,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A request for a session that does not run on this node, or that is to be started on some node.
-pub(super) struct Visit {
+pub(super) struct ForwardedRequest {
     hop: Hop,
     id: SessionId,
-    parcel: Parcel,
+    request: BufferedRequest,
     next: Next,
 }
 
@@ -77,24 +77,27 @@ struct Unreached {
     why: String,
 }
 
-impl Visit {
+impl ForwardedRequest {
     pub(super) async fn begin(
         hop: Hop,
         id: SessionId,
         (request, limit): (Request, BodyLimit),
         next: Next,
     ) -> Response {
-        let parcel = match Parcel::pack(request, limit).await {
-            Ok(parcel) => parcel,
+        let request = match buffer(request, limit).await {
+            Ok(request) => request,
             Err(refusal) => return refusal.into_response(),
         };
-        let visit = Self {
+        let forwarded = Self {
             hop,
             id,
-            parcel,
+            request,
             next,
         };
-        let mut response = visit.run().await.unwrap_or_else(ApiError::into_response);
+        let mut response = forwarded
+            .run()
+            .await
+            .unwrap_or_else(ApiError::into_response);
         response.headers_mut().remove(X_CONMAN_TURNED);
         response
     }
@@ -164,7 +167,7 @@ impl Visit {
     }
 
     fn is_put(&self) -> bool {
-        self.parcel.parts.method == Method::PUT
+        self.request.parts.method == Method::PUT
     }
 
     /// Whether the request creates or ends a session.
@@ -174,12 +177,12 @@ impl Visit {
 
     /// Whether it ends the session.
     fn ends(&self) -> bool {
-        self.is_of_session() && self.parcel.parts.method == Method::DELETE
+        self.is_of_session() && self.request.parts.method == Method::DELETE
     }
 
     /// Whether it is about the session itself, not about something in it.
     fn is_of_session(&self) -> bool {
-        let path = self.parcel.parts.uri.path();
+        let path = self.request.parts.uri.path();
         path.strip_prefix("/v1/sessions/") == Some(self.id.as_str())
     }
 
@@ -251,7 +254,9 @@ impl Visit {
 
     /// Calls the handler of this node.
     async fn here(&self) -> Step {
-        let response = self.next.clone().run(self.parcel.unpack()).await;
+        let (parts, body) = (self.request.parts.clone(), self.request.body.clone());
+        let request = Request::from_parts(parts, Body::from(body));
+        let response = self.next.clone().run(request).await;
         if response.headers().contains_key(X_CONMAN_TURNED) {
             return Step::Moved;
         }
@@ -299,8 +304,17 @@ impl Visit {
         }
     }
 
+    async fn call(
+        &self,
+        node: &Node,
+        expected: Option<ExpectedGeneration>,
+    ) -> Result<Response, CallError> {
+        let called = self.hop.map.call(node, &self.request, expected).await;
+        called.map(|response| response.map(Body::new))
+    }
+
     async fn there(&self, node: &Node, generation: Generation) -> Result<Step, ApiError> {
-        let about = About {
+        let expected = ExpectedGeneration {
             generation,
             ended: false,
         };
@@ -309,9 +323,9 @@ impl Visit {
             false => None,
         };
         let node = announced.as_ref().unwrap_or(node);
-        let sent = self.parcel.send(&self.hop, node, Some(about)).await;
+        let sent = self.call(node, Some(expected)).await;
         let step = match sent {
-            Err(Unsent::Unanswered(why)) if self.ends() => {
+            Err(CallError::Unanswered { why }) if self.ends() => {
                 let node = Arc::clone(&node.name);
                 Step::Unanswered(Unreached { node, why }, generation)
             }
@@ -326,12 +340,12 @@ impl Visit {
 
     /// Asks the node that has ended it, which has its log; or uses its record if that node is lost.
     async fn ended_there(&self, name: &str, generation: Generation) -> Result<Step, ApiError> {
-        let about = About {
+        let expected = ExpectedGeneration {
             generation,
             ended: true,
         };
         let node = self.hop.map.node(name);
-        match stepped(&node, self.parcel.send(&self.hop, &node, Some(about)).await)? {
+        match stepped(&node, self.call(&node, Some(expected)).await)? {
             Step::Moved | Step::Unreachable(_) => self.by_record(name, generation).await,
             Step::Refused(error) => match self.by_record(name, generation).await {
                 Ok(step) => Ok(step),
@@ -354,7 +368,7 @@ impl Visit {
             return Ok(Step::Moved);
         }
         let shown = self.is_of_session();
-        if shown && self.parcel.parts.method == Method::GET {
+        if shown && self.request.parts.method == Method::GET {
             let mut session = self.hop.node.recorded(node, &record);
             if !record.state.is_ended() {
                 let lost = "its node was lost, and no other has taken it over yet";
@@ -362,7 +376,7 @@ impl Visit {
             }
             return Ok(Step::Answer(Json(session).into_response()));
         }
-        if shown && self.parcel.parts.method == Method::DELETE {
+        if shown && self.request.parts.method == Method::DELETE {
             return match record.state.is_ended() {
                 true => self.called_off(node, &record).await,
                 false => self.ended(record).await,
@@ -386,10 +400,7 @@ impl Visit {
 
     /// Ends a session that its lost node did not end.
     async fn ended(&self, record: SessionRecord) -> Result<Step, ApiError> {
-        let caller = self.parcel.parts.extensions.get::<Caller>();
-        let caller =
-            caller.ok_or_else(|| Kind::INTERNAL.because("the caller was not authenticated"))?;
-        let why = crate::routes::sessions::stopped_by(caller);
+        let why = crate::routes::sessions::stopped_by(&self.request.caller);
         match self.hop.node.stop_lost(record, why).await {
             Ok(report) => Ok(Step::Answer(Json(report).into_response())),
             Err(StopError::Moved { .. }) => Ok(Step::Moved),
@@ -422,9 +433,9 @@ impl Visit {
 
     /// Makes one of the nodes that may run the session start it.
     async fn place(&self) -> Result<Step, ApiError> {
-        let parts = &self.parcel.parts;
+        let parts = &self.request.parts;
         let policy = self.hop.node.policy();
-        let wanted = placement_request::of(&parts.uri, &self.parcel.body, policy)?;
+        let wanted = placement_request::of(&parts.uri, &self.request.body, policy)?;
         let placement = self.hop.map.place(&self.id, &wanted);
         let mut attempts = StartAttempts::default();
         let mut start = PutStart(self);
@@ -448,7 +459,7 @@ impl Visit {
             self.here().await
         } else {
             let node = self.hop.map.node(name);
-            stepped(&node, self.parcel.send(&self.hop, &node, None).await)?
+            stepped(&node, self.call(&node, None).await)?
         };
         Ok(match step {
             Step::Moved => Attempt::Final(Ok(Step::Moved)),
@@ -492,7 +503,7 @@ impl Visit {
 }
 
 /// Sends a PUT to one node.
-struct PutStart<'a>(&'a Visit);
+struct PutStart<'a>(&'a ForwardedRequest);
 
 #[async_trait]
 impl StartOn for PutStart<'_> {
@@ -504,17 +515,16 @@ impl StartOn for PutStart<'_> {
     }
 }
 
-fn stepped(node: &Node, sent: Result<Response, Unsent>) -> Result<Step, ApiError> {
-    match sent {
-        Ok(response) if response.headers().contains_key(X_CONMAN_TURNED) => Ok(Step::Moved),
+fn stepped(node: &Node, called: Result<Response, CallError>) -> Result<Step, ApiError> {
+    match called {
         Ok(response) => Ok(Step::Answer(response)),
-        Err(Unsent::Unreachable(why)) => {
+        Err(CallError::Misdirected { .. }) => Ok(Step::Moved),
+        Err(CallError::Unreachable { why }) => {
             let node = Arc::clone(&node.name);
             Ok(Step::Unreachable(Unreached { node, why }))
         }
-        Err(Unsent::Refused(error)) => Ok(Step::Refused(error)),
-        Err(Unsent::Unanswered(why)) => Err(unanswered(&why)),
-        Err(Unsent::Broken(error)) => Err(error),
+        Err(error @ CallError::Refused(_)) => Ok(Step::Refused(error.into())),
+        Err(error @ CallError::Unanswered { .. }) => Err(error.into()),
     }
 }
 
