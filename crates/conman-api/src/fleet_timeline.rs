@@ -8,22 +8,19 @@ use conman_fleet::{
     BufferedRequest, FleetMap, PlacementRequest, SessionLocation, node_api, read_json,
 };
 use conman_node::Node;
-use conman_proto::{
-    NodeReason, NodeStanding, SessionId, SessionInFleet, SessionOwnership, Timeline,
-};
+use conman_proto::{NodeReason, SessionId, SessionInFleet, SessionOwnership, Timeline};
 use conman_registry::{Peer, PeerStanding};
 use futures_util::{StreamExt as _, stream};
 use http::{Method, StatusCode};
 use tokio::time::timeout;
 
-use crate::fleet_list;
 use crate::node_errors::chain;
 
-/// Nodes that are asked at a time.
+/// Nodes that are requested at a time.
 const PARALLEL: usize = 16;
 
 /// Time for one node's answer, including the connection.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest answer of a node: more than its journal has of one session.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
@@ -40,22 +37,22 @@ pub(crate) async fn gather(
 ) -> Timeline {
     let id = own.id.clone();
     let peers = map.fleet().peers();
-    // A node that was declared dead has gone, or reports itself when it is back.
-    let (gone, others): (Vec<&Peer>, Vec<&Peer>) = peers
+    // A node that was declared dead does not answer, or reports itself when it is back.
+    let (lost, others): (Vec<&Peer>, Vec<&Peer>) = peers
         .iter()
         .filter(|peer| peer.name != map.me())
         .partition(|peer| peer.standing == PeerStanding::Fenced);
     let others: Vec<String> = others.iter().map(|peer| peer.name.clone()).collect();
-    let asked = stream::iter(others.into_iter().map(|name| {
+    let requests = stream::iter(others.into_iter().map(|name| {
         let (map, id, caller) = (Arc::clone(map), id.clone(), caller.clone());
         async move {
-            let answer = timeout(PATIENCE, ask(&map, &name, &id, &caller)).await;
-            let late = || format!("it did not answer within {} s", PATIENCE.as_secs());
+            let answer = timeout(ANSWER_TIMEOUT, request_timeline(&map, &name, &id, &caller)).await;
+            let late = || format!("it did not answer within {} s", ANSWER_TIMEOUT.as_secs());
             (name, answer.unwrap_or_else(|_| Err(late())))
         }
     }));
-    let answers = asked.buffered(PARALLEL).collect::<Vec<_>>();
-    let (answers, mut fleet) = tokio::join!(answers, stands(node, map, &id));
+    let answers = requests.buffered(PARALLEL).collect::<Vec<_>>();
+    let (answers, mut fleet) = tokio::join!(answers, ownership(node, map, &id));
     let mut all = own;
     for (name, answer) in answers {
         match answer {
@@ -63,7 +60,7 @@ pub(crate) async fn gather(
             Err(why) => fleet.unasked.push(NodeReason { node: name, why }),
         }
     }
-    let owner = gone
+    let owner = lost
         .iter()
         .find(|peer| fleet.node.as_deref() == Some(&*peer.name));
     if let Some(owner) = owner {
@@ -91,7 +88,7 @@ fn add(all: &mut Timeline, other: Timeline) {
     all.truncated |= other.truncated;
 }
 
-async fn ask(
+async fn request_timeline(
     map: &FleetMap,
     name: &str,
     id: &SessionId,
@@ -109,7 +106,7 @@ async fn ask(
 }
 
 /// The session's state in the fleet, according to the registry.
-async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
+async fn ownership(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     let mut fleet = SessionInFleet {
         ownership: SessionOwnership::Unknown,
         node: None,
@@ -120,7 +117,7 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
         unasked: Vec::new(),
         registry_error: None,
     };
-    let located = match timeout(PATIENCE, map.locate_fresh(id)).await {
+    let located = match timeout(ANSWER_TIMEOUT, map.locate_fresh(id)).await {
         Ok(Ok(located)) => located,
         Ok(Err(error)) => {
             fleet.registry_error = Some(chain(&error));
@@ -151,12 +148,14 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     };
     fleet.ownership = ownership;
     fleet.generation = generation;
-    fleet.standing = owner
-        .as_deref()
-        .and_then(|owner| standing(node, map, owner));
+    let peers = map.fleet().peers();
+    let peer = owner
+        .as_ref()
+        .and_then(|owner| peers.iter().find(|peer| peer.name == *owner));
+    fleet.standing = peer.map(|peer| map.standing(peer));
     fleet.node = owner;
     if ownership != SessionOwnership::Owned
-        && let Ok(Ok(Some(record))) = timeout(PATIENCE, node.record(id)).await
+        && let Ok(Ok(Some(record))) = timeout(ANSWER_TIMEOUT, node.record(id)).await
     {
         let placement = map.place(id, &PlacementRequest::from(&record.spec));
         fleet.takers = placement.candidates;
@@ -169,9 +168,4 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
             .collect();
     }
     fleet
-}
-
-fn standing(node: &Node, map: &FleetMap, name: &str) -> Option<NodeStanding> {
-    let view = fleet_list::node(node, map, name)?;
-    view.fleet.map(|fleet| fleet.standing)
 }

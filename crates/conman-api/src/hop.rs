@@ -12,7 +12,9 @@
 //! turn. The first node that claims the session has it, and the others send their callers there.
 
 mod forwarded_request;
+mod lost_session;
 mod placement_request;
+mod put_start;
 mod start_answer;
 
 use std::sync::Arc;

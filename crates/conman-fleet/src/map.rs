@@ -3,10 +3,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conman_core::Closing;
-use conman_core::placement::{
-    self, Demand, NodeBusy, NodeStanding, NodeView, Placement, PlacementLimits,
-};
-use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
+use conman_core::placement::{self, Demand, NodeBusy, NodeView, Placement, PlacementLimits};
+use conman_proto::{Generation, NodeStanding, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
@@ -282,16 +280,33 @@ impl FleetMap {
         self.streams.close_lost(&self.fleet.peers(), now);
     }
 
+    /// Whether a node owns what it owns, as far as this node knows.
+    #[must_use]
+    pub fn standing(&self, peer: &Peer) -> NodeStanding {
+        if peer.name == self.me() {
+            return match *self.fleet.standing().borrow() {
+                Standing::Alone | Standing::Live => NodeStanding::Live,
+                Standing::Joining { .. } => NodeStanding::Joining,
+                Standing::Late => NodeStanding::Late,
+                Standing::Fenced => NodeStanding::Fenced,
+            };
+        }
+        match peer.standing {
+            PeerStanding::Live if peer.announcement.is_none() => NodeStanding::Joining,
+            PeerStanding::Live if peer.is_late => NodeStanding::Late,
+            PeerStanding::Live => NodeStanding::Live,
+            PeerStanding::Silent => NodeStanding::Silent,
+            PeerStanding::Fenced => NodeStanding::Fenced,
+        }
+    }
+
     /// The nodes that may start a session, best first, and why the others may not.
     #[must_use]
     pub fn place(&self, session: &SessionId, wanted: &PlacementRequest) -> Placement {
-        let me = self.fleet.me();
-        let own = own_standing(&self.fleet.standing().borrow());
-        let nodes: Vec<NodeView> = self
-            .fleet
-            .peers()
+        let peers = self.fleet.peers();
+        let nodes: Vec<NodeView> = peers
             .iter()
-            .map(|peer| view(peer, (peer.name == me).then_some(own)))
+            .map(|peer| view(peer, self.standing(peer)))
             .collect();
         let demand = Demand {
             session,
@@ -300,68 +315,51 @@ impl FleetMap {
             labels: &wanted.labels,
             memory_bytes: wanted.memory_bytes,
         };
-        placement::place(me, &nodes, demand, &self.limits)
+        placement::place(self.me(), &nodes, demand, &self.limits)
     }
 }
 
-fn own_standing(standing: &Standing) -> NodeStanding {
-    match standing {
-        Standing::Alone | Standing::Live => NodeStanding::Live,
-        Standing::Joining { .. } => NodeStanding::Joining,
-        Standing::Late => NodeStanding::Late,
-        Standing::Fenced => NodeStanding::Fenced,
-    }
-}
-
-fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
-    let told = peer.announcement.clone().unwrap_or_default();
-    let standing = match (own, peer.standing) {
-        (Some(own), _) => own,
-        (None, PeerStanding::Live) if peer.announcement.is_none() => NodeStanding::Joining,
-        (None, PeerStanding::Live) if peer.is_late => NodeStanding::Late,
-        (None, PeerStanding::Live) => NodeStanding::Live,
-        (None, PeerStanding::Silent) => NodeStanding::Silent,
-        (None, PeerStanding::Fenced) => NodeStanding::Fenced,
-    };
-    let view = told.view.as_ref();
+fn view(peer: &Peer, standing: NodeStanding) -> NodeView {
+    let announced = peer.announcement.clone().unwrap_or_default();
+    let view = announced.view.as_ref();
     NodeView {
         name: peer.name.clone(),
         standing,
-        draining: told.draining,
-        reachable: told.peer_url.is_some(),
+        draining: announced.draining,
+        reachable: announced.peer_url.is_some(),
         told_ago_ms: peer.announced_ago_ms,
-        labels: told.labels,
-        templates: told.templates,
-        max_sessions: told.max_sessions,
+        labels: announced.labels,
+        templates: announced.templates,
+        max_sessions: announced.max_sessions,
         runtime: view.map(|view| view.runtime),
         runtimes: view.and_then(runtimes),
         ailing: view.map(ailing).unwrap_or_default(),
         load: NodeBusy {
-            sessions: told.load.sessions,
-            starting: told.load.starting,
-            cpu_pressure_percent: told.load.cpu_pressure_percent,
-            memory_available_bytes: told.load.memory_available_bytes,
-            memory_total_bytes: told.load.memory_total_bytes,
+            sessions: announced.load.sessions,
+            starting: announced.load.starting,
+            cpu_pressure_percent: announced.load.cpu_pressure_percent,
+            memory_available_bytes: announced.load.memory_available_bytes,
+            memory_total_bytes: announced.load.memory_total_bytes,
         },
     }
 }
 
 /// All runtimes of a node, if it announces them.
 fn runtimes(view: &conman_proto::Node) -> Option<BTreeSet<RuntimeKind>> {
-    let told = view.runtimes.iter().map(|told| told.runtime);
-    Some(told.collect()).filter(|told: &BTreeSet<_>| !told.is_empty())
+    let runtimes = view.runtimes.iter().map(|announced| announced.runtime);
+    Some(runtimes.collect()).filter(|runtimes: &BTreeSet<_>| !runtimes.is_empty())
 }
 
 fn ailing(view: &conman_proto::Node) -> BTreeSet<RuntimeKind> {
-    let ailing = view.runtimes.iter().filter(|told| told.error.is_some());
+    let ailing = view.runtimes.iter().filter(|one| one.error.is_some());
     let default = view.runtime_error.as_ref().map(|_| view.runtime);
-    ailing.map(|told| told.runtime).chain(default).collect()
+    ailing.map(|one| one.runtime).chain(default).collect()
 }
 
 fn node_of(name: &str, peer: Option<&Peer>) -> Node {
-    let told = peer.and_then(|peer| peer.announcement.as_ref());
+    let announced = peer.and_then(|peer| peer.announcement.as_ref());
     let node = || name.to_owned();
-    let address = match told.map(|told| told.peer_url.as_deref()) {
+    let address = match announced.map(|announced| announced.peer_url.as_deref()) {
         Some(Some(url)) => PeerAddress::new(name, url).map_err(|error| NoAddress::Malformed {
             reason: error.to_string(),
         }),

@@ -8,7 +8,6 @@
 mod lost_node_times;
 mod record_sweep;
 mod relocation;
-mod sweep_schedule;
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,30 +1,23 @@
 //! The path of one request to its session's node.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use conman_core::no_template;
-use conman_core::placement::{Placement, Unfit};
 use conman_fleet::{
-    Attempt, BufferedRequest, CallError, ExpectedGeneration, LocateError, Missing, Node,
-    SessionLocation, StartAttempts, StartOn, Waiting, X_CONMAN_TURNED,
+    BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation, Waiting, X_CONMAN_TURNED,
 };
-use conman_node::StopError;
-use conman_proto::{FieldError, Generation, SessionId, SessionState, StopReport};
-use conman_registry::{RegistryError, SessionRecord};
+use conman_proto::{Generation, SessionId, SessionState, StopReport};
 use http::Method;
 use tokio::time::Instant;
 
-use super::start_answer::{lacks, wants_another};
-use super::{BodyLimit, Hop, buffer, placement_request, unanswered, unreachable};
-use crate::node_errors::{chain, locate_problem};
+use super::start_answer::wants_another;
+use super::{BodyLimit, Hop, buffer, unanswered, unreachable};
+use crate::node_errors::chain;
 use crate::problem::{ApiError, Kind};
 
 /// How often a misdirected request is sent to the next node, while the session moves.
@@ -41,38 +34,38 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A request for a session that does not run on this node, or that is to be started on some node.
 pub(super) struct ForwardedRequest {
-    hop: Hop,
-    id: SessionId,
-    request: BufferedRequest,
+    pub(super) hop: Hop,
+    pub(super) id: SessionId,
+    pub(super) request: BufferedRequest,
     next: Next,
 }
 
 /// Result of an attempt.
-enum Step {
+pub(super) enum Step {
     Answer(Response),
     /// The session is elsewhere.
     Moved,
     /// This node refuses it; another one may accept it.
     Elsewhere(Response),
     /// Its node may have ended this generation, but has not confirmed it.
-    Unanswered(Unreached, Generation),
+    Unanswered(UnreachableNode, Generation),
     /// Its node cannot be reached.
-    Unreachable(Unreached),
+    Unreachable(UnreachableNode),
     /// Its node accepts no requests of this one.
     Refused(ApiError),
 }
 
-/// What an attempt depends on.
-struct Known {
+/// The results of earlier attempts.
+struct Attempts {
     fresh: bool,
     /// The node that was just unreachable; it is not tried again at once.
-    unreached: Option<Unreached>,
+    unreached: Option<UnreachableNode>,
     /// The generation that may have been ended already.
     deleted: Option<Generation>,
 }
 
 /// A node that cannot be reached, and why.
-struct Unreached {
+pub(super) struct UnreachableNode {
     node: Arc<str>,
     why: String,
 }
@@ -110,12 +103,12 @@ impl ForwardedRequest {
         let patience = self.hop.map.fleet().takeover() + AFTER_TAKEOVER;
         let mut waiting = None;
         loop {
-            let known = Known {
+            let attempts = Attempts {
                 fresh,
                 unreached: unreached.take(),
                 deleted,
             };
-            let step = self.step(known, &mut waiting).await?;
+            let step = self.step(attempts, &mut waiting).await?;
             fresh = true;
             tries += 1;
             match step {
@@ -131,7 +124,7 @@ impl ForwardedRequest {
                 Step::Moved => {
                     return Err(Kind::MOVES.because(format!(
                         "session `{}` changed its node each of {MAX_TRIES} times that it was \
-                         asked for; try again",
+                         looked up; try again",
                         self.id
                     )));
                 }
@@ -166,7 +159,7 @@ impl ForwardedRequest {
         }
     }
 
-    fn is_put(&self) -> bool {
+    pub(super) fn is_put(&self) -> bool {
         self.request.parts.method == Method::PUT
     }
 
@@ -181,7 +174,7 @@ impl ForwardedRequest {
     }
 
     /// Whether it is about the session itself, not about something in it.
-    fn is_of_session(&self) -> bool {
+    pub(super) fn is_of_session(&self) -> bool {
         let path = self.request.parts.uri.path();
         path.strip_prefix("/v1/sessions/") == Some(self.id.as_str())
     }
@@ -189,17 +182,17 @@ impl ForwardedRequest {
     /// One attempt; not with a node that was just unreachable.
     async fn step(
         &self,
-        known: Known,
+        attempts: Attempts,
         waiting: &mut Option<Waiting<'_>>,
     ) -> Result<Step, ApiError> {
-        let Known {
+        let Attempts {
             mut fresh,
             unreached,
             deleted,
-        } = known;
+        } = attempts;
         if self.hop.node.is_live(&self.id) {
             if let Some(deleted) = deleted {
-                return Err(self.begun_anew(deleted, self.hop.map.me()));
+                return Err(self.started_again(deleted, self.hop.map.me()));
             }
             if self.is_put() {
                 return Ok(self.here_or_elsewhere().await);
@@ -214,7 +207,7 @@ impl ForwardedRequest {
         let location = self.hop.map.locate(&self.id, &mut fresh).await;
         let location = location.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         if let Some(deleted) = deleted {
-            match self.since(deleted, &location) {
+            match self.after_delete(deleted, &location) {
                 Some(ended) => return ended,
                 // Nothing has changed.
                 None => fresh = true,
@@ -253,7 +246,7 @@ impl ForwardedRequest {
     }
 
     /// Calls the handler of this node.
-    async fn here(&self) -> Step {
+    pub(super) async fn here(&self) -> Step {
         let (parts, body) = (self.request.parts.clone(), self.request.body.clone());
         let request = Request::from_parts(parts, Body::from(body));
         let response = self.next.clone().run(request).await;
@@ -265,7 +258,11 @@ impl ForwardedRequest {
 
     /// The result for the generation that was to be ended, if it is not the session's any more: it
     /// has ended, one way or another, and a later one must not be ended instead.
-    fn since(&self, deleted: Generation, now: &SessionLocation) -> Option<Result<Step, ApiError>> {
+    fn after_delete(
+        &self,
+        deleted: Generation,
+        now: &SessionLocation,
+    ) -> Option<Result<Step, ApiError>> {
         let (node, generation) = match now {
             SessionLocation::NoOwner => {
                 let report = StopReport {
@@ -283,10 +280,10 @@ impl ForwardedRequest {
             SessionLocation::Released { node, generation }
             | SessionLocation::Lost { node, generation } => (node.as_str(), *generation),
         };
-        (generation != deleted).then(|| Err(self.begun_anew(deleted, node)))
+        (generation != deleted).then(|| Err(self.started_again(deleted, node)))
     }
 
-    fn begun_anew(&self, deleted: Generation, node: &str) -> ApiError {
+    fn started_again(&self, deleted: Generation, node: &str) -> ApiError {
         Kind::NODE_SILENT.because(format!(
             "the node that was to end generation {deleted} of session `{}` has not confirmed it, \
              and a later one has started on node `{node}`; check before you repeat it",
@@ -294,7 +291,7 @@ impl ForwardedRequest {
         ))
     }
 
-    /// Likewise, if another node may start it instead.
+    /// Calls the handler of this node; another node may start it instead.
     async fn here_or_elsewhere(&self) -> Step {
         match self.here().await {
             Step::Answer(response) if self.is_put() && wants_another(&response) => {
@@ -304,7 +301,7 @@ impl ForwardedRequest {
         }
     }
 
-    async fn call(
+    pub(super) async fn call(
         &self,
         node: &Node,
         expected: Option<ExpectedGeneration>,
@@ -327,7 +324,7 @@ impl ForwardedRequest {
         let step = match sent {
             Err(CallError::Unanswered { why }) if self.ends() => {
                 let node = Arc::clone(&node.name);
-                Step::Unanswered(Unreached { node, why }, generation)
+                Step::Unanswered(UnreachableNode { node, why }, generation)
             }
             sent => stepped(node, sent)?,
         };
@@ -338,7 +335,7 @@ impl ForwardedRequest {
         Ok(step)
     }
 
-    /// Asks the node that has ended it, which has its log; or uses its record if that node is lost.
+    /// Calls the node that has ended it, which has its log; or uses its record if that node is lost.
     async fn ended_there(&self, name: &str, generation: Generation) -> Result<Step, ApiError> {
         let expected = ExpectedGeneration {
             generation,
@@ -354,197 +351,22 @@ impl ForwardedRequest {
             answer => Ok(answer),
         }
     }
-
-    /// Answers from the registry for a session without a reachable node. `located`: the generation
-    /// that was on that node.
-    async fn by_record(&self, node: &str, located: Generation) -> Result<Step, ApiError> {
-        let record = self.hop.node.record(&self.id).await;
-        let record = record.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
-        let Some(record) = record else {
-            return Ok(self.here().await);
-        };
-        if record.generation != located {
-            // It was started again since; a repeated DELETE must not end the new generation.
-            return Ok(Step::Moved);
-        }
-        let shown = self.is_of_session();
-        if shown && self.request.parts.method == Method::GET {
-            let mut session = self.hop.node.recorded(node, &record);
-            if !record.state.is_ended() {
-                let lost = "its node was lost, and no other has taken it over yet";
-                session.reason.get_or_insert_with(|| lost.to_owned());
-            }
-            return Ok(Step::Answer(Json(session).into_response()));
-        }
-        if shown && self.request.parts.method == Method::DELETE {
-            return match record.state.is_ended() {
-                true => self.called_off(node, &record).await,
-                false => self.ended(record).await,
-            };
-        }
-        if !record.state.is_ended() {
-            // The next node that it runs on can do what is requested.
-            return Err(Kind::MOVES.because(format!(
-                "session `{}` is on node `{node}`, which is lost, and no other has it yet; retry \
-                 when one has, or when its node is back, or PUT it to start it on another node \
-                 now",
-                self.id
-            )));
-        }
-        Err(Kind::NODE_LOST.because(format!(
-            "session `{}` was on node `{node}`, which is lost or has forgotten it; PUT it to start \
-             it on another node",
-            self.id
-        )))
-    }
-
-    /// Ends a session that its lost node did not end.
-    async fn ended(&self, record: SessionRecord) -> Result<Step, ApiError> {
-        let why = crate::routes::sessions::stopped_by(&self.request.caller);
-        match self.hop.node.stop_lost(record, why).await {
-            Ok(report) => Ok(Step::Answer(Json(report).into_response())),
-            Err(StopError::Moved { .. }) => Ok(Step::Moved),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Removes the record of an ended session, so that no node starts it again.
-    async fn called_off(&self, node: &str, record: &SessionRecord) -> Result<Step, ApiError> {
-        let forgotten = self.hop.node.forget(&self.id, record.generation).await;
-        match forgotten {
-            Ok(()) => {}
-            // Another node has started it meanwhile, or is about to.
-            Err(RegistryError::Superseded { .. } | RegistryError::Owned { .. }) => {
-                return Ok(Step::Moved);
-            }
-            Err(error) => return Err(Kind::NO_REGISTRY.because(chain(&error))),
-        }
-        let session = self.hop.node.recorded(node, record);
-        let report = StopReport {
-            id: self.id.clone(),
-            generation: record.generation,
-            state: session.state,
-            reason: session.reason,
-            dead_ms: None,
-            released_ms: None,
-        };
-        Ok(Step::Answer(Json(report).into_response()))
-    }
-
-    /// Makes one of the nodes that may run the session start it.
-    async fn place(&self) -> Result<Step, ApiError> {
-        let parts = &self.request.parts;
-        let policy = self.hop.node.policy();
-        let wanted = placement_request::of(&parts.uri, &self.request.body, policy)?;
-        let placement = self.hop.map.place(&self.id, &wanted);
-        let mut attempts = StartAttempts::default();
-        let mut start = PutStart(self);
-        match attempts.round(&placement, Duration::MAX, &mut start).await {
-            Ok(answer) => return answer,
-            // It may be started once a node that has the runtime takes sessions.
-            Err(Some(failed))
-                if failed.missing == Missing::Runtime && placement.runtime_elsewhere => {}
-            Err(Some(failed)) if failed.missing == Missing::Runtime => {
-                return without_runtime(failed.answer?, &placement);
-            }
-            Err(Some(failed)) => return failed.answer,
-            Err(None) => self.require_template(wanted.template.as_deref())?,
-        }
-        let problem = locate_problem(&LocateError::no_node(&self.id, &placement));
-        Err(ApiError::from(Box::new(problem)))
-    }
-
-    async fn start_on(&self, name: &str) -> Result<Attempt<Result<Step, ApiError>>, ApiError> {
-        let step = if name == self.hop.map.me() {
-            self.here().await
-        } else {
-            let node = self.hop.map.node(name);
-            stepped(&node, self.call(&node, None).await)?
-        };
-        Ok(match step {
-            Step::Moved => Attempt::Final(Ok(Step::Moved)),
-            Step::Answer(response) => {
-                let (response, lacks) = lacks(response).await?;
-                let missing = lacks.or(wants_another(&response).then_some(Missing::Room));
-                let answer = Ok(Step::Answer(response));
-                match missing {
-                    Some(missing) => Attempt::Failed(missing, answer),
-                    None => Attempt::Final(answer),
-                }
-            }
-            step @ Step::Refused(_) => Attempt::Failed(Missing::Trust, Ok(step)),
-            step => Attempt::Failed(Missing::Room, Ok(step)),
-        })
-    }
-
-    /// Refuses a template that no node has, including dead ones: waiting would not help.
-    fn require_template(&self, name: Option<&str>) -> Result<(), ApiError> {
-        let Some(name) = name else {
-            return Ok(());
-        };
-        let peers = self.hop.map.fleet().peers();
-        let mut known = BTreeSet::new();
-        for peer in peers.iter() {
-            match &peer.announcement {
-                Some(told) => known.extend(told.templates.iter().map(String::as_str)),
-                // It may have it.
-                None => return Ok(()),
-            }
-        }
-        if known.contains(name) {
-            return Ok(());
-        }
-        let known: Vec<&str> = known.into_iter().collect();
-        Err(Kind::BAD_SPEC.with_fields(vec![FieldError {
-            field: "template".to_owned(),
-            message: no_template(name, &known, "The fleet's"),
-        }]))
-    }
 }
 
-/// Sends a PUT to one node.
-struct PutStart<'a>(&'a ForwardedRequest);
-
-#[async_trait]
-impl StartOn for PutStart<'_> {
-    type Answer = Result<Step, ApiError>;
-
-    async fn start_on(&mut self, node: &str) -> Attempt<Self::Answer> {
-        let attempt = self.0.start_on(node).await;
-        attempt.unwrap_or_else(|error| Attempt::Final(Err(error)))
-    }
-}
-
-fn stepped(node: &Node, called: Result<Response, CallError>) -> Result<Step, ApiError> {
+pub(super) fn stepped(node: &Node, called: Result<Response, CallError>) -> Result<Step, ApiError> {
     match called {
         Ok(response) => Ok(Step::Answer(response)),
         Err(CallError::Misdirected { .. }) => Ok(Step::Moved),
         Err(CallError::Unreachable { why }) => {
             let node = Arc::clone(&node.name);
-            Ok(Step::Unreachable(Unreached { node, why }))
+            Ok(Step::Unreachable(UnreachableNode { node, why }))
         }
         Err(error @ CallError::Refused(_)) => Ok(Step::Refused(error.into())),
         Err(error @ CallError::Unanswered { .. }) => Err(error.into()),
     }
 }
 
-/// The last node's answer, or the reasons of all of them.
-fn without_runtime(step: Step, placement: &Placement) -> Result<Step, ApiError> {
-    let refused = placement.refused.iter();
-    let reasons: Vec<String> = refused
-        .filter(|refused| matches!(refused.why, Unfit::NoRuntime { .. }))
-        .map(|refused| format!("node `{}` {}", refused.node, refused.why))
-        .collect();
-    if reasons.is_empty() {
-        return Ok(step);
-    }
-    let reasons = reasons.join("; ");
-    Err(Kind::NO_SUCH_RUNTIME.because(format!(
-        "{reasons}. Use a template with another runtime, or name this one in a node's configuration"
-    )))
-}
-
-fn crowded(node: &Unreached) -> ApiError {
+fn crowded(node: &UnreachableNode) -> ApiError {
     Kind::CROWDED.because(format!(
         "{}. The limit of requests that wait for unreachable nodes is met; try \
          again in a moment",

@@ -13,10 +13,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::lost_node_times::LostNodeTimes;
-use super::sweep_schedule::SweepSchedule;
 
-/// Most records that are removed after one scan; the others follow after later scans, in
-/// rotation, since damaged ones may never be removed.
+/// Most records that are removed after one scan. If more are found, a random subset of them is, so
+/// that records that cannot be removed do not hold up the others.
 const MAX_AT_ONCE: usize = 200;
 
 /// Interval between exchanges of lost nodes' times with the registry: a time is stored once it has
@@ -33,7 +32,10 @@ pub(super) struct RecordSweep {
     retention: Retention,
     times: LostNodeTimes,
     next_exchange: Instant,
-    found: SweepSchedule<(SessionRecord, Lot), MAX_AT_ONCE>,
+    /// Records to remove after the current scan.
+    selected: Vec<(SessionRecord, Lot)>,
+    /// The number of records that `selected` was selected from.
+    found: usize,
     /// The running removal.
     running: Option<JoinHandle<()>>,
 }
@@ -45,7 +47,8 @@ impl RecordSweep {
             retention,
             times: LostNodeTimes::default(),
             next_exchange: Instant::now(),
-            found: SweepSchedule::default(),
+            selected: Vec::new(),
+            found: 0,
             running: None,
         }
     }
@@ -96,7 +99,21 @@ impl RecordSweep {
             None => Lot::Stays,
         };
         if lot != Lot::Stays {
-            self.found.add(&record.id, || (record.clone(), lot));
+            self.select(record, lot);
+        }
+    }
+
+    /// Selects at most [`MAX_AT_ONCE`] records at random, each with the same probability.
+    fn select(&mut self, record: &SessionRecord, lot: Lot) {
+        self.found += 1;
+        if self.selected.len() < MAX_AT_ONCE {
+            self.selected.push((record.clone(), lot));
+            return;
+        }
+        let random = getrandom::u64().unwrap_or_default() % self.found as u64;
+        let place = usize::try_from(random).unwrap_or(MAX_AT_ONCE);
+        if let Some(selected) = self.selected.get_mut(place) {
+            *selected = (record.clone(), lot);
         }
     }
 
@@ -108,31 +125,30 @@ impl RecordSweep {
     /// Not all records were read. Lost nodes stay so until they are observed to be back.
     pub(super) fn scan_failed(&mut self) {
         self.times.scan_failed();
-        self.found.discard();
+        self.take_selected();
     }
 
     /// All records were read: removes the ones found, in the background.
     pub(super) fn start(&mut self) {
         self.times.scan_complete();
-        let busy = self
-            .running
-            .as_ref()
-            .is_some_and(|running| !running.is_finished());
-        if busy {
-            self.found.discard();
-            return;
-        }
-        let found = self.found.take();
-        if found.is_empty() {
+        let selected = self.take_selected();
+        let running = self.running.as_ref();
+        let busy = running.is_some_and(|running| !running.is_finished());
+        if busy || selected.is_empty() {
             return;
         }
         let (node, kept) = (Arc::clone(&self.node), self.retention.lost);
         // A removal dropped at shutdown is repeated by the next daemon.
         self.running = Some(tokio::spawn(async move {
-            for (record, lot) in found {
+            for (record, lot) in selected {
                 remove(&node, record, lot, kept).await;
             }
         }));
+    }
+
+    fn take_selected(&mut self) -> Vec<(SessionRecord, Lot)> {
+        self.found = 0;
+        std::mem::take(&mut self.selected)
     }
 }
 
