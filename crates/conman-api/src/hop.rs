@@ -27,7 +27,7 @@ use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use conman_auth::Caller;
 use conman_fleet::{
-    BufferedRequest, CallError, FleetMap, X_CONMAN_ENDED, X_CONMAN_GENERATION, X_CONMAN_TURNED,
+    BufferedRequest, CallError, FleetMap, X_CONMAN_ENDED, X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED,
 };
 use conman_node::Node;
 use conman_proto::{Generation, SessionId};
@@ -81,7 +81,7 @@ pub(crate) async fn to_owner(
         if starts && !hop.node.is_live(&id) && start_answer::wants_another(&response) {
             // It has ended here, and this node does not take it again.
             let headers = response.headers_mut();
-            headers.insert(X_CONMAN_TURNED, NOT_OWNER);
+            headers.insert(&X_CONMAN_MISDIRECTED, NOT_OWNER);
         }
         return response;
     }
@@ -195,12 +195,12 @@ pub(crate) fn not_owner(me: &str, id: &SessionId) -> ApiError {
         .because(format!(
             "node `{me}` does not own session `{id}`; ask again, any node knows who does"
         ))
-        .header(X_CONMAN_TURNED, NOT_OWNER)
+        .header(X_CONMAN_MISDIRECTED.clone(), NOT_OWNER)
 }
 
 /// Marks an answer that leaves the request to another node.
-pub(crate) fn turned(error: ApiError) -> ApiError {
-    error.header(X_CONMAN_TURNED, NOT_OWNER)
+pub(crate) fn misdirected(error: ApiError) -> ApiError {
+    error.header(X_CONMAN_MISDIRECTED.clone(), NOT_OWNER)
 }
 
 /// For a request that is not repeated automatically.

@@ -23,7 +23,7 @@ impl From<EnsureError> for ApiError {
             .retryable(error.is_retryable())
             .limit(limit_met(&error));
         if is_elsewhere(&error) {
-            crate::hop::turned(refusal)
+            crate::hop::misdirected(refusal)
         } else {
             refusal
         }
@@ -39,7 +39,7 @@ impl From<StopError> for ApiError {
         };
         let refusal = kind.because(chain(&error));
         match error {
-            StopError::Moved { .. } => crate::hop::turned(refusal),
+            StopError::Moved { .. } => crate::hop::misdirected(refusal),
             _ => refusal,
         }
     }
@@ -49,7 +49,7 @@ impl From<RestartError> for ApiError {
     fn from(error: RestartError) -> Self {
         match error {
             RestartError::NotWanted { .. } => {
-                crate::hop::turned(Kind::ELSEWHERE.because(chain(&error)))
+                crate::hop::misdirected(Kind::ELSEWHERE.because(chain(&error)))
             }
             RestartError::NotStarted { source, .. } => source.into(),
         }
@@ -146,7 +146,7 @@ pub(crate) fn route_error(error: &RouteError) -> ApiError {
     let refusal = ApiError::from(Box::new(route_problem(error)));
     match error {
         RouteError::NotStarted { source, .. } if is_elsewhere(source) => {
-            crate::hop::turned(refusal)
+            crate::hop::misdirected(refusal)
         }
         _ => refusal,
     }

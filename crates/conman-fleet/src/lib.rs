@@ -7,7 +7,7 @@
 //! - [`run_restarter`] restarts sessions of lost nodes and removes their old records.
 //! - [`FleetMap::call`] sends a caller's request to another node's API; a [`CallError`] says whether
 //!   it may be sent again. [`node_api`] has the paths that only nodes request.
-//! - [`PeerClient`] has the connections for that; [`Pulse`] ends the wait for a node
+//! - [`PeerClient`] has the connections for that; [`Liveness`] ends the wait for a node
 //!   that no longer answers. [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, over
 //!   TLS with the certificates of `conman-auth`, which authenticate both ends.
 //!
@@ -32,35 +32,35 @@ mod client;
 mod dial;
 pub mod holding;
 mod idle;
+mod liveness;
 mod locate_error;
 mod locator;
 mod lost_nodes;
 mod map;
 pub mod node_api;
 mod own_route;
-mod pulse;
+mod peer_backend;
 mod remote_body;
 mod remote_call;
 mod restarter;
 mod start_attempts;
 mod stream;
-mod way;
 
 pub use accept::PeerAcceptor;
 pub use address::{BadPeerUrl, PeerAddress};
 pub use caller_header::{caller_header, remote_caller};
 pub use client::{AskError, PeerClient, RefusedBy};
+pub use conman_proxy::X_CONMAN_MISDIRECTED;
 pub use dial::{DialError, Dialer};
+pub use liveness::{Liveness, Unresponsive};
 pub use locate_error::LocateError;
 pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation, Waiting};
 pub use own_route::own_route;
-pub use pulse::{PULSE, Pulse, Silent};
+pub use peer_backend::PeerBackend;
 pub use remote_body::{RemoteBody, read_json};
 pub use remote_call::{
     BufferedRequest, CallError, ExpectedGeneration, X_CONMAN_ENDED, X_CONMAN_GENERATION,
-    X_CONMAN_TURNED,
 };
 pub use restarter::run_restarter;
 pub use start_attempts::{Attempt, FailedStart, Missing, StartAttempts, StartOn};
-pub use way::ToNode;

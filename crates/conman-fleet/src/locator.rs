@@ -30,7 +30,7 @@ use self::shared_waits::SharedWait;
 use crate::holding::{self, Cause, Held};
 use crate::locate_error::{has_ended, is_elsewhere};
 use crate::{
-    Dialer, FleetMap, LocateError, NoAddress, Owner, PeerAddress, SessionLocation, ToNode,
+    Dialer, FleetMap, LocateError, NoAddress, Owner, PeerAddress, PeerBackend, SessionLocation,
     own_route,
 };
 
@@ -278,9 +278,9 @@ impl Locator {
             activity: Arc::default(),
             closing,
             way: Way::Peer { node, incarnation },
-            backend: Arc::new(ToNode {
+            backend: Arc::new(PeerBackend {
                 dialer: self.dialer.clone(),
-                pulse: self.map.client().pulse().clone(),
+                liveness: self.map.client().liveness().clone(),
                 address,
             }),
         }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use conman_auth::Caller;
 use conman_core::{Closing, error_chain};
 use conman_proto::Generation;
+use conman_proxy::X_CONMAN_MISDIRECTED;
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
     HeaderValue, ORIGIN, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
@@ -27,8 +28,6 @@ use crate::{AskError, FleetMap, Node, RefusedBy};
 pub const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
 /// `1`: the sender knows that the generation has ended, and requests exactly that one.
 pub const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
-/// On answers to nodes: the request belongs elsewhere, and nothing was done.
-pub const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
 
 /// Buffer of a tunnel between two nodes, in each direction.
 const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
@@ -161,7 +160,7 @@ impl FleetMap {
                 return Err(CallError::Unanswered { why });
             }
         };
-        if response.headers().contains_key(X_CONMAN_TURNED) {
+        if response.headers().contains_key(&X_CONMAN_MISDIRECTED) {
             let node = Arc::clone(&node.name);
             return Err(CallError::Misdirected { node });
         }

@@ -9,7 +9,8 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_fleet::{
-    BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation, Waiting, X_CONMAN_TURNED,
+    BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation, Waiting,
+    X_CONMAN_MISDIRECTED,
 };
 use conman_proto::{Generation, SessionId, SessionState, StopReport};
 use http::Method;
@@ -91,7 +92,7 @@ impl ForwardedRequest {
             .run()
             .await
             .unwrap_or_else(ApiError::into_response);
-        response.headers_mut().remove(X_CONMAN_TURNED);
+        response.headers_mut().remove(&X_CONMAN_MISDIRECTED);
         response
     }
 
@@ -250,7 +251,7 @@ impl ForwardedRequest {
         let (parts, body) = (self.request.parts.clone(), self.request.body.clone());
         let request = Request::from_parts(parts, Body::from(body));
         let response = self.next.clone().run(request).await;
-        if response.headers().contains_key(X_CONMAN_TURNED) {
+        if response.headers().contains_key(&X_CONMAN_MISDIRECTED) {
             return Step::Moved;
         }
         Step::Answer(response)

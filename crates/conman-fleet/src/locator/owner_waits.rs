@@ -87,7 +87,7 @@ impl Locator {
 
     /// Whether a node answers; valid until the session's owner is looked up again.
     async fn answers(&self, address: &PeerAddress) -> bool {
-        let pulse = self.map.client().pulse();
-        tokio::time::timeout(LONGEST_PAUSE, pulse.answers(address)).await == Ok(true)
+        let liveness = self.map.client().liveness();
+        tokio::time::timeout(LONGEST_PAUSE, liveness.answers(address)).await == Ok(true)
     }
 }

@@ -39,7 +39,7 @@ impl Directory for NodeDirectory {
         }
     }
 
-    async fn route_anew(
+    async fn route_again(
         &self,
         from: &Route,
         why: &PeerRefusal,

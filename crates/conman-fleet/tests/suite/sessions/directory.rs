@@ -26,7 +26,7 @@ impl Directory for FleetDirectory {
         found.map_err(refusal)
     }
 
-    async fn route_anew(
+    async fn route_again(
         &self,
         from: &Route,
         why: &PeerRefusal,

@@ -35,7 +35,7 @@ async fn an_owner_that_is_none_answers_before_the_body_and_the_next_one_gets_it(
         body(&soon("the answer", sent).await.expect("no panic")),
         "ok"
     );
-    assert_eq!(believed.turned(), [PeerRefusal::NotOwner]);
+    assert_eq!(believed.refusal(), [PeerRefusal::NotOwner]);
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn an_owner_of_an_older_generation_turns_a_request_away() {
         body(&answer).contains("x-conman-generation: 8\r\n"),
         "{answer}"
     );
-    assert_eq!(believed.turned(), [PeerRefusal::NotOwner]);
+    assert_eq!(believed.refusal(), [PeerRefusal::NotOwner]);
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn a_request_is_held_while_its_node_is_gone_and_served_by_the_next_one() {
     client.send("body").await;
     until("the request is held", || entry.0.stats().held == 1).await;
     assert!(matches!(
-        believed.turned()[..],
+        believed.refusal()[..],
         [PeerRefusal::Unreachable(_)]
     ));
 
@@ -98,7 +98,7 @@ async fn a_node_does_not_hold_what_another_brings_it() {
     client.send(GET_ALICE).await;
     until("the entry node holds it", || entry.0.stats().held == 1).await;
     assert_eq!(owner.proxy.stats().held, 0);
-    assert_eq!(believed.turned(), [PeerRefusal::NotReady]);
+    assert_eq!(believed.refusal(), [PeerRefusal::NotReady]);
     owner.own("alice", &alice, true);
     believed.truth.send_replace(Some(owner.address));
     assert_eq!(status(&client.read_to_end().await), "200");
@@ -115,7 +115,7 @@ async fn a_session_that_moves_all_the_time_is_given_up_with_its_reason() {
         answer.contains("session-elsewhere") && answer.contains("retry-after"),
         "{answer}"
     );
-    assert!(believed.turned().len() > 1);
+    assert!(believed.refusal().len() > 1);
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_node_that_this_one_does_not_accept_is_looked_after_by_the_directory()
     let answer = Entry::new(&believed).exchange(GET_ALICE).await;
     assert_eq!(status(&answer), "502", "{answer}");
     assert!(!answer.contains("x-conman"), "{answer}");
-    assert_eq!(believed.turned(), [PeerRefusal::Refused]);
+    assert_eq!(believed.refusal(), [PeerRefusal::Refused]);
 }
 
 #[tokio::test]
@@ -140,6 +140,6 @@ async fn a_connection_that_ends_because_this_node_is_unknown_there_has_taken_not
         client.send(request).await;
         let head = client.read_head().await;
         assert_eq!(status(&head), "502", "{head}");
-        assert_eq!(believed.turned(), [PeerRefusal::Refused]);
+        assert_eq!(believed.refusal(), [PeerRefusal::Refused]);
     }
 }

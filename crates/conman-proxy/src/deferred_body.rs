@@ -8,10 +8,10 @@ use crate::client_io::BodyWatch;
 
 /// A deferred body: a request's body until it is decided which node takes it.
 ///
-/// Every node that is tried gets a promise of the body, and the body itself when it requests it
-/// (`100 Continue`). Until then, the promise can be revoked and given to another node.
+/// Every node that is tried gets a claim of the body, and the body itself when it requests it
+/// (`100 Continue`). Until then, the claim can be revoked and given to another node.
 #[derive(Debug)]
-pub(crate) struct Loan {
+pub(crate) struct DeferredBody {
     state: Mutex<State>,
     size: SizeHint,
 }
@@ -19,56 +19,56 @@ pub(crate) struct Loan {
 #[derive(Debug)]
 struct State {
     body: Option<(Incoming, BodyWatch)>,
-    /// Number of the valid promise.
-    promise: u64,
-    asked_for: bool,
+    /// Number of the valid claim.
+    claim: u64,
+    granted: bool,
     waiting: Option<Waker>,
 }
 
 /// A right to the body, until it is revoked.
 #[derive(Debug)]
-pub(crate) struct Promise {
-    loan: Arc<Loan>,
+pub(crate) struct BodyClaim {
+    deferred: Arc<DeferredBody>,
     number: u64,
 }
 
-/// The promise was revoked.
+/// The claim was revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TakenBack;
+pub(crate) struct Revoked;
 
-impl Loan {
+impl DeferredBody {
     pub(crate) fn new(body: Incoming, watch: BodyWatch) -> Arc<Self> {
         Arc::new(Self {
             size: body.size_hint(),
             state: Mutex::new(State {
                 body: Some((body, watch)),
-                promise: 0,
-                asked_for: false,
+                claim: 0,
+                granted: false,
                 waiting: None,
             }),
         })
     }
 
-    /// A new promise, which revokes all earlier ones; `None` once the body was given away.
-    pub(crate) fn promise(self: &Arc<Self>) -> Option<Promise> {
+    /// A new claim, which revokes all earlier ones; `None` once the body was given away.
+    pub(crate) fn claim(self: &Arc<Self>) -> Option<BodyClaim> {
         let mut state = self.lock();
         state.body.as_ref()?;
-        state.promise += 1;
-        state.asked_for = false;
+        state.claim += 1;
+        state.granted = false;
         if let Some(waiting) = state.waiting.take() {
             waiting.wake();
         }
-        Some(Promise {
-            number: state.promise,
-            loan: Arc::clone(self),
+        Some(BodyClaim {
+            number: state.claim,
+            deferred: Arc::clone(self),
         })
     }
 
-    /// Gives the body to the holder of the valid promise.
-    pub(crate) fn ask_for(&self, number: u64) {
+    /// Gives the body to the holder of the valid claim.
+    pub(crate) fn grant(&self, number: u64) {
         let mut state = self.lock();
-        if state.promise == number {
-            state.asked_for = true;
+        if state.claim == number {
+            state.granted = true;
             if let Some(waiting) = state.waiting.take() {
                 waiting.wake();
             }
@@ -80,26 +80,26 @@ impl Loan {
     }
 }
 
-impl Promise {
+impl BodyClaim {
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
     pub(crate) fn size(&self) -> SizeHint {
-        self.loan.size
+        self.deferred.size
     }
 
     /// The body, once it is requested.
     pub(crate) fn poll(
         &self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(Incoming, BodyWatch), TakenBack>> {
-        let mut state = self.loan.lock();
-        if state.promise != self.number {
-            return Poll::Ready(Err(TakenBack));
+    ) -> Poll<Result<(Incoming, BodyWatch), Revoked>> {
+        let mut state = self.deferred.lock();
+        if state.claim != self.number {
+            return Poll::Ready(Err(Revoked));
         }
-        if state.asked_for {
-            return Poll::Ready(state.body.take().ok_or(TakenBack));
+        if state.granted {
+            return Poll::Ready(state.body.take().ok_or(Revoked));
         }
         state.waiting = Some(cx.waker().clone());
         Poll::Pending
