@@ -56,7 +56,7 @@ pub use liveness::{Liveness, Unresponsive};
 pub use locate_error::LocateError;
 pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation, Waiting};
-pub use own_route::own_route;
+pub use own_route::{NodeSessions, own_route};
 pub use peer_backend::PeerBackend;
 pub use remote_body::{RemoteBody, read_json};
 pub use remote_call::{

@@ -1,11 +1,12 @@
-//! Routes to the sessions of this node.
+//! Routes to the sessions of this node, for its clients and for other nodes.
 
 use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_node::SessionRoute;
-use conman_proxy::{Backend, Route, Stream, Way};
+use conman_node::{Node, NotHere, SessionRoute};
+use conman_proto::{Generation, SessionId};
+use conman_proxy::{Backend, OwnSessions, PeerRefusal, Route, Stream, Way};
 
 /// Returns the proxy's route to a session of this node.
 #[must_use]
@@ -32,5 +33,19 @@ impl Backend for SessionBackend {
 
     async fn has_closed(&self) -> bool {
         self.0.has_closed().await
+    }
+}
+
+/// The sessions of this node, for other nodes.
+#[derive(Debug)]
+pub struct NodeSessions(pub Arc<Node>);
+
+impl OwnSessions for NodeSessions {
+    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal> {
+        match self.0.own_route(id, generation) {
+            Ok(route) => Ok(own_route(route)),
+            Err(NotHere::NotOwner) => Err(PeerRefusal::NotOwner),
+            Err(NotHere::NotReady) => Err(PeerRefusal::NotReady),
+        }
     }
 }

@@ -6,13 +6,15 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use conman_api::{ApiState, Listener, StreamPlaces};
+use conman_api::{ApiBackend, ApiState, Listener, ServeOptions, StreamPlaces};
 use conman_auth::{ApiGuard, ClusterSecret, ConnectTokens, FleetTls, HostRules, OriginRules};
 use conman_core::naming::{CgroupDriver, Instance, instance_cgroup};
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
 use conman_core::{SpecPolicy, Template};
-use conman_fleet::{Dialer, FleetMap, Locator, PeerAcceptor, PeerClient, run_restarter};
+use conman_fleet::{
+    Dialer, FleetMap, Locator, NodeSessions, PeerAcceptor, PeerClient, run_restarter,
+};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
@@ -30,7 +32,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::directory::{Api, FleetDirectory, OwnSessionsOf};
+use super::directory::FleetDirectory;
 
 /// Longer than any step takes on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -154,8 +156,12 @@ impl Member {
         let (listener, address) = loopback();
         let front = PeerFront {
             accept: Arc::new(PeerAcceptor::new(tls)),
-            sessions: Arc::new(OwnSessionsOf(Arc::clone(&node))),
-            api: Arc::new(Api::new(conman_api::router(api, Listener::Peers), closing)),
+            sessions: Arc::new(NodeSessions(Arc::clone(&node))),
+            api: Arc::new(ApiBackend::new(
+                conman_api::router(api, Listener::Peers),
+                ServeOptions::default(),
+                closing,
+            )),
         };
         let peers = Proxy::start_peers(listener, proxied(), front);
         seen.announce(Announcement {
