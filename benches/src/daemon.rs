@@ -74,9 +74,10 @@ impl Daemon {
             instance: String::new(),
         };
         daemon.wait_ready().await?;
-        let instance = std::fs::read_to_string(daemon.directory.path().join("state/instance"))
+        let stored = std::fs::read_to_string(daemon.directory.path().join("state/instance"))
             .context("reading the instance id")?;
-        instance.trim().clone_into(&mut daemon.instance);
+        let stored: serde_json::Value = serde_json::from_str(&stored)?;
+        daemon.instance = stored["instance"].as_str().unwrap_or_default().to_owned();
         Ok(daemon)
     }
 

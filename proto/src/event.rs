@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Generation, NodeStanding, SessionId};
+use crate::{EndCause, Generation, NodeStanding, SessionId};
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -125,9 +125,13 @@ pub struct Event {
     pub session: Option<SessionId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
-    /// Name of the phase that ended, with `session_phase`.
+    /// Name of the phase that ended, with `session_phase`; of the phase in which the start failed, with
+    /// `session_failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
+    /// Why the session ended, with `session_failed`, `session_exited` and `session_released`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<EndCause>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<f64>,
     /// The event in words.

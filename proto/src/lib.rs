@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod drain;
+mod end_cause;
 mod event;
 mod exec;
 mod generation;
@@ -23,6 +24,7 @@ mod template;
 mod token;
 
 pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved};
+pub use end_cause::{EndCause, SessionEnd};
 pub use event::{
     Event, EventKind, EventPage, NodeReason, SessionInFleet, SessionOwnership, Timeline,
     TimelinePhase,

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
+use crate::{Generation, Network, ResolvedSpec, RuntimeKind, SessionEnd, SessionId};
 
 /// Where a session stands.
 ///
@@ -98,6 +98,9 @@ pub struct Session {
     /// Why it is in this state, in words, where there is something to say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Why it ended, or is being ended, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<SessionEnd>,
     /// Exit code of the container's program once it ended and the runtime told it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,

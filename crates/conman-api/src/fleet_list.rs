@@ -2,7 +2,7 @@
 
 use conman_core::listing::ListQuery;
 use conman_fleet::FleetMap;
-use conman_node::Node;
+use conman_node::{SessionsHandle, StatusHandle};
 use conman_proto::{NodeInFleet, NodeLoad, NodeState, RuntimeKind, Session, SessionList};
 use conman_registry::{FleetSession, Peer};
 use jiff::Timestamp;
@@ -22,7 +22,7 @@ const MAX_SCANNED: usize = 20_000;
 
 /// A page of the fleet's sessions: this node's from its state, others from their records.
 pub(crate) async fn sessions(
-    node: &Node,
+    own: &SessionsHandle,
     map: &FleetMap,
     query: &ListQuery,
 ) -> Result<SessionList, ApiError> {
@@ -42,7 +42,7 @@ pub(crate) async fn sessions(
         let shown = page
             .sessions
             .into_iter()
-            .map(|session| show(node, map, &session));
+            .map(|session| show(own, map, &session));
         found.extend(shown.filter(|session| query.matches(session)));
         if found.len() > query.limit {
             found.truncate(query.limit);
@@ -63,42 +63,39 @@ pub(crate) async fn sessions(
     }
 }
 
-fn show(node: &Node, map: &FleetMap, session: &FleetSession) -> Session {
-    let own = (session.node == map.me())
-        .then(|| node.get(&session.record.id))
+fn show(own: &SessionsHandle, map: &FleetMap, session: &FleetSession) -> Session {
+    let shown = (session.node == map.me())
+        .then(|| own.get(&session.record.id))
         .flatten();
-    own.unwrap_or_else(|| node.recorded(&session.node, &session.record))
+    shown.unwrap_or_else(|| own.recorded(&session.node, &session.record))
 }
 
 /// All nodes, ordered by name.
-pub(crate) fn nodes(node: &Node, map: &FleetMap) -> Vec<conman_proto::Node> {
+pub(crate) fn nodes(own: &StatusHandle, map: &FleetMap) -> Vec<conman_proto::Node> {
     let peers = map.fleet().peers();
     if !peers.iter().any(|peer| peer.name == map.me()) {
         // Not joined yet: the others, and this node.
-        let others = peers.iter().map(|peer| show_node(node, map, peer));
-        let mut nodes: Vec<_> = others.chain([node.view()]).collect();
+        let others = peers.iter().map(|peer| show_node(own, map, peer));
+        let mut nodes: Vec<_> = others.chain([own.view()]).collect();
         nodes.sort_by(|one, other| one.name.cmp(&other.name));
         return nodes;
     }
-    peers
-        .iter()
-        .map(|peer| show_node(node, map, peer))
-        .collect()
+    peers.iter().map(|peer| show_node(own, map, peer)).collect()
 }
 
 /// One node by its name, or `self`.
-pub(crate) fn node(node: &Node, map: &FleetMap, name: &str) -> Option<conman_proto::Node> {
+pub(crate) fn node(own: &StatusHandle, map: &FleetMap, name: &str) -> Option<conman_proto::Node> {
     let name = if name == "self" { map.me() } else { name };
     let peers = map.fleet().peers();
     let peer = peers.iter().find(|peer| peer.name == name)?;
-    Some(show_node(node, map, peer))
+    Some(show_node(own, map, peer))
 }
 
-fn show_node(node: &Node, map: &FleetMap, peer: &Peer) -> conman_proto::Node {
+fn show_node(own: &StatusHandle, map: &FleetMap, peer: &Peer) -> conman_proto::Node {
     let mine = peer.name == map.me();
     let announced = peer.announcement.as_ref();
     let view = if mine {
-        Some(node.view())
+        Some(own.view())
     } else {
         announced.and_then(|announced| announced.view.clone())
     };

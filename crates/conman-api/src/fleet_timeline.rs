@@ -155,7 +155,7 @@ async fn ownership(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFlee
     fleet.standing = peer.map(|peer| map.standing(peer));
     fleet.node = owner;
     if ownership != SessionOwnership::Owned
-        && let Ok(Ok(Some(record))) = timeout(ANSWER_TIMEOUT, node.record(id)).await
+        && let Ok(Ok(Some(record))) = timeout(ANSWER_TIMEOUT, node.sessions().record(id)).await
     {
         let placement = map.place(id, &PlacementRequest::from(&record.spec));
         fleet.takers = placement.candidates;

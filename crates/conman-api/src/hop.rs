@@ -38,7 +38,7 @@ use crate::problem::{ApiError, Kind};
 
 pub(crate) use placement_request::{NODE_LABEL, labels_of};
 
-/// On streamed answers to nodes: this node's name. Older versions do not send it.
+/// On streamed answers to nodes: this node's name.
 pub(crate) const X_CONMAN_NODE: HeaderName = HeaderName::from_static("x-conman-node");
 const NOT_OWNER: HeaderValue = HeaderValue::from_static("not-owner");
 
@@ -78,7 +78,7 @@ pub(crate) async fn to_owner(
         let as_owner = request.headers().contains_key(X_CONMAN_GENERATION);
         let starts = request.method() == Method::PUT && as_owner;
         let mut response = next.run(request).await;
-        if starts && !hop.node.is_live(&id) && start_answer::wants_another(&response) {
+        if starts && !hop.node.sessions().is_live(&id) && start_answer::wants_another(&response) {
             // It has ended here, and this node does not take it again.
             let headers = response.headers_mut();
             headers.insert(&X_CONMAN_MISDIRECTED, NOT_OWNER);
@@ -87,7 +87,7 @@ pub(crate) async fn to_owner(
     }
     // A request that starts or ends a session may find that another node was first.
     let decides = [Method::PUT, Method::DELETE].contains(request.method());
-    if hop.node.owns(&id) && !decides {
+    if hop.node.sessions().owns(&id) && !decides {
         return next.run(request).await;
     }
     forwarded_request::ForwardedRequest::begin(hop, id, (request, limit), next).await
@@ -170,20 +170,20 @@ impl Hop {
         if *method == Method::PUT {
             // With a generation, the session has an owner, which must be this node. Without one, the
             // forwarding node has found no owner, and the claim decides.
-            return !headers.contains_key(X_CONMAN_GENERATION) || self.node.is_live(id);
+            return !headers.contains_key(X_CONMAN_GENERATION) || self.node.sessions().is_live(id);
         }
         let requested = headers
             .get(X_CONMAN_GENERATION)
             .and_then(|value| value.to_str().ok()?.parse().ok())
             .and_then(Generation::new);
         let ended = headers.contains_key(X_CONMAN_ENDED);
-        match (self.node.get(id), requested) {
+        match (self.node.sessions().get(id), requested) {
             (Some(session), Some(requested)) if session.state.is_ended() => {
                 ended && session.generation == requested
             }
             (Some(session), Some(requested)) => session.generation >= requested,
             // Its start is not recorded yet.
-            (None, Some(_)) => self.node.is_live(id),
+            (None, Some(_)) => self.node.sessions().is_live(id),
             (_, None) => false,
         }
     }

@@ -1,10 +1,11 @@
 //! The file with the key of connect tokens.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use conman_linux::replace_file;
 use pasetors::keys::{Generate as _, SymmetricKey};
 use pasetors::paserk::FormatAsPaserk as _;
 use pasetors::version4::V4;
@@ -13,9 +14,6 @@ use thiserror::Error;
 
 /// The key, as a PASERK string and a newline.
 const FILE: &str = "connect.key";
-
-/// Name of a new key file until it is complete.
-const UNFINISHED: &str = "connect.key.new";
 
 /// A PASERK of a symmetric key has 53 bytes.
 const MAX_FILE_BYTES: u64 = 128;
@@ -88,35 +86,19 @@ fn read(path: &Path) -> Result<Option<SymmetricKey<V4>>, KeyFileError> {
         .map_err(|_| refused("it holds no key"))
 }
 
-/// The key gets its name only once it is complete and on the disk.
 fn create(state_dir: &Path) -> Result<SymmetricKey<V4>, KeyFileError> {
     let key = SymmetricKey::<V4>::generate().map_err(|_| KeyFileError::Random)?;
     let mut text = String::new();
     key.fmt(&mut text).map_err(|_| KeyFileError::Random)?;
     text.push('\n');
-    let unfinished = state_dir.join(UNFINISHED);
-    if let Err(error) = fs::remove_file(&unfinished)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(failed("replace", &unfinished)(error));
-    }
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600);
-    let mut file = options
-        .open(&unfinished)
-        .map_err(failed("create", &unfinished))?;
-    file.write_all(text.as_bytes())
-        .and_then(|()| file.sync_all())
-        .map_err(failed("write", &unfinished))?;
     let path = state_dir.join(FILE);
-    fs::rename(&unfinished, &path)
-        .and_then(|()| File::open(state_dir)?.sync_all())
-        .map_err(failed("create", &path))?;
+    replace_file(&path, text.as_bytes()).map_err(failed("create", &path))?;
     Ok(key)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
@@ -125,11 +107,11 @@ mod tests {
     fn the_key_is_made_once_for_its_owner_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         // Left by a daemon that was killed while it created the key.
-        fs::write(folder.path().join(UNFINISHED), "k4.lo").expect("writing");
+        fs::write(folder.path().join("connect.key.new"), "k4.lo").expect("writing");
         let key = open(folder.path()).expect("made");
         let metadata = fs::metadata(folder.path().join(FILE)).expect("there");
         assert_eq!(metadata.mode() & 0o7777, 0o600);
-        assert!(!folder.path().join(UNFINISHED).exists());
+        assert!(!folder.path().join("connect.key.new").exists());
         assert!(key == open(folder.path()).expect("read"));
     }
 

@@ -67,14 +67,6 @@ pub(crate) fn present<'a>(ended: impl Iterator<Item = &'a str>) -> &'static str 
     PHASES[next.min(PHASES.len() - 1)].0
 }
 
-/// Splits a reason that begins with the phase in which a start failed, in the daemon's format:
-/// `ready: nothing answered`.
-pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, &str)> {
-    let (name, rest) = reason.split_once(": ")?;
-    let (known, ..) = PHASES.iter().find(|(known, ..)| *known == name)?;
-    Some((known, rest))
-}
-
 /// Position of a phase in a start, for sorting; unknown ones come last.
 pub(crate) fn order(name: &str) -> usize {
     PHASES
@@ -99,15 +91,5 @@ mod tests {
         assert!(order("start.cgroup") < order("ready"));
         assert_eq!(present(["publish"].into_iter()), "publish");
         assert_eq!(present(["from_the_future"].into_iter()), "claim");
-    }
-
-    #[test]
-    fn a_reason_names_its_phase_only_when_it_is_one() {
-        assert_eq!(
-            of_reason("ready: port 80: closed"),
-            Some(("ready", "port 80: closed"))
-        );
-        assert_eq!(of_reason("preempted: maintenance"), None);
-        assert_eq!(of_reason("idle for 5 s"), None);
     }
 }

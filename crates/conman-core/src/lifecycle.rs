@@ -97,13 +97,13 @@ pub enum Event {
     },
     StartFailed(String),
     StartAmbiguous(String),
-    /// Answers to [`Action::ResolveLostStart`]: it runs; or it failed and can never run; or the
+    /// Answers to [`Action::ResolveStart`]: it runs; or it failed and can never run; or the
     /// result is still unknown.
-    LostStartFound {
+    StartFound {
         pid: i32,
     },
-    LostStartGone,
-    LostStartUnknown(String),
+    StartGone,
+    StartUnknown(String),
     /// Answers to [`Action::Hold`]: the pidfd is open and the process is the container's; or the
     /// process is proven dead; or it is another process; or the result is unknown.
     Held,
@@ -148,7 +148,7 @@ pub enum Action {
     /// Probe whether the program is ready, until another action ends this.
     Probe,
     /// Find out the result of a start that was not answered.
-    ResolveLostStart,
+    ResolveStart,
     /// SIGKILL the held process.
     Kill,
     /// Release ownership.
@@ -222,7 +222,7 @@ impl Lifecycle {
         cause: Cause,
     ) -> (Self, Vec<Action>) {
         let mut actions = Vec::new();
-        let remains = Remains::LostStart { generation };
+        let remains = Remains::UnansweredStart { generation };
         let stop = Stop::begin(now_ms, timing, cause, remains, &mut actions);
         let life = Self {
             state: State::Stopping(stop),
@@ -349,12 +349,12 @@ impl Lifecycle {
                 return self.end(now_ms, Cause::StartFailed(why), remains, actions);
             }
             (Step::Launching { generation }, Event::StartAmbiguous(why)) => {
-                let remains = Remains::LostStart { generation };
+                let remains = Remains::UnansweredStart { generation };
                 return self.end(now_ms, Cause::StartFailed(why), remains, actions);
             }
             (Step::Holding { generation, .. }, Event::NotOurs) => {
                 let why = "the reported process is not the container's".to_owned();
-                let remains = Remains::LostStart { generation };
+                let remains = Remains::UnansweredStart { generation };
                 return self.end(now_ms, Cause::StartFailed(why), remains, actions);
             }
             (Step::Holding { generation, .. }, Event::Vanished)

@@ -50,7 +50,7 @@ pub struct NodeView {
     pub max_sessions: u32,
     /// Its default runtime, if it has announced that.
     pub runtime: Option<RuntimeKind>,
-    /// All its runtimes, if it has announced them: earlier versions announce only the default one.
+    /// All its runtimes, if its announcement could be read.
     pub runtimes: Option<BTreeSet<RuntimeKind>>,
     /// Runtimes that could not start sessions when last checked, at most some seconds ago.
     pub ailing: BTreeSet<RuntimeKind>,

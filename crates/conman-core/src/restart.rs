@@ -111,12 +111,13 @@ fn told_loss(end: End) -> Option<NodeLoss> {
         EndCause::NodeLost => Some(NodeLoss::Lost),
         EndCause::Unrecorded
         | EndCause::Deleted
-        | EndCause::Expired
+        | EndCause::Idle
+        | EndCause::Lifetime
         | EndCause::DiskLimit
         | EndCause::ShutDown
         | EndCause::Disowned
         | EndCause::Exited
-        | EndCause::Failed
+        | EndCause::StartFailed
         | EndCause::Unknown => None,
     }
 }
@@ -127,7 +128,7 @@ fn failed_restart(spec: &ResolvedSpec, end: End) -> Option<&Restarted> {
         end,
         End::Ended {
             // Without an exit code, the program is not known to have caused it.
-            cause: EndCause::Unrecorded | EndCause::Failed | EndCause::Exited,
+            cause: EndCause::Unrecorded | EndCause::StartFailed | EndCause::Exited,
             ran: false,
             exit_code: None,
         }

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_on_a_node_that_is_gone_is_kept_for_a_day() {
-        for cause in [EndCause::Deleted, EndCause::Exited, EndCause::Failed] {
+        for cause in [EndCause::Deleted, EndCause::Exited, EndCause::StartFailed] {
             let end = ended(cause);
             assert_eq!(lot(end, Some(DAY - SECOND), 9 * DAY), Lot::Stays);
             assert_eq!(lot(end, Some(9 * DAY), DAY - SECOND), Lot::Stays);

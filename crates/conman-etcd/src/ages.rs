@@ -1,7 +1,7 @@
 //! For how long nodes have been lost, across restarts of the daemons that observe it: all daemons
 //! of a fleet may be young, and the remains of lost nodes must be deleted nevertheless.
 //!
-//! `gone-for/NAME` holds the longest time that any daemon has counted, on a monotonic clock,
+//! `lost-for/NAME` holds the longest time that any daemon has counted, on a monotonic clock,
 //! starting from the stored value when it began. Each daemon counts for itself and writes its time
 //! once it exceeds the stored one by a step. So no leader is needed, and no period is counted
 //! twice. The value is valid for one incarnation of the node; a write that is late or lost delays
@@ -13,7 +13,7 @@ use std::time::Duration;
 use conman_core::ownership::{Key, NodeState, Value};
 use conman_core::retention::Age;
 
-use super::codec::{self, GoneForText, Keys};
+use super::codec::{self, Keys, LostForText};
 use super::membership::Membership;
 use super::notes::unavailable;
 use super::shared::{Shared, boot_time};
@@ -89,13 +89,13 @@ pub(super) async fn count(
 }
 
 async fn kept(shared: &Shared) -> Result<HashMap<String, Kept>, ReadError> {
-    let parent = shared.store.keys.ages();
+    let parent = shared.store.keys.lost_for();
     let mut kept = HashMap::new();
     for (key, bytes, revision) in shared.store.all_below(&parent).await? {
-        let text = codec::parse::<GoneForText>(&key, &bytes).ok();
+        let text = codec::parse::<LostForText>(&key, &bytes).ok();
         let age = text.map(|text| Age {
             incarnation: text.incarnation,
-            gone_for: Duration::from_millis(text.gone_ms),
+            gone_for: Duration::from_millis(text.lost_ms),
         });
         if let Some(name) = Keys::name_in(&parent, &key) {
             kept.insert(name, Kept { age, revision });
@@ -119,7 +119,7 @@ async fn found(
     }
     let unlisted: Vec<&String> = names.filter(|name| !found.contains_key(*name)).collect();
     for names in unlisted.chunks(MAX_AT_ONCE) {
-        let aside: Vec<_> = names.iter().map(|name| keys.gone(name)).collect();
+        let aside: Vec<_> = names.iter().map(|name| keys.lost_node(name)).collect();
         let (entries, _) = shared.store.get(&aside).await?;
         for (name, entry) in names.iter().zip(entries) {
             if let Some((key, bytes, _)) = entry {
@@ -145,7 +145,7 @@ async fn write(
     shared: &Shared,
     writes: &[(String, i64, Option<Age>)],
 ) -> Result<(), RegistryError> {
-    let parent = shared.store.keys.ages();
+    let parent = shared.store.keys.lost_for();
     for some in writes.chunks(MAX_AT_ONCE) {
         let mut request = TxnRequest::default();
         for (name, revision, age) in some {
@@ -155,9 +155,9 @@ async fn write(
             request.success.push(match age {
                 Some(age) => wire::put(
                     key,
-                    codec::text(&GoneForText {
+                    codec::text(&LostForText {
                         incarnation: age.incarnation,
-                        gone_ms: codec::whole_ms(age.gone_for),
+                        lost_ms: codec::whole_ms(age.gone_for),
                     }),
                 ),
                 None => wire::delete(key),

@@ -2,7 +2,7 @@
 //! registry.
 //!
 //! ```text
-//!  node/NAME (fenced, owns nothing) ──forget──▶ gone/NAME ──recall, before it joins──▶ node/NAME
+//!  node/NAME (fenced, owns nothing) ──forget──▶ lost-node/NAME ──recall, before it joins──▶ node/NAME
 //! ```
 //! Its incarnation must only grow, or a late claim of an earlier life would be mistaken for a
 //! current one. So the record is moved aside, and moved back before a node of that name joins; a
@@ -107,7 +107,7 @@ async fn put_aside(shared: &Shared, gone: Gone, owners: &Owners) -> Result<(), F
         });
     }
     let mut request = TxnRequest::default();
-    let aside = shared.store.keys.gone(&node);
+    let aside = shared.store.keys.lost_node(&node);
     request.success.push(wire::put(aside, record));
     for (key, revision) in kept {
         let unchanged = wire::unchanged_since(key.clone(), revision);
@@ -151,7 +151,7 @@ pub(super) async fn recall(shared: &Shared) -> Result<(), String> {
     let keys = &shared.store.keys;
     let (node, gone) = (
         keys.of(&Key::Node(shared.me.clone())),
-        keys.gone(&shared.me),
+        keys.lost_node(&shared.me),
     );
     let read = shared.store.get(&[node.clone(), gone.clone()]).await;
     let (entries, _) = read.map_err(|error| error.to_string())?;

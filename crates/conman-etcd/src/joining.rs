@@ -129,10 +129,10 @@ async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
         return Ok(());
     }
     let key = shared.store.keys.of(&Key::Floor);
-    let value = |floor| codec::encode(&Value::Floor(floor));
+    let current = current.map(|current| shared.store.stored(&key, &Value::Floor(current)));
     let request = TxnRequest {
-        compare: vec![wire::is(key.clone(), current.map(value))],
-        success: vec![wire::put(key, value(floor.get()))],
+        compare: vec![wire::is(key.clone(), current)],
+        success: vec![wire::put(key, codec::encode(&Value::Floor(floor.get())))],
     };
     let written = shared.store.transact(request).await;
     match written.answer {
@@ -221,7 +221,7 @@ async fn read(shared: &Shared) -> Result<(Option<(Vec<u8>, i64)>, Answer), ReadE
     let mut values = Vec::new();
     for (key, entry) in protocol.into_iter().zip(entries) {
         let value = match entry {
-            Some((name, bytes, _)) => Some(codec::decode(&key, &name, &bytes)?),
+            Some((name, bytes, _)) => Some(shared.store.decode(&key, &name, &bytes)?),
             None => None,
         };
         values.push((key, value));

@@ -125,7 +125,7 @@ pub(super) async fn forget(
             let mut values = Vec::new();
             for (key, entry) in [own.clone(), floor].into_iter().zip(entries) {
                 let value = match entry {
-                    Some((name, bytes, _)) => Some(codec::decode(&key, &name, &bytes)?),
+                    Some((name, bytes, _)) => Some(shared.store.decode(&key, &name, &bytes)?),
                     None => None,
                 };
                 values.push((key, value));

@@ -1,22 +1,25 @@
 //! Checks that the keys under the prefix are a registry of a known format.
 
-use super::codec::{self, SchemaText};
-use super::store::{ReadError, Store};
-use super::wire::{self, TxnRequest};
+use conman_linux::FORMAT;
+use conman_registry::serve_above;
 
-/// The format that is written, and the greatest that can be read.
-const FORMAT: u32 = 1;
+use super::codec::{self, SchemaText};
+use super::store::{Entry, ReadError, Store};
+use super::wire::{self, TxnRequest};
 
 /// Why the registry is not used. Each attempt checks again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SchemaError {
     #[error(transparent)]
     Read(#[from] ReadError),
-    #[error(
-        "the registry under {prefix} has format {found}, and this conman knows up to {FORMAT}; run \
-         the newer conman that wrote it"
-    )]
-    TooNew { prefix: String, found: u32 },
+    #[error("the registry under {prefix} has format {found}, and this conman uses format {FORMAT}; {}",
+        remedy(prefix, *found, *floor))]
+    OtherFormat {
+        prefix: String,
+        found: u32,
+        /// The greatest generation in it.
+        floor: u64,
+    },
     #[error(
         "{prefix} holds keys of something else ({key}); give conman a separate prefix in \
          `registry.prefix`"
@@ -24,6 +27,29 @@ pub(super) enum SchemaError {
     Foreign { prefix: String, key: String },
     #[error("cannot write the registry's format: {reason}")]
     NotWritten { reason: String },
+}
+
+fn remedy(prefix: &str, found: u32, floor: u64) -> String {
+    if found > FORMAT {
+        return "run the newer conman that wrote it".to_owned();
+    }
+    format!(
+        "nothing was changed. To start afresh: end the fleet's sessions and stop conman on every node \
+         with the conman that wrote it, delete the keys (`etcdctl del --prefix {prefix}`) or choose \
+         another `registry.prefix`, and start each node once with {}",
+        serve_above(Some(floor))
+    )
+}
+
+/// The greatest number called `generation` in a registry of any format.
+async fn greatest_generation(store: &Store) -> Result<u64, ReadError> {
+    let entries = store.all_below(&store.keys.all()).await?;
+    let generation = |(_, bytes, _): &Entry| {
+        let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+        let within = value["record"]["generation"].as_u64();
+        value["generation"].as_u64().max(within)
+    };
+    Ok(entries.iter().filter_map(generation).max().unwrap_or(0))
 }
 
 /// Checks the format, and writes it where nothing is stored yet.
@@ -36,14 +62,14 @@ pub(super) async fn check(store: &Store) -> Result<(), SchemaError> {
             prefix: prefix(),
             key: String::from_utf8_lossy(&name).into_owned(),
         })?;
-        if schema.format > FORMAT {
-            let found = schema.format;
-            return Err(SchemaError::TooNew {
+        return match schema.format {
+            FORMAT => Ok(()),
+            found => Err(SchemaError::OtherFormat {
                 prefix: prefix(),
                 found,
-            });
-        }
-        return Ok(());
+                floor: greatest_generation(store).await?,
+            }),
+        };
     }
     let all = store.keys.all();
     let (others, _, _) = store.page(&all, &all, 1, 0).await?;

@@ -7,18 +7,15 @@
 //! every node rewrites its heartbeat, and a restored one is older than what was read before.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use conman_core::ownership::NodeName;
+use conman_linux::StateFile;
 use serde::{Deserialize, Serialize};
 
-use conman_registry::{files, fleet_mark};
-
-/// Maximum size of the file that is read: it holds two numbers and a flag.
-const MAX_FILE_BYTES: u64 = 4_096;
+use conman_registry::fleet_mark;
 
 /// What was known when a call was sent; its answer must not be older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,13 +36,12 @@ struct Kept {
     cluster_id: u64,
     revision: i64,
     /// An older store of the same cluster was seen: its revision may grow past ours.
-    #[serde(default)]
     went_back: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Seen {
-    file: PathBuf,
+    file: StateFile,
     state: Mutex<State>,
     /// Serializes writes of the file.
     keeping: Mutex<()>,
@@ -68,16 +64,10 @@ impl Seen {
     /// Loads what an earlier daemon observed. With `forget` it is dropped: an operator accepts the
     /// store as it is.
     pub(super) fn open(state_dir: &Path, forget: bool) -> io::Result<Self> {
-        let file = state_dir.join(fleet_mark::SEEN);
-        let kept = match files::open_options().open(&file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Kept::default(),
-            Err(error) => return Err(error),
-            Ok(_) if forget => Kept::default(),
-            Ok(file) => {
-                let mut text = String::new();
-                file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
-                serde_json::from_str(&text).map_err(io::Error::other)?
-            }
+        let file = StateFile::new(state_dir.join(fleet_mark::SEEN));
+        let kept = match forget {
+            true => Kept::default(),
+            false => file.read()?.unwrap_or_default(),
         };
         let state = State {
             refused: None,
@@ -95,7 +85,7 @@ impl Seen {
 
     /// Path of the file with the observed state.
     pub(super) fn file(&self) -> &Path {
-        &self.file
+        self.file.path()
     }
 
     pub(super) fn before(&self) -> Before {
@@ -202,15 +192,8 @@ impl Seen {
             return Ok(());
         }
         // It is in a fleet again.
-        fleet_mark::rejoin(&self.file)?;
-        let text = serde_json::to_vec(&now).map_err(io::Error::other)?;
-        let new = files::with_suffix(&self.file, ".new");
-        files::remove_if_present(&new)?;
-        let mut file = files::open_options().create_new(true).open(&new)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.file)?;
-        files::sync_parent(&self.file)?;
+        fleet_mark::rejoin(self.file.path())?;
+        self.file.write(&now)?;
         self.state().written = now;
         Ok(())
     }

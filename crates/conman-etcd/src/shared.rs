@@ -9,7 +9,7 @@ use conman_core::ownership::{
 use conman_proto::{Generation, SessionId};
 use tokio::sync::{Notify, watch};
 
-use super::codec::{self, SessionDetails};
+use super::codec::SessionDetails;
 use super::figures;
 use super::orders::Orders;
 use super::records::{Mine, Records, Since};
@@ -197,7 +197,8 @@ impl Shared {
             state: OwnedState::Owned,
         };
         let key = self.store.keys.of(&Key::Session(name(&told.record.id)));
-        wire::is(key, Some(codec::encode(&Value::Session(ownership))))
+        let stored = self.store.stored(&key, &Value::Session(ownership));
+        wire::is(key, Some(stored))
     }
 
     pub(super) fn told(&self, incarnation: u64, record: SessionRecord) -> SessionDetails {

@@ -1,10 +1,11 @@
 //! Executes the protocol's requests against etcd, together with the writes that accompany them, and
 //! reports the result of each.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use conman_core::ownership::{Answer, Key, Request, Transaction};
+use conman_core::ownership::{Answer, Key, Request, Transaction, Value};
 use tokio::time::Instant;
 
 use super::call_error::CallError;
@@ -90,14 +91,40 @@ pub(super) struct Store {
     pub(super) client: Arc<Client>,
     pub(super) keys: Keys,
     records: Arc<PageSize>,
+    foreign: Arc<Mutex<Foreign>>,
 }
+
+/// Values with fields that only a later conman writes, and their bytes, by key: as they were read last.
+type Foreign = HashMap<Vec<u8>, (Value, Vec<u8>)>;
 
 impl Store {
     pub(super) fn new(client: Client, keys: Keys) -> Self {
         Self {
             records: Arc::new(PageSize::new(client.patience())),
+            foreign: Arc::default(),
             client: Arc::new(client),
             keys,
+        }
+    }
+
+    /// Reads a value that a later transaction may compare.
+    pub(super) fn decode(&self, kind: &Key, key: &[u8], bytes: &[u8]) -> Result<Value, BadValue> {
+        let value = codec::decode(kind, key, bytes)?;
+        let mut foreign = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        if codec::encode(&value) == bytes {
+            foreign.remove(key);
+        } else {
+            foreign.insert(key.to_owned(), (value.clone(), bytes.to_owned()));
+        }
+        Ok(value)
+    }
+
+    /// The bytes of a value that was read from this key, or is about to be written there.
+    pub(super) fn stored(&self, key: &[u8], value: &Value) -> Vec<u8> {
+        let foreign = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        match foreign.get(key) {
+            Some((known, bytes)) if known == value => bytes.clone(),
+            _ => codec::encode(value),
         }
     }
 
@@ -116,8 +143,9 @@ impl Store {
         let mut heartbeats = Vec::new();
         for (transaction, additions) in parts {
             for (key, value) in &transaction.compare {
-                let value = value.as_ref().map(codec::encode);
-                request.compare.push(wire::is(self.keys.of(key), value));
+                let key = self.keys.of(key);
+                let value = value.as_ref().map(|value| self.stored(&key, value));
+                request.compare.push(wire::is(key, value));
             }
             request.compare.extend(additions.compare.iter().cloned());
             for (key, value) in &transaction.write {
@@ -187,7 +215,7 @@ impl Store {
                         seen.check_heartbeat(node, before, written)
                             .map_err(|reason| CallError::Stale { reason })?;
                     }
-                    Some(codec::decode(&key, &name, &bytes)?)
+                    Some(self.decode(&key, &name, &bytes)?)
                 }
                 None => None,
             };
@@ -241,7 +269,7 @@ impl Store {
         for (name, bytes, _) in self.all_below(&parent).await? {
             if let Some(session) = Keys::name_in(&parent, &name) {
                 let key = Key::Session(session.into());
-                match codec::decode(&key, &name, &bytes) {
+                match self.decode(&key, &name, &bytes) {
                     Ok(value) => values.push((key, Some(value))),
                     // The other sessions are not affected. This session's containers here are ended
                     // as lost, and no node can claim it, because a claim has to read the value

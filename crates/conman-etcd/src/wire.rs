@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_prefix_is_the_first_key_behind_all_that_begin_with_it() {
-        assert_eq!(behind(b"/conman/own/"), b"/conman/own0");
+        assert_eq!(behind(b"/conman/owner/"), b"/conman/owner0");
         assert_eq!(behind(&[b'a', 0xff]), b"b");
         assert_eq!(behind(&[0xff]), [0]);
     }

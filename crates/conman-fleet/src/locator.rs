@@ -123,7 +123,7 @@ impl Locator {
     ) -> Result<Route, LocateError> {
         for _ in 0..MAX_LOOKUPS {
             let mut ended = None;
-            if self.node.is_live(id) {
+            if self.node.sessions().is_live(id) {
                 match self.wait_here(id, may_start).await {
                     Ok(route) => return Ok(own_route(route)),
                     // It has ended or was taken meanwhile, or another node was first.
@@ -132,7 +132,7 @@ impl Locator {
                         fresh = true;
                         ended = Some(error);
                     }
-                    Err(_) if !self.node.is_live(id) => fresh = true,
+                    Err(_) if !self.node.sessions().is_live(id) => fresh = true,
                     Err(error) => return Err(LocateError::Route(error)),
                 }
             }
@@ -230,7 +230,7 @@ impl Locator {
 
     /// The session's route according to this node; waits for a session that starts.
     async fn wait_here(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
-        let mut route = std::pin::pin!(self.node.route(id, may_start));
+        let mut route = std::pin::pin!(self.node.access().route(id, may_start));
         // Most sessions are ready, so nothing is waited for.
         let first = poll_fn(|cx| Poll::Ready(route.as_mut().poll(cx))).await;
         if let Poll::Ready(route) = first {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_node::{Node, NotHere, SessionRoute};
+use conman_node::{AccessHandle, NotHere, SessionRoute};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{Backend, OwnSessions, PeerRefusal, Route, Stream, Way};
 
@@ -38,7 +38,7 @@ impl Backend for SessionBackend {
 
 /// The sessions of this node, for other nodes.
 #[derive(Debug)]
-pub struct NodeSessions(pub Arc<Node>);
+pub struct NodeSessions(pub AccessHandle);
 
 impl OwnSessions for NodeSessions {
     fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal> {

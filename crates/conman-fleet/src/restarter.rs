@@ -63,7 +63,8 @@ pub fn run_restarter(
     closing: CancellationToken,
 ) {
     let node = locator.node();
-    node.relocate_by(Arc::new(Relocator::new(locator, node)));
+    node.drain()
+        .relocate_by(Arc::new(Relocator::new(locator, node)));
     let restarter = Restarter {
         node: Arc::clone(node),
         fleet: Arc::clone(locator.map().fleet()),
@@ -261,6 +262,7 @@ impl Restarter {
             session: Some(id.clone()),
             generation: Some(generation),
             phase: None,
+            cause: None,
             duration_ms: None,
             message,
         }]);

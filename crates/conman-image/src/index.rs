@@ -14,13 +14,13 @@ use crate::name::ImageName;
 
 pub(crate) const INDEX_FILE: &str = "images.json";
 
-const VERSION: u32 = 1;
+/// The version of all formats of conman.
+const VERSION: u32 = 2;
 
 /// Most bytes of an index: some 10,000 images with ordinary configurations.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct Index {
     version: u32,
     pub(crate) names: BTreeMap<ImageName, ImageId>,
@@ -28,7 +28,6 @@ pub(crate) struct Index {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct ImageRecord {
     pub(crate) config: ImageConfig,
     pub(crate) architecture: String,
@@ -71,7 +70,7 @@ impl Index {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 format!(
-                    "version {version} of the format, but {VERSION} is supported: run the conman \
+                    "it has format {version}, and this conman uses format {VERSION}: run the conman \
                      that wrote it"
                 ),
             ));

@@ -42,7 +42,6 @@ pub(crate) struct LayerFacts {
     pub(crate) entries: u64,
     pub(crate) hides_all_below: bool,
     /// First id of the range that its files belong to; 0: the ids are the image's.
-    #[serde(default)]
     pub(crate) first_id: u32,
 }
 

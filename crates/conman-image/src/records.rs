@@ -26,7 +26,6 @@ const DRAFT: &str = ".draft";
 const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Kept {
     names: Vec<ImageName>,
     image: ImageRecord,

@@ -40,10 +40,10 @@ mod proc_stat;
 mod process_facts;
 mod project_quota;
 mod realtime;
-mod replaced_file;
 mod session_cgroup;
 mod signal_name;
 mod spread;
+mod state_file;
 mod time_slice;
 mod tree_removal;
 
@@ -79,10 +79,12 @@ pub use process_facts::{
 };
 pub use project_quota::ProjectQuotas;
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};
-pub use replaced_file::{replace_file, sync_parent};
 pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};
 pub use spread::spread_directories;
+pub use state_file::{
+    FORMAT, StateFile, remove_if_present, replace_file, sync_parent, with_suffix,
+};
 pub use time_slice::run_in_short_slices;
 pub use tree_removal::{empty_directory, remove_tree, remove_tree_partly};

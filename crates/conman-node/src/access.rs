@@ -15,53 +15,163 @@ use crate::attached::{Attached, Presence};
 use crate::context::Context;
 use crate::ensure;
 use crate::error::{AccessError, NotHere, RouteError};
-use crate::hold::Seat;
+use crate::hold::Held;
+use crate::revival::{self, Former};
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle, View};
 
-/// See [`crate::Node::route`].
-pub(crate) async fn route(
-    context: &Arc<Context>,
-    id: &SessionId,
-    may_start: bool,
-) -> Result<SessionRoute, RouteError> {
-    let Some(handle) = context.sessions.current(id) else {
-        return Err(RouteError::NoSuchSession { id: id.clone() });
-    };
-    if let Some(route) = to_running(context, &handle)? {
-        return Ok(route);
-    }
-    let began = Instant::now();
-    let seat = Seat::take(
-        id,
-        (&context.held, context.options.limits.max_held),
-        (&handle.held, context.options.limits.max_held_per_session),
-    )?;
-    let bound = hold_bound(context, &handle);
-    let held = timeout_at(began + bound, hold(context, handle, may_start)).await;
-    drop(seat);
-    metrics::histogram!("conman_session_hold_duration_seconds")
-        .record(began.elapsed().as_secs_f64());
-    held.map_err(|_| RouteError::HoldTimedOut {
-        id: id.clone(),
-        waited: bound,
-    })?
+/// The ways into a node's sessions: connections, commands, terminals, logs. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct AccessHandle {
+    pub(crate) context: Arc<Context>,
 }
 
-/// See [`crate::Node::own_route`].
-pub(crate) fn own_route(
-    context: &Context,
-    id: &SessionId,
-    generation: Generation,
-) -> Result<SessionRoute, NotHere> {
-    let handle = context.sessions.current(id).ok_or(NotHere::NotOwner)?;
-    if handle.is_ended() || handle.generation().is_some_and(|own| own < generation) {
-        return Err(NotHere::NotOwner);
+impl AccessHandle {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        Self { context }
     }
-    match to_running(context, &handle) {
-        Ok(Some(route)) => Ok(route),
-        // The caller that asks why it is not ready learns that it has no port.
-        Ok(None) | Err(_) => Err(NotHere::NotReady),
+
+    /// Returns the route to a session's program. A connection to one that is starting is held; one that does
+    /// not run is started if `may_start` and its template allow it (`start_on_connect`).
+    ///
+    /// When the session runs, returns at once, without waiting for a contended lock.
+    pub async fn route(&self, id: &SessionId, may_start: bool) -> Result<SessionRoute, RouteError> {
+        let context = &self.context;
+        let Some(handle) = context.sessions.current(id) else {
+            return Err(RouteError::NoSuchSession { id: id.clone() });
+        };
+        if let Some(route) = to_running(context, &handle)? {
+            return Ok(route);
+        }
+        let began = Instant::now();
+        let held = Held::begin(&context.held, &handle, &context.options.limits)?;
+        let bound = hold_bound(context, &handle);
+        let route = timeout_at(began + bound, hold(context, handle, may_start)).await;
+        drop(held);
+        metrics::histogram!("conman_session_hold_duration_seconds")
+            .record(began.elapsed().as_secs_f64());
+        route.map_err(|_| RouteError::HoldTimedOut {
+            id: id.clone(),
+            waited: bound,
+        })?
+    }
+
+    /// Returns the route to a session for another node, which believes that this one owns `generation` of
+    /// it. Never waits.
+    pub fn own_route(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+    ) -> Result<SessionRoute, NotHere> {
+        let handle = self.context.sessions.current(id);
+        let handle = handle.ok_or(NotHere::NotOwner)?;
+        if handle.is_ended() || handle.generation().is_some_and(|own| own < generation) {
+            return Err(NotHere::NotOwner);
+        }
+        match to_running(&self.context, &handle) {
+            Ok(Some(route)) => Ok(route),
+            // The caller that asks why it is not ready learns that it has no port.
+            Ok(None) | Err(_) => Err(NotHere::NotReady),
+        }
+    }
+
+    /// Returns the route to a session that runs here, or whose `former` node has given it up or is lost. This
+    /// node claims such a session and starts it by its record, if it ended with its node and no start has
+    /// succeeded since, or if `may_start` and its template allow it. Waits while it starts; cancelling does
+    /// not cancel the start.
+    pub async fn revive(
+        &self,
+        id: &SessionId,
+        may_start: bool,
+        former: Former<'_>,
+    ) -> Result<SessionRoute, RouteError> {
+        revival::revive(self, id, may_start, former).await
+    }
+
+    /// Runs a command in a running session.
+    pub async fn exec(&self, id: &SessionId, plan: ExecPlan) -> Result<ExecIo, AccessError> {
+        let Running { runtime, key, .. } = running(&self.context, id)?;
+        runtime.exec(&key, plan).await.map_err(failed(id))
+    }
+
+    /// Attaches to the terminal of a running session's program, or of a kept command in it.
+    pub async fn attach(
+        &self,
+        id: &SessionId,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Result<Attached, AccessError> {
+        let Running {
+            handle,
+            runtime,
+            key,
+        } = running(&self.context, id)?;
+        if exec.is_none() && !handle.spec.tty {
+            return Err(AccessError::NoTerminal { id: id.clone() });
+        }
+        let presence = Presence {
+            _place: place(&handle)?,
+            _activity: handle.activity.begin(),
+        };
+        let attached = runtime.attach(&key, exec, options).await;
+        let io = attached.map_err(failed(id))?;
+        Ok(Attached { io, presence })
+    }
+
+    /// Runs a command in a running session, in a terminal that is kept.
+    pub async fn keep_exec(&self, id: &SessionId, plan: ExecPlan) -> Result<KeptExec, AccessError> {
+        let Running { runtime, key, .. } = running(&self.context, id)?;
+        runtime.keep_exec(&key, plan).await.map_err(failed(id))
+    }
+
+    /// Returns the kept commands of a running session, the oldest first.
+    pub async fn kept_execs(&self, id: &SessionId) -> Result<Vec<KeptExec>, AccessError> {
+        let Running { runtime, key, .. } = running(&self.context, id)?;
+        runtime.kept_execs(&key).await.map_err(failed(id))
+    }
+
+    /// Kills a kept command, if it has not ended, and forgets it.
+    pub async fn end_exec(&self, id: &SessionId, exec: ExecId) -> Result<(), AccessError> {
+        let Running { runtime, key, .. } = running(&self.context, id)?;
+        runtime.end_exec(&key, exec).await.map_err(failed(id))
+    }
+
+    /// Returns a session's log, as long as its container exists.
+    pub async fn logs(
+        &self,
+        id: &SessionId,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, AccessError> {
+        let (handle, generation) = shown(&self.context, id)?;
+        let runtime = runtime_of(&self.context, &handle)?;
+        let key = ContainerKey {
+            session: id.clone(),
+            generation,
+        };
+        // Following a log costs the shim as much as an attached client.
+        let place = if options.follow && handle.spec.tty {
+            Some(place(&handle)?)
+        } else {
+            None
+        };
+        let log = runtime.logs(&key, options).await;
+        let log = log.map_err(|source| match source {
+            RuntimeError::NoSuchContainer { .. } => AccessError::NotKept { id: id.clone() },
+            source => AccessError::Runtime {
+                id: id.clone(),
+                source,
+            },
+        })?;
+        Ok(match place {
+            Some(place) => {
+                let held = stream::unfold((log, place), |(mut log, place)| async move {
+                    let chunk = log.next().await?;
+                    Some((chunk, (log, place)))
+                });
+                held.boxed()
+            }
+            None => log,
+        })
     }
 }
 
@@ -228,40 +338,6 @@ fn to_running(
     }))
 }
 
-/// See [`crate::Node::exec`].
-pub(crate) async fn exec(
-    context: &Context,
-    id: &SessionId,
-    plan: ExecPlan,
-) -> Result<ExecIo, AccessError> {
-    let Running { runtime, key, .. } = running(context, id)?;
-    runtime.exec(&key, plan).await.map_err(failed(id))
-}
-
-/// See [`crate::Node::attach`].
-pub(crate) async fn attach(
-    context: &Context,
-    id: &SessionId,
-    exec: Option<ExecId>,
-    options: AttachOptions,
-) -> Result<Attached, AccessError> {
-    let Running {
-        handle,
-        runtime,
-        key,
-    } = running(context, id)?;
-    if exec.is_none() && !handle.spec.tty {
-        return Err(AccessError::NoTerminal { id: id.clone() });
-    }
-    let presence = Presence {
-        _place: place(&handle)?,
-        _activity: handle.activity.begin(),
-    };
-    let attached = runtime.attach(&key, exec, options).await;
-    let io = attached.map_err(failed(id))?;
-    Ok(Attached { io, presence })
-}
-
 /// Takes one of the places for clients attached to the session's terminals.
 fn place(handle: &SessionHandle) -> Result<OwnedSemaphorePermit, AccessError> {
     let place = Arc::clone(&handle.attached).try_acquire_owned();
@@ -269,35 +345,6 @@ fn place(handle: &SessionHandle) -> Result<OwnedSemaphorePermit, AccessError> {
         id: handle.id.clone(),
         limit: MAX_ATTACHED,
     })
-}
-
-/// See [`crate::Node::keep_exec`].
-pub(crate) async fn keep_exec(
-    context: &Context,
-    id: &SessionId,
-    plan: ExecPlan,
-) -> Result<KeptExec, AccessError> {
-    let Running { runtime, key, .. } = running(context, id)?;
-    runtime.keep_exec(&key, plan).await.map_err(failed(id))
-}
-
-/// See [`crate::Node::kept_execs`].
-pub(crate) async fn kept_execs(
-    context: &Context,
-    id: &SessionId,
-) -> Result<Vec<KeptExec>, AccessError> {
-    let Running { runtime, key, .. } = running(context, id)?;
-    runtime.kept_execs(&key).await.map_err(failed(id))
-}
-
-/// See [`crate::Node::end_exec`].
-pub(crate) async fn end_exec(
-    context: &Context,
-    id: &SessionId,
-    exec: ExecId,
-) -> Result<(), AccessError> {
-    let Running { runtime, key, .. } = running(context, id)?;
-    runtime.end_exec(&key, exec).await.map_err(failed(id))
 }
 
 /// A session that runs, with what runs it.
@@ -334,44 +381,6 @@ fn running<'a>(context: &'a Context, id: &SessionId) -> Result<Running<'a>, Acce
 fn failed(id: &SessionId) -> impl FnOnce(RuntimeError) -> AccessError {
     let id = id.clone();
     move |source| AccessError::Runtime { id, source }
-}
-
-/// See [`crate::Node::logs`].
-pub(crate) async fn logs(
-    context: &Context,
-    id: &SessionId,
-    options: LogOptions,
-) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, AccessError> {
-    let (handle, generation) = shown(context, id)?;
-    let runtime = runtime_of(context, &handle)?;
-    let key = ContainerKey {
-        session: id.clone(),
-        generation,
-    };
-    // Following a log costs the shim as much as an attached client.
-    let place = if options.follow && handle.spec.tty {
-        Some(place(&handle)?)
-    } else {
-        None
-    };
-    let log = runtime.logs(&key, options).await;
-    let log = log.map_err(|source| match source {
-        RuntimeError::NoSuchContainer { .. } => AccessError::NotKept { id: id.clone() },
-        source => AccessError::Runtime {
-            id: id.clone(),
-            source,
-        },
-    })?;
-    Ok(match place {
-        Some(place) => {
-            let held = stream::unfold((log, place), |(mut log, place)| async move {
-                let chunk = log.next().await?;
-                Some((chunk, (log, place)))
-            });
-            held.boxed()
-        }
-        None => log,
-    })
 }
 
 fn shown(

@@ -19,11 +19,12 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::context::Context;
+use crate::drain::signalled::DrainSignal;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
+use crate::events::end_event;
 use crate::kill_table::Stage;
 use crate::session::{self, Beginning, SessionHandle, StopOrder, View};
-use crate::signalled_file::Word;
 
 /// How many of each were found.
 #[derive(Debug, Default)]
@@ -156,7 +157,7 @@ fn examine(record: &SessionRecord) -> Result<Finding, NodeStartError> {
         RecordState::Running { .. } => Finding::Goes(Beginning::Running(process)),
         RecordState::Starting => Finding::Goes(Beginning::Unready(process)),
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
-            let cause = EndCause::written(*cause, reason);
+            let cause = cause.unwrap_or(EndCause::Unknown);
             Finding::Goes(Beginning::KillTarget(process, cause, reason.clone()))
         }
         RecordState::Ended(_) => Finding::Gone,
@@ -175,7 +176,7 @@ fn identity(container: &ContainerIdentity) -> ProcessIdentity {
 async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
-    told: &HashMap<ContainerKey, Word>,
+    told: &HashMap<ContainerKey, DrainSignal>,
 ) -> Result<Vec<Release>, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
     let gone = found
@@ -215,13 +216,15 @@ async fn release_gone(
         }
     }
     for release in &gone {
-        let (id, generation) = (&release.id, release.generation);
-        context.note_session(
-            EventKind::SessionReleased,
+        let (id, ending) = (&release.id, &release.ending);
+        let kind = EventKind::SessionReleased;
+        context.note(end_event(
+            kind,
             id,
-            generation,
-            release.ending.reason.clone(),
-        );
+            release.generation,
+            &ending.end(),
+            &ending.reason,
+        ));
     }
     for (record, _) in found
         .iter()
@@ -240,8 +243,8 @@ fn key(record: &SessionRecord) -> ContainerKey {
 }
 
 /// Sessions that an earlier daemon's drain signalled, and why.
-async fn told(context: &Context) -> HashMap<ContainerKey, Word> {
-    let told = context.drain.told.clone();
+async fn told(context: &Context) -> HashMap<ContainerKey, DrainSignal> {
+    let told = context.drain.signalled.clone();
     let read = tokio::task::spawn_blocking(move || told.read()).await;
     read.unwrap_or_else(|error| Err(io::Error::other(error)))
         .unwrap_or_else(|error| {
@@ -269,7 +272,7 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
 }
 
 /// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
-fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, rebooted())
@@ -286,10 +289,10 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> End
         }
         RecordState::Starting => {
             let reason = "it ended before it was ready, while conman was not running".to_owned();
-            (true, EndCause::Failed, reason)
+            (true, EndCause::StartFailed, reason)
         }
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
-            let cause = EndCause::written(*cause, reason);
+            let cause = cause.unwrap_or(EndCause::Unknown);
             (false, cause, reason.clone())
         }
         RecordState::Ended(ending) => return ending.clone(),
@@ -302,6 +305,7 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> End
     Ending {
         failed,
         cause: Some(cause),
+        failed_phase: None,
         reason,
         exit_code: None,
         ended_at,
@@ -314,8 +318,8 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&Word>) -> End
 fn unfinished(record: &SessionRecord) -> Cause {
     match &record.state {
         RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
-            match EndCause::written(*cause, reason) {
-                EndCause::Failed | EndCause::Exited => Cause::StartFailed(reason.clone()),
+            match cause.unwrap_or(EndCause::Unknown) {
+                EndCause::StartFailed | EndCause::Exited => Cause::StartFailed(reason.clone()),
                 cause => Cause::Asked(cause, reason.clone()),
             }
         }
@@ -353,7 +357,7 @@ fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
     beginning: Beginning,
-    told: Option<&Word>,
+    told: Option<&DrainSignal>,
     adopted: &mut Adopted,
 ) -> bool {
     let generation = record.generation;
@@ -441,7 +445,7 @@ pub(crate) fn ended_handle(record: SessionRecord, ending: Ending) -> Arc<Session
         } else {
             SessionState::Stopped
         },
-        cause: Some(ending.cause()),
+        end: Some(ending.end()),
         reason: Some(ending.reason),
         exit_code: ending.exit_code,
         generation: Some(record.generation),
@@ -505,8 +509,8 @@ mod tests {
     #[test]
     fn a_start_from_before_the_machine_was_booted_has_lost_its_node() {
         let before = unfinished(&claimed(Timestamp::UNIX_EPOCH));
-        assert_eq!(before.told(), EndCause::NodeLost);
+        assert_eq!(before.end_cause(), EndCause::NodeLost);
         let since = unfinished(&claimed(Timestamp::now()));
-        assert_eq!(since.told(), EndCause::Failed);
+        assert_eq!(since.end_cause(), EndCause::StartFailed);
     }
 }

@@ -14,12 +14,12 @@ use crate::cleanup::CleanupQueue;
 use crate::drain::Drain;
 use crate::end_orders::EndOrders;
 use crate::events::session_event;
-use crate::hold::Seats;
+use crate::hold::HeldCount;
 use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
 use crate::options::NodeOptions;
 use crate::revival::Relocate;
-use crate::sessions::Sessions;
+use crate::session_table::SessionTable;
 
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -29,12 +29,12 @@ pub(crate) struct Context {
     pub(crate) runtimes: BTreeMap<RuntimeKind, Arc<dyn Runtime>>,
     pub(crate) table: Arc<KillTable>,
     pub(crate) sockets: Arc<NetnsSockets>,
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: SessionTable,
     /// One permit for each start that the runtime may work on at a time.
     pub(crate) starts: Arc<Semaphore>,
     pub(crate) host_limits: HostLimits,
     /// Waiting connections of all sessions.
-    pub(crate) held: Arc<Seats>,
+    pub(crate) held: Arc<HeldCount>,
     pub(crate) cleanup: CleanupQueue,
     pub(crate) end_orders: EndOrders,
     pub(crate) drain: Drain,

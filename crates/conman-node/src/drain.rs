@@ -14,7 +14,9 @@
 //! the drain; another file lists the sessions that the drain has signalled. A full or hanging disk is a
 //! reason to drain, so a failed write does not stop the drain, and is retried.
 
+mod handle;
 mod order;
+pub(crate) mod signalled;
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -35,13 +37,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+pub use self::handle::DrainHandle;
 pub use self::order::MAX_PARALLEL;
 use self::order::{Order, OrderFile};
+use self::signalled::{DrainSignal, NOTE_PATIENCE, SignalledSessions};
 use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
 use crate::session::{SessionHandle, StopOrder, View};
-use crate::signalled_file::{NOTE_PATIENCE, SignalledFile, Word};
 
 /// Interval between checks whether the remaining sessions have ended. Stuck sessions end without
 /// further action, if at all.
@@ -65,7 +68,7 @@ const MAX_NAMED: usize = 1_000;
 pub(crate) struct Drain {
     current: Mutex<Option<Current>>,
     file: OrderFile,
-    pub(crate) told: SignalledFile,
+    pub(crate) signalled: SignalledSessions,
     /// Locked while the file and `current` change together; only this module changes them.
     changing: tokio::sync::Mutex<()>,
 }
@@ -88,7 +91,7 @@ impl Drain {
         Self {
             current: Mutex::default(),
             file: OrderFile::new(state_dir.join("drain.json")),
-            told: SignalledFile::new(state_dir),
+            signalled: SignalledSessions::new(state_dir),
             changing: tokio::sync::Mutex::default(),
         }
     }
@@ -140,7 +143,7 @@ pub(crate) async fn drain(
         .live()
         .iter()
         .any(|one| one.leaving.is_told());
-    if none_obeys && let Err(error) = context.drain.told.clear().await {
+    if none_obeys && let Err(error) = context.drain.signalled.clear().await {
         tracing::warn!(%error, "cannot clear the list of sessions that an earlier drain signalled");
     }
     let written = context.drain.file.write(&order).await;
@@ -377,7 +380,12 @@ async fn take_turn(
             cause: EndCause::Drained,
             why: why.clone(),
         });
-        note_told(&context, &handle, Word::new(&why, NOTE_PATIENCE + grace)).await;
+        note_signalled(
+            &context,
+            &handle,
+            DrainSignal::new(&why, NOTE_PATIENCE + grace),
+        )
+        .await;
         let until = Instant::now() + grace;
         match process.signal(signal) {
             Ok(_) => {
@@ -407,7 +415,7 @@ async fn take_turn(
             reason: view.reason.unwrap_or_default(),
         });
     }
-    let went = view.cause == Some(EndCause::Drained);
+    let went = view.cause() == Some(EndCause::Drained);
     match view.generation {
         Some(generation) if went && handle.spec.on_node_loss == OnNodeLoss::Restart => {
             let moved = relocate(&context, &handle, generation).await;
@@ -418,7 +426,7 @@ async fn take_turn(
 }
 
 /// For the next daemon, in case this one ends before the program does.
-async fn note_told(context: &Context, handle: &SessionHandle, word: Word) {
+async fn note_signalled(context: &Context, handle: &SessionHandle, signal: DrainSignal) {
     let Some(generation) = handle.generation() else {
         return;
     };
@@ -426,7 +434,7 @@ async fn note_told(context: &Context, handle: &SessionHandle, word: Word) {
         session: handle.id.clone(),
         generation,
     };
-    if let Err(error) = context.drain.told.note(&key, word).await {
+    if let Err(error) = context.drain.signalled.note(&key, signal).await {
         tracing::warn!(
             session = %handle.id,
             %error,

@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::adoption;
 use crate::context::Context;
-use crate::session::{self, LostStart, SessionHandle};
+use crate::session::{self, SessionHandle, StartOutcome};
 
 /// The task's name for the watchdog.
 pub(crate) const NAME: &str = "end orders";
@@ -245,7 +245,8 @@ async fn certify(context: &Context, turns: &Turns, key: &ContainerKey, why: &str
         generation: key.generation,
         ending: Ending {
             failed: true,
-            cause: Some(EndCause::Failed),
+            cause: Some(EndCause::Disowned),
+            failed_phase: None,
             reason: why.to_owned(),
             exit_code: None,
             ended_at: Timestamp::now(),
@@ -294,9 +295,9 @@ async fn proven_dead(
     while let Some((kind, answer)) = answers.next().await {
         match answer {
             // A life has one runtime, so no other has to answer.
-            LostStart::Ended => return Some(vec![kind]),
-            LostStart::Gone => {}
-            LostStart::Found { pid } => {
+            StartOutcome::Ended => return Some(vec![kind]),
+            StartOutcome::Gone => {}
+            StartOutcome::Found { pid } => {
                 tracing::warn!(
                     container = %key,
                     pid,
@@ -305,7 +306,7 @@ async fn proven_dead(
                 );
                 return None;
             }
-            LostStart::Unknown(reason) => {
+            StartOutcome::Unknown(reason) => {
                 tracing::debug!(
                     container = %key,
                     reason,

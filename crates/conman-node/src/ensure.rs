@@ -10,8 +10,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::context::Context;
 use crate::error::{EnsureError, FailureKind, StopError};
 use crate::kill_table::{KillEntry, Stage};
-use crate::session::{self, Beginning, Failure, SessionHandle, View, unwanted_words};
-use crate::sessions::Admission;
+use crate::session::{self, Beginning, Failure, SessionHandle, View, reason_of_deleted};
+use crate::session_table::Admission;
 
 /// The result of an ensure.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Ensured {
     pub(crate) created: bool,
 }
 
-/// See [`crate::Node::ensure`].
+/// See [`crate::SessionsHandle::ensure`].
 pub(crate) async fn ensure(
     context: &Arc<Context>,
     id: &SessionId,
@@ -253,7 +253,7 @@ pub(crate) fn failure(
     Some(error)
 }
 
-/// See [`crate::Node::stop`].
+/// See [`crate::SessionsHandle::stop`].
 pub(crate) async fn stop(
     context: &Context,
     id: &SessionId,
@@ -284,7 +284,8 @@ pub(crate) async fn stop(
         // The session may have ended before this order.
         (state, _) if state.is_ended() => call_off(context, &handle).await?,
         (SessionState::Stuck | SessionState::Stopping, Some(generation)) => {
-            let reason = unwanted_words(view.reason.clone().unwrap_or_default(), why);
+            let cause = view.cause().unwrap_or(EndCause::Unknown);
+            let reason = reason_of_deleted(cause, view.reason.clone().unwrap_or_default(), why);
             note_unwanted(context, &handle, generation, reason).await?;
         }
         _ => {}

@@ -9,6 +9,7 @@ use conman_proto::{
 };
 use conman_registry::RegistryError;
 use conman_runtime::RuntimeError;
+use tokio::sync::mpsc::error::TrySendError;
 
 /// Why a node could not start.
 #[derive(Debug, thiserror::Error)]
@@ -35,11 +36,12 @@ pub enum NodeStartError {
         #[source]
         source: io::Error,
     },
-    #[error(
-        "the endpoint of the metadata server, `{endpoint}`, is not `http://HOST[:PORT]`: \
-        {reason}"
-    )]
-    Endpoint { endpoint: String, reason: String },
+    #[error("the endpoint of the notice source `{name}`, `{endpoint}`, {rule}")]
+    Endpoint {
+        name: &'static str,
+        endpoint: String,
+        rule: String,
+    },
 }
 
 /// What kept a start from succeeding.
@@ -343,4 +345,13 @@ pub enum PreemptError {
     ThreadEnded,
     #[error("too many preemption notices wait for an answer; the first one is being acted on")]
     TooManyWaiting,
+}
+
+impl<T> From<TrySendError<T>> for PreemptError {
+    fn from(error: TrySendError<T>) -> Self {
+        match error {
+            TrySendError::Full(_) => Self::TooManyWaiting,
+            TrySendError::Closed(_) => Self::ThreadEnded,
+        }
+    }
 }

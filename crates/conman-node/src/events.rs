@@ -1,6 +1,6 @@
 //! Events for the journal.
 
-use conman_proto::{EventKind, Generation, SessionId};
+use conman_proto::{EventKind, Generation, SessionEnd, SessionId};
 use conman_registry::{NewEvent, Phase};
 use jiff::{SignedDuration, Timestamp};
 
@@ -12,6 +12,7 @@ pub(crate) fn node_event(kind: EventKind, message: String) -> NewEvent {
         session: None,
         generation: None,
         phase: None,
+        cause: None,
         duration_ms: None,
         message,
     }
@@ -28,6 +29,21 @@ pub(crate) fn session_event(
         session: Some(id.clone()),
         generation: Some(generation),
         ..node_event(kind, message)
+    }
+}
+
+/// The end of a session.
+pub(crate) fn end_event(
+    kind: EventKind,
+    id: &SessionId,
+    generation: Generation,
+    end: &SessionEnd,
+    reason: &str,
+) -> NewEvent {
+    NewEvent {
+        phase: end.phase.clone(),
+        cause: Some(end.cause),
+        ..session_event(kind, id, generation, reason.to_owned())
     }
 }
 

@@ -1,10 +1,12 @@
 //! One node: the sessions of one machine, from admission to cleanup.
 //!
-//! [`Node`] is the whole interface. It owns
+//! [`Node`] starts and stops. Its handles, each cheap to clone, are the interface: [`SessionsHandle`],
+//! [`AccessHandle`] (connections, commands, terminals), [`DrainHandle`], [`PreemptionHandle`] and
+//! [`StatusHandle`]. The node owns
 //! - one task for each session that has not ended (`session`), which alone writes the session's
 //!   state; all other code holds a handle with two watch channels (its view out, an order to stop
 //!   in),
-//! - the map of sessions (`sessions`), which decides an ensure synchronously,
+//! - the map of sessions (`session_table`), which decides an ensure synchronously,
 //! - the kill table (`kill_table`), which always has everything that must be killed when the machine is
 //!   about to stop,
 //! - the emergency thread (`emergency`), an OS thread with its own tokio runtime, joined to the
@@ -16,7 +18,7 @@
 //!
 //! Invariants, each with the place that keeps it:
 //! - *One container of a session at a time.* A life begins only where the map has no life that has
-//!   not ended (`sessions`), and ends only with its release.
+//!   not ended (`session_table`), and ends only with its release.
 //! - *Recorded before sent, known before started.* The claim is durable before the runtime gets a request
 //!   for the session ([`conman_core::lifecycle`]), and the kill table is updated before a start is sent
 //!   (`session::launch`).
@@ -36,7 +38,9 @@ mod attached;
 mod binds;
 mod certificate;
 mod cleanup;
+mod container_kill;
 mod context;
+mod disk_queue;
 mod disk_watch;
 mod drain;
 mod emergency;
@@ -46,7 +50,6 @@ mod error;
 mod events;
 mod hold;
 mod host_limits;
-mod hunt;
 mod kill_table;
 mod lost;
 mod netns_connect;
@@ -60,25 +63,31 @@ mod revival;
 mod route;
 mod runtime_health;
 mod session;
+mod session_table;
 mod sessions;
-mod signalled_file;
-mod slow_file;
+mod status;
 mod stuck;
 mod throttled;
 mod view;
 
+pub use access::AccessHandle;
 pub use attached::{Attached, Presence};
-pub use drain::MAX_PARALLEL as MAX_DRAIN_PARALLEL;
-pub use emergency::{EmergencyHandle, PendingReport, SIGNAL};
+pub use drain::{DrainHandle, MAX_PARALLEL as MAX_DRAIN_PARALLEL};
+pub use emergency::{
+    EmergencyThread, NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions, PendingReport,
+    PreemptionHandle, SIGNAL,
+};
 pub use error::{
     AccessError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError,
     RestartError, RouteError, StopError, Waiting,
 };
 pub use host_limits::HostLimit;
 pub use node::Node;
-pub use options::{GceOptions, NodeBounds, NodeLimits, NodeOptions, UrlScheme};
+pub use options::{NodeBounds, NodeLimits, NodeOptions, UrlScheme};
 pub use revival::{Former, Relocate, WithoutImage, end_of};
 pub use route::SessionRoute;
+pub use sessions::SessionsHandle;
+pub use status::StatusHandle;
 
 /// An error and its causes, as one line for people.
 pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {

@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::error::StopError;
 use crate::{adoption, end_orders, view};
 
-/// See [`crate::Node::stop_lost`].
+/// See [`crate::SessionsHandle::stop_lost`].
 pub(crate) async fn stop(
     context: Arc<Context>,
     record: SessionRecord,
@@ -58,6 +58,7 @@ async fn end(
     let ending = Ending {
         failed: false,
         cause: Some(EndCause::Deleted),
+        failed_phase: None,
         reason: why.clone(),
         exit_code: None,
         ended_at: Timestamp::now(),

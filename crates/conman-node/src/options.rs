@@ -24,8 +24,6 @@ pub struct NodeOptions {
     pub browser_urls: UrlScheme,
     /// Time between a preemption notice that names none and the end of the machine.
     pub preempt_budget_ms: u32,
-    /// Watch the metadata server of Google Compute Engine for preemption notices.
-    pub gce: Option<GceOptions>,
     /// Whether the node holds its ownership, in a fleet.
     pub standing: watch::Receiver<Standing>,
     /// Watches the tasks that are essential for the daemon.
@@ -46,7 +44,6 @@ impl NodeOptions {
             urls: UrlScheme::host("http", "localhost:7701"),
             browser_urls: UrlScheme::host("http", "localhost:7701"),
             preempt_budget_ms: 25_000,
-            gce: None,
             standing: watch::channel(Standing::Alone).1,
             vitals: Vitals::default(),
         }
@@ -151,21 +148,6 @@ impl UrlScheme {
     #[must_use]
     pub fn url(&self, id: &SessionId) -> String {
         format!("{}{id}{}", self.before, self.after)
-    }
-}
-
-/// Google Compute Engine's metadata server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GceOptions {
-    /// `http://HOST[:PORT]`, without a path.
-    pub endpoint: String,
-}
-
-impl Default for GceOptions {
-    fn default() -> Self {
-        Self {
-            endpoint: "http://metadata.google.internal".to_owned(),
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
 use conman_registry::{RecordState, RegistryError, SessionRecord};
 use jiff::Timestamp;
 
-use crate::access::{route, template_starts_on_connect};
+use crate::access::{AccessHandle, template_starts_on_connect};
 use crate::context::Context;
 use crate::ensure;
 use crate::error::{EnsureError, RestartError, RouteError};
@@ -50,19 +50,17 @@ pub struct Former<'a> {
     pub is_lost: bool,
 }
 
-/// See [`crate::Node::revive`].
+/// See [`AccessHandle::revive`].
 pub(crate) async fn revive(
-    context: &Arc<Context>,
+    access: &AccessHandle,
     id: &SessionId,
     may_start: bool,
     former: Former<'_>,
 ) -> Result<SessionRoute, RouteError> {
-    if context
-        .sessions
-        .current(id)
-        .is_some_and(|handle| !handle.is_ended())
-    {
-        return route(context, id, may_start).await;
+    let context = &access.context;
+    let current = context.sessions.current(id);
+    if current.is_some_and(|handle| !handle.is_ended()) {
+        return access.route(id, may_start).await;
     }
     let not_started = |source| RouteError::NotStarted {
         id: id.clone(),
@@ -88,7 +86,7 @@ pub(crate) async fn revive(
     ensure::ensure_by(context, id, &asked_for, Some(record), true)
         .await
         .map_err(not_started)?;
-    route(context, id, false).await
+    access.route(id, false).await
 }
 
 async fn read(context: &Context, id: &SessionId) -> Result<Option<SessionRecord>, EnsureError> {
@@ -123,12 +121,13 @@ pub enum WithoutImage {
     Try,
 }
 
-/// See [`crate::Node::restart`].
+/// See [`crate::SessionsHandle::restart`].
 pub(crate) async fn restart(
     context: &Arc<Context>,
     id: &SessionId,
     generation: Generation,
-    (from, without_image): (&str, WithoutImage),
+    from: &str,
+    without_image: WithoutImage,
 ) -> Result<Generation, RestartError> {
     let not_wanted = || RestartError::NotWanted {
         id: id.clone(),

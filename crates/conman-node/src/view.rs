@@ -1,13 +1,11 @@
-//! Sessions and the node as the API shows them.
+//! Sessions as the API shows them.
 
 use std::collections::BTreeMap;
 
-use conman_proto::{NodeRuntime, NodeState, Session, SessionState};
+use conman_proto::{Session, SessionState};
 use conman_registry::{Ending, Phases, RecordState, SessionRecord};
-use jiff::Timestamp;
 
 use crate::context::Context;
-use crate::runtime_health::RuntimeHealth;
 use crate::session::SessionHandle;
 
 pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
@@ -24,6 +22,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         id: handle.id.clone(),
         state,
         reason: view.reason,
+        end: view.end,
         exit_code: view.exit_code,
         url: spec.port.map(|_| context.options.urls.url(&handle.id)),
         node: context.options.name.clone(),
@@ -70,6 +69,7 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
         id: record.id.clone(),
         state,
         reason,
+        end: record.state.end(),
         exit_code: ending.and_then(|ending| ending.exit_code),
         url: spec.port.map(|_| context.options.urls.url(&record.id)),
         node: node.to_owned(),
@@ -108,58 +108,6 @@ fn phases_ms(phases: &Phases) -> BTreeMap<String, f64> {
     phases_ms
 }
 
-pub(crate) fn node(
-    context: &Context,
-    health: &RuntimeHealth,
-    started_at: Timestamp,
-) -> conman_proto::Node {
-    let shown = context.sessions.shown_after(None);
-    let count = |wanted: SessionState| {
-        shown
-            .iter()
-            .filter(|handle| handle.state() == wanted)
-            .count() as u64
-    };
-    let runtime = context.options.policy.default_runtime;
-    let preempted = context.table.closed().is_some();
-    conman_proto::Node {
-        name: context.options.name.clone(),
-        instance: context.options.instance.to_string(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        state: if preempted {
-            NodeState::Preempted
-        } else if context.drain.reason().is_some() {
-            NodeState::Draining
-        } else {
-            NodeState::Live
-        },
-        runtime,
-        runtime_error: health.error(runtime),
-        runtimes: context
-            .runtimes
-            .keys()
-            .map(|runtime| NodeRuntime {
-                runtime: *runtime,
-                error: health.error(*runtime),
-            })
-            .collect(),
-        sessions_running: count(SessionState::Running),
-        sessions_starting: count(SessionState::Starting),
-        sessions_stuck: count(SessionState::Stuck),
-        max_sessions: context.options.limits.max_sessions as u64,
-        host_limit: context
-            .host_limits
-            .of(runtime)
-            .map(|limit| conman_proto::HostLimit {
-                max_sessions: limit.max_sessions as u64,
-                limit: limit.met,
-            }),
-        connections: shown.iter().map(|handle| handle.activity.in_flight()).sum(),
-        started_at,
-        fleet: None,
-    }
-}
-
 /// Gauges of what there is, by state and never by session.
 pub(crate) fn measure(context: &Context) {
     let shown = context.sessions.shown_after(None);
@@ -170,6 +118,6 @@ pub(crate) fn measure(context: &Context) {
             .count();
         metrics::gauge!("conman_sessions", "state" => state.as_str()).set(count as f64);
     }
-    metrics::gauge!("conman_held_connections").set(context.held.taken() as f64);
+    metrics::gauge!("conman_held_connections").set(context.held.get() as f64);
     metrics::gauge!("conman_cleanups_waiting").set(context.cleanup.len() as f64);
 }

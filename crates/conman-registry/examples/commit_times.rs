@@ -153,6 +153,7 @@ fn release(record: &SessionRecord) -> Release {
         generation: record.generation,
         ending: Ending {
             cause: None,
+            failed_phase: None,
             failed: false,
             reason: "measured".to_owned(),
             exit_code: Some(137),
@@ -170,6 +171,7 @@ fn event(number: usize) -> NewEvent {
         session: format!("one-{number}").parse().ok(),
         generation: None,
         phase: Some("claim".to_owned()),
+        cause: None,
         duration_ms: Some(0.5),
         message: "a message of the usual length, about so many characters".to_owned(),
     }

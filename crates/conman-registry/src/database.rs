@@ -28,9 +28,10 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use conman_linux::{remove_if_present, sync_parent, with_suffix};
 use redb::{Builder, Database, WriteTransaction};
 
-use crate::files::{open_options, remove_if_present, sync_parent, with_suffix};
+use crate::files::open_options;
 
 /// Upper bound of redb's page cache, which is allocated as the file grows. It fits the records of
 /// some thousands of sessions. With less, every commit of a larger registry reads pages; with more,

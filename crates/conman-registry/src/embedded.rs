@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 
 use self::generations::Generations;
 use self::mirror::Mirror;
-pub use self::opening::{LeftAlone, left_alone};
+pub use self::opening::{LeftAlone, left_alone, used_through};
 use self::queue::{Queue, Request};
 use self::room::Room;
 use self::writer::Writer;
@@ -61,7 +61,7 @@ impl EmbeddedRegistry {
     ///
     /// # Errors
     /// [`RegistryError::InUse`] at once when another process (or another registry in this one)
-    /// holds the directory; [`RegistryError::Damaged`], [`RegistryError::TooNew`] and
+    /// holds the directory; [`RegistryError::Damaged`], [`RegistryError::OtherFormat`] and
     /// [`RegistryError::FloorUnknown`] when continuing might use a generation twice or misread
     /// records; [`RegistryError::OfFleet`] in the directory of a fleet's node.
     pub fn open(dir: &Path, options: EmbeddedOptions) -> Result<Self, RegistryError> {

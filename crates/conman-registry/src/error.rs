@@ -2,6 +2,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use conman_linux::FORMAT;
 use conman_proto::{Generation, SessionId};
 
 /// Why the registry refused or failed. One failed commit answers many callers, hence `Clone`.
@@ -35,14 +36,13 @@ pub enum RegistryError {
     #[error("another conman{} already uses {path}; stop it, or give this one its own state_dir",
         holder.map(|pid| format!(" (process {pid})")).unwrap_or_default())]
     InUse { path: PathBuf, holder: Option<u32> },
-    #[error(
-        "the registry file {path} has format {found}, and this conman knows up to {known}; \
-        run the newer conman that wrote it"
-    )]
-    TooNew {
+    #[error("{path} has format {found}, and this conman uses format {FORMAT}; {}",
+        start_afresh(*found, *floor))]
+    OtherFormat {
         path: PathBuf,
         found: u32,
-        known: u32,
+        /// The greatest generation that may have been used, as far as known.
+        floor: Option<u64>,
     },
     #[error(
         "{path} and the registry file next to it are missing or damaged, so used generations are \
@@ -96,6 +96,31 @@ pub enum RegistryError {
     Closed { reason: String },
 }
 
+/// The command that starts a node above all generations used so far.
+#[must_use]
+pub fn serve_above(floor: Option<u64>) -> String {
+    match floor {
+        Some(0) => "`conman serve`".to_owned(),
+        Some(floor) => format!("`conman serve --generation-floor {floor}`"),
+        None => {
+            "`conman serve --generation-floor N`, N above every generation ever used".to_owned()
+        }
+    }
+}
+
+/// What to do about a state directory of another format. Nothing is migrated, and nothing was changed.
+#[must_use]
+pub fn start_afresh(found: u32, floor: Option<u64>) -> String {
+    if found > FORMAT {
+        return "run the newer conman that wrote it".to_owned();
+    }
+    format!(
+        "nothing was changed. To start afresh: end its sessions with the conman that wrote it, stop \
+         conman and its shim, move the state directory away, and start once with {}",
+        serve_above(floor)
+    )
+}
+
 impl RegistryError {
     /// Whether the same call may succeed later without a change by its caller, who must read again
     /// what the decision was based on.
@@ -112,7 +137,7 @@ impl RegistryError {
             | Self::Ended { .. }
             | Self::NotNotable { .. }
             | Self::InUse { .. }
-            | Self::TooNew { .. }
+            | Self::OtherFormat { .. }
             | Self::FloorUnknown { .. }
             | Self::OfFleet { .. }
             | Self::Damaged { .. }

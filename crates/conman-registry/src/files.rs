@@ -1,12 +1,14 @@
 //! Creates files that only their owner can read and whose names are durable.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use conman_linux::{remove_if_present, sync_parent, with_suffix};
+
 /// Private to its owner; never follows a symbolic link.
-pub fn open_options() -> OpenOptions {
+pub(crate) fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options
         .read(true)
@@ -16,33 +18,14 @@ pub fn open_options() -> OpenOptions {
     options
 }
 
-pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-pub fn remove_if_present(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
-    }
-}
-
-/// Makes a new directory entry durable.
-pub fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().unwrap_or(Path::new("."));
-    File::open(parent)?.sync_all()
-}
-
 /// Creates the state directory, readable only by its owner: specs may hold secrets.
-pub fn ensure_dir(dir: &Path) -> io::Result<()> {
+pub(crate) fn ensure_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Renames a damaged file to the same name with `.damaged` appended. One such file is kept; a later
 /// one replaces it.
-pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
+pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = with_suffix(path, ".damaged");
     fs::rename(path, &aside)?;
     sync_parent(path)?;
@@ -51,7 +34,7 @@ pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
 
 /// Gives a file a second name, the same with `.damaged` appended, so that the first name can be
 /// replaced without a moment in which no file exists. `None` when there is no such file.
-pub fn keep_as_damaged(path: &Path) -> io::Result<Option<PathBuf>> {
+pub(crate) fn keep_as_damaged(path: &Path) -> io::Result<Option<PathBuf>> {
     let aside = with_suffix(path, ".damaged");
     remove_if_present(&aside)?;
     match fs::hard_link(path, &aside) {

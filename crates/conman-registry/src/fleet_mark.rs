@@ -4,6 +4,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use conman_linux::{remove_if_present, sync_parent};
+
 use crate::files;
 
 /// File with what a node has seen of its fleet's store; its content belongs to that store.
@@ -30,12 +32,12 @@ pub fn in_fleet(state_dir: &Path) -> io::Result<Option<PathBuf>> {
 /// Marks the node as no longer in a fleet, durably.
 pub fn leave_fleet(state_dir: &Path) -> io::Result<()> {
     let mark = state_dir.join(LEFT);
-    files::remove_if_present(&mark)?;
+    remove_if_present(&mark)?;
     files::open_options().create_new(true).open(&mark)?;
-    files::sync_parent(&mark)
+    sync_parent(&mark)
 }
 
 /// The node is in a fleet again; `seen` is the path of its [`SEEN`].
 pub fn rejoin(seen: &Path) -> io::Result<()> {
-    files::remove_if_present(&seen.with_file_name(LEFT))
+    remove_if_present(&seen.with_file_name(LEFT))
 }

@@ -8,18 +8,19 @@
 //! hold the number. If one slot is destroyed, for example by a torn write, the other still covers
 //! every number used after an earlier `raise`.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::files::{open_options, remove_if_present, sync_parent, with_suffix};
+use conman_linux::{FORMAT, replace_file};
+
+use crate::files::open_options;
 
 const SLOT_BYTES: usize = 512;
 const SLOT_OFFSETS: [u64; 2] = [0, 4096];
 const FILE_BYTES: usize = 8192;
 const MAGIC: &[u8; 8] = b"conmanHW";
-pub(crate) const VERSION: u32 = 1;
 
 /// Content of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +33,11 @@ pub(crate) enum Found {
     },
     /// No slot is intact.
     Damaged,
-    /// Written by a newer conman.
-    TooNew(u32),
+    /// Written by another conman. The number is at the same place in every format so far.
+    OtherFormat {
+        format: u32,
+        through: u64,
+    },
 }
 
 /// The file, open for raising.
@@ -52,16 +56,16 @@ impl HighWater {
             Err(error) => return Err(error),
         };
         let mut numbers = [None; 2];
-        let mut too_new = None;
+        let mut other = None;
         for (number, offset) in numbers.iter_mut().zip(SLOT_OFFSETS) {
             match read_slot(&file, offset)? {
                 Slot::Intact(through) => *number = Some(through),
-                Slot::TooNew(version) => too_new = Some(version),
+                Slot::OtherFormat { format, through } => other = other.max(Some((format, through))),
                 Slot::Damaged => {}
             }
         }
-        Ok(match (too_new, numbers) {
-            (Some(version), _) => Found::TooNew(version),
+        Ok(match (other, numbers) {
+            (Some((format, through)), _) => Found::OtherFormat { format, through },
             (None, [Some(one), Some(other)]) => Found::Through {
                 through: one.max(other),
                 complete: one == other,
@@ -90,19 +94,16 @@ impl HighWater {
         }
         // Writes a new file under another name. Whatever is wrong with the old one, its length and
         // blocks included, the number is always held by at least as many files as before.
-        let temporary = with_suffix(path, ".new");
-        remove_if_present(&temporary)?;
         let mut content = vec![0; FILE_BYTES];
         for offset in SLOT_OFFSETS {
             let start = usize::try_from(offset).map_err(io::Error::other)?;
             content[start..start + SLOT_BYTES].copy_from_slice(&encode(through));
         }
-        let file = open_options().create_new(true).open(&temporary)?;
-        file.write_all_at(&content, 0)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        sync_parent(path)?;
-        Ok(Self { file, through })
+        replace_file(path, &content)?;
+        Ok(Self {
+            file: open_options().open(path)?,
+            through,
+        })
     }
 
     /// The number that both slots hold.
@@ -128,14 +129,14 @@ impl HighWater {
 
 enum Slot {
     Intact(u64),
-    TooNew(u32),
+    OtherFormat { format: u32, through: u64 },
     Damaged,
 }
 
 fn encode(through: u64) -> [u8; SLOT_BYTES] {
     let mut slot = [0; SLOT_BYTES];
     slot[..8].copy_from_slice(MAGIC);
-    slot[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    slot[8..12].copy_from_slice(&FORMAT.to_le_bytes());
     slot[16..24].copy_from_slice(&through.to_le_bytes());
     let (content, checksum) = slot.split_at_mut(SLOT_BYTES - 4);
     checksum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
@@ -157,13 +158,14 @@ fn read_slot(file: &File, offset: u64) -> io::Result<Slot> {
     if !content.starts_with(MAGIC) || crc32fast::hash(content).to_le_bytes() != *checksum {
         return Ok(Slot::Damaged);
     }
-    let version = u32::from_le_bytes([slot[8], slot[9], slot[10], slot[11]]);
-    if version > VERSION {
-        return Ok(Slot::TooNew(version));
-    }
+    let format = u32::from_le_bytes([slot[8], slot[9], slot[10], slot[11]]);
     let mut number = [0; 8];
     number.copy_from_slice(&slot[16..24]);
-    Ok(Slot::Intact(u64::from_le_bytes(number)))
+    let through = u64::from_le_bytes(number);
+    Ok(match format {
+        FORMAT => Slot::Intact(through),
+        _ => Slot::OtherFormat { format, through },
+    })
 }
 
 #[cfg(test)]
@@ -208,20 +210,23 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_a_newer_version_is_not_overruled_by_an_older_one() {
+    fn a_slot_of_another_version_is_not_overruled_by_one_of_this_version() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("mark");
         let mark = HighWater::open(&path, Found::Missing, 10).expect("made");
-        let mut newer = encode(20);
-        newer[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
-        let (content, checksum) = newer.split_at_mut(SLOT_BYTES - 4);
-        checksum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
-        mark.file
-            .write_all_at(&newer, SLOT_OFFSETS[1])
-            .expect("written");
-        assert_eq!(
-            HighWater::inspect(&path).expect("read"),
-            Found::TooNew(VERSION + 1)
-        );
+        for format in [FORMAT - 1, FORMAT + 1] {
+            let mut other = encode(20);
+            other[8..12].copy_from_slice(&format.to_le_bytes());
+            let (content, checksum) = other.split_at_mut(SLOT_BYTES - 4);
+            checksum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
+            mark.file
+                .write_all_at(&other, SLOT_OFFSETS[1])
+                .expect("written");
+            let through = 20;
+            assert_eq!(
+                HighWater::inspect(&path).expect("read"),
+                Found::OtherFormat { format, through }
+            );
+        }
     }
 }

@@ -23,7 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
-use conman_proto::{Event, EventKind, EventPage, Generation, SessionId, Timeline, TimelinePhase};
+use conman_proto::{
+    EndCause, Event, EventKind, EventPage, Generation, SessionId, Timeline, TimelinePhase,
+};
 use futures_util::stream::BoxStream;
 use jiff::{SignedDuration, Timestamp};
 use redb::Database;
@@ -48,8 +50,11 @@ pub struct NewEvent {
     pub kind: EventKind,
     pub session: Option<SessionId>,
     pub generation: Option<Generation>,
-    /// Name of the phase that ended, with [`EventKind::SessionPhase`].
+    /// Name of the phase that ended, with [`EventKind::SessionPhase`]; of the phase in which the start
+    /// failed, with [`EventKind::SessionFailed`].
     pub phase: Option<String>,
+    /// Why the session ended, with events of an end.
+    pub cause: Option<EndCause>,
     pub duration_ms: Option<f64>,
     /// The event in words; truncated to 4 KiB.
     pub message: String,
@@ -79,8 +84,8 @@ impl Journal {
     /// the disk. `max_events` of 0 counts as 1.
     ///
     /// # Errors
-    /// [`JournalError::InUse`] when another process has it open, [`JournalError::TooNew`] when a
-    /// newer conman wrote it, or a disk error. Damage is not an error: see the module
+    /// [`JournalError::InUse`] when another process has it open, [`JournalError::OtherFormat`] when a
+    /// another conman wrote it, or a disk error. Damage is not an error: see the module
     /// documentation.
     pub fn open(dir: &Path, node: &str, max_events: u64) -> Result<Self, JournalError> {
         let opened = opening::open(dir)?;

@@ -25,7 +25,7 @@ mod database;
 mod embedded;
 mod error;
 mod fence_link;
-pub mod files;
+mod files;
 mod fleet;
 pub mod fleet_mark;
 mod high_water;
@@ -35,12 +35,12 @@ mod record;
 pub mod rules;
 pub mod state_lock;
 
-pub use embedded::{EmbeddedOptions, EmbeddedRegistry, LeftAlone, left_alone};
-pub use error::RegistryError;
+pub use embedded::{EmbeddedOptions, EmbeddedRegistry, LeftAlone, left_alone, used_through};
+pub use error::{RegistryError, serve_above, start_afresh};
 pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, MemoryFence};
 pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, MAX_SESSION_PAGE, MAX_UNREADABLE,
-    NodeLoad, Peer, PeerStanding, SessionPage, Sighting, SoloFleet, Standing,
+    NodeLoad, Peer, PeerStanding, READS, SessionPage, Sighting, SoloFleet, Standing, may_write,
 };
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use model::ModelRegistry;

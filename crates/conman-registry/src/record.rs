@@ -2,8 +2,7 @@ use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use conman_core::EndCause;
-use conman_proto::{Generation, ResolvedSpec, SessionId};
+use conman_proto::{EndCause, Generation, ResolvedSpec, SessionEnd, SessionId};
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -33,7 +32,6 @@ pub enum RecordState {
     /// Killed, or about to be.
     Stopping {
         reason: String,
-        /// Absent in records of versions that did not write causes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<EndCause>,
     },
@@ -53,10 +51,21 @@ impl RecordState {
     pub fn end_cause(&self) -> Option<EndCause> {
         match self {
             Self::Starting | Self::Running { .. } => None,
-            Self::Stopping { reason, cause } | Self::Stuck { reason, cause } => {
-                Some(EndCause::written(*cause, reason))
+            Self::Stopping { cause, .. } | Self::Stuck { cause, .. } => {
+                Some(cause.unwrap_or(EndCause::Unknown))
             }
             Self::Ended(ending) => Some(ending.cause()),
+        }
+    }
+
+    /// Like [`Self::end_cause`], as the API shows it.
+    #[must_use]
+    pub fn end(&self) -> Option<SessionEnd> {
+        match self {
+            Self::Ended(ending) => Some(ending.end()),
+            _ => self
+                .end_cause()
+                .map(|cause| SessionEnd { cause, phase: None }),
         }
     }
 
@@ -75,6 +84,9 @@ pub struct Ending {
     /// The machine-readable cause; `reason` is for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<EndCause>,
+    /// The phase in which the start failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_phase: Option<String>,
     pub reason: String,
     pub exit_code: Option<i32>,
     pub ended_at: Timestamp,
@@ -86,10 +98,15 @@ pub struct Ending {
 impl Ending {
     #[must_use]
     pub fn cause(&self) -> EndCause {
-        match EndCause::written(self.cause, &self.reason) {
-            // Written by a version without causes; its reason is free text.
-            EndCause::Unknown if self.cause.is_none() && self.failed => EndCause::Failed,
-            cause => cause,
+        self.cause.unwrap_or(EndCause::Unknown)
+    }
+
+    /// Why it ended, as the API shows it.
+    #[must_use]
+    pub fn end(&self) -> SessionEnd {
+        SessionEnd {
+            cause: self.cause(),
+            phase: self.failed_phase.clone(),
         }
     }
 }

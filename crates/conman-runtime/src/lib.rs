@@ -1,6 +1,6 @@
 //! Runtimes: programs that make containers.
 //!
-//! [`Runtime`] is the interface. The native runtime (through the shim's socket) and Docker (through
+//! [`Runtime`] is the interface: [`Lifecycle`], [`Exec`] and [`Terminals`]. The native runtime (through the shim's socket) and Docker (through
 //! its HTTP API on a Unix socket) implement it, and so does a fake of the tests (`conman-testkit`).
 //! All three pass the same conformance suite.
 //!
@@ -10,23 +10,29 @@
 #![forbid(unsafe_code)]
 
 mod docker;
+mod error;
+mod exec;
 mod fence_opening;
+mod lifecycle;
 mod native;
 mod runtime;
 pub mod shared;
 mod shim_fence;
 mod shim_link;
 mod terminal_channels;
+mod terminals;
 
 pub use docker::{DockerFence, DockerOptions, DockerRuntime, DockerTimeouts};
+pub use error::RuntimeError;
+pub use exec::{Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream};
 pub use fence_opening::{FenceOpener, Recorded};
-pub use native::{NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES};
-pub use runtime::{
-    AttachOptions, BindPlan, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer,
-    LogChunk, LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
-    TerminalOutput,
+pub use lifecycle::{
+    BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeInfo, Started,
 };
+pub use native::{NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES};
+pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};
 pub use shim_fence::{FenceFailure, FenceHeard, FenceSeen, ShimFence};
 pub use shim_link::ShimCommand;
 pub use terminal_channels::TERMINAL_SIZE;
+pub use terminals::{AttachOptions, TerminalIo, TerminalOutput, Terminals};

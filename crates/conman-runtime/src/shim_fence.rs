@@ -244,17 +244,10 @@ impl ShimFence {
 /// configuration gets it first. Returns `true` if the shim waits for less, which is allowed until
 /// other nodes know the longer time.
 async fn agree(connection: &Connection, freeze_ms: u64) -> Result<bool, FenceFailure> {
-    match connection.freeze_ms {
-        Some(its) if its <= freeze_ms => Ok(its < freeze_ms),
-        Some(_) => tell_freeze_ms(connection, freeze_ms).await.map(|()| false),
-        None => Err(FenceFailure::Refused {
-            reason: format!(
-                "the running shim (process {}) is of an older version, which cannot change \
-                 `freeze_ms`; run `conman shim --replace`, which disturbs no session",
-                connection.shim_pid
-            ),
-        }),
+    if connection.freeze_ms <= freeze_ms {
+        return Ok(connection.freeze_ms < freeze_ms);
     }
+    tell_freeze_ms(connection, freeze_ms).await.map(|()| false)
 }
 
 async fn tell_freeze_ms(connection: &Connection, freeze_ms: u64) -> Result<(), FenceFailure> {

@@ -132,7 +132,7 @@ pub(crate) struct Connection {
     pub(crate) features: Option<Features>,
     /// How long its fence waits before it kills what is not frozen, at the time of connecting; `None`
     /// for a shim whose time cannot be changed.
-    pub(crate) freeze_ms: Option<u64>,
+    pub(crate) freeze_ms: u64,
 }
 
 #[derive(Debug)]
@@ -294,7 +294,7 @@ impl Link {
             reader: task.abort_handle(),
             shim_pid: 0,
             features: None,
-            freeze_ms: None,
+            freeze_ms: 0,
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let hello = Request::Hello { version: VERSION };

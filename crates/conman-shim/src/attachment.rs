@@ -47,12 +47,12 @@ impl Attachment {
     /// Types; blocks while the program does not read.
     pub fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
         for part in bytes.chunks(MAX_TYPED) {
-            self.say(&TerminalInput::Typed(part.to_vec()))?;
+            self.send(&TerminalInput::Typed(part.to_vec()))?;
         }
         Ok(())
     }
 
-    pub fn say(&self, input: &TerminalInput) -> io::Result<()> {
+    pub fn send(&self, input: &TerminalInput) -> io::Result<()> {
         seqpacket::send(&self.socket, &input.encode(), &[])
     }
 }

@@ -16,7 +16,7 @@ use crate::seqpacket;
 use crate::spec::{ExecSpec, LaunchSpec, TerminalSize};
 
 /// Unread notifications that are kept; the oldest is dropped first.
-const MAX_TOLD: usize = 65_536;
+const MAX_NOTIFICATIONS: usize = 65_536;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ pub struct Client {
     socket: OwnedFd,
     next_call: u64,
     timeout: Duration,
-    told: VecDeque<Message>,
+    notifications: VecDeque<Message>,
     buffer: Vec<u8>,
     features: Option<Features>,
     shim_pid: i32,
@@ -75,7 +75,7 @@ impl Client {
             socket,
             next_call: 0,
             timeout,
-            told: VecDeque::new(),
+            notifications: VecDeque::new(),
             buffer: seqpacket::buffer(),
             features: None,
             shim_pid: 0,
@@ -208,14 +208,14 @@ impl Client {
     }
 
     /// Returns the next notification, after [`Request::Subscribe`].
-    pub fn next_told(&mut self) -> Result<Message, ClientError> {
+    pub fn next_notification(&mut self) -> Result<Message, ClientError> {
         let deadline = Instant::now() + self.timeout;
         loop {
-            if let Some(message) = self.told.pop_front() {
+            if let Some(message) = self.notifications.pop_front() {
                 return Ok(message);
             }
             let (message, _) = self.receive("send a notification", deadline)?;
-            self.told.push_back(message);
+            self.notifications.push_back(message);
         }
     }
 
@@ -242,11 +242,11 @@ impl Client {
                 }
                 // Of a call that timed out.
                 (Message::Reply { .. }, _) => {}
-                (told, _) => {
-                    if self.told.len() >= MAX_TOLD {
-                        self.told.pop_front();
+                (notification, _) => {
+                    if self.notifications.len() >= MAX_NOTIFICATIONS {
+                        self.notifications.pop_front();
                     }
-                    self.told.push_back(told);
+                    self.notifications.push_back(notification);
                 }
             }
         }

@@ -1,13 +1,28 @@
+//! The containers part: from the order to start each until its end is acknowledged.
+//!
+//! ```text
+//!             cloned                  its program runs                reaped, or explained
+//! launching ─────────▶ child ───────────────────────────▶ running ───────────────────────▶ ended
+//!     │                  └── its start fails: discarded, reaped without a report             │
+//!     └── another program reports its process: running                 acknowledged: forgotten ◀┘
+//! ```
+//! A child that ends before the launcher's report of its beginning is kept until that report.
+
+mod adopted;
+mod container;
+mod kills;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io;
 use std::ops::Bound;
-use std::path::PathBuf;
 
-use conman_linux::{Ended, PidFd, Signal};
-use serde::{Deserialize, Serialize};
+use conman_linux::{Ended, PidFd};
 
+use crate::effect::Effect;
 use crate::protocol::{ContainerState, ContainerView, PAGE};
-use crate::sweeper::BoundedLog;
+pub(crate) use container::{Container, child_pid, signal_child};
+
+use adopted::Adopted;
+use kills::PendingKills;
 
 /// Ends that came before the launcher's report of the beginning. Each belongs to a start under way, so
 /// the number of starts bounds them.
@@ -16,171 +31,25 @@ type Unclaimed = BTreeMap<i32, Ended>;
 /// Maximum of containers, living or not acknowledged: the number of ranges of ids.
 pub(crate) const MAX_CONTAINERS: usize = 16_384;
 
-/// A container from the order to start it until its end is acknowledged. Serialized in this form for a
-/// later shim.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Container {
-    pub(crate) cgroup: String,
-    /// 0 before its clone.
-    pub(crate) pid: i32,
-    /// With the PID and the boot, identifies the process.
-    #[serde(default)]
-    pub(crate) start_ticks: u64,
-    /// First of its range of ids; `None` for a command.
-    #[serde(default)]
-    pub(crate) ids: Option<u32>,
-    /// Its directory, removed when its start is interrupted; `None` for a command.
-    #[serde(default)]
-    pub(crate) scratch: Option<PathBuf>,
-    /// The container it is a command in.
-    #[serde(default)]
-    pub(crate) exec_in: Option<String>,
-    pub(crate) state: ContainerState,
-    /// The log to bound; `None` for a command, or with a terminal.
-    #[serde(default)]
-    pub(crate) log: Option<BoundedLog>,
-    /// Whether a client ordered its freezing.
-    #[serde(default)]
-    pub(crate) frozen: bool,
-    /// Another program starts it.
-    #[serde(default)]
-    pub(crate) foreign: bool,
-    /// It must be killed, with every process that appears of a start by another program.
-    #[serde(default)]
-    pub(crate) doomed: bool,
-    /// The fence kills it; no client ordered that.
-    #[serde(default)]
-    pub(crate) fenced: bool,
-    /// Its CPU limit is lifted, or will be.
-    #[serde(skip)]
-    pub(crate) is_lifted: bool,
-    /// Set if an earlier shim started it, so that it is no child.
-    #[serde(skip)]
-    pub(crate) held: Option<PidFd>,
-}
-
-impl Container {
-    /// A container whose start is ordered.
-    pub(crate) fn starting(
-        cgroup: &str,
-        ids: Option<u32>,
-        scratch: Option<PathBuf>,
-        exec_in: Option<String>,
-    ) -> Self {
-        Self {
-            cgroup: cgroup.to_owned(),
-            pid: 0,
-            start_ticks: 0,
-            ids,
-            scratch,
-            exec_in,
-            log: None,
-            state: ContainerState::Launching,
-            frozen: false,
-            foreign: false,
-            doomed: false,
-            fenced: false,
-            is_lifted: false,
-            held: None,
-        }
-    }
-
-    /// Its process was created.
-    pub(crate) fn begun(self, pid: i32, start_ticks: u64) -> Self {
-        Self {
-            pid,
-            start_ticks,
-            ..self
-        }
-    }
-
-    pub(crate) fn is_alive(&self) -> bool {
-        self.state.is_alive()
-    }
-
-    /// Whether another program may start it, or has, without having reported it.
-    pub(crate) fn may_appear(&self) -> bool {
-        self.foreign && self.state == ContainerState::Launching
-    }
-
-    /// A copy for the program that replaces this one; the pidfd is passed separately.
-    pub(crate) fn copy(&self) -> Self {
-        Self {
-            cgroup: self.cgroup.clone(),
-            pid: self.pid,
-            start_ticks: self.start_ticks,
-            ids: self.ids,
-            scratch: self.scratch.clone(),
-            exec_in: self.exec_in.clone(),
-            log: self.log.clone(),
-            state: self.state,
-            frozen: self.frozen,
-            foreign: self.foreign,
-            doomed: self.doomed,
-            fenced: self.fenced,
-            is_lifted: self.is_lifted,
-            held: None,
-        }
-    }
-
-    /// Sends a signal to its first process only.
-    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
-        match &self.held {
-            Some(process) => {
-                process.signal(signal).map_err(io::Error::other)?;
-                Ok(())
-            }
-            // A child that has not been reaped keeps its PID.
-            None => signal_child(self.pid, signal),
-        }
-    }
-
-    pub(crate) fn view(&self, name: &str) -> ContainerView {
-        ContainerView {
-            name: name.to_owned(),
-            cgroup: self.cgroup.clone(),
-            pid: self.pid,
-            state: self.state,
-            exec_in: self.exec_in.clone(),
-            foreign: self.foreign,
-            // One that was about to exit may have been first.
-            fenced: self.fenced
-                && match self.state {
-                    ContainerState::Launching | ContainerState::Running | ContainerState::Lost => {
-                        true
-                    }
-                    ContainerState::Signalled { signal } => signal == Signal::KILL.as_raw(),
-                    ContainerState::Exited { .. } => false,
-                },
-        }
-    }
-}
-
-/// Only for a child that has not been reaped: its PID is not reused.
-pub(crate) fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
-    let pid = Some(pid).filter(|pid| *pid > 0);
-    let pid = pid.and_then(rustix::process::Pid::from_raw);
-    let pid = pid.ok_or(io::Error::from(rustix::io::Errno::SRCH))?;
-    Ok(rustix::process::kill_process(pid, signal)?)
-}
-
 /// The shim's children, and the containers that it took over from an earlier shim.
 #[derive(Debug, Default)]
 pub(crate) struct Containers {
     by_name: BTreeMap<String, Container>,
     names: HashMap<i32, String>,
     unclaimed: Unclaimed,
-    /// PIDs of failed starts: reaped and ignored.
-    doomed: BTreeSet<i32>,
+    /// PIDs of helpers and of failed starts: reaped and ignored.
+    only_reaped: BTreeSet<i32>,
+    adopted: Adopted,
+    kills: PendingKills,
 }
 
-/// Whose end it was.
+/// The child that ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reaped {
     Container(String),
-    /// A failed start's.
-    Doomed,
-    /// Of a child that is not known yet.
+    /// A helper, or a failed start's.
+    Ignored,
+    /// A child that is not known yet.
     Unknown,
 }
 
@@ -228,21 +97,21 @@ impl Containers {
     }
 
     /// Children that are only reaped.
-    pub(crate) fn doomed(&self) -> impl Iterator<Item = i32> {
-        self.doomed.iter().copied()
+    pub(crate) fn only_reaped(&self) -> impl Iterator<Item = i32> {
+        self.only_reaped.iter().copied()
     }
 
     /// A child that only helps to begin another one.
     pub(crate) fn helper(&mut self, pid: i32) {
         if self.unclaimed.remove(&pid).is_none() {
-            self.doomed.insert(pid);
+            self.only_reaped.insert(pid);
         }
     }
 
     /// A child was reaped; its PID may be reused from now on.
     pub(crate) fn reaped(&mut self, pid: i32, ended: Ended) -> Reaped {
-        if self.doomed.remove(&pid) {
-            return Reaped::Doomed;
+        if self.only_reaped.remove(&pid) {
+            return Reaped::Ignored;
         }
         let Some(name) = self.names.remove(&pid) else {
             return Reaped::Unknown;
@@ -267,7 +136,7 @@ impl Containers {
     pub(crate) fn discard(&mut self, name: &str) -> Option<Container> {
         let container = self.by_name.remove(name)?;
         if container.held.is_none() && self.names.remove(&container.pid).is_some() {
-            self.doomed.insert(container.pid);
+            self.only_reaped.insert(container.pid);
         }
         Some(container)
     }
@@ -278,6 +147,124 @@ impl Containers {
             return None;
         }
         self.by_name.remove(name)
+    }
+
+    /// Pidfds of containers that are no children, by name.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (&String, &PidFd)> {
+        let all = self.by_name.iter();
+        all.filter_map(|(name, one)| Some((name, one.held.as_deref()?)))
+    }
+
+    /// Returns the number under which the pidfd of one that is no child is to be polled.
+    pub(crate) fn number_pidfd(&mut self, name: &str) -> u64 {
+        self.adopted.add(name)
+    }
+
+    /// The pidfd of one that is no child is readable. Returns the pidfd: it stays readable.
+    pub(crate) fn adopted_died(&mut self, number: u64, now_ns: u64) -> Option<&PidFd> {
+        let name = self.adopted.died(number, now_ns)?;
+        self.by_name.get(&name)?.held.as_deref()
+    }
+
+    /// Determines how those that are dead ended, by `how_ended`, which may know it later.
+    pub(crate) fn end_adopted(
+        &mut self,
+        now_ns: u64,
+        how_ended: impl Fn(&Container) -> Option<Ended>,
+    ) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for death in self.adopted.due(now_ns) {
+            if let Some(container) = self.by_name.get_mut(&death.name) {
+                container.state = match how_ended(container) {
+                    Some(ended) => ended.into(),
+                    // Its new parent may be reaping it now.
+                    None if !death.is_last => continue,
+                    None => ContainerState::Lost,
+                };
+                container.held = None;
+                effects.push(Effect::ReportEnd(death.name.clone()));
+            }
+            self.adopted.ended(&death.name);
+        }
+        effects
+    }
+
+    /// Whether no start by another program has to be killed.
+    pub(crate) fn has_no_pending_kills(&self) -> bool {
+        self.kills.is_empty()
+    }
+
+    /// Kills every process that appears of a start by another program.
+    pub(crate) fn kill_as_it_appears(&mut self, name: &str) {
+        self.kills.add_appearing(name);
+    }
+
+    /// A client ordered its death. Under an armed fence the kill is repeated until it is dead, and of a start
+    /// by another program everything is killed that appears; a later shim continues both. Returns whether that
+    /// is to be recorded.
+    pub(crate) fn kill_ordered(&mut self, name: &str, fence_armed: bool) -> bool {
+        let Some(container) = self.by_name.get_mut(name) else {
+            return false;
+        };
+        let may_appear = container.may_appear();
+        if container.kill_pending || !(may_appear || fence_armed) {
+            return false;
+        }
+        container.kill_pending = true;
+        if may_appear {
+            self.kills.add_appearing(name);
+        }
+        true
+    }
+
+    /// The fence kills it. Returns whether only the fence does, which is to be recorded so that even a later
+    /// shim reports its end as such: not one whose death a client ordered, nor one that is dead already.
+    pub(crate) fn killed_by_fence(&mut self, name: &str) -> bool {
+        let is_dead = self.adopted.is_dead(name);
+        let Some(container) = self.by_name.get_mut(name) else {
+            return false;
+        };
+        if is_dead || !container.is_alive() || container.kill_pending || container.fenced {
+            return false;
+        }
+        container.fenced = true;
+        true
+    }
+
+    /// SIGKILL was sent to it: its CPU limit is lifted unless it dies soon. A command stays under its
+    /// container's limit.
+    pub(crate) fn kill_sent(&mut self, name: &str, now_ns: u64) {
+        let Some(container) = self.by_name.get_mut(name) else {
+            return;
+        };
+        if container.exec_in.is_some() || container.external || container.is_lifted {
+            return;
+        }
+        container.is_lifted = true;
+        self.kills.lift_cpu_limit_later(name, now_ns);
+    }
+
+    /// What is due of the kills under way.
+    pub(crate) fn continue_kills(&mut self, now_ns: u64) -> Vec<Effect> {
+        let containers = &self.by_name;
+        let may_appear = |name: &str| containers.get(name).is_some_and(Container::may_appear);
+        let appearing = self.kills.appearing(now_ns, may_appear).iter();
+        let mut effects: Vec<Effect> = appearing.cloned().map(Effect::KillAppeared).collect();
+        while let Some(name) = self.kills.next_cpu_limit(now_ns) {
+            if let Some(container) = containers.get(&name)
+                && container.is_alive()
+            {
+                let cgroup = container.cgroup.clone();
+                effects.push(Effect::LiftCpuLimit { cgroup });
+            }
+        }
+        effects
+    }
+
+    /// When [`Containers::end_adopted`] or [`Containers::continue_kills`] is due.
+    pub(crate) fn next_due_ns(&self) -> Option<u64> {
+        let due = [self.adopted.next_due_ns(), self.kills.next_due_ns()];
+        due.into_iter().flatten().min()
     }
 
     /// One page in the order of names, and whether there are more.
@@ -298,22 +285,6 @@ mod tests {
         let mut container = Container::starting("/conman-x/a", None, None, None).begun(pid, 1);
         container.state = ContainerState::Running;
         container
-    }
-
-    #[test]
-    fn what_ended_before_the_fence_killed_it_is_not_told_as_killed_by_it() {
-        let mut container = container(7);
-        container.fenced = true;
-        for (state, fenced) in [
-            (ContainerState::Running, true),
-            (ContainerState::Signalled { signal: 9 }, true),
-            (ContainerState::Lost, true),
-            (ContainerState::Signalled { signal: 11 }, false),
-            (ContainerState::Exited { code: 0 }, false),
-        ] {
-            container.state = state;
-            assert_eq!(container.view("a").fenced, fenced, "{state:?}");
-        }
     }
 
     #[test]
@@ -349,8 +320,63 @@ mod tests {
         let mut all = Containers::default();
         let _ = all.begin("a".to_owned(), container(7));
         assert!(all.discard("a").is_some());
-        assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Doomed);
+        assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Ignored);
         assert_eq!(all.reaped(7, Ended::Exited(1)), Reaped::Unknown);
+    }
+
+    #[test]
+    fn one_that_is_no_child_ends_with_its_status_or_lost_at_last() {
+        let mut all = Containers::default();
+        for name in ["a", "b"] {
+            let number = all.number_pidfd(name);
+            all.adopt(name.to_owned(), container(7));
+            assert!(all.adopted_died(number, 0).is_none(), "a test has no pidfd");
+        }
+        all.get_mut("a").expect("known").pid = 1;
+        let exited = |container: &Container| (container.pid == 1).then_some(Ended::Exited(3));
+        let ended = |name: &str| vec![Effect::ReportEnd(name.to_owned())];
+        assert_eq!(all.end_adopted(0, exited), ended("a"));
+        let mut effects = Vec::new();
+        while let Some(now_ns) = all.next_due_ns() {
+            effects.extend(all.end_adopted(now_ns, exited));
+        }
+        assert_eq!(effects, ended("b"));
+        assert_eq!(all.by_name["a"].state, ContainerState::Exited { code: 3 });
+        assert_eq!(all.by_name["b"].state, ContainerState::Lost);
+    }
+
+    #[test]
+    fn a_start_by_another_program_is_killed_as_it_appears_and_recorded_once() {
+        let mut all = Containers::default();
+        let mut start = Container::starting("/conman-x/a", None, None, None);
+        start.external = true;
+        all.adopt("a".to_owned(), start);
+        assert!(all.kill_ordered("a", false));
+        assert!(!all.kill_ordered("a", false));
+        let kill = [Effect::KillAppeared("a".to_owned())];
+        assert_eq!(all.continue_kills(0), kill);
+        all.get_mut("a").expect("known").state = ContainerState::Lost;
+        assert_eq!(all.continue_kills(1), []);
+        assert!(all.has_no_pending_kills());
+    }
+
+    #[test]
+    fn the_fence_claims_only_kills_that_no_client_ordered() {
+        let mut all = Containers::default();
+        for (pid, name) in [(7, "a"), (8, "b")] {
+            let _ = all.begin(name.to_owned(), container(pid));
+        }
+        assert!(all.kill_ordered("a", true));
+        assert!(!all.killed_by_fence("a"));
+        assert!(all.killed_by_fence("b"));
+        assert!(!all.killed_by_fence("b"));
+        all.kill_sent("b", 0);
+        let due_ns = all.next_due_ns().expect("its limit is lifted later");
+        let cgroup = "/conman-x/a".to_owned();
+        assert_eq!(
+            all.continue_kills(due_ns),
+            [Effect::LiftCpuLimit { cgroup }]
+        );
     }
 
     #[test]

@@ -1,9 +1,16 @@
-//! The dead-man fence as the shim drives it: [`conman_core::ownership::Fence`] by names and
-//! nanoseconds.
+//! The fence part: [`conman_core::ownership::Fence`] by names and nanoseconds, and the proof that
+//! everything is frozen. It takes the time and events, and returns effects; it has no clock and no I/O.
 //!
+//! ```text
+//!           first deadline           deadline, or an order            all proven frozen or dead
+//! unarmed ────────────────▶ armed ─────────────────────────▶ freezing ───────────────────▶ fenced
+//!    ▲                      │   ▲ ── not proven in time: killed ─┘                            │
+//!    └──── disarmed ────────┘   └──────────────── only an order thaws ────────────────────────┘
+//! ```
 //! It is unarmed at first, as with a registry that no other node can take over from. The first deadline
 //! arms it with all that lives.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use conman_core::ownership::{
@@ -11,9 +18,17 @@ use conman_core::ownership::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::effect::Effect;
 use crate::protocol::FenceState;
 
 const NS_IN_MS: u64 = 1_000_000;
+
+/// Pause between two checks whether everything is frozen, while clients wait for it.
+const CHECK_NS: u64 = 2_000_000;
+
+/// Pause between two checks when no client waits: before the fence has fired, and while containers that
+/// are not frozen are being killed, which may take as long as a disk hangs.
+const SLOW_CHECK_NS: u64 = 250_000_000;
 
 /// The state of an armed fence that outlives the shim, as recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,20 +38,25 @@ pub(crate) struct KeptFence {
     pub(crate) fired_ms: Option<u64>,
     /// How long it waits for proof that everything is frozen; `None` if no client set it, so that the
     /// shim's arguments apply.
-    #[serde(default)]
     pub(crate) freeze_ms: Option<u64>,
 }
 
 /// The fence, or none while it is unarmed. Times are nanoseconds on CLOCK_BOOTTIME.
 #[derive(Debug)]
-pub(crate) struct DeadMan {
+pub(crate) struct DeadManFence {
     timing: Timing,
     fence: Option<Fence>,
     /// Since when it is being opened, in whole milliseconds, while not all is thawed.
     opening_ms: Option<u64>,
+    /// Containers that were ordered to freeze and are not proven frozen.
+    unverified: BTreeSet<String>,
+    /// When those were last checked.
+    checked_ns: u64,
+    /// The state that subscribers got last.
+    published: FenceState,
 }
 
-impl DeadMan {
+impl DeadManFence {
     pub(crate) fn new(freeze_patience: Duration, frozen_max: Duration) -> Self {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let timing = Timing {
@@ -48,6 +68,9 @@ impl DeadMan {
             timing,
             fence: None,
             opening_ms: None,
+            unverified: BTreeSet::new(),
+            checked_ns: 0,
+            published: FenceState::Unarmed,
         }
     }
 
@@ -78,14 +101,13 @@ impl DeadMan {
     }
 
     /// Whether it has fired and still waits for proof that everything is frozen.
-    pub(crate) fn awaits_proof(&self, now_ns: u64) -> bool {
+    fn awaits_proof(&self, now_ns: u64) -> bool {
         let kept = self.fence.as_ref().map(Fence::kept);
         let fired = kept.and_then(|kept| kept.fired);
         fired.is_some_and(|at| whole_ms(now_ns) < at.0.saturating_add(self.timing.freeze_ms))
     }
 
-    /// `all_verified`: no check of a cgroup is outstanding.
-    pub(crate) fn state(&self, all_verified: bool) -> FenceState {
+    pub(crate) fn state(&self) -> FenceState {
         let Some(fence) = &self.fence else {
             return FenceState::Unarmed;
         };
@@ -97,23 +119,31 @@ impl DeadMan {
         };
         let since_boottime_ns = ns(fired);
         let settled = |view: &SlotView| view.frozen || view.certified;
-        if all_verified && fence.view().iter().all(settled) {
+        if self.unverified.is_empty() && fence.view().iter().all(settled) {
             FenceState::Fenced { since_boottime_ns }
         } else {
             FenceState::Freezing { since_boottime_ns }
         }
     }
 
-    /// Restores the recorded state, with what lives and what is condemned; `None` disarms the fence.
+    /// Whether everything is proven frozen or is dead.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.state(), FenceState::Fenced { .. })
+    }
+
+    /// Restores the recorded state, with what lives and what must die; `None` disarms the fence.
     pub(crate) fn restore(
         &mut self,
         now_ns: u64,
         kept: Option<KeptFence>,
         found: Vec<SlotView>,
-        condemned: Vec<Slot>,
+        to_be_killed: Vec<Slot>,
     ) {
         if let Some(freeze_ms) = kept.and_then(|kept| kept.freeze_ms) {
             self.timing.freeze_ms = freeze_ms;
+        }
+        if kept.is_none() {
+            self.unverified.clear();
         }
         let timing = self.timing;
         self.fence = kept.map(|kept| {
@@ -122,7 +152,7 @@ impl DeadMan {
                 fired: kept.fired_ms.map(BootTime),
             };
             let fence = Fence::restored(timing, kept, BootTime(whole_ms(now_ns)), found);
-            fence.condemned_before(condemned)
+            fence.condemned_before(to_be_killed)
         });
     }
 
@@ -145,17 +175,86 @@ impl DeadMan {
         })
     }
 
-    /// Returns no actions while unarmed.
-    pub(crate) fn on(&mut self, now_ns: u64, event: FenceEvent) -> Vec<FenceAction> {
-        match &mut self.fence {
-            Some(fence) => fence.on(BootTime(whole_ms(now_ns)), event),
-            None => Vec::new(),
+    /// Takes an event. Returns whether the fence admits it, and the effects; none while unarmed.
+    pub(crate) fn on(&mut self, now_ns: u64, event: FenceEvent) -> (bool, Vec<Effect>) {
+        let (before, mut effects) = (self.kept(), Vec::new());
+        let Some(fence) = &mut self.fence else {
+            return (true, effects);
+        };
+        let actions = fence.on(BootTime(whole_ms(now_ns)), event);
+        if self.kept() != before {
+            effects.push(Effect::RecordFence);
         }
+        let (mut admitted, fired) = (true, actions.contains(&FenceAction::Fired));
+        for action in actions {
+            match action {
+                FenceAction::Opened(_) => {}
+                FenceAction::Refused(_) => admitted = false,
+                FenceAction::Fired => effects.push(Effect::FreezeAll),
+                FenceAction::Freeze(slot) => {
+                    self.unverified.insert(name_of(&slot));
+                    effects.push(Effect::Freeze(name_of(&slot)));
+                }
+                FenceAction::Thaw(slot) => {
+                    self.unverified.remove(&name_of(&slot));
+                    effects.push(Effect::Thaw(name_of(&slot)));
+                }
+                FenceAction::Kill(slot) => effects.push(Effect::Kill(name_of(&slot))),
+                // It comes of an end, which is reported separately: to subscribers, as the failure of the
+                // start, or by the answer that nothing of that name exists.
+                FenceAction::Certificate(slot) => {
+                    if self.unverified.remove(&name_of(&slot)) && self.unverified.is_empty() {
+                        effects.extend(self.publish_change());
+                    }
+                }
+            }
+        }
+        effects.extend(fired.then_some(Effect::ReleaseAll));
+        (admitted, effects)
     }
 
-    /// When a tick is due.
-    pub(crate) fn next_wake_ns(&self) -> Option<u64> {
+    /// Publishes the state if subscribers have another one.
+    pub(crate) fn publish_change(&mut self) -> Option<Effect> {
+        let state = self.state();
+        let changed = state != self.published;
+        self.published = state;
+        changed.then_some(Effect::Publish(state))
+    }
+
+    /// Containers that were ordered to freeze and are not proven frozen.
+    pub(crate) fn unverified(&self) -> impl Iterator<Item = &String> {
+        self.unverified.iter()
+    }
+
+    /// They were checked.
+    pub(crate) fn checked(&mut self, now_ns: u64) {
+        self.checked_ns = now_ns;
+    }
+
+    /// It is proven frozen.
+    pub(crate) fn verified(&mut self, now_ns: u64, name: &str) -> Vec<Effect> {
+        self.unverified.remove(name);
+        self.on(now_ns, FenceEvent::FreezeVerified(slot(name))).1
+    }
+
+    /// Whether a tick is due.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        self.next_wake_ns().is_some_and(|due_ns| due_ns <= now_ns)
+    }
+
+    fn next_wake_ns(&self) -> Option<u64> {
         self.fence.as_ref().and_then(Fence::next_wake).map(ns)
+    }
+
+    /// When a tick or a check of what is not proven frozen is due.
+    pub(crate) fn next_due_ns(&self, now_ns: u64) -> Option<u64> {
+        let pause_ns = match self.awaits_proof(now_ns) {
+            true => CHECK_NS,
+            false => SLOW_CHECK_NS,
+        };
+        let check_ns = self.checked_ns.saturating_add(pause_ns);
+        let check = (!self.unverified.is_empty()).then_some(check_ns);
+        self.next_wake_ns().into_iter().chain(check).min()
     }
 
     /// All known slots.
@@ -213,11 +312,11 @@ mod tests {
         }
     }
 
-    fn fence_waiting(freeze_ms: u64) -> DeadMan {
-        DeadMan::new(Duration::from_millis(freeze_ms), Duration::from_secs(900))
+    fn fence_waiting(freeze_ms: u64) -> DeadManFence {
+        DeadManFence::new(Duration::from_millis(freeze_ms), Duration::from_secs(900))
     }
 
-    fn armed() -> DeadMan {
+    fn armed() -> DeadManFence {
         let mut fence = fence_waiting(100);
         let kept = KeptFence {
             deadline_ms: 1_000,
@@ -233,11 +332,11 @@ mod tests {
     #[test]
     fn unarmed_it_demands_nothing_and_closes_nothing() {
         let mut fence = fence_waiting(100);
-        assert_eq!(fence.on(u64::MAX, FenceEvent::Tick), []);
-        assert_eq!(fence.on(1, FenceEvent::FreezeAll), []);
+        assert_eq!(fence.on(u64::MAX, FenceEvent::Tick), (true, vec![]));
+        assert_eq!(fence.on(1, FenceEvent::FreezeAll), (true, vec![]));
         assert!(!fence.is_closed() && !fence.is_armed());
         assert_eq!(fence.next_wake_ns(), None);
-        assert_eq!(fence.state(true), FenceState::Unarmed);
+        assert_eq!(fence.state(), FenceState::Unarmed);
         assert_eq!(fence.kept(), None);
     }
 
@@ -245,23 +344,33 @@ mod tests {
     fn armed_it_freezes_what_lives_at_the_deadline() {
         let mut fence = armed();
         assert_eq!(fence.next_wake_ns(), Some(1_000 * MS));
-        assert_eq!(fence.on(999 * MS, FenceEvent::Tick), []);
-        let actions = fence.on(1_000 * MS, FenceEvent::Tick);
+        assert_eq!(fence.on(999 * MS, FenceEvent::Tick), (true, vec![]));
+        let effects = fence.on(1_000 * MS, FenceEvent::Tick).1;
         let expected = [
-            FenceAction::Fired,
-            FenceAction::Freeze(slot("a.1")),
-            FenceAction::Freeze(slot("b.1")),
+            Effect::RecordFence,
+            Effect::FreezeAll,
+            Effect::Freeze("a.1".to_owned()),
+            Effect::Freeze("b.1".to_owned()),
+            Effect::ReleaseAll,
         ];
-        assert_eq!(actions, expected);
+        assert_eq!(effects, expected);
         assert!(fence.is_closed());
         let since_boottime_ns = 1_000 * MS;
+        assert_eq!(fence.state(), FenceState::Freezing { since_boottime_ns });
+        assert_eq!(fence.next_due_ns(1_001 * MS), Some(CHECK_NS));
+        assert!(fence.unverified().eq(&["a.1", "b.1"]));
+        fence.checked(1_001 * MS);
         assert_eq!(
-            fence.state(true),
-            FenceState::Freezing { since_boottime_ns }
+            fence.next_due_ns(1_001 * MS),
+            Some(1_001 * MS + CHECK_NS),
+            "not at once again"
         );
-        fence.on(1_001 * MS, FenceEvent::FreezeVerified(slot("a.1")));
-        fence.on(1_001 * MS, FenceEvent::StartOver(slot("b.1")));
-        assert_eq!(fence.state(true), FenceState::Fenced { since_boottime_ns });
+        assert_eq!(fence.verified(1_001 * MS, "a.1"), []);
+        let effects = fence.on(1_001 * MS, FenceEvent::StartOver(slot("b.1"))).1;
+        let state = FenceState::Fenced { since_boottime_ns };
+        assert_eq!(effects, [Effect::Publish(state)]);
+        assert_eq!(fence.state(), state);
+        assert_eq!(fence.publish_change(), None);
     }
 
     #[test]
@@ -282,8 +391,8 @@ mod tests {
         let kept = serde_json::from_str(&text).expect("read");
         later.restore(1_050 * MS, kept, vec![found("a.1", true)], Vec::new());
         assert!(later.is_closed());
-        let actions = later.on(1_050 * MS, FenceEvent::Tick);
-        assert_eq!(actions, [FenceAction::Freeze(slot("a.1"))]);
+        let effects = later.on(1_050 * MS, FenceEvent::Tick).1;
+        assert_eq!(effects, [Effect::Freeze("a.1".to_owned())]);
     }
 
     #[test]
@@ -292,10 +401,10 @@ mod tests {
         fence.set_freeze_ms(10_000);
         fence.on(1_000 * MS, FenceEvent::Tick);
         fence.set_freeze_ms(300);
-        let kills = |actions: Vec<FenceAction>| {
-            let kills = actions.into_iter();
+        let kills = |(_, effects): (bool, Vec<Effect>)| {
+            let kills = effects.into_iter();
             kills
-                .filter(|action| matches!(action, FenceAction::Kill(_)))
+                .filter(|effect| matches!(effect, Effect::Kill(_)))
                 .count()
         };
         let mut later = fence_waiting(10_000);
@@ -327,11 +436,14 @@ mod tests {
             vec![found("a.1", true)],
             Vec::new(),
         );
-        let actions = later.on(50_001 * MS, FenceEvent::Tick);
-        assert_eq!(
-            actions,
-            [FenceAction::Fired, FenceAction::Freeze(slot("a.1"))]
-        );
+        let effects = later.on(50_001 * MS, FenceEvent::Tick).1;
+        let expected = [
+            Effect::RecordFence,
+            Effect::FreezeAll,
+            Effect::Freeze("a.1".to_owned()),
+            Effect::ReleaseAll,
+        ];
+        assert_eq!(effects, expected);
         fence.open_from(None);
         later.restore(
             50_001 * MS,
@@ -339,7 +451,7 @@ mod tests {
             vec![found("a.1", true)],
             Vec::new(),
         );
-        assert_eq!(later.on(50_001 * MS, FenceEvent::Tick), []);
+        assert_eq!(later.on(50_001 * MS, FenceEvent::Tick), (true, vec![]));
         assert_eq!(later.next_wake_ns(), Some(60_000 * MS));
     }
 

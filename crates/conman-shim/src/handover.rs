@@ -17,13 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::launching::{Left, Pending};
 use crate::ledger::Line;
-use crate::protocol::{decode, encode};
+use crate::protocol::{VERSION, decode, encode};
 use crate::seqpacket;
 use crate::spec::TerminalSize;
-
-/// Version of the handover format. It grows when another shim would misunderstand; new fields with
-/// defaults do not change it.
-pub(crate) const VERSION: u32 = 1;
 
 /// Names the descriptors of a handover for the program that is executed.
 pub(crate) const VARIABLE: &str = "CONMAN_SHIM_HANDOVER";
@@ -46,7 +42,6 @@ const SEALS: SealFlags = SealFlags::SEAL
 
 /// Everything but the bytes of [`Sealed::blobs`].
 #[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub(crate) struct Handover {
     /// The same as the ledger's.
     pub(crate) lines: Vec<Line>,
@@ -93,7 +88,6 @@ pub(crate) struct KeptTerminal {
     pub(crate) at: usize,
     pub(crate) length: usize,
     pub(crate) wrapped: bool,
-    #[serde(default)]
     pub(crate) modes: Vec<u8>,
     pub(crate) input: Vec<u8>,
     pub(crate) hung_up: bool,
@@ -374,10 +368,11 @@ mod tests {
     #[test]
     fn an_answer_that_no_shim_gives_is_no_consent() {
         assert!(judge(b"").is_err());
-        assert!(judge(b"{\"version\":1}").is_err());
+        assert!(judge(b"{\"version\":2}").is_err());
         assert!(judge(br#"{"version":99,"containers":0,"refused":null}"#).is_err());
-        assert!(judge(br#"{"version":1,"containers":0,"refused":"no"}"#).is_err());
-        assert!(judge(br#"{"version":1,"containers":0,"refused":null}"#).is_ok());
+        assert!(judge(br#"{"version":2,"containers":0,"refused":"no"}"#).is_err());
+        assert!(judge(br#"{"version":1,"containers":0,"refused":null}"#).is_err());
+        assert!(judge(br#"{"version":2,"containers":0,"refused":null,"more":1}"#).is_ok());
     }
 
     proptest! {

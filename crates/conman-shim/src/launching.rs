@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::rc::Rc;
 
-use conman_linux::{Features, PidFd, SoleThread};
+use conman_linux::{Features, SoleThread};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::Container;
 use crate::handover::{Handover, KeptStart, number};
+use crate::helper::Helper;
 use crate::launcher::{self, Order, Report};
 use crate::options::ShimOptions;
 use crate::protocol::{decode, encode};
@@ -28,11 +29,8 @@ const MAX_COMMANDS_UNDER_WAY: usize = 8;
 /// Commands of one container that wait or are under way; more are refused.
 const MAX_COMMANDS_OF_ONE: usize = 64;
 
-/// Bound on the death of a launcher that may be waiting for a disk.
-const STOP_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// A start that has not been answered.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Pending {
     pub(crate) client: u64,
     pub(crate) call: u64,
@@ -43,33 +41,13 @@ pub(crate) struct Pending {
     /// The container of a command.
     pub(crate) exec_in: Option<String>,
     /// Kill it as soon as there is a process.
-    #[serde(default)]
     pub(crate) killed: bool,
     /// For the answer; set when it is cloned.
     #[serde(skip)]
-    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<Rc<OwnedFd>>,
 }
 
 impl Pending {
-    /// A copy of one that was not sent to a launcher.
-    fn unsent(&self) -> Self {
-        let own = self.own.as_ref().map(|own| Own {
-            ids: own.ids,
-            scratch: own.scratch.clone(),
-            log: own.log.clone(),
-        });
-        Self {
-            client: self.client,
-            call: self.call,
-            name: self.name.clone(),
-            cgroup: self.cgroup.clone(),
-            own,
-            exec_in: self.exec_in.clone(),
-            killed: self.killed,
-            pidfd: None,
-        }
-    }
-
     /// The record for a later shim, written before it begins.
     pub(crate) fn container(&self) -> Container {
         let own = self.own.as_ref();
@@ -77,13 +55,13 @@ impl Pending {
         let scratch = own.map(|own| own.scratch.clone());
         let mut container = Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone());
         container.log = own.and_then(|own| own.log.clone());
-        container.doomed = self.killed;
+        container.kill_pending = self.killed;
         container
     }
 }
 
 /// Resources that belong to one container.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Own {
     pub(crate) ids: u32,
     pub(crate) scratch: PathBuf,
@@ -96,13 +74,10 @@ pub(crate) struct Left {
     pub(crate) cgroup: String,
     pub(crate) scratch: PathBuf,
     /// Not reusable while a process of it may live.
-    #[serde(default)]
     pub(crate) name: Option<String>,
     /// Not reusable while processes or files of it may exist.
-    #[serde(default)]
     pub(crate) ids: Option<u32>,
     /// A client ordered its death and waits for a notification.
-    #[serde(default)]
     pub(crate) killed: bool,
 }
 
@@ -127,7 +102,7 @@ struct Commands {
 /// The launcher and its orders.
 #[derive(Debug, Default)]
 pub(crate) struct Launching {
-    process: Option<(PidFd, OwnedFd)>,
+    process: Option<Helper>,
     waiting: VecDeque<Waiting>,
     /// By container; only containers with commands.
     commands: BTreeMap<String, Commands>,
@@ -147,9 +122,7 @@ impl Launching {
         if self.process.is_some() {
             return Ok(false);
         }
-        let (process, socket) = launcher::start(sole, options)?;
-        rustix::io::ioctl_fionbio(&socket, true)?;
-        self.process = Some((process, socket));
+        self.process = Some(launcher::start(sole, options)?);
         // Before any start, which may use the same place.
         self.waiting.retain(|one| one.ticket.is_some());
         for (ticket, left) in &self.sweeps {
@@ -159,11 +132,11 @@ impl Launching {
     }
 
     pub(crate) fn pid(&self) -> Option<i32> {
-        self.process.as_ref().map(|(process, _)| process.pid())
+        self.process.as_ref().map(Helper::pid)
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.process.as_ref().map(|(_, socket)| socket.as_fd())
+        self.process.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether a container of this name is being started, or may live after a failed start.
@@ -326,7 +299,7 @@ impl Launching {
             };
             handover.starts.push(KeptStart {
                 ticket,
-                pending: pending.unsent(),
+                pending: pending.clone(),
                 order: String::from_utf8(waiting.bytes.clone()).map_err(io::Error::other)?,
                 fds: waiting.fds.iter().map(number).collect(),
             });
@@ -374,15 +347,12 @@ impl Launching {
 
     /// Sends as much as the socket takes. A launcher's death is noticed by its signal, not here.
     pub(crate) fn flush(&mut self) {
-        let Some((_, socket)) = &self.process else {
+        let Some(launcher) = self.process.as_ref().filter(|_| !self.held_back) else {
             return;
         };
-        if self.held_back {
-            return;
-        }
         while let Some(one) = self.waiting.front() {
             let fds: Vec<BorrowedFd<'_>> = one.fds.iter().map(AsFd::as_fd).collect();
-            if seqpacket::send(socket, &one.bytes, &fds).is_err() {
+            if seqpacket::send(launcher, &one.bytes, &fds).is_err() {
                 return;
             }
             self.waiting.pop_front();
@@ -396,8 +366,7 @@ impl Launching {
 
     /// Reads the next report, if any.
     pub(crate) fn report(&self, buffer: &mut [u8]) -> Option<Report> {
-        let (_, socket) = self.process.as_ref()?;
-        let received = seqpacket::receive(socket, buffer).ok()??;
+        let received = seqpacket::receive(self.process.as_ref()?, buffer).ok()??;
         match decode(received.bytes) {
             Ok(report) => Some(report),
             Err(error) => {
@@ -409,8 +378,8 @@ impl Launching {
 
     /// Makes every start under way fail, by killing the launcher.
     pub(crate) fn abort(&self) {
-        if let (Some((process, _)), false) = (&self.process, self.pending.is_empty())
-            && let Err(error) = process.kill()
+        if let (Some(launcher), false) = (&self.process, self.pending.is_empty())
+            && let Err(error) = launcher.kill()
         {
             tracing::error!(%error, "cannot interrupt the starts under way");
         }
@@ -447,7 +416,7 @@ impl Launching {
 
     /// Remembers to notify clients about the end of what a start may have left, which is being killed
     /// already. Returns what to record for it, with its ticket; `None` when nothing is left.
-    pub(crate) fn tell_when_swept(&mut self, name: &str) -> Option<(u64, Left)> {
+    pub(crate) fn report_when_swept(&mut self, name: &str) -> Option<(u64, Left)> {
         let mut all = self.sweeps.iter_mut();
         let (ticket, left) = all.find(|(_, left)| left.name.as_deref() == Some(name))?;
         left.killed = true;
@@ -456,13 +425,8 @@ impl Launching {
 
     /// Kills and reaps the launcher because the shim ends; its work ends with it.
     pub(crate) fn stop(&mut self) {
-        let Some((process, _)) = self.process.take() else {
-            return;
-        };
-        let pid = rustix::process::Pid::from_raw(process.pid());
-        if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
-            // It may have been reaped already.
-            let _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+        if let Some(launcher) = self.process.take() {
+            launcher.stop();
         }
     }
 

@@ -18,9 +18,7 @@ use crate::containers::Container;
 use crate::fence::KeptFence;
 use crate::forbidden_starts::ForbiddenStarts;
 use crate::launching::Left;
-
-/// Version of the format. It grows when an older shim would misunderstand.
-const VERSION: u32 = 1;
+use crate::protocol::VERSION;
 
 /// Largest file that is read: four times what 16,384 containers with long names take.
 const MAX_BYTES: u64 = 64 << 20;
@@ -113,7 +111,7 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Reads the state of an earlier shim of this boot, and why it may be incomplete. Returns nothing where
-    /// there was none, or one of a later version, which are reasons for doubt, too, when containers live.
+    /// there was none, or one of another version, which are reasons for doubt, too, when containers live.
     pub(crate) fn read(path: &Path, boot_id: &str) -> (Kept, Option<String>) {
         let doubt = |reason: &str| {
             (
@@ -228,9 +226,9 @@ fn parse(text: &[u8], boot_id: &str) -> (Kept, Option<&'static str>) {
     let mut lines = text.split(|byte| *byte == b'\n');
     let head = lines.next().unwrap_or_default();
     match serde_json::from_slice::<Line>(head) {
-        Ok(Record::Head { version, .. }) if version > VERSION => {
+        Ok(Record::Head { version, .. }) if version != VERSION => {
             // It is safer to freeze everything than to leave it unwatched.
-            return (Kept::default(), Some("is of a later version of conman"));
+            return (Kept::default(), Some("is of another version of conman"));
         }
         // Nothing of an earlier boot is alive.
         Ok(Record::Head { boot_id: of, .. }) if of != boot_id => {
@@ -355,20 +353,48 @@ mod tests {
     }
 
     #[test]
-    fn a_later_form_is_a_reason_for_doubt() {
+    fn fields_of_a_later_shim_are_ignored() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("state");
-        std::fs::write(&path, "{\"head\":{\"version\":99,\"boot_id\":\"boot\"}}\n")
+        written(&path);
+        let (before, _) = Ledger::read(&path, "boot");
+        let text = std::fs::read_to_string(&path).expect("read");
+        let later = |line: &str| {
+            let mut line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            for kind in ["head", "put"] {
+                if let Some(content) = line.get_mut(kind) {
+                    content["later"] = true.into();
+                }
+            }
+            if line.get("put").is_some() {
+                line["put"]["container"]["later"] = true.into();
+            }
+            format!("{line}\n")
+        };
+        let text: String = text.lines().map(later).collect();
+        std::fs::write(&path, text).expect("written");
+        let (kept, doubt) = Ledger::read(&path, "boot");
+        assert_eq!(doubt, None);
+        let shown = |kept: &Kept| format!("{:?}", kept.containers);
+        assert_eq!(shown(&kept), shown(&before));
+    }
+
+    #[test]
+    fn another_form_is_a_reason_for_doubt() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
+        std::fs::write(&path, "{\"head\":{\"version\":1,\"boot_id\":\"boot\"}}\n")
             .expect("written");
-        let doubt = Ledger::read(&path, "boot").1.expect("too new");
-        assert!(doubt.contains("later version"), "{doubt}");
+        let doubt = Ledger::read(&path, "boot").1.expect("too old");
+        assert!(doubt.contains("another version"), "{doubt}");
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..500)) {
             let _ = parse(&bytes, "boot");
-            let mut text = b"{\"head\":{\"version\":1,\"boot_id\":\"boot\"}}\n".to_vec();
+            let head = format!("{{\"head\":{{\"version\":{VERSION},\"boot_id\":\"boot\"}}}}\n");
+            let mut text = head.into_bytes();
             text.extend(bytes);
             let _ = parse(&text, "boot");
         }

@@ -34,9 +34,11 @@ mod client;
 mod connection;
 mod containers;
 mod control;
+mod effect;
 mod fence;
 mod forbidden_starts;
 mod handover;
+mod helper;
 mod ids;
 mod launcher;
 mod launching;
@@ -44,16 +46,17 @@ mod ledger;
 mod log_file;
 mod options;
 mod protocol;
+mod seccomp_filter;
 mod seccomp_profile;
 #[cfg(test)]
 mod security_page;
 mod seqpacket;
 pub mod socket;
 mod spec;
+mod state_lock;
 mod sweeper;
 mod terminal;
 mod terminal_modes;
-mod turn;
 
 use std::fs::File;
 

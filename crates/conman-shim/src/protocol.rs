@@ -2,13 +2,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use conman_linux::{Ended, Features};
+use conman_linux::{Ended, FORMAT, Features};
 
 use crate::spec::{ExecSpec, LaunchSpec, SpecError, TerminalSize};
 
-/// Version of this protocol. It grows when an older peer would misunderstand; new fields with
-/// defaults and new requests leave it.
-pub const VERSION: u32 = 1;
+/// Version of this protocol, the state file and the handover. It grows when another version would
+/// misunderstand; new fields with defaults and new requests leave it.
+pub const VERSION: u32 = FORMAT;
 
 /// Longest message in either direction: below the kernel's default socket buffer (208 KiB), above any
 /// spec that execve would take with an environment of a usual size.
@@ -90,9 +90,7 @@ pub enum Request {
     /// which must be later than any before; without one the fence is unarmed again. More names than fit into
     /// one message are sent in several, each with a later deadline.
     Unfence {
-        #[serde(default)]
         until_boottime_ns: Option<u64>,
-        #[serde(default)]
         names: Option<Vec<String>>,
     },
     /// Puts a container that another program is about to start under the fence, by a cgroup above all of it,
@@ -118,10 +116,8 @@ pub enum Request {
     Attach {
         name: String,
         /// Unchanged when absent.
-        #[serde(default)]
         size: Option<TerminalSize>,
         /// Do not ask the program to redraw.
-        #[serde(default)]
         quiet: bool,
     },
     Resize {
@@ -131,7 +127,6 @@ pub enum Request {
     /// Executes this program, an absolute path; without one the shim's own again. The process, its children
     /// and its connections stay. If the new program cannot take over, the old one stays too.
     Replace {
-        #[serde(default)]
         program: Option<PathBuf>,
     },
     /// From now on every end is reported, first those that have not been acknowledged.
@@ -165,15 +160,11 @@ pub enum Reply {
         pid: i32,
         features: Option<Features>,
         /// How often its program has been replaced.
-        #[serde(default)]
         replacements: u32,
         /// Protections against a shortage of memory that the fence lacks, as sentences.
-        #[serde(default)]
         unprotected: Vec<String>,
-        /// How long the fence waits before it kills what is not frozen; `None` if the shim does not support
-        /// [`Request::FreezePatience`].
-        #[serde(default)]
-        freeze_ms: Option<u64>,
+        /// How long the fence waits before it kills what is not frozen.
+        freeze_ms: u64,
     },
     /// Comes with a socket.
     Attached,
@@ -218,14 +209,11 @@ pub struct ContainerView {
     pub pid: i32,
     pub state: ContainerState,
     /// The container it is a command in.
-    #[serde(default)]
     pub exec_in: Option<String>,
     /// Another program started it.
-    #[serde(default)]
     pub foreign: bool,
     /// The fence kills it, or has killed it, without an order: it was not proven frozen in time, or frozen
     /// for too long.
-    #[serde(default)]
     pub fenced: bool,
 }
 
@@ -286,7 +274,6 @@ pub enum FenceState {
 
 /// How long the parts of a start took, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Phases {
     /// Cgroups made and limited.
     pub cgroup_us: u64,
@@ -364,7 +351,10 @@ impl LaunchError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallError {
-    #[error("the shim speaks version {ours} of the protocol, not {theirs}")]
+    #[error(
+        "the running shim uses version {ours} of its protocol, and this conman version {theirs}; end \
+         its sessions with the conman that started them, and restart the shim"
+    )]
     Version { ours: u32, theirs: u32 },
     #[error("the client has not sent its hello")]
     NoHello,

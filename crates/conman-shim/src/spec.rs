@@ -42,7 +42,6 @@ pub struct LaunchSpec {
     pub name: String,
     /// A cgroup that does not exist yet.
     pub cgroup: String,
-    #[serde(default)]
     pub limits: CgroupLimits,
     pub root: RootSpec,
     pub hostname: String,
@@ -50,21 +49,16 @@ pub struct LaunchSpec {
     /// Host file that its standard output and error are appended to; created if missing.
     pub log: PathBuf,
     /// Bytes of it that are kept, from the end; `None` is [`LOG_BYTES`].
-    #[serde(default)]
     pub log_bytes: Option<u64>,
     /// Its small files: path in the container and content. They are read-only and cover the image's files;
     /// binds are mounted after them.
-    #[serde(default)]
     pub files: Vec<(String, String)>,
     /// Files and directories of the host. A detached mount for each comes with the message, in this order:
     /// the client has resolved the path, and later changes of the path have no effect.
-    #[serde(default)]
     pub binds: Vec<BindSpec>,
     /// Its standard streams are a terminal of this size, kept by the shim ([`crate::Request::Attach`]); then
     /// there is no log.
-    #[serde(default)]
     pub terminal: Option<TerminalSize>,
-    #[serde(default)]
     pub hardening: Hardening,
 }
 
@@ -84,12 +78,9 @@ pub struct ExecSpec {
     pub container: String,
     pub program: ProgramSpec,
     /// Standard input is a terminal, which becomes the controlling one.
-    #[serde(default)]
     pub terminal: bool,
     /// A terminal of this size, kept by the shim ([`crate::Request::Attach`]); no streams come.
-    #[serde(default)]
     pub kept_terminal: Option<TerminalSize>,
-    #[serde(default)]
     pub hardening: Hardening,
 }
 
@@ -126,11 +117,9 @@ pub(crate) const STREAMS: usize = 3;
 pub struct BindSpec {
     /// Path in the container; created if missing.
     pub target: String,
-    #[serde(default)]
     pub read_only: bool,
     /// The host's id `first_id + n` is id `n` inside. Never 0 for a writable bind: the container could create
     /// set-user-id files of the host's root.
-    #[serde(default)]
     pub first_id: u32,
 }
 
@@ -143,12 +132,10 @@ pub struct RootSpec {
     pub layers: Vec<PathBuf>,
     /// Host directory for what the container writes. It must not exist, its parent must.
     pub scratch: PathBuf,
-    #[serde(default)]
     pub read_only: bool,
     /// The layers' files belong to the range of ids that begins with [`crate::SHARED_IDS`], and so does the
     /// container, with all others of this kind: for kernels that cannot map the owners of layers. Otherwise
     /// the files have the owners that they have inside, and the container has its own range.
-    #[serde(default)]
     pub shared_ids: bool,
 }
 
@@ -157,25 +144,18 @@ pub struct RootSpec {
 pub struct ProgramSpec {
     /// The command, searched in `PATH` of `env` when it has no slash, and its arguments.
     pub argv: Vec<String>,
-    #[serde(default)]
     pub env: Vec<(String, String)>,
     /// Created if missing when a container starts; a command's must exist.
-    #[serde(default = "root_directory")]
     pub workdir: String,
-    #[serde(default)]
     pub uid: u32,
-    #[serde(default)]
     pub gid: u32,
-    #[serde(default)]
     pub groups: Vec<u32>,
     /// Limit of its open descriptors; `None` is the shim's own.
-    #[serde(default)]
     pub nofile: Option<u64>,
 }
 
 /// Layers of protection; all on by default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Hardening {
     /// The list of allowed system calls. It implies `no_new_privileges`.
     pub seccomp: bool,
@@ -376,8 +356,4 @@ fn check_inner_path(field: &str, path: &str) -> Result<(), SpecError> {
 
 fn has_nul(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().contains(&0)
-}
-
-fn root_directory() -> String {
-    "/".to_owned()
 }

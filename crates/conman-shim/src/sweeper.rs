@@ -17,12 +17,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use conman_linux::{CloneOptions, PidFd, SoleThread};
+use conman_linux::SoleThread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use serde::{Deserialize, Serialize};
 
-use crate::launcher;
+use crate::helper::Helper;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
 
@@ -36,9 +36,6 @@ const BLOCK: u64 = 4_096;
 
 /// The unit of `st_blocks` (stat(3type)).
 const BLOCKS_OF: u64 = 512;
-
-/// Bound on the death of a sweeper that may be waiting for a disk.
-const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A log and its bound.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +59,7 @@ enum Order {
 /// The shim's side.
 #[derive(Debug, Default)]
 pub(crate) struct Sweeper {
-    process: Option<(PidFd, OwnedFd)>,
+    process: Option<Helper>,
     /// At most two for each container, since a new process gets all of them again.
     waiting: VecDeque<Vec<u8>>,
 }
@@ -73,34 +70,17 @@ impl Sweeper {
         if self.process.is_some() {
             return Ok(false);
         }
-        let (ours, theirs) = seqpacket::pair()?;
-        let keep = [theirs.as_fd()];
-        let how = CloneOptions {
-            keep_only: Some(&keep),
-            ..CloneOptions::default()
-        };
-        let shim = rustix::process::getpid();
-        let process = conman_linux::clone_process(sole, &how, || {
-            let prepared = launcher::prepare_process(shim, c"shim-sweeper");
-            let served = prepared.and_then(|()| serve(&theirs));
-            if let Err(error) = served {
-                tracing::error!(%error, "the log sweeper failed");
-                return 1;
-            }
-            0
-        })?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        self.process = Some((process, ours));
+        self.process = Some(Helper::start(sole, c"shim-sweeper", serve)?);
         self.waiting.clear();
         Ok(true)
     }
 
     pub(crate) fn pid(&self) -> Option<i32> {
-        self.process.as_ref().map(|(process, _)| process.pid())
+        self.process.as_ref().map(Helper::pid)
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.process.as_ref().map(|(_, socket)| socket.as_fd())
+        self.process.as_ref().map(AsFd::as_fd)
     }
 
     pub(crate) fn watch(&mut self, name: &str, log: &BoundedLog) {
@@ -126,11 +106,11 @@ impl Sweeper {
 
     /// Sends as much as the socket takes. A sweeper's death is noticed by its signal, not here.
     pub(crate) fn flush(&mut self) {
-        let Some((_, socket)) = &self.process else {
+        let Some(sweeper) = &self.process else {
             return;
         };
         while let Some(bytes) = self.waiting.front() {
-            if seqpacket::send(socket, bytes, &[]).is_err() {
+            if seqpacket::send(sweeper, bytes, &[]).is_err() {
                 return;
             }
             self.waiting.pop_front();
@@ -147,13 +127,8 @@ impl Sweeper {
 
     /// Kills and reaps it, because the shim or its program ends.
     pub(crate) fn stop(&mut self) {
-        let Some((process, _)) = self.process.take() else {
-            return;
-        };
-        let pid = rustix::process::Pid::from_raw(process.pid());
-        if process.kill().is_ok() && process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
-            // It may have been reaped already.
-            let _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
+        if let Some(sweeper) = self.process.take() {
+            sweeper.stop();
         }
     }
 }

@@ -262,7 +262,7 @@ impl Terminal {
         }
         let same = size == self.size;
         self.size = size;
-        let told = if same && redraw {
+        let notified = if same && redraw {
             tcgetpgrp(&self.master)
                 .and_then(|group| {
                     rustix::process::kill_process_group(group, rustix::process::Signal::WINCH)
@@ -271,7 +271,7 @@ impl Terminal {
         } else {
             self.apply_size()
         };
-        if let Err(error) = told {
+        if let Err(error) = notified {
             tracing::debug!(%error, "cannot notify a terminal's program of its size");
         }
     }
@@ -304,7 +304,7 @@ impl Terminal {
 
 impl Watcher {
     /// Sends or skips; an error means that the watcher has closed.
-    pub(crate) fn tell(&mut self, event: &TerminalEvent) -> io::Result<()> {
+    pub(crate) fn send(&mut self, event: &TerminalEvent) -> io::Result<()> {
         let length = match event {
             TerminalEvent::Output(bytes) => bytes.len() as u64,
             TerminalEvent::Replay { .. } | TerminalEvent::End => 0,

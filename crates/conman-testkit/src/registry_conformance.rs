@@ -621,6 +621,7 @@ pub(crate) fn ending(reason: &str) -> Ending {
     let ended_at = Timestamp::from_nanosecond(1_234_567_899_000_000_001).expect("in range");
     Ending {
         cause: None,
+        failed_phase: None,
         failed: false,
         reason: reason.to_owned(),
         exit_code: Some(137),

@@ -1,14 +1,15 @@
 //! The state directory: its owner, and the id of the installation.
 
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::{
-    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
-};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use conman_core::Instance;
+use conman_linux::{FORMAT, StateFile};
+use conman_registry::{start_afresh, used_through};
+use serde::{Deserialize, Serialize};
 
 /// File in the state directory that holds the installation's random id.
 const INSTANCE_FILE: &str = "instance";
@@ -44,64 +45,59 @@ pub(crate) fn prepare(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Content of the file. Every program of the installation reads it first, so its version is that of the
+/// whole state directory.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    instance: Instance,
+}
+
 /// The id of the installation whose directory this is, if there is one yet.
 pub(crate) fn known_instance(directory: &Path) -> Option<Instance> {
-    read_instance(&directory.join(INSTANCE_FILE)).ok()?
+    read_instance(directory).ok()?
 }
 
-/// The id in the names of everything that this installation makes; created at the first start.
+/// The id in the names of everything that this installation makes; created at the first start. If the
+/// daemon and its shim create one at the same time, both get the same.
 pub(crate) fn instance(directory: &Path) -> Result<Instance> {
-    let path = directory.join(INSTANCE_FILE);
-    match read_instance(&path)? {
-        Some(instance) => Ok(instance),
-        None => make_instance(&path),
+    if let Some(instance) = read_instance(directory)? {
+        return Ok(instance);
     }
-}
-
-fn read_instance(path: &Path) -> Result<Option<Instance>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Instance::parse(text.trim()).map(Some).with_context(|| {
-            format!(
-                "{} does not contain an instance id; restore it, since containers are found by it",
-                path.display()
-            )
-        }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
-    }
-}
-
-/// If the daemon and its shim create one at the same time, both get the same.
-fn make_instance(path: &Path) -> Result<Instance> {
     let mut random = [0; 4];
     getrandom::fill(&mut random).context("cannot get random numbers for the instance id")?;
     let instance = Instance::new(random);
-    let partial = path.with_extension(format!("new.{instance}"));
-    let write = || -> std::io::Result<bool> {
-        let mut options = fs::OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&partial)?;
-        writeln!(file, "{}", instance.as_str())?;
-        file.sync_all()?;
-        let first = match fs::hard_link(&partial, path) {
-            Ok(()) => true,
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(error),
-        };
-        fs::remove_file(&partial)?;
-        // The id must be durable before any container has it in its name.
-        fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()?;
-        Ok(first)
+    let file = file(directory);
+    // The id is durable before any container has it in its name.
+    file.create(&Stored { instance })
+        .with_context(|| format!("cannot write {}", file.path().display()))?;
+    read_instance(directory)?.context("the instance id has disappeared")
+}
+
+fn file(directory: &Path) -> StateFile {
+    StateFile::new(directory.join(INSTANCE_FILE))
+}
+
+fn read_instance(directory: &Path) -> Result<Option<Instance>> {
+    let file = file(directory);
+    let error = match file.read::<Stored>() {
+        Ok(stored) => return Ok(stored.map(|stored| stored.instance)),
+        Err(error) => error,
     };
-    let first = write().with_context(|| format!("cannot write {}", path.display()))?;
-    if first {
-        Ok(instance)
-    } else {
-        read_instance(path)?.context("the instance id has disappeared")
+    let path = file.path().display();
+    match error.kind() {
+        // Before 0.1.0 it held nothing but the id.
+        _ if fs::read_to_string(file.path()).is_ok_and(|text| Instance::parse(text.trim()).is_ok()) => {
+            let hint = start_afresh(FORMAT - 1, used_through(directory));
+            bail!("{} is of a conman from before 0.1.0; {hint}", directory.display())
+        }
+        ErrorKind::Unsupported => {
+            let hint = start_afresh(FORMAT + 1, None);
+            bail!("{path} is of another conman: {error}; {hint}")
+        }
+        ErrorKind::InvalidData | ErrorKind::UnexpectedEof => Err(error).with_context(|| {
+            format!("{path} does not contain an instance id; restore it, since containers are found by it")
+        }),
+        _ => Err(error).with_context(|| format!("cannot read {path}")),
     }
 }
 
@@ -110,13 +106,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_comes_second_gets_the_id_that_the_first_made() {
+    fn the_process_that_comes_second_gets_the_id_that_the_first_made() {
         let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join(INSTANCE_FILE);
-        let first = make_instance(&path).expect("made");
-        assert_eq!(make_instance(&path).expect("found"), first);
+        let first = instance(directory.path()).expect("made");
+        let created = file(directory.path()).create(&Stored {
+            instance: Instance::new([9; 4]),
+        });
+        assert!(!created.expect("there is one"));
         assert_eq!(instance(directory.path()).expect("read"), first);
         let left = fs::read_dir(directory.path()).expect("readable").count();
         assert_eq!(left, 1);
+    }
+
+    #[test]
+    fn a_state_directory_from_before_the_first_release_is_refused_with_its_floor_and_left_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(INSTANCE_FILE);
+        let refusal = |text: &str| {
+            fs::write(&path, text).expect("written");
+            let error = instance(directory.path()).expect_err("of another format");
+            assert_eq!(fs::read_to_string(&path).expect("there"), text);
+            format!("{error:#}")
+        };
+        let older = refusal("1a2b3c4d\n");
+        assert!(older.contains("--generation-floor N`, N above"), "{older}");
+        // As format 1 wrote it: both slots cover every generation up to 1000.
+        let mut slot = [0; 512];
+        slot[..8].copy_from_slice(b"conmanHW");
+        slot[8] = 1;
+        slot[16..24].copy_from_slice(&1_000_u64.to_le_bytes());
+        let checksum = crc(&slot[..508]).to_le_bytes();
+        slot[508..].copy_from_slice(&checksum);
+        fs::write(directory.path().join("generations"), slot).expect("written");
+        let older = refusal("1a2b3c4d\n");
+        assert!(older.contains("--generation-floor 1000"), "{older}");
+        let later = refusal(r#"{"version":3,"instance":"1a2b3c4d"}"#);
+        assert!(later.contains("newer conman"), "{later}");
+        let damaged = refusal(r#"{"vers"#);
+        assert!(damaged.contains("restore it"), "{damaged}");
+    }
+
+    /// CRC-32, as in zip.
+    fn crc(bytes: &[u8]) -> u32 {
+        !bytes.iter().fold(u32::MAX, |crc, byte| {
+            (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+                (crc >> 1) ^ (0xEDB8_8320 * (crc & 1))
+            })
+        })
     }
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{cargo, installed};
+use crate::process::{DEV_BUILD, cargo, installed};
 use crate::progress::{Step, shown};
 
 const DENY_VERSION: &str = "0.20.2";
@@ -20,6 +20,7 @@ pub(crate) fn run() -> Result<()> {
                 "--all-targets",
                 "--quiet",
             ])
+            .args(DEV_BUILD)
             .args(["--", "--deny", "warnings"]),
     )?;
     run_shown(
@@ -32,6 +33,8 @@ pub(crate) fn run() -> Result<()> {
                 "--document-private-items",
                 "--quiet",
             ])
+            // With these, documentation uses what clippy has checked of the dependencies.
+            .args(DEV_BUILD)
             .env("RUSTDOCFLAGS", "--deny warnings"),
     )?;
     dependency_rules()

@@ -14,7 +14,7 @@ use crate::progress::Step;
 const VARIABLE: &str = "CONMAN_PREVIOUS_BINARY";
 
 /// The commit to build; each release moves it to the one before it.
-const COMMIT: &str = "6096c76556b4d55802c10e02d61094bb2e3ec2d0";
+const COMMIT: &str = "e11ab07a9844c2e1a5df76a2dc8e7332cf73ceb2";
 
 /// The variable and the build, if there is one: a clone without history has none.
 pub(crate) fn variable() -> Result<Option<(&'static str, OsString)>> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{cargo, target_dir};
+use crate::process::{cargo_build_conman, target_dir};
 use crate::progress::Step;
 use crate::setup;
 
@@ -34,17 +34,8 @@ pub(crate) fn run(arguments: &HostileArguments) -> Result<()> {
     setup::for_hostile()?;
     // When dropped, it stops a Docker that it has started.
     let _docker = arguments.docker.then(setup::for_docker).transpose()?;
-    let mut build = cargo();
-    build.args([
-        "build",
-        "--locked",
-        "--package",
-        "conman",
-        "--package",
-        "conman-hostile",
-        "--package",
-        "conman-shim",
-    ]);
+    let mut build = cargo_build_conman();
+    build.args(["--package", "conman-hostile", "--package", "conman-shim"]);
     let step = Step::start("building conman and the attacks");
     step.run(&mut build)?;
     step.done();

@@ -30,11 +30,14 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// A development build of the daemon, which shares the dependencies' build with the tests.
+/// Features of the daemon with which all development builds share their dependencies.
+pub(crate) const DEV_BUILD: [&str; 2] = ["--features", "conman/dev-build"];
+
+/// A development build of the daemon.
 pub(crate) fn cargo_build_conman() -> Command {
     let mut command = cargo();
     command.args(["build", "--locked", "--package", "conman"]);
-    command.args(["--features", "conman/dev-build"]);
+    command.args(DEV_BUILD);
     command
 }
 

@@ -186,7 +186,8 @@ fn instances(layout: &Layout) -> Vec<String> {
 /// The id of a node's installation.
 pub(crate) fn instance(layout: &Layout, node: &str) -> Option<String> {
     let text = fs::read_to_string(layout.state_dir(node).join("instance")).ok()?;
-    let id = text.trim();
+    let stored: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let id = stored["instance"].as_str()?;
     let plain = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
     plain.then(|| id.to_owned())
 }

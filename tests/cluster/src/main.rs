@@ -208,7 +208,7 @@ fn overlap(handovers: usize, seed: u64) -> Result<()> {
     eprintln!("seed {seed}");
     let driven = runtime.block_on(async {
         let dockers = if has_docker() { DOCKERS } else { 0 };
-        let builder = Cluster::builder().short();
+        let builder = Cluster::builder().members(3).short();
         let builder = match dockers {
             0 => builder,
             _ => builder.docker_too(),

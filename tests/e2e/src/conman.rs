@@ -260,7 +260,8 @@ impl Conman {
 
     fn known_instance(&self) -> Option<String> {
         let text = fs::read_to_string(self.state_dir().join("instance")).ok()?;
-        Some(text.trim().to_owned())
+        let stored: serde_json::Value = serde_json::from_str(&text).ok()?;
+        stored["instance"].as_str().map(str::to_owned)
     }
 
     /// The processes of all this installation's sessions, as the kernel shows them.

@@ -174,7 +174,7 @@ fn run_sabotaged(name: &str) -> std::io::Result<ExitCode> {
     let patch = sabotage::patches().join(format!("{name}.patch"));
     let work = below_target().join("sabotaged");
     std::fs::create_dir_all(&work)?;
-    let binary = sabotage::build(&work, Some(&patch))?;
+    let binaries = sabotage::build(&work, &[patch], true)?;
     let mut rest = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -184,7 +184,9 @@ fn run_sabotaged(name: &str) -> std::io::Result<ExitCode> {
             rest.push(argument);
         }
     }
-    let status = std::process::Command::new(binary).args(rest).status()?;
+    let status = std::process::Command::new(&binaries[0])
+        .args(rest)
+        .status()?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(2)))
 }

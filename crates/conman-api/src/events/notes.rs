@@ -30,6 +30,7 @@ fn note(kind: EventKind, node: &str, seq: Option<u64>, message: String) -> Event
         session: None,
         generation: None,
         phase: None,
+        cause: None,
         duration_ms: None,
         message,
     }

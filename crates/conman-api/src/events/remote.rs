@@ -142,15 +142,6 @@ impl Remote {
         let line = next.map_err(|_| format!("no frame for {} s", SILENCE.as_secs()))??;
         let frame: Frame =
             serde_json::from_slice(&line).map_err(|error| format!("invalid frame: {error}"))?;
-        // A node that has stated its name may have had another one when it wrote this.
-        if let Frame::Event(event) = &frame
-            && !connection.is_named
-            && event.node != self.node
-        {
-            // It was never connected, so there is no reconnection to wait for.
-            self.connection = None;
-            return Err(not_it(&event.node));
-        }
         let seq = match &frame {
             Frame::Event(event) => event.seq,
             Frame::Reached { seq, .. } => *seq,
@@ -193,15 +184,14 @@ impl Remote {
             .await
             .map_err(|_| format!("it did not answer within {} s", ASK_PATIENCE.as_secs()))?
             .map_err(|error| chain(&error))?;
-        let who = response.headers().get(hop::X_CONMAN_NODE).cloned();
-        if let Some(who) = &who
+        // Events that it wrote under an earlier name carry that one.
+        if let Some(who) = response.headers().get(hop::X_CONMAN_NODE)
             && who.as_bytes() != self.node.as_bytes()
         {
             return Err(not_it(&String::from_utf8_lossy(who.as_bytes())));
         }
         match response.status() {
             StatusCode::OK => Ok(Lines {
-                is_named: who.is_some(),
                 body: response.into_body(),
                 buffer: BytesMut::new(),
             }),
@@ -227,9 +217,6 @@ fn not_it(who: &str) -> String {
 }
 
 async fn refused(status: StatusCode, body: Incoming) -> String {
-    if status == StatusCode::NOT_FOUND {
-        return "its conman is too old to send its events to other nodes: upgrade it".to_owned();
-    }
     match read_json::<Problem, _>(body, MAX_PROBLEM_BYTES).await {
         Ok(problem) => problem.detail,
         Err(_) => format!("it answered {status}"),
@@ -238,8 +225,6 @@ async fn refused(status: StatusCode, body: Incoming) -> String {
 
 /// The lines of a body.
 struct Lines {
-    /// Whether the node has stated its name; older versions do so only in their events.
-    is_named: bool,
     body: Incoming,
     buffer: BytesMut,
 }

@@ -191,7 +191,7 @@ impl ForwardedRequest {
             unreached,
             deleted,
         } = attempts;
-        if self.hop.node.is_live(&self.id) {
+        if self.hop.node.sessions().is_live(&self.id) {
             if let Some(deleted) = deleted {
                 return Err(self.started_again(deleted, self.hop.map.me()));
             }
@@ -199,8 +199,8 @@ impl ForwardedRequest {
                 return Ok(self.here_or_elsewhere().await);
             }
             // A start without a generation yet has nothing to report, and another node may be first.
-            self.hop.node.claimed(&self.id).await;
-            if self.hop.node.owns(&self.id) {
+            self.hop.node.sessions().claimed(&self.id).await;
+            if self.hop.node.sessions().owns(&self.id) {
                 return Ok(self.here().await);
             }
             fresh = true;

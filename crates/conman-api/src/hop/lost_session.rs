@@ -20,7 +20,7 @@ impl ForwardedRequest {
         node: &str,
         located: Generation,
     ) -> Result<Step, ApiError> {
-        let record = self.hop.node.record(&self.id).await;
+        let record = self.hop.node.sessions().record(&self.id).await;
         let record = record.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         let Some(record) = record else {
             return Ok(self.here().await);
@@ -31,7 +31,7 @@ impl ForwardedRequest {
         }
         let shown = self.is_of_session();
         if shown && self.request.parts.method == Method::GET {
-            let mut session = self.hop.node.recorded(node, &record);
+            let mut session = self.hop.node.sessions().recorded(node, &record);
             if !record.state.is_ended() {
                 let lost = "its node was lost, and no other has taken it over yet";
                 session.reason.get_or_insert_with(|| lost.to_owned());
@@ -63,7 +63,7 @@ impl ForwardedRequest {
     /// Ends a session that its lost node did not end.
     async fn end(&self, record: SessionRecord) -> Result<Step, ApiError> {
         let why = stopped_by(&self.request.caller);
-        match self.hop.node.stop_lost(record, why).await {
+        match self.hop.node.sessions().stop_lost(record, why).await {
             Ok(report) => Ok(Step::Answer(Json(report).into_response())),
             Err(StopError::Moved { .. }) => Ok(Step::Moved),
             Err(error) => Err(error.into()),
@@ -72,7 +72,12 @@ impl ForwardedRequest {
 
     /// Removes the record of an ended session, so that no node starts it again.
     async fn remove_record(&self, node: &str, record: &SessionRecord) -> Result<Step, ApiError> {
-        let forgotten = self.hop.node.forget(&self.id, record.generation).await;
+        let forgotten = self
+            .hop
+            .node
+            .sessions()
+            .forget(&self.id, record.generation)
+            .await;
         match forgotten {
             Ok(()) => {}
             // Another node has started it meanwhile, or is about to.
@@ -81,7 +86,7 @@ impl ForwardedRequest {
             }
             Err(error) => return Err(Kind::NO_REGISTRY.because(chain(&error))),
         }
-        let session = self.hop.node.recorded(node, record);
+        let session = self.hop.node.sessions().recorded(node, record);
         let report = StopReport {
             id: self.id.clone(),
             generation: record.generation,

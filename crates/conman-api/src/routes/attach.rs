@@ -64,7 +64,7 @@ pub(crate) async fn attach(
     };
     query.finish()?;
     let upgrade = accept(upgrade, ATTACH_PROTOCOL, "")?;
-    let attached = state.node.attach(&id, exec, options).await?;
+    let attached = state.node.access().attach(&id, exec, options).await?;
     Ok(upgrade
         .on_upgrade(move |socket| exec_socket::watch(socket, attached, state.closing.clone())))
 }
@@ -113,7 +113,7 @@ pub(crate) async fn keep(
     Query::of(&uri).finish()?;
     let asked: ExecRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     let checked = exec_request::check(asked, Form::Kept)?;
-    let kept = state.node.keep_exec(&id, checked.plan).await?;
+    let kept = state.node.access().keep_exec(&id, checked.plan).await?;
     Ok((StatusCode::CREATED, Json(kept)))
 }
 
@@ -134,7 +134,7 @@ pub(crate) async fn list(
     uri: Uri,
 ) -> Result<Json<KeptExecList>, ApiError> {
     Query::of(&uri).finish()?;
-    let execs = state.node.kept_execs(&id).await?;
+    let execs = state.node.access().kept_execs(&id).await?;
     Ok(Json(KeptExecList { execs }))
 }
 
@@ -160,7 +160,7 @@ pub(crate) async fn end(
     uri: Uri,
 ) -> Result<StatusCode, ApiError> {
     Query::of(&uri).finish()?;
-    state.node.end_exec(&id, exec).await?;
+    state.node.access().end_exec(&id, exec).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

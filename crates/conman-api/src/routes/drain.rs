@@ -50,10 +50,10 @@ pub(crate) async fn drain(
     check(&mut asked)?;
     node.require(state.node.name())?;
     if asked.dry_run {
-        let plan = state.node.drain_plan(&asked);
+        let plan = state.node.drain().plan(&asked);
         return Ok((StatusCode::OK, Json(DrainAnswer::Plan(plan))));
     }
-    let report = state.node.drain(&asked).await?;
+    let report = state.node.drain().begin(&asked).await?;
     Ok((StatusCode::ACCEPTED, Json(DrainAnswer::Report(report))))
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn get(
 ) -> Result<Json<DrainReport>, ApiError> {
     Query::of(&uri).finish()?;
     node.require(state.node.name())?;
-    let report = state.node.drain_report();
+    let report = state.node.drain().report();
     report.map(Json).ok_or_else(|| {
         Kind::NOT_DRAINING.because("this node is not being drained, or its drain was cancelled")
     })
@@ -98,8 +98,8 @@ pub(crate) async fn undrain(
 ) -> Result<Json<Node>, ApiError> {
     Query::of(&uri).finish()?;
     node.require(state.node.name())?;
-    state.node.undrain().await?;
-    Ok(Json(state.node.view()))
+    state.node.drain().cancel().await?;
+    Ok(Json(state.node.status().view()))
 }
 
 /// Refuses values that are out of bounds, and expands the signal's name.

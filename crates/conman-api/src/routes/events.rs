@@ -214,7 +214,7 @@ pub(crate) async fn timeline(
         .fleet
         .as_ref()
         .is_some_and(|fleet| fleet.ownership != SessionOwnership::Nobody);
-    if timeline.events.is_empty() && !is_known && state.node.get(&id).is_none() {
+    if timeline.events.is_empty() && !is_known && state.node.sessions().get(&id).is_none() {
         return Err(super::sessions::no_such_session(&id));
     }
     Ok(Json(timeline))

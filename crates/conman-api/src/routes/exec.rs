@@ -46,7 +46,7 @@ pub(crate) async fn exec(
     Query::of(&uri).finish()?;
     let asked: ExecRequest = json_body::read(request, MAX_EXEC_BODY_BYTES).await?;
     let checked = exec_request::check(asked, Form::Json)?;
-    let io = state.node.exec(&id, checked.plan).await?;
+    let io = state.node.access().exec(&id, checked.plan).await?;
     // In a separate task: a client that goes away must not leave a command without its limit.
     let run = exec_collect::run_to_end(io, checked.stdin, checked.timeout);
     match tokio::spawn(run).await {
@@ -93,7 +93,7 @@ pub(crate) async fn exec_interactive(
     let asked: ExecRequest = json_body::parse(asked.unwrap_or_default().as_bytes())?;
     let checked = exec_request::check(asked, Form::Interactive)?;
     let upgrade = accept(upgrade, EXEC_PROTOCOL, ", or POST")?;
-    match state.node.exec(&id, checked.plan).await {
+    match state.node.access().exec(&id, checked.plan).await {
         Ok(io) => Ok(upgrade
             .on_upgrade(move |socket| exec_socket::converse(socket, io, state.closing.clone()))),
         // As in a shell: the terminal was set up, and the command's status is 126 or 127.

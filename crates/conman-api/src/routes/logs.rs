@@ -62,7 +62,7 @@ pub(crate) async fn logs(
     };
     let format = query.parsed("format", LogFormat::parse).unwrap_or_default();
     query.finish()?;
-    let chunks = state.node.logs(&id, options).await?;
+    let chunks = state.node.access().logs(&id, options).await?;
     let chunks = chunks
         .take_until(state.closing.clone().cancelled_owned())
         .boxed();

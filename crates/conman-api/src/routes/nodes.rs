@@ -31,8 +31,8 @@ pub(crate) async fn list(
 ) -> Result<Json<NodeList>, ApiError> {
     Query::of(&uri).finish()?;
     let nodes = match state.others() {
-        Some(map) => fleet_list::nodes(&state.node, map),
-        None => vec![state.node.view()],
+        Some(map) => fleet_list::nodes(state.node.status(), map),
+        None => vec![state.node.status().view()],
     };
     Ok(Json(NodeList { nodes }))
 }
@@ -53,11 +53,11 @@ pub(crate) async fn get(
 ) -> Result<Json<Node>, ApiError> {
     Query::of(&uri).finish()?;
     if let Some(map) = state.others()
-        && let Some(view) = fleet_list::node(&state.node, map, node.name())
+        && let Some(view) = fleet_list::node(state.node.status(), map, node.name())
     {
         return Ok(Json(view));
     }
-    let view = state.node.view();
+    let view = state.node.status().view();
     node.require(&view.name)?;
     Ok(Json(view))
 }
@@ -141,10 +141,10 @@ pub(crate) async fn preempt(
     Query::of(&uri).finish()?;
     let asked: PreemptRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     check(&asked)?;
-    node.require(&state.node.view().name)?;
+    node.require(&state.node.status().view().name)?;
     if asked.dry_run {
         return Ok(Json(PreemptAnswer::Plan(
-            state.node.preempt_plan(asked.budget_ms),
+            state.node.preemption().plan(asked.budget_ms),
         )));
     }
     let source = match caller.origin {
@@ -152,7 +152,7 @@ pub(crate) async fn preempt(
         CallerOrigin::Token | CallerOrigin::Peer | CallerOrigin::Local => "api",
     };
     Ok(Json(PreemptAnswer::Report(
-        state.node.preempt(&asked, source).await?,
+        state.node.preemption().preempt(&asked, source).await?,
     )))
 }
 
@@ -173,9 +173,9 @@ pub(crate) async fn readmit(
     uri: Uri,
 ) -> Result<Json<Node>, ApiError> {
     Query::of(&uri).finish()?;
-    node.require(&state.node.view().name)?;
-    state.node.readmit().await?;
-    Ok(Json(state.node.view()))
+    node.require(&state.node.status().view().name)?;
+    state.node.preemption().readmit().await?;
+    Ok(Json(state.node.status().view()))
 }
 
 fn check(request: &PreemptRequest) -> Result<(), ApiError> {

@@ -32,8 +32,8 @@ pub(crate) struct ReadyQuery {
     start: bool,
     /// Whether its former node is lost.
     lost: bool,
-    /// That node; older versions do not send it.
-    from: Option<String>,
+    /// That node.
+    from: String,
 }
 
 /// Answers once a session of this node can take requests. Starts it from its record if its node
@@ -44,10 +44,10 @@ pub(crate) async fn ready(
     AxumQuery(asked): AxumQuery<ReadyQuery>,
 ) -> Result<Json<Ready>, ApiError> {
     let former = Former {
-        node: asked.from.as_deref(),
+        node: Some(&asked.from),
         is_lost: asked.lost,
     };
-    let route = state.node.revive(&id, asked.start, former).await;
+    let route = state.node.access().revive(&id, asked.start, former).await;
     let route = route.map_err(|error| route_error(&error))?;
     let generation = route.generation;
     Ok(Json(Ready { generation }))
@@ -89,9 +89,7 @@ pub(crate) struct Lost {
     from: String,
     /// The generation that was there.
     generation: Generation,
-    /// Whether it may go to another node if this one lacks its image. Older versions do not send it,
-    /// so that the start is tried.
-    #[serde(default)]
+    /// Whether it may go to another node if this one lacks its image.
     elsewhere: bool,
 }
 
@@ -107,6 +105,7 @@ pub(crate) async fn restart(
     };
     let restarted = state
         .node
+        .sessions()
         .restart(&id, lost.generation, &lost.from, without_image);
     let generation = restarted.await?;
     Ok(Json(Ready { generation }))

@@ -36,8 +36,8 @@ pub(crate) async fn healthz() -> &'static str {
     )
 )]
 pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readiness>, ApiError> {
-    let node = state.node.view();
-    let standing = state.node.standing();
+    let node = state.node.status().view();
+    let standing = state.node.status().standing();
     if !standing.is_ready() {
         let fleet = state.fleet.as_ref();
         let why = fleet.and_then(|map| map.fleet().why_late());
@@ -68,7 +68,7 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
     }
     Ok(Json(Readiness {
         state: node.state,
-        warnings: state.node.warnings(),
+        warnings: state.node.status().warnings(),
     }))
 }
 
@@ -114,7 +114,7 @@ pub(crate) async fn description(uri: Uri) -> Result<Response, ApiError> {
     responses((status = 200, description = "Names and paths.", body = Object))
 )]
 pub(crate) async fn index(State(state): State<ApiState>) -> Json<Value> {
-    let node = state.node.view();
+    let node = state.node.status().view();
     Json(json!({
         "name": "conman",
         "version": node.version,

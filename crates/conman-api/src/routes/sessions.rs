@@ -63,7 +63,7 @@ pub(crate) async fn ensure(
             .get_or_insert_default()
             .extend(node_labels);
     }
-    let answer = state.node.ensure(&id, &asked, wait).await?;
+    let answer = state.node.sessions().ensure(&id, &asked, wait).await?;
     let status = match answer.session.state {
         SessionState::Starting => StatusCode::ACCEPTED,
         _ => StatusCode::OK,
@@ -88,6 +88,7 @@ pub(crate) async fn get(
     Query::of(&uri).finish()?;
     state
         .node
+        .sessions()
         .get(&id)
         .map(Json)
         .ok_or_else(|| no_such_session(&id))
@@ -118,7 +119,7 @@ pub(crate) async fn stop(
 ) -> Result<Response, ApiError> {
     Query::of(&uri).finish()?;
     let why = stopped_by(&caller);
-    let report = state.node.stop(&id, &why).await?;
+    let report = state.node.sessions().stop(&id, &why).await?;
     let status = if report.state.is_ended() {
         StatusCode::OK
     } else {
@@ -177,7 +178,7 @@ pub(crate) async fn list(
     uri: Uri,
 ) -> Result<Json<SessionList>, ApiError> {
     let mut pairs = Query::of(&uri).into_pairs()?;
-    let own = state.node.view().name;
+    let own = state.node.status().view().name;
     for (_, value) in pairs
         .iter_mut()
         .filter(|(name, value)| name == "node" && value == "self")
@@ -189,9 +190,9 @@ pub(crate) async fn list(
         .map(|(name, value)| (name.as_str(), value.as_str()));
     let query = ListQuery::parse(pairs).map_err(|errors| Kind::BAD_QUERY.with_fields(errors))?;
     match state.others() {
-        Some(map) => fleet_list::sessions(&state.node, map, &query)
+        Some(map) => fleet_list::sessions(state.node.sessions(), map, &query)
             .await
             .map(Json),
-        None => Ok(Json(state.node.list(&query))),
+        None => Ok(Json(state.node.sessions().list(&query))),
     }
 }

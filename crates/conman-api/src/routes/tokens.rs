@@ -51,10 +51,11 @@ pub(crate) async fn make(
         })?;
     let has_port = state
         .node
+        .sessions()
         .get(&id)
         .is_none_or(|session| session.port.is_some());
     let url = has_port.then(|| {
-        let page = state.node.browser_url(&id);
+        let page = state.node.sessions().browser_url(&id);
         format!("{page}?{IN_URL}={}", minted.token)
     });
     Ok(Json(ConnectToken {

@@ -707,7 +707,9 @@ async fn a_session_beyond_a_limit_is_refused_by_the_limits_name_value_and_remedy
         max_sessions: 0,
         met: met.clone(),
     };
-    api.node.limit_by_host(RuntimeKind::Process, Some(limit));
+    api.node
+        .status()
+        .limit_by_host(RuntimeKind::Process, Some(limit));
     let answer = api.call(Method::PUT, &session("a"), idle).await;
     assert_refused(
         &answer,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_proto::{Event, EventKind, Generation, Session, SessionState, Timeline};
+use conman_proto::{EndCause, Event, EventKind, Generation, Session, SessionState, Timeline};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::human::since;
@@ -78,40 +78,46 @@ impl Chapter<'_> {
         ) {
             return Ending::None;
         }
-        if self.first(EventKind::SessionExited).is_some() {
-            return Ending::Exited {
-                code: self.exit_code(),
-            };
-        }
-        let reason = self.reason().unwrap_or_default().to_lowercase();
-        if reason.contains("preempt") {
-            return Ending::Preempted;
-        }
-        if reason.starts_with("drained") {
-            return Ending::Drained;
-        }
-        if self.is_failed_start() {
-            return Ending::NotStarted {
+        let exited = Ending::Exited {
+            code: self.exit_code(),
+        };
+        match self.cause() {
+            Some(EndCause::Preempted) => Ending::Preempted,
+            Some(EndCause::Drained) => Ending::Drained,
+            Some(EndCause::Idle) => Ending::Idle,
+            Some(EndCause::Lifetime) => Ending::Lifetime,
+            _ if self.is_failed_start() => Ending::NotStarted {
                 phase: self.failed_phase(),
-            };
-        }
-        if self.first(EventKind::SessionKilled).is_none() && !dead {
-            return match self.state() {
-                // Its events are not in the journal any more.
-                Some(SessionState::Failed) => Ending::Exited {
-                    code: self.exit_code(),
-                },
+            },
+            Some(EndCause::Exited) => exited,
+            Some(EndCause::StartFailed) => Ending::NotStarted {
+                phase: self.failed_phase(),
+            },
+            Some(
+                EndCause::NodeLost
+                | EndCause::Unrecorded
+                | EndCause::Deleted
+                | EndCause::DiskLimit
+                | EndCause::ShutDown
+                | EndCause::Disowned
+                | EndCause::Unknown,
+            ) => Ending::Stopped,
+            None => match self.state() {
+                Some(SessionState::Failed) => exited,
                 Some(SessionState::Stopped | SessionState::Stopping) => Ending::Stopped,
+                // The journal may show the cause a moment later.
+                _ if self.first(EventKind::SessionKilled).is_some() || dead => Ending::Stopped,
                 _ => Ending::None,
-            };
+            },
         }
-        if reason.contains("idle") {
-            Ending::Idle
-        } else if reason.contains("lifetime") {
-            Ending::Lifetime
-        } else {
-            Ending::Stopped
-        }
+    }
+
+    /// What ended it, from the session or its latest event that says so.
+    fn cause(&self) -> Option<EndCause> {
+        let shown = self.session.and_then(|session| session.end.as_ref());
+        shown
+            .map(|end| end.cause)
+            .or_else(|| self.events.iter().rev().find_map(|event| event.cause))
     }
 
     pub(super) fn exit_code(&self) -> Option<i32> {
@@ -230,16 +236,12 @@ impl Chapter<'_> {
 
     /// The phase in which the start failed, if it is known.
     fn failed_phase(&self) -> Option<String> {
-        let told = self
-            .first(EventKind::SessionFailed)
-            .and_then(|failed| failed.phase.clone());
-        told.or_else(|| {
-            let (phase, _) = phases::of_reason(self.reason()?)?;
-            Some(phase.to_owned())
-        })
-        // Only a program that ran has an exit code.
-        .or_else(|| self.exit_code().map(|_| phases::READY.to_owned()))
-        .or_else(|| Some(self.phases().last()?.name.to_owned()))
+        let shown = self
+            .session
+            .and_then(|session| session.end.as_ref()?.phase.clone());
+        shown
+            .or_else(|| self.first(EventKind::SessionFailed)?.phase.clone())
+            .or_else(|| Some(self.phases().last()?.name.to_owned()))
     }
 }
 

@@ -200,7 +200,11 @@ impl Chapter<'_> {
             Ending::None => {}
             Ending::NotStarted { phase: Some(phase) } => {
                 let reason = self.reason().unwrap_or("no reason is known");
-                let reason = phases::of_reason(reason).map_or(reason, |(_, rest)| rest);
+                // The phase is named in words.
+                let rest = reason.strip_prefix(phase.as_str());
+                let reason = rest
+                    .and_then(|rest| rest.strip_prefix(": "))
+                    .unwrap_or(reason);
                 sentences.push(format!(
                     "It failed while {} (`{}`): {}.",
                     phases::in_words(phase),

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use conman_proto::{
-    Network, NodeLoss, NodeReason, NodeStanding, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind,
-    SessionInFleet, SessionOwnership, SessionState, TimelinePhase,
+    EndCause, Network, NodeLoss, NodeReason, NodeStanding, OnNodeLoss, ResolvedSpec, Restarted,
+    RuntimeKind, SessionEnd, SessionInFleet, SessionOwnership, SessionState, TimelinePhase,
 };
 use jiff::SignedDuration;
 
@@ -47,9 +47,16 @@ impl Scene {
             session: Some(self.0.id.clone()),
             generation: Some(generation(number)),
             phase: None,
+            cause: None,
             duration_ms: None,
             message: message.to_owned(),
         });
+        self
+    }
+
+    /// Sets the cause of the last event.
+    fn because(mut self, cause: EndCause) -> Self {
+        self.0.events.last_mut().expect("an event").cause = Some(cause);
         self
     }
 
@@ -87,6 +94,7 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
         id: "alice".parse().expect("an id"),
         state,
         reason: reason.map(str::to_owned),
+        end: None,
         exit_code: None,
         spec: ResolvedSpec {
             template: Some("python".to_owned()),
@@ -128,6 +136,15 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
         ended_at: None,
         phases_ms: BTreeMap::new(),
         connections: 0,
+    }
+}
+
+/// A session that has ended.
+fn ended(state: SessionState, reason: &str, cause: EndCause, phase: Option<&str>) -> Session {
+    let phase = phase.map(str::to_owned);
+    Session {
+        end: Some(SessionEnd { cause, phase }),
+        ..session(7, state, Some(reason))
     }
 }
 
@@ -206,7 +223,12 @@ It is now waiting for the program to be ready (`ready`).
 
 #[test]
 fn a_start_that_failed_because_the_program_never_answered() {
-    let failed = session(7, SessionState::Failed, Some(NOT_READY));
+    let failed = ended(
+        SessionState::Failed,
+        NOT_READY,
+        EndCause::StartFailed,
+        Some("ready"),
+    );
     let scene = Scene::new()
         .event(
             7,
@@ -253,7 +275,12 @@ What its container left is removed.
 #[test]
 fn a_start_that_failed_before_any_phase_was_told() {
     let reason = "create: image `python:demo` is not on this node; load it first";
-    let failed = session(7, SessionState::Failed, Some(reason));
+    let failed = ended(
+        SessionState::Failed,
+        reason,
+        EndCause::StartFailed,
+        Some("create"),
+    );
     let scene = Scene::new()
         .event(
             7,
@@ -276,7 +303,12 @@ It failed while creating the container (`create`): image `python:demo` is not on
 #[test]
 fn a_start_whose_program_ended_at_once() {
     let reason = "the program ended before it was ready, with exit code 3";
-    let mut failed = session(7, SessionState::Failed, Some(reason));
+    let mut failed = ended(
+        SessionState::Failed,
+        reason,
+        EndCause::Exited,
+        Some("ready"),
+    );
     failed.exit_code = Some(3);
     let scene = Scene::new()
         .event(
@@ -309,7 +341,12 @@ What its container left is removed.
 
 #[test]
 fn a_start_whose_failure_the_journal_does_not_tell_yet() {
-    let failed = session(7, SessionState::Failed, Some(NOT_READY));
+    let failed = ended(
+        SessionState::Failed,
+        NOT_READY,
+        EndCause::StartFailed,
+        Some("ready"),
+    );
     let scene = Scene::new()
         .event(
             7,
@@ -361,11 +398,8 @@ It is now waiting for the program to be ready (`ready`).
 
 #[test]
 fn a_session_whose_node_was_preempted() {
-    let stopped = session(
-        7,
-        SessionState::Stopped,
-        Some("preempted: preemption notice"),
-    );
+    let reason = "preempted: preemption notice";
+    let stopped = ended(SessionState::Stopped, reason, EndCause::Preempted, None);
     let scene = started()
         .event(
             7,
@@ -417,8 +451,8 @@ fn a_session_that_the_fleet_restarted_and_one_that_it_will() {
     let sentence = "A connection asked for it, and n3, where it was, was lost.";
     assert!(told.lines().any(|line| line == sentence), "{told}");
 
-    let reason = Some("preempted: preemption notice");
-    let mut stopped = session(7, SessionState::Stopped, reason);
+    let reason = "preempted: preemption notice";
+    let mut stopped = ended(SessionState::Stopped, reason, EndCause::Preempted, None);
     stopped.spec.on_node_loss = OnNodeLoss::Restart;
     let told = started().told(Some(&stopped), 3_660_000);
     assert!(
@@ -575,7 +609,8 @@ fn a_session_that_its_node_forgot_is_told_from_the_journal_alone() {
             EventKind::SessionDead,
             "its PID namespace is empty",
         )
-        .event(7, 700_012, EventKind::SessionReleased, "idle for 600 s");
+        .event(7, 700_012, EventKind::SessionReleased, "idle for 600 s")
+        .because(EndCause::Idle);
     assert_told(&scene.told(None, 900_000),
 "\
 alice was forgotten by its node; the journal still has its events.
@@ -594,7 +629,7 @@ What its container left is still being removed.
 #[test]
 fn what_a_session_wrote_cannot_drive_the_terminal() {
     let hostile = "\u{1b}]0;owned\u{7}";
-    let failed = session(7, SessionState::Failed, Some(hostile));
+    let failed = ended(SessionState::Failed, hostile, EndCause::Exited, None);
     let scene = started().event(7, 900, EventKind::SessionFailed, hostile);
     let told = scene.told(Some(&failed), 1_000);
     assert!(
@@ -733,7 +768,12 @@ fn a_session_whose_node_is_silent_is_not_called_forgotten() {
 fn a_session_of_a_drained_node_says_so_and_what_to_do() {
     let scene = started().event(7, 9_000, EventKind::SessionKilled, "drained: room");
     let story = scene.told(
-        Some(&session(7, SessionState::Stopped, Some("drained: room"))),
+        Some(&ended(
+            SessionState::Stopped,
+            "drained: room",
+            EndCause::Drained,
+            None,
+        )),
         60_000,
     );
     for part in [

@@ -445,7 +445,7 @@ fn remembering(forgotten: bool) -> Daemon {
             StatusCode::OK,
             Json(with(
                 session("alice", "stopped"),
-                json!({ "reason": "preempted" }),
+                json!({ "reason": "preempted", "end": { "cause": "preempted" } }),
             )),
         )
             .into_response()

@@ -1,10 +1,10 @@
 //! From the decision to end a life to its release.
 //!
 //! ```text
-//!  Claim ──claimed──────────────────────────────────────────────────┐
-//!  Start ──answered──> Unheld ──held──> Process ──certificate──┐    │
-//!    │        ^           │└──proven dead──────────────────────┤    │
-//!    └──lost──┴ LostStart └──not ours──> LostStart ──gone──────┴──> Nothing ──released──> Ended
+//!  Claim ──claimed──────────────────────────────────────────────────────────┐
+//!  Start ──answered─────────> Unheld ──held──> Process ──certificate───┐    │
+//!    │        ^                 │└──proven dead────────────────────────┤    │
+//!    └──lost──┴ UnansweredStart └──not ours──> UnansweredStart ──gone──┴──> Nothing ──released──> Ended
 //! ```
 
 use conman_proto::{Generation, SessionState};
@@ -44,11 +44,11 @@ impl Outcome {
 }
 
 impl Cause {
-    /// The cause for the record.
+    /// The cause for the record and for programs.
     #[must_use]
-    pub fn told(&self) -> EndCause {
+    pub fn end_cause(&self) -> EndCause {
         match self {
-            Self::StartFailed(_) => EndCause::Failed,
+            Self::StartFailed(_) => EndCause::StartFailed,
             Self::ExitedEarly | Self::Exited => EndCause::Exited,
             Self::Asked(cause, _) => *cause,
         }
@@ -90,7 +90,7 @@ pub enum Remains {
     /// The runtime has not yet answered the start.
     Start { generation: Generation },
     /// The answer to the start is lost: a process may exist or may still appear.
-    LostStart { generation: Generation },
+    UnansweredStart { generation: Generation },
     /// A process that is not held yet.
     Unheld { generation: Generation, pid: i32 },
     /// A held process that was killed and has not been certified dead.
@@ -106,7 +106,7 @@ impl Remains {
         match self {
             Self::Claim => None,
             Self::Start { generation }
-            | Self::LostStart { generation }
+            | Self::UnansweredStart { generation }
             | Self::Unheld { generation, .. }
             | Self::Process { generation, .. }
             | Self::Nothing { generation } => Some(generation),
@@ -118,7 +118,7 @@ impl Remains {
         match self {
             // Their calls are under way and will be answered.
             Self::Claim | Self::Start { .. } => None,
-            Self::LostStart { .. } => Some(Action::ResolveLostStart),
+            Self::UnansweredStart { .. } => Some(Action::ResolveStart),
             Self::Unheld { pid, .. } => Some(Action::Hold { pid }),
             Self::Process { .. } => Some(Action::Kill),
             Self::Nothing { .. } => Some(Action::Release),
@@ -186,26 +186,26 @@ impl Stop {
             }
             (Remains::Claim, Event::Claimed(generation)) => Remains::Nothing { generation },
             (Remains::Start { generation }, Event::StartFailed(_))
-            | (Remains::LostStart { generation }, Event::LostStartGone)
+            | (Remains::UnansweredStart { generation }, Event::StartGone)
             | (Remains::Unheld { generation, .. }, Event::Vanished)
             | (Remains::Process { generation, .. }, Event::Exited) => {
                 Remains::Nothing { generation }
             }
             (Remains::Start { generation }, Event::StartAmbiguous(why)) => {
                 self.trouble = Some(why);
-                Remains::LostStart { generation }
+                Remains::UnansweredStart { generation }
             }
             (Remains::Unheld { generation, .. }, Event::NotOurs) => {
-                Remains::LostStart { generation }
+                Remains::UnansweredStart { generation }
             }
             (Remains::Start { generation }, Event::StartAnswered { pid })
-            | (Remains::LostStart { generation }, Event::LostStartFound { pid }) => {
+            | (Remains::UnansweredStart { generation }, Event::StartFound { pid }) => {
                 Remains::Unheld { generation, pid }
             }
             (Remains::Unheld { generation, pid }, Event::Held) => {
                 Remains::Process { generation, pid }
             }
-            (Remains::LostStart { .. }, Event::LostStartUnknown(why))
+            (Remains::UnansweredStart { .. }, Event::StartUnknown(why))
             | (Remains::Unheld { .. }, Event::HoldFailed(why))
             | (Remains::Nothing { .. }, Event::ReleaseFailed(why)) => {
                 return Ok(self.failed(now_ms, timing, why));

@@ -117,22 +117,22 @@ fn a_program_that_is_not_ready_in_time_is_killed() {
 fn a_start_without_an_answer_is_not_released_before_it_is_known_to_have_come_to_nothing() {
     let lost = with(until_started(), [Event::StartAmbiguous("hung".to_owned())]);
     let (mut life, actions) = after(lost);
-    assert_eq!(actions, [Action::ResolveLostStart, Action::Publish]);
+    assert_eq!(actions, [Action::ResolveStart, Action::Publish]);
     assert_eq!(
-        life.on(100, Event::LostStartUnknown("still hung".to_owned())),
+        life.on(100, Event::StartUnknown("still hung".to_owned())),
         []
     );
-    assert_eq!(life.on(600, Event::Tick), [Action::ResolveLostStart]);
+    assert_eq!(life.on(600, Event::Tick), [Action::ResolveStart]);
     // An unanswered attempt is not repeated.
     assert_eq!(life.on(1_100, Event::Tick), []);
     assert_eq!(
-        life.on(1_200, Event::LostStartFound { pid: 9 }),
+        life.on(1_200, Event::StartFound { pid: 9 }),
         [Action::Hold { pid: 9 }]
     );
     assert_eq!(life.on(1_300, Event::Held), [Action::Kill]);
     assert_eq!(life.on(1_400, Event::Exited), [Action::Release]);
 
-    let gone = [Event::StartAmbiguous(String::new()), Event::LostStartGone];
+    let gone = [Event::StartAmbiguous(String::new()), Event::StartGone];
     let (_, actions) = after(with(until_started(), gone));
     assert_eq!(actions, [Action::Release]);
 }
@@ -205,7 +205,7 @@ fn a_process_that_cannot_be_held_is_tried_again_before_anything_is_released() {
 #[test]
 fn a_start_that_an_earlier_daemon_left_is_looked_for() {
     let (life, actions) = Lifecycle::recover(10, TIMING, generation(), unfinished());
-    assert_eq!(actions, [Action::ResolveLostStart, Action::Publish]);
+    assert_eq!(actions, [Action::ResolveStart, Action::Publish]);
     assert_eq!(life.generation(), Some(generation()));
 }
 
@@ -255,15 +255,15 @@ fn any_event() -> impl Strategy<Value = Event> {
             why().prop_map(Event::CreateFailed),
             why().prop_map(Event::StartFailed),
             why().prop_map(Event::StartAmbiguous),
-            why().prop_map(Event::LostStartUnknown),
+            why().prop_map(Event::StartUnknown),
             why().prop_map(Event::HoldFailed),
             why().prop_map(Event::RecordFailed),
             why().prop_map(Event::ReadyFailed),
             why().prop_map(Event::ReleaseFailed),
         ],
         prop_oneof![
-            (1_i32..4).prop_map(|pid| Event::LostStartFound { pid }),
-            Just(Event::LostStartGone),
+            (1_i32..4).prop_map(|pid| Event::StartFound { pid }),
+            Just(Event::StartGone),
             Just(Event::Vanished),
             Just(Event::NotOurs),
             Just(Event::Superseded),
@@ -284,7 +284,7 @@ fn is_ending(life: &Lifecycle) -> bool {
 fn is_proof(event: &Event) -> bool {
     matches!(
         event,
-        Event::StartFailed(_) | Event::LostStartGone | Event::Vanished | Event::Exited
+        Event::StartFailed(_) | Event::StartGone | Event::Vanished | Event::Exited
     )
 }
 
@@ -457,7 +457,7 @@ impl World {
                     self.event(Event::StartAnswered { pid: PID });
                 }
             },
-            Action::ResolveLostStart => self.look(),
+            Action::ResolveStart => self.look(),
             Action::Hold { pid } => {
                 assert_eq!(pid, PID);
                 match self.draw(4) {
@@ -505,19 +505,19 @@ impl World {
 
     fn look(&mut self) {
         if self.alive {
-            self.event(Event::LostStartFound { pid: PID });
+            self.event(Event::StartFound { pid: PID });
             return;
         }
         match self.draw(4) {
-            3 => self.event(Event::LostStartUnknown("bad luck".to_owned())),
+            3 => self.event(Event::StartUnknown("bad luck".to_owned())),
             2 if self.may_appear => {
                 self.may_appear = false;
                 self.alive = true;
-                self.event(Event::LostStartFound { pid: PID });
+                self.event(Event::StartFound { pid: PID });
             }
             _ => {
                 self.may_appear = false;
-                self.event(Event::LostStartGone);
+                self.event(Event::StartGone);
             }
         }
     }

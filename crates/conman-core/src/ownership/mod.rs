@@ -193,7 +193,7 @@ impl Answer {
         (record, heartbeat)
     }
 
-    /// How long the node's silence has to last, in a read's answer; absent in older versions.
+    /// How long the node's silence has to last, in a read's answer, if it has stated it.
     #[must_use]
     pub fn silence_ms(&self, name: &NodeName) -> Option<u64> {
         match self.value(&Key::Silence(name.clone())) {

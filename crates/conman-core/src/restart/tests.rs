@@ -43,7 +43,7 @@ fn stopped(cause: EndCause) -> End {
 }
 
 const FAILED_START: End = End::Ended {
-    cause: EndCause::Failed,
+    cause: EndCause::StartFailed,
     ran: false,
     exit_code: None,
 };
@@ -86,7 +86,8 @@ fn what_was_stopped_or_ended_by_itself_stays_so() {
     };
     for end in [
         stopped(EndCause::Deleted),
-        stopped(EndCause::Expired),
+        stopped(EndCause::Idle),
+        stopped(EndCause::Lifetime),
         exited(true),
         exited(false),
         FAILED_START,

@@ -362,7 +362,8 @@ fn unheard(record: &SessionRecord) -> Ending {
 fn abandoned() -> Ending {
     Ending {
         failed: true,
-        cause: Some(EndCause::Failed),
+        cause: Some(EndCause::StartFailed),
+        failed_phase: None,
         reason: "its start was given up before anything was created".to_owned(),
         exit_code: None,
         ended_at: Timestamp::now(),

@@ -53,7 +53,7 @@ impl Serving<'_> {
                     let key = self.shared.store.keys.holder(name);
                     let unchanged = wire::unchanged_since(key.clone(), self.holder);
                     additions.compare.push(unchanged);
-                    let gone = self.shared.store.keys.gone(name);
+                    let gone = self.shared.store.keys.lost_node(name);
                     additions.compare.push(wire::is(gone, None));
                     additions.write.push(wire::put(key, self.me()));
                     self.rejoins.push(op);
@@ -272,7 +272,7 @@ impl Serving<'_> {
                 _ => {
                     let store = self.shared.store.clone();
                     let me = &self.shared.me;
-                    let names = [store.keys.holder(me), store.keys.gone(me)];
+                    let names = [store.keys.holder(me), store.keys.lost_node(me)];
                     self.work.push(Box::pin(
                         async move { Done::Holder(store.get(&names).await) },
                     ));

@@ -43,10 +43,10 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
         keys.nodes(),
         keys.heartbeats(),
         keys.peers(),
-        keys.silences(),
+        keys.takeover_delays(),
     ];
     let entries = shared.store.get_below(&parents).await?;
-    let [nodes, heartbeats, peers, silences] =
+    let [nodes, heartbeats, peers, delays] =
         <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
     let mut read = Read::new();
     let (mut oddities, mut longer, mut untold) = (Vec::new(), Vec::new(), Vec::new());
@@ -87,19 +87,18 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
             }
         }
     }
-    for (key, bytes, _) in silences {
+    for (key, bytes, _) in delays {
         let Some(name) = Keys::name_in(&parents[3], &key) else {
             continue;
         };
         let Some(one) = read.get_mut(&name) else {
             continue;
         };
-        let Some(Value::Silence(silence_ms)) = decode(&Key::Silence("".into()), &key, &bytes)
-        else {
+        let Some(Value::Silence(delay_ms)) = decode(&Key::Silence("".into()), &key, &bytes) else {
             one.odd = true;
             continue;
         };
-        let patience_ms = shared.timing.patience_ms(Some(silence_ms));
+        let patience_ms = shared.timing.patience_ms(Some(delay_ms));
         one.patience_ms = patience_ms;
         if patience_ms > shared.timing.takeover_ms {
             longer.push((name, patience_ms));

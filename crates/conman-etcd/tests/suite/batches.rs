@@ -37,7 +37,7 @@ fn releases(claimed: &[(String, Generation)]) -> Vec<Release> {
 
 /// At which revision who owns what was last written, by its key.
 fn written(etcd: &Etcd) -> BTreeMap<String, i64> {
-    let read = etcd.ctl(&["get", "--prefix", "/conman/own/", "-w", "json"]);
+    let read = etcd.ctl(&["get", "--prefix", "/conman/owner/", "-w", "json"]);
     let read: Value = serde_json::from_str(&read.expect("read")).expect("JSON");
     let keys = read["kvs"].as_array().into_iter().flatten();
     keys.map(|one| {

@@ -53,7 +53,7 @@ async fn between_recall_and_rejoin(etcd: &Etcd, b: &Node) -> (Node, Arc<Withheld
     is_fenced(b, "a").await;
     let before = incarnation(etcd, "node/a").await;
     forget(b, "a").await.expect("it owns nothing");
-    assert_eq!(keys_of(etcd, "a"), ["gone/a"]);
+    assert_eq!(keys_of(etcd, "a"), ["lost-node/a"]);
     let fence = Arc::new(MemoryFence::holding(Vec::new()));
     let withheld = Arc::new(Withheld {
         fence: Arc::clone(&fence),
@@ -139,7 +139,7 @@ async fn a_node_is_forgotten_once_it_is_gone_and_owns_nothing_and_ends_what_it_l
     b.claim_at_last("s").await;
     let before = incarnation(&etcd, "node/a").await;
     forget(&b, "a").await.expect("nothing keeps it");
-    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    assert_eq!(keys_of(&etcd, "a"), ["lost-node/a"]);
     until("nobody sees it", async || standing(&b, "a").is_none()).await;
     let again = forget(&b, "a").await.expect_err("it is forgotten");
     assert!(matches!(again, ForgetError::Unknown { .. }), "{again}");
@@ -165,9 +165,9 @@ async fn a_node_is_forgotten_once_it_is_gone_and_owns_nothing_and_ends_what_it_l
     assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
     until("all of it is back", async || {
         let keys = keys_of(&etcd, "a");
-        let back = ["hb/a", "holder/a", "node/a", "peer/a"];
+        let back = ["heartbeat/a", "holder/a", "node/a", "peer/a"];
         back.iter().all(|key| keys.iter().any(|one| one == key))
-            && !keys.iter().any(|one| one == "gone/a")
+            && !keys.iter().any(|one| one == "lost-node/a")
     })
     .await;
 }
@@ -182,12 +182,12 @@ async fn a_node_that_was_forgotten_while_it_was_cut_off_joins_anew_with_a_greate
     is_fenced(&b, "a").await;
     let before = incarnation(&etcd, "node/a").await;
     forget(&b, "a").await.expect("it owns nothing");
-    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    assert_eq!(keys_of(&etcd, "a"), ["lost-node/a"]);
     a.stands("not ready", |standing| !standing.is_ready()).await;
     proxy.set(Way::Open);
     a.live().await;
     assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
-    assert!(!keys_of(&etcd, "a").contains(&"gone/a".to_owned()));
+    assert!(!keys_of(&etcd, "a").contains(&"lost-node/a".to_owned()));
     a.claim_at_last("s").await;
 }
 
@@ -237,14 +237,14 @@ async fn a_node_that_dies_between_its_recall_and_its_rejoin_joins_next_with_a_gr
     // It is as gone as it was, and may be forgotten as before.
     is_fenced(&b, "a").await;
     forget(&b, "a").await.expect("it owns nothing");
-    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
-    assert_eq!(incarnation(&etcd, "gone/a").await, before);
+    assert_eq!(keys_of(&etcd, "a"), ["lost-node/a"]);
+    assert_eq!(incarnation(&etcd, "lost-node/a").await, before);
     let a = Node::in_dir(dir, Vec::new(), |dir| {
         options(&etcd.url(), "a", short(), dir)
     });
     a.live().await;
     assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
-    assert!(!keys_of(&etcd, "a").contains(&"gone/a".to_owned()));
+    assert!(!keys_of(&etcd, "a").contains(&"lost-node/a".to_owned()));
     a.claim_at_last("s").await;
 }
 
@@ -255,11 +255,11 @@ async fn a_node_that_is_forgotten_between_its_recall_and_its_rejoin_takes_its_re
     let (a, withheld, before) = between_recall_and_rejoin(&etcd, &b).await;
     is_fenced(&b, "a").await;
     forget(&b, "a").await.expect("it owns nothing");
-    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
+    assert_eq!(keys_of(&etcd, "a"), ["lost-node/a"]);
     withheld.reached.send_replace(true);
     a.live().await;
     assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
-    assert!(!keys_of(&etcd, "a").contains(&"gone/a".to_owned()));
+    assert!(!keys_of(&etcd, "a").contains(&"lost-node/a".to_owned()));
     a.claim_at_last("s").await;
 }
 
@@ -278,7 +278,7 @@ async fn a_node_that_has_been_gone_for_long_is_forgotten_unasked_once_it_owns_no
     owner.claim_at_last("s").await;
     drop(owner.registry);
     drop(a.registry);
-    let is_forgotten = async |name: &str| keys_of(&etcd, name) == [format!("gone/{name}")];
+    let is_forgotten = async |name: &str| keys_of(&etcd, name) == [format!("lost-node/{name}")];
     until("it is forgotten", async || is_forgotten("a").await).await;
     is_fenced(&b, "owner").await;
     assert!(!is_forgotten("owner").await, "it owns one still");
@@ -291,7 +291,7 @@ async fn a_node_that_others_saw_to_be_gone_for_long_is_forgotten_after_the_time_
     const HOUR: Duration = Duration::from_secs(3_600);
     let Some(etcd) = Etcd::start() else { return };
     let keep = |name: &str, text: &str| {
-        let key = format!("/conman/gone-for/{name}");
+        let key = format!("/conman/lost-for/{name}");
         etcd.ctl(&["put", &key, text]).expect("written");
     };
     let [a, later] = ["a", "later"].map(|name| Node::begin(&etcd.url(), name, short()));
@@ -307,8 +307,8 @@ async fn a_node_that_others_saw_to_be_gone_for_long_is_forgotten_after_the_time_
     drop(a.registry);
     is_fenced(&b, "later").await;
     is_fenced(&b, "a").await;
-    let kept = |incarnation, gone_ms| {
-        let kept = serde_json::json!({"incarnation": incarnation, "gone_ms": gone_ms});
+    let kept = |incarnation, lost_ms| {
+        let kept = serde_json::json!({"incarnation": incarnation, "lost_ms": lost_ms});
         kept.to_string()
     };
     let count = async || {
@@ -322,25 +322,25 @@ async fn a_node_that_others_saw_to_be_gone_for_long_is_forgotten_after_the_time_
     for nothing in ["garbage", &kept(life - 1, u64::MAX)] {
         keep("later", nothing);
         count().await;
-        assert!(!keys_of(&etcd, "later").contains(&"gone-for/later".to_owned()));
+        assert!(!keys_of(&etcd, "later").contains(&"lost-for/later".to_owned()));
     }
     keep("later", &kept(life, 1_800_000));
     let life = incarnation(&etcd, "node/a").await;
     keep("a", &kept(life, 3_599_000));
     count().await;
     until("it is forgotten", async || {
-        keys_of(&etcd, "a") == ["gone-for/a", "gone/a"]
+        keys_of(&etcd, "a") == ["lost-for/a", "lost-node/a"]
     })
     .await;
-    let age = etcd.ctl(&["get", "--print-value-only", "/conman/gone-for/a"]);
+    let age = etcd.ctl(&["get", "--print-value-only", "/conman/lost-for/a"]);
     assert_eq!(
         age.expect("read").trim(),
-        format!(r#"{{"gone_ms":3599000,"incarnation":{life}}}"#),
+        format!(r#"{{"incarnation":{life},"lost_ms":3599000}}"#),
         "nothing new is kept at once"
     );
     assert_eq!(standing(&b, "later"), Some(PeerStanding::Fenced));
     // Nothing is left of it that this is kept for.
     count().await;
-    assert_eq!(keys_of(&etcd, "a"), ["gone/a"]);
-    assert!(keys_of(&etcd, "later").contains(&"gone-for/later".to_owned()));
+    assert_eq!(keys_of(&etcd, "a"), ["lost-node/a"]);
+    assert!(keys_of(&etcd, "later").contains(&"lost-for/later".to_owned()));
 }

@@ -112,16 +112,29 @@ async fn of_two_conmans_with_one_name_the_second_waits_until_the_first_is_silent
 }
 
 #[tokio::test]
-async fn keys_of_something_else_and_of_newer_formats_are_left_alone() {
+async fn keys_of_something_else_and_of_other_formats_are_left_alone() {
     let Some(etcd) = Etcd::start() else { return };
     etcd.ctl(&["put", "/foreign/key", "value"]).expect("put");
-    etcd.ctl(&["put", "/newer/schema", r#"{"format":2}"#])
+    etcd.ctl(&["put", "/newer/schema", r#"{"format":3}"#])
         .expect("put");
     etcd.ctl(&["put", "/strange/schema", "v1"]).expect("put");
+    let older = [
+        ("schema", r#"{"format":1}"#),
+        ("floor", r#"{"generation":20}"#),
+        (
+            "own/s",
+            r#"{"owner":"a","incarnation":1,"generation":31,"state":"owned"}"#,
+        ),
+    ];
+    for (key, text) in older {
+        etcd.ctl(&["put", &format!("/older/{key}"), text])
+            .expect("put");
+    }
     for (prefix, says, remedy) in [
         ("/foreign/", "something else", "registry.prefix"),
-        ("/newer/", "format 2", "newer conman"),
+        ("/newer/", "format 3", "newer conman"),
         ("/strange/", "something else", "registry.prefix"),
+        ("/older/", "format 1", "conman serve --generation-floor 31"),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         let node = Node::in_dir(dir, Vec::new(), |dir| {
@@ -132,7 +145,8 @@ async fn keys_of_something_else_and_of_newer_formats_are_left_alone() {
         let reason = node.waits_since(says).await;
         assert!(reason.contains(remedy), "{reason}");
         let keys = etcd.ctl(&["get", "--prefix", prefix, "--keys-only"]);
-        assert_eq!(keys.expect("listed").split_whitespace().count(), 1);
+        let expected = if prefix == "/older/" { 3 } else { 1 };
+        assert_eq!(keys.expect("listed").split_whitespace().count(), expected);
     }
 }
 

@@ -217,6 +217,7 @@ pub(crate) fn spec() -> ResolvedSpec {
 pub(crate) fn ending() -> Ending {
     Ending {
         cause: None,
+        failed_phase: None,
         failed: false,
         reason: "asked to stop".to_owned(),
         exit_code: None,

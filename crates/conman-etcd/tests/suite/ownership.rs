@@ -304,7 +304,7 @@ async fn a_node_of_longer_times_is_taken_over_from_no_sooner_than_its_own_allow(
 }
 
 fn heartbeat(etcd: &Etcd) -> String {
-    etcd.ctl(&["get", "/conman/hb/a", "--print-value-only"])
+    etcd.ctl(&["get", "/conman/heartbeat/a", "--print-value-only"])
         .expect("read")
 }
 
@@ -312,7 +312,7 @@ fn heartbeat(etcd: &Etcd) -> String {
 async fn what_cannot_be_read_of_one_node_or_session_hides_no_other() {
     let Some(etcd) = Etcd::start() else { return };
     let a = Node::join(&etcd.url(), "a", short()).await;
-    for key in ["node/x", "hb/a2", "own/broken"] {
+    for key in ["node/x", "heartbeat/a2", "owner/broken"] {
         etcd.ctl(&["put", &format!("/conman/{key}"), "garbage"])
             .expect("put");
     }
@@ -329,11 +329,54 @@ async fn what_cannot_be_read_of_one_node_or_session_hides_no_other() {
     // Of a node that lives, whose sessions go on.
     let c = Node::join(&etcd.url(), "c", short()).await;
     until("seen", async || b.registry.peers().len() == 3).await;
-    etcd.ctl(&["put", "/conman/silence/c", "garbage"])
+    etcd.ctl(&["put", "/conman/takeover-delay/c", "garbage"])
         .expect("put");
     drop(a);
     assert!(b.claim_at_last("s").await > generation);
     c.claim_at_last("t").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ownership_with_fields_of_a_later_version_is_taken_over_like_any_other() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    let first = a.claim_at_last("s").await;
+    let ended = a.claim("t").await.expect("free");
+    a.release("t", ended).await.expect("released");
+    let thread = std::sync::Arc::downgrade(&a.registry);
+    drop(a.registry);
+    until("it has ended", async || thread.upgrade().is_none()).await;
+    let keys = [
+        "node/a",
+        "heartbeat/a",
+        "takeover-delay/a",
+        "owner/s",
+        "owner/t",
+        "session/s",
+        "session/t",
+        "holder/a",
+        "peer/a",
+        "schema",
+    ];
+    for key in keys.map(|key| format!("/conman/{key}")) {
+        let Ok(text) = etcd.ctl(&["get", &key, "--print-value-only"]) else {
+            continue;
+        };
+        let Ok(mut later) = serde_json::from_str::<serde_json::Value>(text.trim()) else {
+            continue;
+        };
+        later["hibernates"] = true.into();
+        etcd.ctl(&["put", &key, &later.to_string()]).expect("put");
+    }
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    assert!(b.claim_at_last("s").await > first);
+    let again = b.claim("t").await.expect("it was released");
+    assert!(again > ended);
+    b.release("t", again).await.expect("released");
+    b.registry
+        .forget(&"t".parse().expect("an id"), again)
+        .await
+        .expect("forgotten");
 }
 
 #[tokio::test]

@@ -106,10 +106,10 @@ async fn a_role_that_reads_and_writes_the_prefix_is_all_that_nodes_need() {
         .await;
         assert!(counted.is_some_and(|ages| ages["a"].gone_for >= age.gone_for));
     }
-    let kept = as_root(&etcd, &["get", "/conman/gone-for/a", "--print-value-only"]);
+    let kept = as_root(&etcd, &["get", "/conman/lost-for/a", "--print-value-only"]);
     assert_eq!(
         kept.expect("read").trim(),
-        format!(r#"{{"incarnation":{},"gone_ms":3600000}}"#, age.incarnation)
+        format!(r#"{{"incarnation":{},"lost_ms":3600000}}"#, age.incarnation)
     );
 }
 

@@ -79,7 +79,10 @@ impl Locator {
 
     async fn restart_here(&self, lost: &LostSession, without_image: WithoutImage) -> NodeAnswer {
         let (id, generation) = (&lost.id, lost.generation);
-        let restarted = self.node.restart(id, generation, &lost.from, without_image);
+        let restarted = self
+            .node
+            .sessions()
+            .restart(id, generation, &lost.from, without_image);
         match restarted.await {
             Ok(_) => NodeAnswer::Ready,
             Err(RestartError::NotWanted { .. }) => NodeAnswer::Elsewhere,

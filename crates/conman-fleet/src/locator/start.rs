@@ -26,7 +26,7 @@ impl Locator {
     ) -> Result<(), LocateError> {
         let mut attempts = StartAttempts::default();
         for times in 1.. {
-            let record = match self.node.record(id).await {
+            let record = match self.node.sessions().record(id).await {
                 Ok(Some(record)) => record,
                 Ok(None) => return Ok(()),
                 // Its leader may just have been lost, with the machine of a node.
@@ -72,7 +72,7 @@ impl Locator {
             node: Some(&former.name),
             is_lost: former.is_lost,
         };
-        match self.node.revive(id, may_start, former).await {
+        match self.node.access().revive(id, may_start, former).await {
             Ok(_) => NodeAnswer::Ready,
             Err(error) if is_elsewhere(&error) => NodeAnswer::Elsewhere,
             Err(error) => NodeAnswer::Failed(LocateError::Route(error)),

@@ -119,7 +119,7 @@ impl RecordSweep {
 
     /// Whether this node should have removed it: an ended session is kept for a limited time.
     fn was_not_removed(&self, session: &FleetSession) -> bool {
-        session.node == self.node.name() && self.node.get(&session.record.id).is_none()
+        session.node == self.node.name() && self.node.sessions().get(&session.record.id).is_none()
     }
 
     /// Not all records were read. Lost nodes stay so until they are observed to be back.
@@ -156,7 +156,7 @@ async fn remove(node: &Node, record: SessionRecord, lot: Lot, kept: Duration) {
     let (id, generation) = (record.id.clone(), record.generation);
     let failed = match lot {
         Lot::Stays => None,
-        Lot::Forgotten => match node.forget(&id, generation).await {
+        Lot::Forgotten => match node.sessions().forget(&id, generation).await {
             // Another node was faster.
             Ok(()) | Err(RegistryError::Superseded { .. }) => None,
             Err(error) => Some(error_chain(&error)),
@@ -164,7 +164,7 @@ async fn remove(node: &Node, record: SessionRecord, lot: Lot, kept: Duration) {
         Lot::Ended => {
             let days = kept.as_secs() / (24 * 3_600);
             let why = format!("its node was lost, and no client used it for {days} days");
-            let ended = node.stop_lost(record, why).await;
+            let ended = node.sessions().stop_lost(record, why).await;
             ended.err().map(|error| error_chain(&error))
         }
     };

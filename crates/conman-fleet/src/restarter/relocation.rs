@@ -35,7 +35,11 @@ impl Relocate for Relocator {
         let stopping = || "the daemon is stopping".to_owned();
         let locator = self.locator.upgrade().ok_or_else(stopping)?;
         let node = self.node.upgrade().ok_or_else(stopping)?;
-        let record = node.record(id).await.map_err(|error| error_chain(&error))?;
+        let record = node
+            .sessions()
+            .record(id)
+            .await
+            .map_err(|error| error_chain(&error))?;
         let Some(record) = record.filter(|record| record.generation == generation) else {
             // Another node was first.
             return locator.owner(id).await;

@@ -1,17 +1,17 @@
 //! The parameters of a drain, and the file that makes it outlive its daemon.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use conman_linux::{replace_file, sync_parent};
+use conman_linux::StateFile;
 use conman_proto::DrainRequest;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
+use crate::disk_queue::DiskQueue;
 use crate::session::SessionHandle;
-use crate::slow_file::Lane;
 
 /// Default number of sessions stopped at a time: enough that one with a long grace does not delay all
 /// others, few enough that the other nodes can start them as fast.
@@ -32,7 +32,7 @@ const MAX_WAITING: usize = 16;
 
 const DEFAULT_REASON: &str = "the node is being drained";
 
-/// The saved form of a drain. Fields that a newer conman adds are ignored.
+/// The saved form of a drain.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) reason: String,
@@ -71,58 +71,41 @@ impl Order {
 /// The file of an order. Its changes are made one after the other, in their order.
 #[derive(Debug)]
 pub(super) struct OrderFile {
-    path: PathBuf,
-    pub(super) lane: Lane,
+    file: StateFile,
+    pub(super) queue: DiskQueue,
 }
 
 impl OrderFile {
     pub(super) fn new(path: PathBuf) -> Self {
         Self {
-            path,
-            lane: Lane::new(DISK_PATIENCE, MAX_WAITING),
+            file: StateFile::new(path),
+            queue: DiskQueue::new(DISK_PATIENCE, MAX_WAITING),
         }
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Reads an earlier daemon's order. A file that cannot be read counts as a drain without a reason.
     pub(super) async fn read(&self) -> Option<Order> {
-        let path = self.path.clone();
-        let read = spawn_blocking(move || std::fs::read(path)).await;
-        match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            Ok(bytes) => Some(serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-                tracing::warn!(%error, "cannot parse the drain's file; draining with the defaults");
-                Order::of(&DrainRequest::default())
-            })),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => {
-                // Draining by mistake is safer than admitting sessions on a machine that is about to stop.
-                tracing::warn!(%error, "cannot read whether the node is being drained; draining");
-                Some(Order::of(&DrainRequest::default()))
-            }
-        }
+        let file = self.file.clone();
+        let read = spawn_blocking(move || file.read()).await;
+        let read = read.unwrap_or_else(|error| Err(io::Error::other(error)));
+        read.unwrap_or_else(|error| {
+            // Draining by mistake is safer than admitting sessions on a machine that is about to stop.
+            tracing::warn!(%error, "cannot read whether the node is being drained; draining");
+            Some(Order::of(&DrainRequest::default()))
+        })
     }
 
     pub(super) async fn write(&self, order: &Order) -> io::Result<()> {
-        let bytes = serde_json::to_vec(order)?;
-        self.change(move |path| replace_file(path, &bytes)).await
+        let (file, order) = (self.file.clone(), order.clone());
+        self.queue.make(move || file.write(&order)).await
     }
 
     pub(super) async fn remove(&self) -> io::Result<()> {
-        self.change(|path| match std::fs::remove_file(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            other => other.and_then(|()| sync_parent(path)),
-        })
-        .await
-    }
-
-    async fn change(
-        &self,
-        change: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
-    ) -> io::Result<()> {
-        let path = self.path.clone();
-        self.lane.make(move || change(&path)).await
+        let file = self.file.clone();
+        self.queue.make(move || file.remove()).await
     }
 }

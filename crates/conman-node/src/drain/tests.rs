@@ -30,7 +30,7 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
         runtimes: BTreeMap::new(),
         table: Arc::default(),
         sockets: Arc::new(NetnsSockets::start().expect("threads")),
-        sessions: crate::sessions::Sessions::default(),
+        sessions: crate::session_table::SessionTable::default(),
         starts: Arc::new(Semaphore::new(1)),
         host_limits: crate::host_limits::HostLimits::default(),
         held: Arc::default(),
@@ -45,7 +45,7 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
 /// Blocks all changes of the file until the returned sender is used.
 async fn hang(file: &OrderFile) -> Sender<()> {
     let (disk, answers) = channel::<()>();
-    let held = file.lane.make(move || {
+    let held = file.queue.make(move || {
         // Fails when the test is over.
         let _ = answers.recv();
         Ok(())
@@ -57,7 +57,7 @@ async fn hang(file: &OrderFile) -> Sender<()> {
 /// Waits until all changes requested so far are made.
 async fn settle(file: &OrderFile) {
     let began = Instant::now();
-    while file.lane.make(|| Ok(())).await.is_err() {
+    while file.queue.make(|| Ok(())).await.is_err() {
         assert!(began.elapsed() < PATIENCE);
     }
 }

@@ -14,13 +14,13 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// Reads the generations of claims from the registry, one round at a time.
 #[derive(Default)]
 pub(super) struct Claims {
-    asking: Option<BoxFuture<'static, Vec<(SessionId, Generation)>>>,
+    under_way: Option<BoxFuture<'static, Vec<(SessionId, Generation)>>>,
 }
 
 impl Claims {
     /// Begins a round, unless one is under way.
-    pub(super) fn ask(&mut self, registry: &Arc<dyn Registry>, claiming: Vec<SessionId>) {
-        if self.asking.is_some() || claiming.is_empty() {
+    pub(super) fn look_up(&mut self, registry: &Arc<dyn Registry>, claiming: Vec<SessionId>) {
+        if self.under_way.is_some() || claiming.is_empty() {
             return;
         }
         let registry = Arc::clone(registry);
@@ -35,16 +35,16 @@ impl Claims {
             }
             found
         };
-        self.asking = Some(work.boxed());
+        self.under_way = Some(work.boxed());
     }
 
     /// Returns the result of the round under way; pending without one. Cancel safe: the round is kept.
     pub(super) async fn next(&mut self) -> Vec<(SessionId, Generation)> {
-        let Some(work) = &mut self.asking else {
+        let Some(work) = &mut self.under_way else {
             return std::future::pending().await;
         };
         let found = work.await;
-        self.asking = None;
+        self.under_way = None;
         found
     }
 }

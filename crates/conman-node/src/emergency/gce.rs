@@ -1,17 +1,22 @@
-//! Watches the metadata server for a termination of the machine.
+//! Google Compute Engine: watches the metadata server for a termination of the machine.
 //!
 //! `instance/preempted` turns `TRUE` some 30 s before a spot machine is stopped (and before any
 //! ACPI signal); `instance/maintenance-event` turns `TERMINATE_ON_HOST_MAINTENANCE` some 60 s
-//! before a machine that does not migrate is. One task watches each, on the emergency thread.
+//! before a machine that does not migrate is.
 
 use std::time::Duration;
 
-use conman_proto::PreemptRequest;
-use tokio::time::sleep;
+use futures_util::future::{BoxFuture, FutureExt, join};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::metadata::{Endpoint, MetadataError, Value};
-use super::preemption_state::Origin;
-use super::{Command, EmergencyHandle};
+use super::notice_source::{NoticeSender, NoticeSource, NoticeSourceKind};
+
+pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
+    name: "gce",
+    default_endpoint: "http://metadata.google.internal",
+    open,
+};
 
 /// First pause after a failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -25,80 +30,95 @@ const PACE: Duration = Duration::from_secs(1);
 
 /// What a value means for the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Word {
-    Going,
-    Staying,
+enum Meaning {
+    Stops,
+    Stays,
     /// No documented value.
     Unknown,
 }
 
+/// A value of the metadata server that announces an end of the machine.
 #[derive(Debug, Clone, Copy)]
-struct Watched {
+struct Signal {
     key: &'static str,
-    going: &'static str,
-    staying: &'static [&'static str],
-    origin: Origin,
+    stops: &'static str,
+    stays: &'static [&'static str],
     reason: &'static str,
 }
 
-const PREEMPTED: Watched = Watched {
+const PREEMPTED: Signal = Signal {
     key: "preempted",
-    going: "TRUE",
-    staying: &["FALSE"],
-    origin: Origin::GcePreempted,
+    stops: "TRUE",
+    stays: &["FALSE"],
     reason: "Compute Engine preempts this machine",
 };
 
-const MAINTENANCE: Watched = Watched {
+const MAINTENANCE: Signal = Signal {
     key: "maintenance-event",
-    going: "TERMINATE_ON_HOST_MAINTENANCE",
-    staying: &["NONE", "MIGRATE_ON_HOST_MAINTENANCE"],
-    origin: Origin::GceMaintenance,
+    stops: "TERMINATE_ON_HOST_MAINTENANCE",
+    stays: &["NONE", "MIGRATE_ON_HOST_MAINTENANCE"],
     reason: "Compute Engine terminates this machine for host maintenance",
 };
 
-impl Watched {
-    fn word(&self, value: &str) -> Word {
-        if value == self.going {
-            Word::Going
-        } else if self.staying.contains(&value) {
-            Word::Staying
+impl Signal {
+    fn meaning(&self, value: &str) -> Meaning {
+        if value == self.stops {
+            Meaning::Stops
+        } else if self.stays.contains(&value) {
+            Meaning::Stays
         } else {
-            Word::Unknown
+            Meaning::Unknown
         }
     }
 }
 
-/// Starts both watches; they end with the emergency thread.
-pub(crate) fn watch(handle: &EmergencyHandle, endpoint: &Endpoint) {
-    for watched in [PREEMPTED, MAINTENANCE] {
-        handle.spawn(watch_one(handle.clone(), endpoint.clone(), watched));
+fn open(endpoint: &str) -> Result<Box<dyn NoticeSource>, String> {
+    let endpoint: Endpoint = endpoint
+        .parse()
+        .map_err(|_| "must be http://HOST or http://HOST:PORT".to_owned())?;
+    Ok(Box::new(endpoint))
+}
+
+impl NoticeSource for Endpoint {
+    fn watch(self: Box<Self>, notices: NoticeSender) -> BoxFuture<'static, ()> {
+        let watches = async move {
+            join(
+                watch(&self, PREEMPTED, &notices),
+                watch(&self, MAINTENANCE, &notices),
+            )
+            .await;
+        };
+        watches.boxed()
     }
 }
 
-async fn watch_one(handle: EmergencyHandle, endpoint: Endpoint, watched: Watched) {
+/// Watches one value. Never returns.
+async fn watch(endpoint: &Endpoint, signal: Signal, notices: &NoticeSender) {
     let mut etag: Option<String> = None;
-    let mut heard = None;
+    let mut reported = None;
     let mut pause = FIRST_PAUSE;
-    let mut quiet = false;
+    let mut is_failing = false;
     loop {
-        let asked = tokio::time::Instant::now();
-        match endpoint.read(watched.key, etag.as_deref()).await {
+        let asked = Instant::now();
+        match endpoint.read(signal.key, etag.as_deref()).await {
             Ok(value) => {
                 pause = FIRST_PAUSE;
-                quiet = false;
+                is_failing = false;
                 // A repeated value is no new notice: an operator may have readmitted in between.
-                if heard.as_ref() != Some(&value.text) && act(&handle, &watched, &value) {
-                    heard = Some(value.text);
+                if reported.as_ref() != Some(&value.text) && report(notices, &signal, &value) {
+                    reported = Some(value.text);
                 }
                 let changed = etag != value.etag;
                 etag = value.etag;
                 if !changed || etag.is_none() {
-                    tokio::time::sleep_until(asked + PACE).await;
+                    sleep_until(asked + PACE).await;
                 }
             }
             Err(error) => {
-                complain(&handle, &watched, &error, &mut quiet);
+                // Logged once until the server answers again.
+                if !std::mem::replace(&mut is_failing, true) {
+                    warn_of(notices, &signal, &error);
+                }
                 // Read the present value without waiting: it may have changed.
                 etag = None;
                 sleep(pause).await;
@@ -108,46 +128,35 @@ async fn watch_one(handle: EmergencyHandle, endpoint: Endpoint, watched: Watched
     }
 }
 
-/// Passes a value on. Returns whether that succeeded; duplicates are harmless.
-fn act(handle: &EmergencyHandle, watched: &Watched, value: &Value) -> bool {
-    let given = match watched.word(&value.text) {
-        Word::Going => {
-            let request = PreemptRequest {
-                reason: Some(watched.reason.to_owned()),
-                ..Default::default()
-            };
-            // The report goes to the journal; no caller waits for it.
-            handle.give(&request, "gce", watched.origin).map(drop)
-        }
-        Word::Staying => handle.send(Command::Readmit(watched.origin, None)),
-        Word::Unknown => {
+/// Passes a value on. Returns whether that succeeded.
+fn report(notices: &NoticeSender, signal: &Signal, value: &Value) -> bool {
+    let sent = match signal.meaning(&value.text) {
+        Meaning::Stops => notices.preempt(signal.key, signal.reason),
+        Meaning::Stays => notices.withdraw(signal.key),
+        Meaning::Unknown => {
             let text: String = value.text.chars().take(64).collect();
-            handle.log.warn(format!(
+            notices.warn(format!(
                 "unknown metadata value of {}: {text:?}",
-                watched.key
+                signal.key
             ));
-            return true;
+            Ok(())
         }
     };
-    if let Err(error) = given {
-        handle.log.warn(format!(
+    if let Err(error) = &sent {
+        notices.warn(format!(
             "cannot pass on {} of {}: {error}",
-            value.text, watched.key
+            value.text, signal.key
         ));
-        return false;
     }
-    true
+    sent.is_ok()
 }
 
-/// Logs a failure once until the server answers again.
-fn complain(handle: &EmergencyHandle, watched: &Watched, error: &MetadataError, quiet: &mut bool) {
-    if !std::mem::replace(quiet, true) {
-        let reason = crate::error_chain(error);
-        let key = watched.key;
-        handle.log.warn(format!(
-            "cannot read {key} from the metadata server; retrying: {reason}"
-        ));
-    }
+fn warn_of(notices: &NoticeSender, signal: &Signal, error: &MetadataError) {
+    let reason = crate::error_chain(error);
+    notices.warn(format!(
+        "cannot read {} from the metadata server; retrying: {reason}",
+        signal.key
+    ));
 }
 
 #[cfg(test)]
@@ -155,18 +164,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_documented_values_are_a_word() {
-        assert_eq!(PREEMPTED.word("TRUE"), Word::Going);
-        assert_eq!(PREEMPTED.word("FALSE"), Word::Staying);
-        assert_eq!(PREEMPTED.word("true"), Word::Unknown);
+    fn only_documented_values_have_a_meaning() {
+        assert_eq!(PREEMPTED.meaning("TRUE"), Meaning::Stops);
+        assert_eq!(PREEMPTED.meaning("FALSE"), Meaning::Stays);
+        assert_eq!(PREEMPTED.meaning("true"), Meaning::Unknown);
         assert_eq!(
-            MAINTENANCE.word("TERMINATE_ON_HOST_MAINTENANCE"),
-            Word::Going
+            MAINTENANCE.meaning("TERMINATE_ON_HOST_MAINTENANCE"),
+            Meaning::Stops
         );
         assert_eq!(
-            MAINTENANCE.word("MIGRATE_ON_HOST_MAINTENANCE"),
-            Word::Staying
+            MAINTENANCE.meaning("MIGRATE_ON_HOST_MAINTENANCE"),
+            Meaning::Stays
         );
-        assert_eq!(MAINTENANCE.word(""), Word::Unknown);
+        assert_eq!(MAINTENANCE.meaning(""), Meaning::Unknown);
     }
 }

@@ -32,43 +32,25 @@ const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(HANG_S + 30);
 
 /// A metadata server's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint {
+pub(super) struct Endpoint {
     host: String,
     port: u16,
 }
 
-/// Why a text is not an endpoint.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BadEndpoint {
-    #[error("not a URI")]
-    NoUri(#[source] http::uri::InvalidUri),
-    #[error("it must begin with http://")]
-    Scheme,
-    #[error("the host is missing")]
-    Host,
-    #[error("it must have no path")]
-    Path,
-}
-
 impl std::str::FromStr for Endpoint {
-    type Err = BadEndpoint;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, BadEndpoint> {
-        let uri: Uri = text.parse().map_err(BadEndpoint::NoUri)?;
-        if uri.scheme_str() != Some("http") {
-            return Err(BadEndpoint::Scheme);
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "must be http://HOST or http://HOST:PORT".to_owned();
+        let uri: Uri = text.parse().map_err(|_| wrong())?;
+        let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
+        match uri.host().filter(|host| !host.is_empty()) {
+            Some(host) if is_bare && uri.scheme_str() == Some("http") => Ok(Self {
+                host: host.trim_matches(['[', ']']).to_owned(),
+                port: uri.port_u16().unwrap_or(80),
+            }),
+            _ => Err(wrong()),
         }
-        if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-            return Err(BadEndpoint::Path);
-        }
-        let host = uri
-            .host()
-            .filter(|host| !host.is_empty())
-            .ok_or(BadEndpoint::Host)?;
-        Ok(Self {
-            host: host.trim_matches(['[', ']']).to_owned(),
-            port: uri.port_u16().unwrap_or(80),
-        })
     }
 }
 

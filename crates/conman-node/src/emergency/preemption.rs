@@ -18,21 +18,21 @@ use tokio::time::{Instant, sleep_until};
 use super::claims::{self, Claims};
 use super::kill_priority::{KillPriority, Weight};
 use super::releases::{Released, Releases};
-use super::target::{Standing, Target};
+use super::target::{Progress, Target};
 use super::{Means, Notice};
 use crate::certificate;
-use crate::events::{node_event, session_event};
-use crate::hunt::hunt;
+use crate::container_kill::kill_container;
+use crate::events::{end_event, node_event, session_event};
 use crate::kill_table::{Fate, KillEntry, Stage};
 use crate::throttled::{self, Killed};
 use crate::{plan, session};
 
 /// Minimum interval between polls of sessions that are still starting.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const START_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A poll waits at least this multiple of the previous poll's duration, so that polling thousands of
 /// sessions does not compete with killing and releasing them.
-const LOOKS_APART: u32 = 8;
+const POLL_BACKOFF: u32 = 8;
 
 /// What a preemption did, with its events.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct Outcome {
 }
 
 /// A session that is to be killed now.
-struct KillTarget {
+struct SessionToKill {
     id: SessionId,
     generation: Generation,
     process: Arc<PidFd>,
@@ -62,9 +62,9 @@ pub(super) struct Preemption {
     dying: FuturesUnordered<BoxFuture<'static, SessionId>>,
     releases: Releases,
     claims: Claims,
-    precedence: KillPriority,
+    priority: KillPriority,
     events: Vec<NewEvent>,
-    last_look: Duration,
+    last_poll: Duration,
     last_kill: Option<Instant>,
     last_certificate: Option<Instant>,
     last_release: Option<Instant>,
@@ -86,15 +86,15 @@ impl Preemption {
             source: notice.source.clone(),
             at: notice.at,
             noticed_at: notice.noticed_at,
-            budget_ms: notice.budget_ms,
+            budget_ms: notice.budget_ms.unwrap_or(means.budget_ms),
             deadline,
             targets: HashMap::new(),
             dying: FuturesUnordered::new(),
             releases: Releases::new(means.registry.clone()),
             claims: Claims::default(),
-            precedence: KillPriority::take(weight),
+            priority: KillPriority::take(weight),
             events: Vec::new(),
-            last_look: Duration::ZERO,
+            last_poll: Duration::ZERO,
             last_kill: None,
             last_certificate: None,
             last_release: None,
@@ -123,7 +123,7 @@ impl Preemption {
                 break;
             }
             self.releases.begin();
-            self.hasten();
+            self.raise_priority();
             self.step(end).await;
         }
         self.conclude()
@@ -131,17 +131,17 @@ impl Preemption {
 
     /// Gives dying processes priority, unless a session's grace is still running: its program would then
     /// get all processors.
-    fn hasten(&mut self) {
+    fn raise_priority(&mut self) {
         let mut dying = false;
         for target in self.targets.values() {
-            match &target.standing {
-                Standing::Warned(..) => return,
-                Standing::Killed(..) => dying = true,
+            match &target.progress {
+                Progress::Warned(..) => return,
+                Progress::Killed(..) => dying = true,
                 _ => {}
             }
         }
         if dying {
-            self.precedence.give();
+            self.priority.give();
         }
     }
 
@@ -149,14 +149,14 @@ impl Preemption {
     async fn step(&mut self, end: Instant) {
         let means = self.means.clone();
         let uncertain = self.targets.values().any(Target::is_uncertain);
-        let look = if uncertain {
-            Instant::now() + LOOK_AGAIN.max(self.last_look * LOOKS_APART)
+        let poll = if uncertain {
+            Instant::now() + START_POLL_INTERVAL.max(self.last_poll * POLL_BACKOFF)
         } else {
             end
         };
         let kill = self.next_kill().unwrap_or(end);
         let retry = self.releases.retry_at().unwrap_or(end);
-        let wake = look.min(kill).min(retry).min(end);
+        let wake = poll.min(kill).min(retry).min(end);
         tokio::select! {
             // Cancel safe: a certificate is taken or stays in the set.
             Some(id) = self.dying.next(), if !self.dying.is_empty() => self.certify(id),
@@ -176,7 +176,7 @@ impl Preemption {
                     let begun = Instant::now();
                     self.scan();
                     self.look_up_claims();
-                    self.last_look = begun.elapsed();
+                    self.last_poll = begun.elapsed();
                 }
             }
         }
@@ -188,18 +188,18 @@ impl Preemption {
         for (id, target) in &mut self.targets {
             // Its own task released it. Others are settled by their certificates.
             if target.is_uncertain() && !entries.contains_key(id) {
-                target.standing = Standing::Settled;
+                target.progress = Progress::Settled;
             }
         }
-        let mut doomed = Vec::new();
+        let mut to_kill = Vec::new();
         for (id, entry) in entries {
-            doomed.extend(self.take_over(id, entry));
+            to_kill.extend(self.take_over(id, entry));
         }
-        self.kill(doomed);
+        self.kill(to_kill);
     }
 
     /// Takes over an entry. Returns the session if it is to be killed now.
-    fn take_over(&mut self, id: SessionId, entry: KillEntry) -> Option<KillTarget> {
+    fn take_over(&mut self, id: SessionId, entry: KillEntry) -> Option<SessionToKill> {
         let known = match self.targets.entry(id.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Target::new(entry.clone()));
@@ -218,7 +218,7 @@ impl Preemption {
                 None
             }
             Stage::Sent(generation) => {
-                self.hunt(&id, generation);
+                self.kill_starting(&id, generation);
                 None
             }
             Stage::Running(generation, process) => self.warn(id, generation, process),
@@ -227,23 +227,23 @@ impl Preemption {
 
     /// A closed table lets no start be sent, so a reserved session has no process and gets none.
     fn never_ran(&mut self, id: &SessionId, generation: Generation) {
-        self.set(id, Standing::Dead(generation));
+        self.set(id, Progress::Dead(generation));
         self.queue_release(id, generation);
     }
 
-    fn hunt(&mut self, id: &SessionId, generation: Generation) {
+    fn kill_starting(&mut self, id: &SessionId, generation: Generation) {
         let Some(target) = self.targets.get_mut(id) else {
             return;
         };
-        target.standing = Standing::Sent(generation);
+        target.progress = Progress::Sent(generation);
         let Some(runtime) = target.entry.runtime.clone() else {
             return;
         };
-        let hunted = hunt(&*runtime, &target.key(id, generation));
-        if hunted.killed > 0 {
+        let found = kill_container(&*runtime, &target.key(id, generation));
+        if found.killed > 0 {
             self.note_kill(id, generation, Instant::now());
         }
-        if let Some(init) = hunted.init {
+        if let Some(init) = found.init {
             self.await_death(id, generation, init);
         }
     }
@@ -254,7 +254,7 @@ impl Preemption {
         id: SessionId,
         generation: Generation,
         process: Arc<PidFd>,
-    ) -> Option<KillTarget> {
+    ) -> Option<SessionToKill> {
         let target = self.targets.get_mut(&id)?;
         target.entry.stage = Stage::Running(generation, process.clone());
         let grace = plan::grace(&id, &target.entry, self.budget_ms);
@@ -266,31 +266,31 @@ impl Preemption {
             process.signal(signal).is_ok().then_some(grace)
         });
         let Some(grace) = warned else {
-            return Some(KillTarget {
+            return Some(SessionToKill {
                 id,
                 generation,
                 process,
                 watched: false,
             });
         };
-        target.standing = Standing::Warned(generation, process.clone(), self.at + grace);
+        target.progress = Progress::Warned(generation, process.clone(), self.at + grace);
         self.watch(&id, process);
         None
     }
 
     /// Kills all of them before anything else: dying processes compete for the processors with the thread
     /// that kills.
-    fn kill(&mut self, doomed: Vec<KillTarget>) {
+    fn kill(&mut self, to_kill: Vec<SessionToKill>) {
         // Before the kill, so that clients can distinguish it from an end of the program.
-        for target in doomed.iter().filter_map(|one| self.targets.get(&one.id)) {
+        for target in to_kill.iter().filter_map(|one| self.targets.get(&one.id)) {
             let closing = Closing::service_restart("session is moving");
             target.entry.closing.send_replace(Some(closing));
         }
-        let results: Vec<_> = doomed.iter().map(|one| one.process.kill()).collect();
+        let results: Vec<_> = to_kill.iter().map(|one| one.process.kill()).collect();
         let killed_at = Instant::now();
-        self.release_processors(&doomed);
-        for (one, result) in doomed.into_iter().zip(results) {
-            let KillTarget {
+        self.release_processors(&to_kill);
+        for (one, result) in to_kill.into_iter().zip(results) {
+            let SessionToKill {
                 id,
                 generation,
                 process,
@@ -303,11 +303,11 @@ impl Preemption {
                 Err(error) => {
                     let reason =
                         format!("SIGKILL could not be sent: {}", crate::error_chain(&error));
-                    self.set(&id, Standing::Failed(Some(generation), reason));
+                    self.set(&id, Progress::Failed(Some(generation), reason));
                     continue;
                 }
             }
-            self.set(&id, Standing::Killed(generation, process.clone()));
+            self.set(&id, Progress::Killed(generation, process.clone()));
             if !watched {
                 self.watch(&id, process);
             }
@@ -315,8 +315,8 @@ impl Preemption {
     }
 
     /// Lifts the CPU limits that keep killed sessions from dying soon.
-    fn release_processors(&self, doomed: &[KillTarget]) {
-        let killed = doomed.iter().filter_map(|one| {
+    fn release_processors(&self, to_kill: &[SessionToKill]) {
+        let killed = to_kill.iter().filter_map(|one| {
             let target = self.targets.get(&one.id)?;
             Some(Killed {
                 runtime: target.entry.runtime.clone()?,
@@ -328,7 +328,7 @@ impl Preemption {
     }
 
     fn await_death(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>) {
-        self.set(id, Standing::Killed(generation, process.clone()));
+        self.set(id, Progress::Killed(generation, process.clone()));
         self.watch(id, process);
     }
 
@@ -342,8 +342,8 @@ impl Preemption {
         let times = self
             .targets
             .values()
-            .filter_map(|target| match &target.standing {
-                Standing::Warned(_, _, at) => Some(*at),
+            .filter_map(|target| match &target.progress {
+                Progress::Warned(_, _, at) => Some(*at),
                 _ => None,
             });
         times.min()
@@ -354,7 +354,7 @@ impl Preemption {
         let now = Instant::now();
         let latest = now + self.deadline.borrow().saturating_duration_since(now) / 2;
         for target in self.targets.values_mut() {
-            if let Standing::Warned(_, _, at) = &mut target.standing {
+            if let Progress::Warned(_, _, at) = &mut target.progress {
                 *at = latest.min(*at);
             }
         }
@@ -366,8 +366,8 @@ impl Preemption {
         let due: Vec<_> = self
             .targets
             .iter()
-            .filter_map(|(id, target)| match &target.standing {
-                Standing::Warned(generation, process, at) if *at <= now => Some(KillTarget {
+            .filter_map(|(id, target)| match &target.progress {
+                Progress::Warned(generation, process, at) if *at <= now => Some(SessionToKill {
                     id: id.clone(),
                     generation: *generation,
                     process: process.clone(),
@@ -394,7 +394,7 @@ impl Preemption {
                     generation,
                     "its PID namespace is empty",
                 );
-                self.set(&id, Standing::Dead(generation));
+                self.set(&id, Progress::Dead(generation));
                 self.queue_release(&id, generation);
             }
             next = self.dying.next().now_or_never().flatten();
@@ -408,13 +408,14 @@ impl Preemption {
         let mut ending = Ending {
             failed: false,
             cause: Some(EndCause::Preempted),
+            failed_phase: None,
             reason: format!("{PREEMPTED}: {}", self.reason),
             exit_code: None,
             ended_at: Timestamp::now(),
             started_at: target.entry.started_at,
             phases: target.entry.phases.clone(),
         };
-        session::tell_unwanted(target.entry.stop.borrow().as_ref(), &mut ending);
+        session::attribute_to_deletion(target.entry.stop.borrow().as_ref(), &mut ending);
         self.releases.push(Release {
             id: id.clone(),
             generation,
@@ -430,14 +431,11 @@ impl Preemption {
                 // session's task, which sees the death as well, or by a try whose answer was lost.
                 Ok(()) | Err(RegistryError::Superseded { .. }) => {
                     self.last_release = Some(Instant::now());
-                    self.event(
-                        EventKind::SessionReleased,
-                        &id,
-                        generation,
-                        &release.ending.reason,
-                    );
+                    let (kind, ending) = (EventKind::SessionReleased, &release.ending);
+                    let event = end_event(kind, &id, generation, &ending.end(), &ending.reason);
+                    self.events.push(event);
                     if let Some(target) = self.targets.get_mut(&id) {
-                        target.standing = Standing::Released(generation);
+                        target.progress = Progress::Released(generation);
                         target
                             .entry
                             .fate
@@ -450,7 +448,7 @@ impl Preemption {
                 }
                 Err(error) => {
                     let reason = format!("its release was refused: {}", crate::error_chain(&error));
-                    self.set(&id, Standing::Failed(Some(generation), reason));
+                    self.set(&id, Progress::Failed(Some(generation), reason));
                 }
             }
         }
@@ -462,17 +460,17 @@ impl Preemption {
         let claiming: Vec<SessionId> = self
             .targets
             .iter()
-            .filter(|(_, target)| matches!(target.standing, Standing::Claiming))
+            .filter(|(_, target)| matches!(target.progress, Progress::Claiming))
             .map(|(id, _)| id.clone())
             .collect();
         if Instant::now() < self.at + claims::PATIENCE {
-            self.claims.ask(&self.means.registry, claiming);
+            self.claims.look_up(&self.means.registry, claiming);
             return;
         }
         for id in claiming {
             let reason = "its claim was still under way; it has no container, and the record, if \
                 any, is released at the next start of conman";
-            self.set(&id, Standing::Failed(None, reason.to_owned()));
+            self.set(&id, Progress::Failed(None, reason.to_owned()));
         }
     }
 
@@ -481,7 +479,7 @@ impl Preemption {
             let claiming = self
                 .targets
                 .get(&id)
-                .is_some_and(|target| matches!(target.standing, Standing::Claiming));
+                .is_some_and(|target| matches!(target.progress, Progress::Claiming));
             if claiming {
                 // The table is closed, so this generation's start is never sent.
                 self.never_ran(&id, generation);
@@ -491,7 +489,7 @@ impl Preemption {
 
     fn note_kill(&mut self, id: &SessionId, generation: Generation, at: Instant) {
         // A start under way may take several passes.
-        let first = |target: &mut Target| !std::mem::replace(&mut target.struck, true);
+        let first = |target: &mut Target| !std::mem::replace(&mut target.kill_sent, true);
         if !self.targets.get_mut(id).is_some_and(first) {
             return;
         }
@@ -505,9 +503,9 @@ impl Preemption {
         );
     }
 
-    fn set(&mut self, id: &SessionId, standing: Standing) {
+    fn set(&mut self, id: &SessionId, progress: Progress) {
         if let Some(target) = self.targets.get_mut(id) {
-            target.standing = standing;
+            target.progress = progress;
         }
     }
 
@@ -520,10 +518,10 @@ impl Preemption {
         let mut unreleased = Vec::new();
         let mut released = 0;
         for (id, target) in &self.targets {
-            match (&target.standing, target.generation()) {
-                (Standing::Released(_) | Standing::Settled, _) => released += 1,
+            match (&target.progress, target.generation()) {
+                (Progress::Released(_) | Progress::Settled, _) => released += 1,
                 (_, generation) => {
-                    let reason = target.complaint();
+                    let reason = target.unreleased_reason();
                     target.entry.fate.send_replace(Some(Fate::Unreleased));
                     // A claim that was never answered has no generation to report.
                     if let Some(generation) = generation {

@@ -14,10 +14,11 @@ use conman_proto::PreemptReport;
 pub(crate) enum Origin {
     /// A person, a signal or another program.
     Operator,
-    /// The metadata server's `instance/preempted`.
-    GcePreempted,
-    /// The metadata server's `instance/maintenance-event`.
-    GceMaintenance,
+    /// One of a notice source's signals.
+    Source {
+        name: &'static str,
+        signal: &'static str,
+    },
 }
 
 /// What to do with a notice of preemption.
@@ -143,6 +144,15 @@ mod tests {
 
     use super::*;
 
+    const GCE_PREEMPTED: Origin = Origin::Source {
+        name: "gce",
+        signal: "preempted",
+    };
+    const GCE_MAINTENANCE: Origin = Origin::Source {
+        name: "gce",
+        signal: "maintenance-event",
+    };
+
     fn report() -> PreemptReport {
         PreemptReport {
             noticed_at: Timestamp::UNIX_EPOCH,
@@ -165,10 +175,7 @@ mod tests {
             preemption_state.on_notice(Origin::Operator),
             OnNotice::Start
         );
-        assert_eq!(
-            preemption_state.on_notice(Origin::GcePreempted),
-            OnNotice::Join
-        );
+        assert_eq!(preemption_state.on_notice(GCE_PREEMPTED), OnNotice::Join);
         assert!(!preemption_state.on_finished(report()));
         assert_eq!(
             preemption_state.on_notice(Origin::Operator),
@@ -182,7 +189,7 @@ mod tests {
         preemption_state.on_notice(Origin::Operator);
         preemption_state.on_finished(report());
         assert_eq!(
-            preemption_state.on_readmit(Origin::GcePreempted),
+            preemption_state.on_readmit(GCE_PREEMPTED),
             OnReadmit::Ignore
         );
         assert_eq!(
@@ -190,18 +197,18 @@ mod tests {
             OnReadmit::Reopen
         );
 
-        preemption_state.on_notice(Origin::GcePreempted);
+        preemption_state.on_notice(GCE_PREEMPTED);
         preemption_state.on_finished(report());
         assert_eq!(
-            preemption_state.on_readmit(Origin::GceMaintenance),
+            preemption_state.on_readmit(GCE_MAINTENANCE),
             OnReadmit::Ignore
         );
         assert_eq!(
-            preemption_state.on_readmit(Origin::GcePreempted),
+            preemption_state.on_readmit(GCE_PREEMPTED),
             OnReadmit::Reopen
         );
         assert_eq!(
-            preemption_state.on_readmit(Origin::GcePreempted),
+            preemption_state.on_readmit(GCE_PREEMPTED),
             OnReadmit::Ignore
         );
     }
@@ -209,11 +216,11 @@ mod tests {
     #[test]
     fn an_operators_notice_on_top_of_the_clouds_is_not_withdrawn_by_the_cloud() {
         let mut preemption_state = PreemptionState::default();
-        preemption_state.on_notice(Origin::GcePreempted);
+        preemption_state.on_notice(GCE_PREEMPTED);
         preemption_state.on_notice(Origin::Operator);
         preemption_state.on_finished(report());
         assert_eq!(
-            preemption_state.on_readmit(Origin::GcePreempted),
+            preemption_state.on_readmit(GCE_PREEMPTED),
             OnReadmit::Ignore
         );
     }
@@ -221,21 +228,12 @@ mod tests {
     #[test]
     fn a_withdrawal_in_the_middle_waits_for_the_end_unless_a_new_notice_comes() {
         let mut preemption_state = PreemptionState::default();
-        preemption_state.on_notice(Origin::GcePreempted);
-        assert_eq!(
-            preemption_state.on_readmit(Origin::GcePreempted),
-            OnReadmit::Later
-        );
+        preemption_state.on_notice(GCE_PREEMPTED);
+        assert_eq!(preemption_state.on_readmit(GCE_PREEMPTED), OnReadmit::Later);
         assert!(preemption_state.on_finished(report()));
-        assert_eq!(
-            preemption_state.on_notice(Origin::GcePreempted),
-            OnNotice::Start
-        );
-        preemption_state.on_readmit(Origin::GcePreempted);
-        assert_eq!(
-            preemption_state.on_notice(Origin::GcePreempted),
-            OnNotice::Join
-        );
+        assert_eq!(preemption_state.on_notice(GCE_PREEMPTED), OnNotice::Start);
+        preemption_state.on_readmit(GCE_PREEMPTED);
+        assert_eq!(preemption_state.on_notice(GCE_PREEMPTED), OnNotice::Join);
         assert!(!preemption_state.on_finished(report()));
     }
 }

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use crate::kill_table::KillEntry;
 
-/// The preemption's progress with a session.
+/// How far the preemption of a session is.
 #[derive(Debug)]
-pub(super) enum Standing {
+pub(super) enum Progress {
     /// Its claim was sent, so the registry may have a record of an unknown generation.
     Claiming,
     /// Its start was sent, and no process of it was found yet.
@@ -32,46 +32,46 @@ pub(super) enum Standing {
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) entry: KillEntry,
-    pub(super) standing: Standing,
+    pub(super) progress: Progress,
     /// SIGKILL was sent to a process of it.
-    pub(super) struck: bool,
+    pub(super) kill_sent: bool,
 }
 
 impl Target {
     pub(super) fn new(entry: KillEntry) -> Self {
         Self {
             entry,
-            standing: Standing::Claiming,
-            struck: false,
+            progress: Progress::Claiming,
+            kill_sent: false,
         }
     }
 
     /// Whether there is nothing left to do or to wait for.
     pub(super) fn is_settled(&self) -> bool {
-        match &self.standing {
-            Standing::Released(_) | Standing::Failed(..) | Standing::Settled => true,
-            Standing::Claiming
-            | Standing::Sent(_)
-            | Standing::Warned(..)
-            | Standing::Killed(..)
-            | Standing::Dead(_) => false,
+        match &self.progress {
+            Progress::Released(_) | Progress::Failed(..) | Progress::Settled => true,
+            Progress::Claiming
+            | Progress::Sent(_)
+            | Progress::Warned(..)
+            | Progress::Killed(..)
+            | Progress::Dead(_) => false,
         }
     }
 
     /// Whether it must be polled, because no notification announces its next step.
     pub(super) fn is_uncertain(&self) -> bool {
-        matches!(self.standing, Standing::Claiming | Standing::Sent(_))
+        matches!(self.progress, Progress::Claiming | Progress::Sent(_))
     }
 
     pub(super) fn generation(&self) -> Option<Generation> {
-        match &self.standing {
-            Standing::Claiming | Standing::Settled => None,
-            Standing::Sent(generation)
-            | Standing::Warned(generation, ..)
-            | Standing::Killed(generation, _)
-            | Standing::Dead(generation)
-            | Standing::Released(generation) => Some(*generation),
-            Standing::Failed(generation, _) => *generation,
+        match &self.progress {
+            Progress::Claiming | Progress::Settled => None,
+            Progress::Sent(generation)
+            | Progress::Warned(generation, ..)
+            | Progress::Killed(generation, _)
+            | Progress::Dead(generation)
+            | Progress::Released(generation) => Some(*generation),
+            Progress::Failed(generation, _) => *generation,
         }
     }
 
@@ -83,22 +83,22 @@ impl Target {
     }
 
     /// Returns why it is not released, for people.
-    pub(super) fn complaint(&self) -> String {
-        match &self.standing {
-            Standing::Claiming => "its claim was still being recorded".to_owned(),
-            Standing::Sent(_) => "its start was sent to the runtime and not answered, and no \
+    pub(super) fn unreleased_reason(&self) -> String {
+        match &self.progress {
+            Progress::Claiming => "its claim was still being recorded".to_owned(),
+            Progress::Sent(_) => "its start was sent to the runtime and not answered, and no \
                 process of it appeared; it may still appear"
                 .to_owned(),
-            Standing::Warned(..) => "its grace was not over".to_owned(),
-            Standing::Killed(_, process) => {
+            Progress::Warned(..) => "its grace was not over".to_owned(),
+            Progress::Killed(_, process) => {
                 format!(
                     "killed, and not dead: {}",
                     crate::stuck::describe(process.pid())
                 )
             }
-            Standing::Dead(_) => "dead, but the registry did not record its release".to_owned(),
-            Standing::Failed(_, reason) => reason.clone(),
-            Standing::Released(_) | Standing::Settled => String::new(),
+            Progress::Dead(_) => "dead, but the registry did not record its release".to_owned(),
+            Progress::Failed(_, reason) => reason.clone(),
+            Progress::Released(_) | Progress::Settled => String::new(),
         }
     }
 }

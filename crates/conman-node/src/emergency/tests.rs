@@ -3,15 +3,22 @@
 use conman_registry::ModelRegistry;
 use tempfile::TempDir;
 
+use super::log::Log;
+use super::thread::EmergencyLoop;
 use super::*;
+
+const GCE_PREEMPTED: Origin = Origin::Source {
+    name: "gce",
+    signal: "preempted",
+};
+const GCE_MAINTENANCE: Origin = Origin::Source {
+    name: "gce",
+    signal: "maintenance-event",
+};
 
 /// The emergency thread's work, a step at a time.
 struct Thread {
-    means: Means,
-    log: Log,
-    weight: Weight,
-    preemption_state: PreemptionState,
-    running: Option<Running>,
+    work: EmergencyLoop,
     _dir: TempDir,
 }
 
@@ -19,62 +26,37 @@ impl Thread {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let journal = Journal::open(dir.path(), "test-node", 1_000).expect("a journal");
-        let instance = Instance::new([0xfe; 4]);
+        let means = Means {
+            table: Arc::default(),
+            registry: Arc::new(ModelRegistry::new()),
+            journal: Arc::new(journal),
+            budget_ms: 1_000,
+            instance: Instance::new([0xfe; 4]),
+            file: PreemptionFile::unwritten(),
+        };
         Self {
-            weight: Weight::of(&instance),
-            means: Means {
-                table: Arc::default(),
-                registry: Arc::new(ModelRegistry::new()),
-                journal: Arc::new(journal),
-                budget_ms: 1_000,
-                instance,
-                memory: Memory::unheard(),
-            },
-            log: Log::start().expect("a thread"),
-            preemption_state: PreemptionState::default(),
-            running: None,
+            work: EmergencyLoop::new(means, Log::start().expect("a thread")),
             _dir: dir,
         }
     }
 
     /// Gives a notice and returns what is to be saved, before anything waits.
     fn notice(&mut self, origin: Origin, source: &str) -> Option<Option<String>> {
-        let notice = Notice {
-            budget_ms: 1_000,
-            reason: format!("told by {source}"),
-            source: source.to_owned(),
-            origin,
-            at: Instant::now(),
-            noticed_at: Timestamp::now(),
-            reply: oneshot::channel().0,
-        };
-        let Self {
-            means,
-            weight,
-            preemption_state,
-            running,
-            ..
-        } = self;
-        take(means, weight, preemption_state, running, notice);
-        self.means.memory.said_last()
+        let reason = format!("told by {source}");
+        let reply = oneshot::channel().0;
+        let notice = Notice::now(source, origin, &reason, Some(1_000), reply);
+        self.work.take(notice);
+        self.work.means.file.last_change()
     }
 
     fn readmit(&mut self, by: Origin) -> Option<Option<String>> {
-        readmit(&self.means, &self.log, &mut self.preemption_state, by);
-        self.means.memory.said_last()
+        self.work.readmit(by);
+        self.work.means.file.last_change()
     }
 
     async fn finish(&mut self) -> Option<Option<String>> {
-        let running = self.running.take().expect("a preemption");
-        let outcome = running.work.await;
-        let Self {
-            means,
-            log,
-            preemption_state,
-            ..
-        } = self;
-        finish(means, log, preemption_state, outcome, running.waiting);
-        self.means.memory.said_last()
+        self.work.finish_running().await;
+        self.work.means.file.last_change()
     }
 }
 
@@ -85,8 +67,8 @@ fn kept(source: &str) -> Option<Option<String>> {
 #[tokio::test]
 async fn every_word_of_an_operators_is_kept_at_once_whoever_gave_notice_before() {
     for first in [
-        (Origin::GcePreempted, "gce"),
-        (Origin::GceMaintenance, "gce"),
+        (GCE_PREEMPTED, "gce"),
+        (GCE_MAINTENANCE, "gce"),
         (Origin::Operator, SIGNAL),
         (Origin::Operator, "api"),
     ] {
@@ -105,8 +87,8 @@ async fn every_word_of_an_operators_is_kept_at_once_whoever_gave_notice_before()
 #[tokio::test]
 async fn no_word_of_a_signals_or_the_metadata_servers_is_kept() {
     let passing = [
-        (Origin::GcePreempted, "gce"),
-        (Origin::GceMaintenance, "gce"),
+        (GCE_PREEMPTED, "gce"),
+        (GCE_MAINTENANCE, "gce"),
         (Origin::Operator, SIGNAL),
     ];
     for first in passing {
@@ -124,11 +106,11 @@ async fn no_word_of_a_signals_or_the_metadata_servers_is_kept() {
 async fn what_is_taken_back_in_the_middle_is_forgotten_before_it_is_finished() {
     let mut thread = Thread::new();
     assert_eq!(thread.notice(Origin::Operator, "api"), kept("api"));
-    assert_eq!(thread.readmit(Origin::GcePreempted), None, "not its word");
+    assert_eq!(thread.readmit(GCE_PREEMPTED), None, "not its word");
     assert_eq!(thread.readmit(Origin::Operator), Some(None));
     assert_eq!(thread.finish().await, None);
     assert_eq!(
-        thread.means.table.closed().map(|closed| closed.reason),
+        thread.work.means.table.closed().map(|closed| closed.reason),
         None
     );
 

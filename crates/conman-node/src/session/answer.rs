@@ -1,5 +1,6 @@
 //! Results of the calls of a session's task.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use conman_linux::{PidFd, ProcessIdentity};
@@ -12,27 +13,30 @@ use tokio::time::Instant;
 
 use crate::error::FailureKind;
 
-/// Why a step of a start failed: its kind for programs, the text for people.
+/// Why a step of a start failed: its kind and phase for programs, the text for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct StepFailure {
     pub(super) kind: FailureKind,
+    pub(super) phase: &'static str,
     /// Phase, cause and remedy.
     pub(super) why: String,
     /// Exit code of a program that cannot be run, as a shell gives it.
     pub(super) exit_code: Option<i32>,
 }
 
-impl Trouble {
-    pub(super) fn new(kind: FailureKind, why: impl Into<String>) -> Self {
+impl StepFailure {
+    /// `why` is the cause and the remedy.
+    pub(super) fn new(kind: FailureKind, phase: &'static str, why: impl Display) -> Self {
         Self {
             kind,
-            why: why.into(),
+            phase,
+            why: format!("{phase}: {why}"),
             exit_code: None,
         }
     }
 
     /// From a runtime's error during `phase`.
-    pub(super) fn of_runtime(phase: &str, error: &RuntimeError) -> Self {
+    pub(super) fn of_runtime(phase: &'static str, error: &RuntimeError) -> Self {
         let (kind, remedy) = match error {
             RuntimeError::Unavailable { .. } => (
                 FailureKind::RuntimeUnavailable,
@@ -79,7 +83,8 @@ impl Trouble {
             exit_code,
             ..Self::new(
                 kind,
-                format!("{phase}: {}{remedy}", crate::error_chain(error)),
+                phase,
+                format_args!("{}{remedy}", crate::error_chain(error)),
             )
         }
     }
@@ -92,9 +97,9 @@ pub(super) enum Answer {
     Make(Made, Option<OwnedSemaphorePermit>),
     Launch(Launched),
     Hold(Hold),
-    Record(Result<Instant, Trouble>),
-    Probe(Result<Instant, Trouble>),
-    LostStart(LostStart),
+    Record(Result<Instant, StepFailure>),
+    Probe(Result<Instant, StepFailure>),
+    StartResolved(StartOutcome),
     Release(Result<Ending, ReleaseFailure>),
     /// The held process is certified dead.
     Dead,
@@ -113,7 +118,7 @@ pub(super) struct Made {
     pub(super) admitted: Option<Instant>,
     pub(super) prepared: Option<Instant>,
     pub(super) created: Option<Instant>,
-    pub(super) result: Result<(), Trouble>,
+    pub(super) result: Result<(), StepFailure>,
 }
 
 /// The result of a start.
@@ -121,8 +126,8 @@ pub(super) struct Made {
 pub(super) enum Launched {
     Started(Started),
     /// It was not sent, or was refused: nothing runs and nothing will.
-    Failed(Trouble),
-    Ambiguous(Trouble),
+    Failed(StepFailure),
+    Ambiguous(StepFailure),
 }
 
 #[derive(Debug)]
@@ -130,11 +135,11 @@ pub(super) enum Hold {
     Held(Arc<PidFd>, ProcessIdentity),
     Vanished,
     NotOurs,
-    Failed(Trouble),
+    Failed(StepFailure),
 }
 
 #[derive(Debug)]
-pub(crate) enum LostStart {
+pub(crate) enum StartOutcome {
     Found {
         pid: i32,
     },
@@ -166,10 +171,10 @@ mod tests {
             subject: "alice".to_owned(),
             reason: "no".to_owned(),
         };
-        let trouble = Trouble::of_runtime("start", &refused);
+        let failure = StepFailure::of_runtime("start", &refused);
         assert!(
-            trouble.why.ends_with("correct the session's spec"),
-            "{trouble:?}"
+            failure.why.ends_with("correct the session's spec"),
+            "{failure:?}"
         );
         let full = RuntimeError::TooMany {
             subject: "alice".to_owned(),
@@ -182,9 +187,9 @@ mod tests {
             subject: "alice".to_owned(),
         };
         for error in [full, fenced] {
-            let trouble = Trouble::of_runtime("start", &error);
-            assert!(trouble.kind.is_retryable(), "{trouble:?}");
-            assert!(!trouble.why.contains("spec"), "{trouble:?}");
+            let failure = StepFailure::of_runtime("start", &error);
+            assert!(failure.kind.is_retryable(), "{failure:?}");
+            assert!(!failure.why.contains("spec"), "{failure:?}");
         }
     }
 }

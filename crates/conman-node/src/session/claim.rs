@@ -10,8 +10,8 @@ use conman_runtime::ContainerKey;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 
-use super::answer::LostStart;
-use super::lost_start;
+use super::answer::StartOutcome;
+use super::unanswered_start;
 use crate::context::Context;
 
 /// How long to try to prove that nothing runs of an earlier claim.
@@ -47,7 +47,8 @@ pub(super) async fn claim(
     }
     let ending = Ending {
         failed: true,
-        cause: Some(EndCause::Failed),
+        cause: Some(EndCause::StartFailed),
+        failed_phase: None,
         reason: "its claim was not answered".to_owned(),
         exit_code: None,
         ended_at: Timestamp::now(),
@@ -75,15 +76,15 @@ async fn prove_nothing_runs(context: &Context, record: &SessionRecord) -> bool {
     };
     let deadline = Instant::now() + PROOF_PATIENCE;
     loop {
-        match lost_start::resolve(Arc::clone(runtime), key.clone()).await {
-            LostStart::Ended | LostStart::Gone => {
+        match unanswered_start::resolve(Arc::clone(runtime), key.clone()).await {
+            StartOutcome::Ended | StartOutcome::Gone => {
                 context.cleanup.push(record.spec.runtime, key);
                 return true;
             }
-            LostStart::Found { pid } => {
+            StartOutcome::Found { pid } => {
                 tracing::warn!(container = %key, pid, "killed an orphaned container");
             }
-            LostStart::Unknown(reason) => {
+            StartOutcome::Unknown(reason) => {
                 tracing::debug!(
                     container = %key,
                     reason,

@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::leaving::Leaving;
 use super::view::View;
-use crate::hold::Seats;
+use crate::hold::HeldCount;
 use crate::kill_table::Fate;
 
 /// Clients attached to one session at a time, over all its terminals, including those that follow the log
@@ -30,20 +30,23 @@ pub(crate) fn is_unwanted(order: Option<&StopOrder>) -> bool {
     order.is_some_and(|order| order.cause == EndCause::Deleted)
 }
 
-/// Changes the ending of a session that a client has deleted.
-pub(crate) fn tell_unwanted(order: Option<&StopOrder>, ending: &mut Ending) {
+/// Attributes the end of a session that a client has deleted to the deletion.
+pub(crate) fn attribute_to_deletion(order: Option<&StopOrder>, ending: &mut Ending) {
     if let Some(order) = order.filter(|order| is_unwanted(Some(order))) {
+        let reason = std::mem::take(&mut ending.reason);
+        ending.reason = reason_of_deleted(ending.cause(), reason, &order.why);
         ending.cause = Some(order.cause);
-        ending.reason = unwanted_words(std::mem::take(&mut ending.reason), &order.why);
     }
 }
 
-/// Returns the reason to record. An older conman derives the cause from the text, and would restart a
-/// deleted session by it.
-pub(crate) fn unwanted_words(reason: String, why: &str) -> String {
-    match EndCause::written(None, &reason) {
-        EndCause::Unknown => reason,
-        _ => why.to_owned(),
+/// Returns the reason to record for a deleted session: what its node did to it does not matter any more,
+/// unlike what it did itself.
+pub(crate) fn reason_of_deleted(cause: EndCause, reason: String, why: &str) -> String {
+    match cause {
+        EndCause::Preempted | EndCause::Drained | EndCause::NodeLost | EndCause::Unrecorded => {
+            why.to_owned()
+        }
+        _ => reason,
     }
 }
 
@@ -60,7 +63,7 @@ pub(crate) struct SessionHandle {
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
-    pub(crate) held: Arc<Seats>,
+    pub(crate) held: Arc<HeldCount>,
     pub(crate) leaving: Arc<Leaving>,
     /// Places for clients that are attached to its terminals, or follow the log of one.
     pub(crate) attached: Arc<Semaphore>,
@@ -76,7 +79,7 @@ impl SessionHandle {
             closing: Arc::new(watch::Sender::new(None)),
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
-            held: Arc::new(Seats::default()),
+            held: Arc::new(HeldCount::default()),
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
         })
@@ -113,7 +116,7 @@ impl SessionHandle {
     pub(crate) fn is_lost(&self) -> bool {
         let view = self.view.borrow();
         let end = End::Ended {
-            cause: view.cause.unwrap_or(EndCause::Unknown),
+            cause: view.cause().unwrap_or(EndCause::Unknown),
             ran: view.started_at.is_some(),
             exit_code: view.exit_code,
         };
@@ -146,9 +149,9 @@ impl SessionHandle {
     }
 
     /// Like [`Self::caused_by`], for the reason.
-    pub(crate) fn told_why(&self, reason: String) -> String {
+    pub(crate) fn reason_of_end(&self, cause: EndCause, reason: String) -> String {
         match self.stop.borrow().as_ref() {
-            Some(order) if is_unwanted(Some(order)) => unwanted_words(reason, &order.why),
+            Some(order) if is_unwanted(Some(order)) => reason_of_deleted(cause, reason, &order.why),
             _ => reason,
         }
     }

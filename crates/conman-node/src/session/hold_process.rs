@@ -5,7 +5,7 @@ use std::sync::Arc;
 use conman_linux::PidFd;
 use conman_runtime::{ContainerKey, Runtime};
 
-use super::answer::{Hold, Trouble};
+use super::answer::{Hold, StepFailure};
 use crate::error::FailureKind;
 use crate::phases;
 
@@ -23,13 +23,10 @@ pub(super) fn hold(runtime: &dyn Runtime, key: &ContainerKey, pid: i32) -> Hold 
             }
         }
         Err(error) if error.proves_death() => Hold::Vanished,
-        Err(error) => Hold::Failed(Trouble::new(
+        Err(error) => Hold::Failed(StepFailure::new(
             FailureKind::Host,
-            format!(
-                "{}: {}; see to the host",
-                phases::VERIFY,
-                crate::error_chain(&error)
-            ),
+            phases::VERIFY,
+            format_args!("{}; see to the host", crate::error_chain(&error)),
         )),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_core::Activity;
+use conman_core::{Activity, EndCause};
 use conman_linux::PidFd;
 use conman_proto::ResolvedSpec;
 use jiff::Timestamp;
@@ -86,11 +86,12 @@ impl Patience {
     }
 
     /// Returns why the session should stop, if it should.
-    pub(super) fn look(&mut self, activity: &Activity, now: Instant) -> Option<String> {
+    pub(super) fn look(&mut self, activity: &Activity, now: Instant) -> Option<(EndCause, String)> {
         if let Some((at, seconds)) = self.lifetime_ends
             && now >= at
         {
-            return Some(format!("its longest lifetime of {seconds} s is over"));
+            let why = format!("its longest lifetime of {seconds} s is over");
+            return Some((EndCause::Lifetime, why));
         }
         let timeout = self.idle_timeout?;
         if now < self.next_reading {
@@ -104,6 +105,6 @@ impl Patience {
             return None;
         }
         (now.duration_since(self.active) >= timeout)
-            .then(|| format!("idle for {} s", timeout.as_secs()))
+            .then(|| (EndCause::Idle, format!("idle for {} s", timeout.as_secs())))
     }
 }

@@ -6,15 +6,15 @@ use std::time::Duration;
 use conman_runtime::{ContainerKey, Runtime, Started};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
-use super::answer::{Launched, Trouble};
+use super::answer::{Launched, StepFailure};
 use super::handle::SessionHandle;
+use crate::container_kill::kill_container;
 use crate::context::Context;
 use crate::error::FailureKind;
-use crate::hunt::hunt;
 use crate::phases;
 
 /// Interval between polls for processes of a start that is not wanted any more.
-const HUNT_INTERVAL: Duration = Duration::from_millis(10);
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Pause between two requests whether the start may be sent.
 const ASK_PAUSE: Duration = Duration::from_millis(100);
@@ -27,15 +27,15 @@ pub(super) async fn launch(
     key: ContainerKey,
 ) -> Launched {
     let phase = phases::START;
-    if let Err(trouble) = may_start(&context, &handle, &key).await {
-        return Launched::Failed(trouble);
+    if let Err(failure) = may_start(&context, &handle, &key).await {
+        return Launched::Failed(failure);
     }
     if let Err(closed) = context.table.send(&key.session, key.generation) {
         let why = format!(
-            "{phase}: not sent, because the node is preempted ({})",
+            "not sent, because the node is preempted ({})",
             closed.reason
         );
-        return Launched::Failed(Trouble::new(FailureKind::Preempted, why));
+        return Launched::Failed(StepFailure::new(FailureKind::Preempted, phase, why));
     }
     let bound = context.options.bounds.start;
     let answer = tokio::select! {
@@ -43,25 +43,26 @@ pub(super) async fn launch(
         // not matter then.
         answer = timeout(bound, runtime.start(&key)) => answer,
         // Cancel safe: it only kills.
-        pid = hunt_when_unwanted(&handle, &*runtime, &key) => {
+        pid = kill_when_unwanted(&handle, &*runtime, &key) => {
             return Launched::Started(Started { container_id: String::new(), pid, steps: Vec::new() });
         }
     };
     match answer {
         Ok(Ok(started)) => Launched::Started(started),
         Ok(Err(error)) => {
-            let trouble = Trouble::of_runtime(phase, &error);
+            let failure = StepFailure::of_runtime(phase, &error);
             // A refusal counts only if the kernel has no process of the container either.
             if error.is_ambiguous() || !matches!(runtime.pids(&key).as_deref(), Ok([])) {
-                Launched::Ambiguous(trouble)
+                Launched::Ambiguous(failure)
             } else {
-                Launched::Failed(trouble)
+                Launched::Failed(failure)
             }
         }
-        Err(_) => Launched::Ambiguous(Trouble::new(
+        Err(_) => Launched::Ambiguous(StepFailure::new(
             FailureKind::TimedOut,
+            phase,
             format!(
-                "{phase}: {} did not answer within {} s; see whether it hangs",
+                "{} did not answer within {} s; see whether it hangs",
                 runtime.kind(),
                 bound.as_secs()
             ),
@@ -74,7 +75,7 @@ async fn may_start(
     context: &Context,
     handle: &SessionHandle,
     key: &ContainerKey,
-) -> Result<(), Trouble> {
+) -> Result<(), StepFailure> {
     let phase = phases::START;
     let bound = context.options.bounds.start;
     let deadline = Instant::now() + bound;
@@ -98,14 +99,14 @@ async fn may_start(
         // Cancel safe: a caller that is cancelled has sent nothing.
         asked = timeout_at(deadline, asking) => match asked {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Trouble::new(
+            Ok(Err(error)) => Err(StepFailure::new(
                 FailureKind::Registry,
-                format!("{phase}: not sent, because {}", crate::error_chain(&error)),
+                phase, format!("not sent, because {}", crate::error_chain(&error)),
             )),
-            Err(_) => Err(Trouble::new(
+            Err(_) => Err(StepFailure::new(
                 FailureKind::Registry,
-                format!(
-                    "{phase}: not sent, because the registry did not say within {} s whether the \
+                phase, format!(
+                    "not sent, because the registry did not say within {} s whether the \
                      session is still this node's",
                     bound.as_secs()
                 ),
@@ -115,18 +116,18 @@ async fn may_start(
         order = stop.wait_for(Option::is_some) => {
             let cause = order.ok().and_then(|order| Some(order.as_ref()?.cause));
             let kind = cause.map_or(FailureKind::Stopped, FailureKind::of_stop);
-            Err(Trouble::new(kind, format!("{phase}: stopped before it was sent")))
+            Err(StepFailure::new(kind, phase, "stopped before it was sent"))
         }
         // Cancel safe: likewise.
         _ = fate.wait_for(Option::is_some) => {
-            Err(Trouble::new(FailureKind::Preempted, format!("{phase}: preempted before it was sent")))
+            Err(StepFailure::new(FailureKind::Preempted, phase, "preempted before it was sent"))
         }
     }
 }
 
 /// Once the session is to stop, kills every process that the start creates, without waiting for the
 /// runtime's answer. Completes with the init's PID once that was killed.
-async fn hunt_when_unwanted(
+async fn kill_when_unwanted(
     handle: &SessionHandle,
     runtime: &dyn Runtime,
     key: &ContainerKey,
@@ -134,10 +135,10 @@ async fn hunt_when_unwanted(
     let mut stop = handle.stop.subscribe();
     // The sender lives in the handle, so this cannot fail.
     let _ = stop.wait_for(Option::is_some).await;
-    let mut ticks = interval(HUNT_INTERVAL);
+    let mut ticks = interval(KILL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if let Some(init) = hunt(runtime, key).init {
+        if let Some(init) = kill_container(runtime, key).init {
             return init.pid();
         }
         ticks.tick().await;

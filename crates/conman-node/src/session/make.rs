@@ -7,7 +7,7 @@ use conman_runtime::{BindPlan, ContainerKey, ContainerPlan, Runtime};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
-use super::answer::{Made, Trouble};
+use super::answer::{Made, StepFailure};
 use super::handle::SessionHandle;
 use crate::binds;
 use crate::context::Context;
@@ -29,16 +29,16 @@ pub(super) async fn make(
     };
     let permit = match admit(&context, &handle).await {
         Ok(permit) => permit,
-        Err(trouble) => {
-            made.result = Err(trouble);
+        Err(failure) => {
+            made.result = Err(failure);
             return (made, None);
         }
     };
     made.admitted = Some(Instant::now());
     let binds = match prepare(&context, &handle.spec).await {
         Ok(binds) => binds,
-        Err(trouble) => {
-            made.result = Err(trouble);
+        Err(failure) => {
+            made.result = Err(failure);
             return (made, None);
         }
     };
@@ -52,7 +52,7 @@ pub(super) async fn make(
     made.result = create(&context, &*runtime, &plan).await;
     if made.result.is_ok() {
         made.created = Some(Instant::now());
-    } else if !matches!(&made.result, Err(trouble) if trouble.kind == FailureKind::NoSuchImage) {
+    } else if !matches!(&made.result, Err(failure) if failure.kind == FailureKind::NoSuchImage) {
         // The runtime may still create it, after any removal.
         context.stray_expected.notify_one();
     }
@@ -60,7 +60,10 @@ pub(super) async fn make(
 }
 
 /// Waits for a place. Given up when the session is to stop: then nothing was sent yet.
-async fn admit(context: &Context, handle: &SessionHandle) -> Result<OwnedSemaphorePermit, Trouble> {
+async fn admit(
+    context: &Context,
+    handle: &SessionHandle,
+) -> Result<OwnedSemaphorePermit, StepFailure> {
     let mut stop = handle.stop.subscribe();
     let mut fate = handle.fate.subscribe();
     let bound = context.options.bounds.queue;
@@ -69,11 +72,11 @@ async fn admit(context: &Context, handle: &SessionHandle) -> Result<OwnedSemapho
         // Cancel safe: a permit that was granted and not taken is given back.
         permit = timeout(bound, Arc::clone(&context.starts).acquire_owned()) => match permit {
             Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(Trouble::new(FailureKind::Host, format!("{phase}: shutting down"))),
-            Err(_) => Err(Trouble::new(
+            Ok(Err(_)) => Err(StepFailure::new(FailureKind::Host, phase, "shutting down")),
+            Err(_) => Err(StepFailure::new(
                 FailureKind::TimedOut,
-                format!(
-                    "{phase}: no turn within {} s, with {} starts at a time; see whether the \
+                phase, format!(
+                    "no turn within {} s, with {} starts at a time; see whether the \
                      runtime hangs, or raise max_starting",
                     bound.as_secs(),
                     context.options.limits.max_starting
@@ -84,16 +87,16 @@ async fn admit(context: &Context, handle: &SessionHandle) -> Result<OwnedSemapho
         order = stop.wait_for(Option::is_some) => {
             let cause = order.ok().and_then(|order| Some(order.as_ref()?.cause));
             let kind = cause.map_or(FailureKind::Stopped, FailureKind::of_stop);
-            Err(Trouble::new(kind, format!("{phase}: stopped while waiting")))
+            Err(StepFailure::new(kind, phase, "stopped while waiting"))
         }
         // Cancel safe: likewise.
         _ = fate.wait_for(Option::is_some) => {
-            Err(Trouble::new(FailureKind::Preempted, format!("{phase}: preempted while waiting")))
+            Err(StepFailure::new(FailureKind::Preempted, phase, "preempted while waiting"))
         }
     }
 }
 
-async fn prepare(context: &Context, spec: &ResolvedSpec) -> Result<Vec<BindPlan>, Trouble> {
+async fn prepare(context: &Context, spec: &ResolvedSpec) -> Result<Vec<BindPlan>, StepFailure> {
     let phase = phases::PREPARE;
     if spec.binds.is_empty() {
         return Ok(Vec::new());
@@ -107,12 +110,13 @@ async fn prepare(context: &Context, spec: &ResolvedSpec) -> Result<Vec<BindPlan>
     let checked = tokio::task::spawn_blocking(move || binds::check(&wanted, &roots));
     match timeout(bound, checked).await {
         Ok(Ok(Ok(binds))) => Ok(binds),
-        Ok(Ok(Err(bad))) => Err(Trouble::new(FailureKind::Bind, format!("{phase}: {bad}"))),
-        Ok(Err(error)) => Err(Trouble::new(FailureKind::Host, format!("{phase}: {error}"))),
-        Err(_) => Err(Trouble::new(
+        Ok(Ok(Err(bad))) => Err(StepFailure::new(FailureKind::Bind, phase, bad)),
+        Ok(Err(error)) => Err(StepFailure::new(FailureKind::Host, phase, error)),
+        Err(_) => Err(StepFailure::new(
             FailureKind::TimedOut,
+            phase,
             format!(
-                "{phase}: the binds' sources could not be looked up within {} s; see whether \
+                "the binds' sources could not be looked up within {} s; see whether \
                  their file system hangs",
                 bound.as_secs()
             ),
@@ -124,16 +128,17 @@ async fn create(
     context: &Context,
     runtime: &dyn Runtime,
     plan: &ContainerPlan,
-) -> Result<(), Trouble> {
+) -> Result<(), StepFailure> {
     let phase = phases::CREATE;
     let bound = context.options.bounds.create;
     match timeout(bound, runtime.create(plan)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(Trouble::of_runtime(phase, &error)),
-        Err(_) => Err(Trouble::new(
+        Ok(Err(error)) => Err(StepFailure::of_runtime(phase, &error)),
+        Err(_) => Err(StepFailure::new(
             FailureKind::TimedOut,
+            phase,
             format!(
-                "{phase}: {} did not answer within {} s; see whether it hangs",
+                "{} did not answer within {} s; see whether it hangs",
                 runtime.kind(),
                 bound.as_secs()
             ),

@@ -24,17 +24,17 @@ mod idle;
 mod last_output;
 mod launch;
 mod leaving;
-mod lost_start;
 mod make;
 mod publisher;
 mod release;
+mod unanswered_start;
 mod view;
 
-pub(crate) use self::answer::LostStart;
+pub(crate) use self::answer::StartOutcome;
 pub(crate) use self::driver::{Beginning, spawn};
 pub(crate) use self::handle::{
-    MAX_ATTACHED, SessionHandle, StopOrder, tell_unwanted, unwanted_words,
+    MAX_ATTACHED, SessionHandle, StopOrder, attribute_to_deletion, reason_of_deleted,
 };
 pub(crate) use self::leaving::Leaving;
-pub(crate) use self::lost_start::resolve;
+pub(crate) use self::unanswered_start::resolve;
 pub(crate) use self::view::{Failure, View};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use conman_core::Closing;
 use conman_core::lifecycle::Cause;
 use conman_linux::PidFd;
-use conman_proto::{EventKind, Generation, SessionState};
+use conman_proto::{EventKind, Generation, SessionEnd, SessionState};
 use conman_registry::{Ending, NewEvent, Phase, Phases};
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -14,7 +14,7 @@ use super::answer::Claimed;
 use super::handle::SessionHandle;
 use super::view::{Failure, View};
 use crate::context::Context;
-use crate::events::{phase_event, session_event};
+use crate::events::{end_event, phase_event, session_event};
 use crate::stuck;
 
 #[derive(Debug)]
@@ -209,11 +209,13 @@ impl Publisher {
     pub(super) fn stopping(
         &self,
         cause: &Cause,
+        end: SessionEnd,
         trouble: Option<String>,
         failure: Option<Failure>,
     ) {
         let reason = with_trouble(cause.outcome(None).reason, trouble);
         self.show(|view| {
+            view.end = Some(end);
             view.failure = failure;
             set_state(view, SessionState::Stopping, reason)
         });
@@ -241,49 +243,43 @@ impl Publisher {
         Some(reason)
     }
 
-    /// Shows the end, once. `ending` is absent only for a life that was never recorded.
+    /// Shows the end, once. `ending` is absent only for a life that was never recorded; `end` is then how it
+    /// ended.
     pub(super) fn ended(
         &mut self,
         generation: Option<Generation>,
         cause: &Cause,
+        end: SessionEnd,
         ending: Option<Ending>,
         failure: Option<Failure>,
     ) {
         if std::mem::replace(&mut self.finished, true) {
             return;
         }
-        let outcome = cause.outcome(None);
-        let (failed, told, reason, exit_code, ended_at) = match ending {
-            Some(ending) => (
-                ending.failed,
-                ending.cause(),
-                ending.reason,
-                ending.exit_code,
-                ending.ended_at,
-            ),
-            None => (
-                outcome.failed,
-                cause.told(),
-                outcome.reason,
-                None,
-                Timestamp::now(),
-            ),
-        };
-        self.note_end(generation, cause, &reason, failure.is_some());
-        self.close_tunnels(&reason);
+        let ending = ending.unwrap_or_else(|| {
+            let outcome = cause.outcome(None);
+            Ending {
+                failed: outcome.failed,
+                cause: Some(end.cause),
+                failed_phase: end.phase,
+                reason: outcome.reason,
+                exit_code: None,
+                ended_at: Timestamp::now(),
+                started_at: None,
+                phases: Phases::default(),
+            }
+        });
+        let (end, told) = (ending.end(), ending.cause());
+        self.note_end(generation, cause, &end, &ending.reason, failure.is_some());
+        self.close_tunnels(&ending.reason);
         self.context.table.remove(&self.handle.id, generation);
         let now = Instant::now();
         let publish = || {
             self.show(|view| {
-                let state = if failed {
-                    SessionState::Failed
-                } else {
-                    SessionState::Stopped
-                };
-                set_state(view, state, reason);
-                view.cause = Some(told);
-                view.exit_code = exit_code;
-                view.ended_at = Some(ended_at);
+                set_state(view, crate::view::ended_state(&ending), ending.reason);
+                view.end = Some(end);
+                view.exit_code = ending.exit_code;
+                view.ended_at = Some(ending.ended_at);
                 view.process = None;
                 view.failure = failure;
                 view.dead_at.get_or_insert(now);
@@ -314,21 +310,24 @@ impl Publisher {
         &self,
         generation: Option<Generation>,
         cause: &Cause,
+        end: &SessionEnd,
         reason: &str,
         start_failed: bool,
     ) {
         if start_failed {
             metrics::counter!("conman_starts_total", "result" => "failed").increment(1);
         }
-        match cause {
-            Cause::StartFailed(_) | Cause::ExitedEarly => {
-                self.note(EventKind::SessionFailed, generation, reason);
-            }
-            Cause::Exited => self.note(EventKind::SessionExited, generation, reason),
-            Cause::Asked(..) => {}
-        }
-        if !self.elsewhere {
-            self.note(EventKind::SessionReleased, generation, reason);
+        let kind = match cause {
+            Cause::StartFailed(_) | Cause::ExitedEarly => Some(EventKind::SessionFailed),
+            Cause::Exited => Some(EventKind::SessionExited),
+            Cause::Asked(..) => None,
+        };
+        let released = (!self.elsewhere).then_some(EventKind::SessionReleased);
+        if let Some(generation) = generation {
+            let id = &self.handle.id;
+            let events = kind.into_iter().chain(released);
+            let events = events.map(|kind| end_event(kind, id, generation, end, reason));
+            self.context.journal.append(events.collect());
         }
         let cause = match cause {
             Cause::StartFailed(_) => "start_failed",

@@ -30,6 +30,7 @@ pub(super) struct EndedLife {
     /// Exit code of a program that could not be run.
     pub(super) unrun_exit_code: Option<i32>,
     pub(super) cause: Cause,
+    pub(super) failed_phase: Option<&'static str>,
     pub(super) started_at: Option<Timestamp>,
     pub(super) phases: Phases,
 }
@@ -56,13 +57,13 @@ pub(super) async fn ending(
     context: &Context,
     runtime: Option<&Arc<dyn Runtime>>,
     key: &ContainerKey,
-    obituary: EndedLife,
+    life: EndedLife,
 ) -> Ending {
     let patience = context.options.bounds.exit_code;
-    let mut exit_code = obituary.unrun_exit_code;
-    let mut cause = obituary.cause;
+    let mut exit_code = life.unrun_exit_code;
+    let mut cause = life.cause;
     let mut output = None;
-    if let Some(runtime) = runtime.filter(|_| obituary.by_itself) {
+    if let Some(runtime) = runtime.filter(|_| life.by_itself) {
         let (asked, fenced) = tokio::join!(
             timeout(patience, runtime.exit_code(key, patience)),
             runtime.was_fenced(key),
@@ -84,12 +85,13 @@ pub(super) async fn ending(
     }
     Ending {
         failed: outcome.failed,
-        cause: Some(cause.told()),
+        cause: Some(cause.end_cause()),
+        failed_phase: life.failed_phase.map(str::to_owned),
         reason: outcome.reason,
         exit_code,
         ended_at: Timestamp::now(),
-        started_at: obituary.started_at,
-        phases: obituary.phases,
+        started_at: life.started_at,
+        phases: life.phases,
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use conman_core::EndCause;
 use conman_linux::PidFd;
-use conman_proto::{Generation, SessionState};
+use conman_proto::{EndCause, Generation, SessionEnd, SessionState};
 use conman_registry::{Phases, RegistryError};
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -16,8 +15,8 @@ use crate::error::FailureKind;
 pub(crate) struct View {
     pub(crate) state: SessionState,
     pub(crate) reason: Option<String>,
-    /// What ended it.
-    pub(crate) cause: Option<EndCause>,
+    /// Why it ended, or is being ended.
+    pub(crate) end: Option<SessionEnd>,
     pub(crate) exit_code: Option<i32>,
     /// `None` until the registry has recorded the start: such a session is not shown.
     pub(crate) generation: Option<Generation>,
@@ -48,11 +47,16 @@ pub(crate) enum Failure {
 }
 
 impl View {
+    /// What ended it, or ends it.
+    pub(crate) fn cause(&self) -> Option<EndCause> {
+        self.end.as_ref().map(|end| end.cause)
+    }
+
     pub(crate) fn starting() -> Self {
         Self {
             state: SessionState::Starting,
             reason: None,
-            cause: None,
+            end: None,
             exit_code: None,
             generation: None,
             created_at: Timestamp::now(),

@@ -9,7 +9,7 @@ use conman_core::{EndCause, FENCED};
 use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
 use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
-use conman_runtime::{ContainerKey, Runtime};
+use conman_runtime::{ContainerKey, Lifecycle as _};
 use conman_testkit::{Fault, Faults, Operation};
 use futures_util::FutureExt as _;
 use jiff::Timestamp;
@@ -79,17 +79,23 @@ fn running_sessions_go_on_with_the_same_process_generation_and_times() {
     daemon.run(async {
         let route = daemon
             .node
+            .access()
             .route(&session("alice"), false)
             .await
             .expect("runs");
         route.connect().await.expect("it still answers");
     });
     let again = daemon
-        .run(daemon.node.ensure(&session("alice"), &web(), true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &web(), true),
+        )
         .expect("runs");
     assert!(!again.created);
     daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("stopped");
     assert_eq!(stage.alive(), 0);
 }
@@ -114,7 +120,7 @@ fn adoption_asks_no_runtime_and_adopted_sessions_can_be_killed_while_it_hangs() 
     for id in ["a", "b", "c"] {
         assert_eq!(daemon.show(id).state, SessionState::Running);
         daemon
-            .run(daemon.node.stop(&session(id), "deleted"))
+            .run(daemon.node.sessions().stop(&session(id), "deleted"))
             .expect("stopped");
     }
     assert_eq!(stage.alive(), 0);
@@ -167,7 +173,11 @@ fn what_the_fence_killed_has_lost_its_node_whether_a_daemon_saw_it_or_not() {
         port: Some(Some(8080)),
         ..idle()
     };
-    let starting = daemon.run(daemon.node.ensure(&session("unready"), &never_ready, false));
+    let starting = daemon.run(daemon.node.sessions().ensure(
+        &session("unready"),
+        &never_ready,
+        false,
+    ));
     assert!(starting.expect("begun").created);
     let unready = eventually("its process", || daemon.record("unready").container);
     let unready = hold(Some(unready.pid));
@@ -306,7 +316,12 @@ fn a_program_that_was_not_ready_yet_gets_a_fresh_chance() {
         ..program(&script)
     };
     let before = daemon
-        .run(daemon.node.ensure(&session("alice"), &request, false))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &request, false),
+        )
         .expect("begun");
     eventually("the container's identity", || {
         daemon.record("alice").container
@@ -339,7 +354,11 @@ fn a_start_that_nobody_answered_before_the_crash_is_found_and_ended() {
     );
     daemon.faults().always(Operation::Find, Fault::Hang);
     let node = Arc::clone(&daemon.node);
-    daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     eventually("the call", || {
         (daemon.faults().calls(Operation::Start) == 1).then_some(())
     });
@@ -423,7 +442,7 @@ fn what_a_dead_daemon_had_no_time_to_remove_is_removed() {
         .always(Operation::Remove, Fault::Unavailable);
     let generation = daemon.start("alice", &idle()).generation;
     daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("stopped");
     eventually("the failure to be told", || {
         daemon

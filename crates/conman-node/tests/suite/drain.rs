@@ -27,7 +27,7 @@ fn request() -> DrainRequest {
 
 fn await_drained(daemon: &Daemon) -> DrainReport {
     eventually("the node to be drained", || {
-        let report = daemon.node.drain_report()?;
+        let report = daemon.node.drain().report()?;
         (report.state == DrainState::Drained).then_some(report)
     })
 }
@@ -41,10 +41,15 @@ fn every_session_is_released_and_no_new_one_is_admitted_until_the_drain_is_taken
         daemon.start(id, &idle());
     }
     let begun = daemon
-        .run(daemon.node.drain(&request()))
+        .run(daemon.node.drain().begin(&request()))
         .expect("it begins");
     assert_eq!(begun.reason, "new kernel");
-    let late = daemon.run(daemon.node.ensure(&session("late"), &idle(), true));
+    let late = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("late"), &idle(), true),
+    );
     assert!(
         matches!(late, Err(EnsureError::Draining { .. })),
         "{late:?}"
@@ -56,18 +61,22 @@ fn every_session_is_released_and_no_new_one_is_admitted_until_the_drain_is_taken
     assert_eq!(stage.alive(), 0);
     let shown = daemon.await_state("s0", SessionState::Stopped);
     assert_eq!(shown.reason.as_deref(), Some("drained: new kernel"));
-    assert_eq!(daemon.node.view().state, NodeState::Draining);
-    let again = daemon.run(daemon.node.drain(&DrainRequest::default()));
+    assert_eq!(daemon.node.status().view().state, NodeState::Draining);
+    let again = daemon.run(daemon.node.drain().begin(&DrainRequest::default()));
     assert_eq!(
         again.expect("it is told"),
         report,
         "asking again changes nothing"
     );
 
-    daemon.run(daemon.node.undrain()).expect("it is taken back");
-    daemon.run(daemon.node.undrain()).expect("nothing is to do");
-    assert_eq!(daemon.node.drain_report(), None);
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    daemon
+        .run(daemon.node.drain().cancel())
+        .expect("it is taken back");
+    daemon
+        .run(daemon.node.drain().cancel())
+        .expect("nothing is to do");
+    assert_eq!(daemon.node.drain().report(), None);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
     assert!(daemon.start("s0", &idle()).generation > before.generation);
 
     daemon.run(daemon.node.journal().flush());
@@ -90,18 +99,18 @@ fn sessions_that_nobody_uses_go_first() {
     // The first by name, and used.
     daemon.start("a", &web());
     daemon.start("b", &idle());
-    let route = daemon.run(daemon.node.route(&session("a"), false));
+    let route = daemon.run(daemon.node.access().route(&session("a"), false));
     let _used = route.expect("it runs").activity.begin();
     let one_at_a_time = DrainRequest {
         parallel: Some(1),
         ..request()
     };
-    let plan = daemon.node.drain_plan(&one_at_a_time);
+    let plan = daemon.node.drain().plan(&one_at_a_time);
     let order: Vec<_> = plan.sessions.iter().map(|one| one.id.as_str()).collect();
     assert_eq!(order, ["b", "a"]);
-    assert_eq!(daemon.node.drain_report(), None, "a plan begins nothing");
+    assert_eq!(daemon.node.drain().report(), None, "a plan begins nothing");
     daemon
-        .run(daemon.node.drain(&one_at_a_time))
+        .run(daemon.node.drain().begin(&one_at_a_time))
         .expect("it begins");
     await_drained(&daemon);
     let ended = |id| daemon.show(id).ended_at.expect("it has ended");
@@ -135,6 +144,7 @@ fn sessions_go_as_planned_and_wait_for_no_node_that_takes_another() {
     });
     daemon
         .node
+        .drain()
         .relocate_by(Arc::clone(&slow) as Arc<dyn Relocate>);
     for id in ["c", "a", "b"] {
         let mut restarted = idle();
@@ -145,13 +155,13 @@ fn sessions_go_as_planned_and_wait_for_no_node_that_takes_another() {
         parallel: Some(1),
         ..request()
     };
-    let plan = daemon.node.drain_plan(&one_at_a_time);
+    let plan = daemon.node.drain().plan(&one_at_a_time);
     let planned: Vec<_> = plan.sessions.iter().map(|one| one.id.as_str()).collect();
     assert_eq!(planned, ["a", "b", "c"]);
     let last = plan.sessions.last().expect("three");
     assert!(last.at_ms > 0 && plan.predicted_ms > last.at_ms + last.grace_ms);
     daemon
-        .run(daemon.node.drain(&one_at_a_time))
+        .run(daemon.node.drain().begin(&one_at_a_time))
         .expect("it begins");
     // None has been taken yet.
     eventually("all to be stopped", || {
@@ -160,7 +170,7 @@ fn sessions_go_as_planned_and_wait_for_no_node_that_takes_another() {
     assert_eq!(stage.alive(), 0);
     let ended = |id| daemon.show(id).ended_at.expect("it has ended");
     assert!(ended("a") <= ended("b") && ended("b") <= ended("c"));
-    let report = daemon.node.drain_report().expect("it goes on");
+    let report = daemon.node.drain().report().expect("it goes on");
     assert_eq!(report.state, DrainState::Draining);
     slow.lets.add_permits(3);
     let report = await_drained(&daemon);
@@ -185,13 +195,15 @@ fn a_program_that_asks_for_no_time_gets_some_with_the_signal_that_the_operator_n
         ..named.clone()
     };
     let warning = |request| {
-        let plan = daemon.node.drain_plan(request);
+        let plan = daemon.node.drain().plan(request);
         let only = plan.sessions.into_iter().next().expect("one");
         (only.signal, only.grace_ms)
     };
     assert_eq!(warning(&named), (Some("SIGTERM".to_owned()), 10_000));
     assert_eq!(warning(&at_once), (None, 0), "none is sent");
-    daemon.run(daemon.node.drain(&named)).expect("it begins");
+    daemon
+        .run(daemon.node.drain().begin(&named))
+        .expect("it begins");
     await_drained(&daemon);
     let saved = std::fs::read_to_string(file("saved"));
     assert_eq!(saved.expect("it was sent"), "saved\n");
@@ -221,7 +233,9 @@ fn a_program_gets_the_signal_and_the_time_that_the_operator_grants() {
         grace_ms: Some(3_600_000),
         ..request()
     };
-    daemon.run(daemon.node.drain(&graceful)).expect("it begins");
+    daemon
+        .run(daemon.node.drain().begin(&graceful))
+        .expect("it begins");
     let report = await_drained(&daemon);
     assert_eq!(report.released, 1);
     let saved = std::fs::read_to_string(file("saved"));
@@ -265,7 +279,9 @@ fn told_and_left(stage: &Stage) -> [PidFd; 2] {
         parallel: Some(1),
         ..request()
     };
-    daemon.run(daemon.node.drain(&in_turn)).expect("it begins");
+    daemon
+        .run(daemon.node.drain().begin(&in_turn))
+        .expect("it begins");
     eventually("one to be told", || file("told").exists().then_some(()));
     daemon.vanish();
     [first, other].map(|one| PidFd::open(one.pid.expect("a process")).expect("alive"))
@@ -297,7 +313,7 @@ fn a_program_that_does_as_it_was_told_under_the_next_daemon_is_for_another_node(
     // The drain was taken back: nobody tells it again.
     std::fs::remove_file(stage.state.path().join("drain.json")).expect("removed");
     let daemon = stage.boot();
-    assert_eq!(daemon.node.drain_report(), None);
+    assert_eq!(daemon.node.drain().report(), None);
     std::fs::write(stage.state.path().join("obey"), "").expect("written");
     assert!(other.kill().expect("sent"));
     for (id, cause) in [("first", EndCause::Drained), ("other", EndCause::Exited)] {
@@ -317,14 +333,18 @@ fn a_start_that_a_drain_ends_is_for_another_node() {
     };
     let starting = {
         let node = Arc::clone(&daemon.node);
-        daemon.spawn(async move { node.ensure(&session("alice"), &never_ready, true).await })
+        daemon.spawn(async move {
+            node.sessions()
+                .ensure(&session("alice"), &never_ready, true)
+                .await
+        })
     };
     eventually("its process", || {
-        let known = daemon.node.get(&session("alice"));
+        let known = daemon.node.sessions().get(&session("alice"));
         known.and_then(|session| session.pid)
     });
     daemon
-        .run(daemon.node.drain(&request()))
+        .run(daemon.node.drain().begin(&request()))
         .expect("it begins");
     let refused = daemon.run(starting).expect("no panic");
     let Err(error @ EnsureError::Draining { .. }) = &refused else {
@@ -345,7 +365,7 @@ fn who_connects_to_what_goes_and_has_closed_its_port_waits_for_its_end() {
     };
     daemon.start("alice", &served);
     let alice = session("alice");
-    let find = || Box::pin(daemon.node.route(&alice, false));
+    let find = || Box::pin(daemon.node.access().route(&alice, false));
     let route = daemon.run(find()).expect("it serves");
     assert!(!daemon.run(route.has_closed()), "nobody told it to go");
     let patient = DrainRequest {
@@ -353,13 +373,16 @@ fn who_connects_to_what_goes_and_has_closed_its_port_waits_for_its_end() {
         grace_ms: Some(3_600_000),
         ..request()
     };
-    daemon.run(daemon.node.drain(&patient)).expect("it begins");
+    daemon
+        .run(daemon.node.drain().begin(&patient))
+        .expect("it begins");
     eventually("the port to be closed", || {
         daemon.run(route.has_closed()).then_some(())
     });
     assert_eq!(daemon.show("alice").state, SessionState::Running);
     let turned = daemon
         .node
+        .access()
         .own_route(&alice, route.generation)
         .expect_err("other nodes wait as well");
     assert!(matches!(turned, NotHere::NotReady), "{turned:?}");
@@ -392,25 +415,34 @@ fn a_daemon_that_is_restarted_goes_on_with_the_drain() {
         grace_ms: Some(3_600_000),
         ..request()
     };
-    daemon.run(daemon.node.drain(&patient)).expect("it begins");
+    daemon
+        .run(daemon.node.drain().begin(&patient))
+        .expect("it begins");
     daemon.vanish();
 
     let daemon = stage.boot();
-    let report = daemon.node.drain_report().expect("it goes on");
+    let report = daemon.node.drain().report().expect("it goes on");
     assert_eq!(
         (report.state, report.reason.as_str()),
         (DrainState::Draining, "new kernel")
     );
-    let late = daemon.run(daemon.node.ensure(&session("late"), &idle(), true));
+    let late = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("late"), &idle(), true),
+    );
     assert!(
         matches!(late, Err(EnsureError::Draining { .. })),
         "{late:?}"
     );
     // Who has had no turn, or whose time is not over, may still be kept.
-    daemon.run(daemon.node.undrain()).expect("it is taken back");
+    daemon
+        .run(daemon.node.drain().cancel())
+        .expect("it is taken back");
     daemon.vanish();
     let daemon = stage.boot();
-    assert_eq!(daemon.node.drain_report(), None);
+    assert_eq!(daemon.node.drain().report(), None);
     daemon.start("late", &idle());
 }
 
@@ -423,7 +455,7 @@ fn a_node_that_cannot_write_it_down_is_drained_all_the_same_and_writes_it_down_w
     let obstacle = stage.state.path().join("drain.json.new");
     let written = stage.state.path().join("drain.json");
     std::fs::create_dir(&obstacle).expect("made");
-    let drain = || daemon.run(daemon.node.drain(&request()));
+    let drain = || daemon.run(daemon.node.drain().begin(&request()));
     drain().expect("it begins");
     assert_eq!(await_drained(&daemon).released, 1);
     assert!(!written.exists());
@@ -434,13 +466,19 @@ fn a_node_that_cannot_write_it_down_is_drained_all_the_same_and_writes_it_down_w
     assert!(told("would not continue the drain"), "{events:?}");
 
     // What was taken back is not written down any more.
-    daemon.run(daemon.node.undrain()).expect("it is taken back");
+    daemon
+        .run(daemon.node.drain().cancel())
+        .expect("it is taken back");
     daemon.start("alice", &idle());
     drain().expect("it begins");
-    daemon.run(daemon.node.undrain()).expect("it is taken back");
+    daemon
+        .run(daemon.node.drain().cancel())
+        .expect("it is taken back");
     std::fs::remove_dir(&obstacle).expect("removed");
     drain().expect("it begins");
-    daemon.run(daemon.node.undrain()).expect("it is taken back");
+    daemon
+        .run(daemon.node.drain().cancel())
+        .expect("it is taken back");
     assert!(!written.exists());
 
     std::fs::create_dir(&obstacle).expect("made");
@@ -450,7 +488,7 @@ fn a_node_that_cannot_write_it_down_is_drained_all_the_same_and_writes_it_down_w
     eventually("it to be written down", || written.exists().then_some(()));
     daemon.vanish();
     let daemon = stage.boot();
-    let report = daemon.node.drain_report().expect("it goes on");
+    let report = daemon.node.drain().report().expect("it goes on");
     assert_eq!(report.reason, "new kernel");
 }
 
@@ -464,10 +502,10 @@ fn a_disk_that_does_not_answer_holds_up_no_drain() {
     let mode = Mode::RUSR | Mode::WUSR;
     mknodat(CWD, &obstacle, FileType::Fifo, mode, 0).expect("made");
     daemon
-        .run(daemon.node.drain(&request()))
+        .run(daemon.node.drain().begin(&request()))
         .expect("it begins");
     assert_eq!(await_drained(&daemon).released, 1);
-    let refused = daemon.run(daemon.node.undrain());
+    let refused = daemon.run(daemon.node.drain().cancel());
     let refused = refused.expect_err("what is under way may be written yet");
     assert!(format!("{refused:?}").contains("TimedOut"), "{refused:?}");
 
@@ -478,11 +516,11 @@ fn a_disk_that_does_not_answer_holds_up_no_drain() {
         .open(&obstacle)
         .expect("opened");
     eventually("the drain to be taken back", || {
-        daemon.run(daemon.node.undrain()).ok()
+        daemon.run(daemon.node.drain().cancel()).ok()
     });
     drop(read);
     daemon.start("alice", &idle());
     daemon.vanish();
     let daemon = stage.boot();
-    assert_eq!(daemon.node.drain_report(), None);
+    assert_eq!(daemon.node.drain().report(), None);
 }

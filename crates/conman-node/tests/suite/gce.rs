@@ -12,8 +12,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use conman_node::{GceOptions, NodeOptions};
-use conman_proto::{NodeState, PreemptRequest, SessionState};
+use conman_node::{EmergencyThread, EnsureError, NOTICE_SOURCES, NoticeSourceOptions};
+use conman_proto::{EndCause, NodeState, PreemptRequest, SessionState};
 use tokio::sync::watch;
 
 /// The metadata server, and what it was asked.
@@ -163,28 +163,38 @@ struct Scene {
 }
 
 fn set_up(stage: &Stage) -> Scene {
+    let (server, metadata, address) = serve();
+    let emergency = watching(&format!("http://{address}"));
+    Scene {
+        daemon: stage.boot_after(emergency),
+        metadata,
+        _server: server,
+    }
+}
+
+fn serve() -> (tokio::runtime::Runtime, Metadata, SocketAddr) {
     let server = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .expect("a tokio runtime");
     let (metadata, address) = Metadata::start(&server);
-    let options = NodeOptions {
-        gce: Some(GceOptions {
-            endpoint: format!("http://{address}"),
-        }),
-        ..stage.options()
+    (server, metadata, address)
+}
+
+/// An emergency thread that watches a metadata server.
+fn watching(endpoint: &str) -> EmergencyThread {
+    let kind = NOTICE_SOURCES.iter().find(|kind| kind.name == "gce");
+    let source = NoticeSourceOptions {
+        kind: *kind.expect("it is known"),
+        endpoint: endpoint.to_owned(),
     };
-    Scene {
-        daemon: stage.boot_with(options),
-        metadata,
-        _server: server,
-    }
+    EmergencyThread::start(&[source]).expect("a thread")
 }
 
 fn await_node(daemon: &Daemon, state: NodeState) {
     eventually("the node's state", || {
-        (daemon.node.view().state == state).then_some(())
+        (daemon.node.status().view().state == state).then_some(())
     });
 }
 
@@ -216,8 +226,45 @@ fn a_notice_preempts_and_its_withdrawal_admits_again() {
     );
     assert_eq!(stage.alive(), 0);
     // The report that the notice got; this one comes too late to be anything but a duplicate.
-    let report = daemon.run(daemon.node.preempt(&PreemptRequest::default(), "late"));
+    let report = daemon.run(
+        daemon
+            .node
+            .preemption()
+            .preempt(&PreemptRequest::default(), "late"),
+    );
     assert_eq!(report.expect("a report").source, "gce");
+}
+
+#[test]
+fn a_notice_that_arrives_before_the_node_is_up_is_acted_on() {
+    let stage = Stage::new();
+    let earlier = stage.boot();
+    earlier.start("alice", &idle());
+    earlier.vanish();
+    let (_server, metadata, address) = serve();
+    metadata.set("preempted", "TRUE");
+    let emergency = watching(&format!("http://{address}"));
+    eventually("the notice to arrive", || {
+        metadata
+            .asked("preempted")
+            .iter()
+            .any(|asked| asked.waits)
+            .then_some(())
+    });
+
+    let daemon = stage.boot_after(emergency);
+    let shown = daemon.await_state("alice", SessionState::Stopped);
+    let cause = shown.end.map(|end| end.cause);
+    assert_eq!(cause, Some(EndCause::Preempted), "{:?}", shown.reason);
+    assert_eq!(stage.alive(), 0);
+    assert_eq!(daemon.node.status().view().state, NodeState::Preempted);
+    let refused = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("bob"), &idle(), true),
+    );
+    assert!(matches!(refused, Err(EnsureError::Preempted { .. })));
 }
 
 #[test]
@@ -267,15 +314,20 @@ fn an_operators_preemption_is_not_undone_by_the_metadata_server() {
     metadata.set("preempted", "TRUE");
     await_node(daemon, NodeState::Preempted);
     daemon
-        .run(daemon.node.preempt(&PreemptRequest::default(), "api"))
+        .run(
+            daemon
+                .node
+                .preemption()
+                .preempt(&PreemptRequest::default(), "api"),
+        )
         .expect("a report");
     let before = metadata.asked("preempted").len();
     metadata.set("preempted", "FALSE");
     eventually("the withdrawal to be heard", || {
         (metadata.asked("preempted").len() > before).then_some(())
     });
-    assert_eq!(daemon.node.view().state, NodeState::Preempted);
-    let readmitted = daemon.run(daemon.node.readmit());
+    assert_eq!(daemon.node.status().view().state, NodeState::Preempted);
+    let readmitted = daemon.run(daemon.node.preemption().readmit());
     readmitted.expect("the order is carried out");
     await_node(daemon, NodeState::Live);
 }
@@ -288,7 +340,7 @@ fn a_repeated_notice_does_not_undo_what_an_operator_said_since() {
     } = &set_up(&stage);
     metadata.set("preempted", "TRUE");
     await_node(daemon, NodeState::Preempted);
-    let readmitted = daemon.run(daemon.node.readmit());
+    let readmitted = daemon.run(daemon.node.preemption().readmit());
     readmitted.expect("the order is carried out");
     await_node(daemon, NodeState::Live);
     let before = metadata.asked("preempted").len();
@@ -296,7 +348,7 @@ fn a_repeated_notice_does_not_undo_what_an_operator_said_since() {
     eventually("the notice to be repeated", || {
         (metadata.asked("preempted").len() > before + 1).then_some(())
     });
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
     daemon.start("alice", &idle());
 }
 
@@ -325,7 +377,11 @@ fn trouble_is_waited_out_and_what_changed_meanwhile_is_heard() {
         eventually("another try", || {
             (metadata.asked("preempted").len() > before + 1).then_some(())
         });
-        assert_eq!(daemon.node.view().state, NodeState::Live, "{trouble:?}");
+        assert_eq!(
+            daemon.node.status().view().state,
+            NodeState::Live,
+            "{trouble:?}"
+        );
         metadata.make_trouble(None);
         await_node(daemon, NodeState::Preempted);
     }
@@ -334,14 +390,8 @@ fn trouble_is_waited_out_and_what_changed_meanwhile_is_heard() {
 #[test]
 fn without_a_metadata_server_the_node_serves_all_the_same() {
     let stage = Stage::new();
-    let options = NodeOptions {
-        // Nobody listens on this port (tcpmux), and if somebody does, it is no metadata server.
-        gce: Some(GceOptions {
-            endpoint: "http://127.0.0.1:1".to_owned(),
-        }),
-        ..stage.options()
-    };
-    let daemon = stage.boot_with(options);
+    // Nobody listens on this port (tcpmux), and if somebody does, it is no metadata server.
+    let daemon = stage.boot_after(watching("http://127.0.0.1:1"));
     daemon.start("alice", &idle());
-    assert!(daemon.node.get(&session("alice")).is_some());
+    assert!(daemon.node.sessions().get(&session("alice")).is_some());
 }

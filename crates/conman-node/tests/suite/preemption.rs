@@ -37,10 +37,10 @@ fn every_session_is_dead_and_released_and_no_new_one_is_admitted() {
     let ids = start_some(&daemon, 8);
     daemon.start("web", &web());
     let route = daemon
-        .run(daemon.node.route(&session("web"), false))
+        .run(daemon.node.access().route(&session("web"), false))
         .expect("runs");
     let report = daemon
-        .run(daemon.node.preempt(&request(), "api"))
+        .run(daemon.node.preemption().preempt(&request(), "api"))
         .expect("a report");
 
     assert_eq!(
@@ -73,8 +73,13 @@ fn every_session_is_dead_and_released_and_no_new_one_is_admitted() {
         assert_eq!(shown.reason.as_deref(), Some("preempted: a test"));
         assert_eq!(shown.pid, None);
     }
-    assert_eq!(daemon.node.view().state, NodeState::Preempted);
-    let refused = daemon.run(daemon.node.ensure(&session("late"), &idle(), true));
+    assert_eq!(daemon.node.status().view().state, NodeState::Preempted);
+    let refused = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("late"), &idle(), true),
+    );
     assert!(
         matches!(refused, Err(EnsureError::Preempted { .. })),
         "{refused:?}"
@@ -115,9 +120,9 @@ fn it_works_while_every_thread_of_the_daemon_is_stuck_and_the_runtime_hangs() {
     }
     barrier.wait();
 
-    let emergency = daemon.node.emergency().clone();
+    let emergency = daemon.node.preemption().clone();
     let pending = emergency
-        .preempt(&request(), "signal")
+        .begin(&request(), "signal")
         .expect("the notice is taken");
     // A runtime of the test's own: the daemon's has no thread left.
     let own = tokio::runtime::Builder::new_current_thread()
@@ -144,10 +149,10 @@ fn a_second_notice_gets_the_first_ones_report() {
     let stage = Stage::new();
     let daemon = stage.boot();
     start_some(&daemon, 3);
-    let emergency = daemon.node.emergency();
+    let emergency = daemon.node.preemption();
     let notices = ["gce", "signal", "api"].map(|source| {
         emergency
-            .preempt(&request(), source)
+            .begin(&request(), source)
             .expect("the notice is taken")
     });
     let reports = notices.map(|pending| daemon.run(pending.wait()).expect("a report"));
@@ -158,7 +163,7 @@ fn a_second_notice_gets_the_first_ones_report() {
         ("gce", 3)
     );
     let later = daemon
-        .run(daemon.node.preempt(&request(), "admin"))
+        .run(daemon.node.preemption().preempt(&request(), "admin"))
         .expect("a report");
     assert_eq!(later, reports[0]);
 }
@@ -174,7 +179,7 @@ fn a_dry_run_says_what_would_happen_and_does_nothing() {
         ..idle()
     };
     let pid = daemon.start("graceful", &graceful).pid;
-    let plan = daemon.node.preempt_plan(Some(10_000));
+    let plan = daemon.node.preemption().plan(Some(10_000));
     let planned: Vec<_> = plan
         .sessions
         .iter()
@@ -190,7 +195,7 @@ fn a_dry_run_says_what_would_happen_and_does_nothing() {
         "{plan:?}"
     );
     assert_eq!(daemon.show("plain").state, SessionState::Running);
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
 }
 
 #[test]
@@ -216,7 +221,7 @@ fn a_session_that_ends_within_its_grace_is_certified_early_and_the_others_are_ki
         eventually("the trap to be set", || file(name).exists().then_some(()));
     }
     let report = daemon
-        .run(daemon.node.preempt(&request(), "api"))
+        .run(daemon.node.preemption().preempt(&request(), "api"))
         .expect("a report");
     assert_eq!((report.sessions, report.released), (2, 2), "{report:?}");
     assert_eq!(report.killed, 1);
@@ -291,7 +296,7 @@ fn what_dies_goes_before_everything_else_once_no_program_runs_on_in_its_grace() 
         budget_ms: Some(300_000),
         ..request()
     };
-    let report = daemon.spawn(async move { node.preempt(&notice, "api").await });
+    let report = daemon.spawn(async move { node.preemption().preempt(&notice, "api").await });
     daemon.await_state("quick", SessionState::Stopped);
     assert_eq!(read(&weights), usual, "a program runs on");
     std::fs::write(&end, "").expect("written");
@@ -335,21 +340,21 @@ fn sessions_are_admitted_again_after_an_operator_says_so() {
     let daemon = stage.boot();
     let before = daemon.start("alice", &idle());
     daemon
-        .run(daemon.node.preempt(&request(), "api"))
+        .run(daemon.node.preemption().preempt(&request(), "api"))
         .expect("a report");
-    let refused = daemon.run(daemon.node.route(&session("alice"), true));
+    let refused = daemon.run(daemon.node.access().route(&session("alice"), true));
     assert!(
         matches!(refused, Err(RouteError::NoPort { .. })),
         "{refused:?}"
     );
-    let readmitted = daemon.run(daemon.node.readmit());
+    let readmitted = daemon.run(daemon.node.preemption().readmit());
     readmitted.expect("the order is carried out");
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
     let after = daemon.start("alice", &idle());
     assert!(after.generation > before.generation);
     // A new notice is a new preemption.
     let report = daemon
-        .run(daemon.node.preempt(&request(), "api"))
+        .run(daemon.node.preemption().preempt(&request(), "api"))
         .expect("a report");
     assert_eq!((report.sessions, report.released), (1, 1));
 }
@@ -373,14 +378,14 @@ fn a_start_under_way_is_not_sent_or_is_killed_as_soon_as_it_appears() {
     daemon.faults().always(Operation::Find, Fault::Hang);
     let asked = ["unsent", "sent"].map(|id| {
         let node = Arc::clone(&daemon.node);
-        daemon.spawn(async move { node.ensure(&session(id), &idle(), true).await })
+        daemon.spawn(async move { node.sessions().ensure(&session(id), &idle(), true).await })
     });
     eventually("both calls", || {
         let calls = |operation| daemon.faults().calls(operation);
         (calls(Operation::Create) == 2 && calls(Operation::Start) == 1).then_some(())
     });
     let report = daemon
-        .run(daemon.node.preempt(&request(), "api"))
+        .run(daemon.node.preemption().preempt(&request(), "api"))
         .expect("a report");
     assert_eq!((report.sessions, report.released), (2, 2), "{report:?}");
     assert_eq!(stage.alive(), 0);
@@ -407,7 +412,11 @@ fn a_start_that_never_appears_is_reported_and_never_released_as_dead() {
     daemon.faults().next(Operation::Start, 1, Fault::Hang);
     daemon.faults().always(Operation::Find, Fault::Hang);
     let node = Arc::clone(&daemon.node);
-    let _asked = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let _asked = daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     eventually("the call", || {
         (daemon.faults().calls(Operation::Start) == 1).then_some(())
     });
@@ -416,7 +425,7 @@ fn a_start_that_never_appears_is_reported_and_never_released_as_dead() {
         ..request()
     };
     let report = daemon
-        .run(daemon.node.preempt(&short, "api"))
+        .run(daemon.node.preemption().preempt(&short, "api"))
         .expect("a report");
     assert_eq!(
         (report.released, report.unreleased.len()),
@@ -436,19 +445,26 @@ fn a_preemption_outlives_its_daemon_until_it_is_taken_back() {
     let written = stage.state.path().join("preempted.json");
     let daemon = stage.boot();
     daemon.start("alice", &idle());
-    let preempted = daemon.run(daemon.node.preempt(&request(), "api"));
+    let preempted = daemon.run(daemon.node.preemption().preempt(&request(), "api"));
     preempted.expect("a report");
     eventually("it to be written down", || written.exists().then_some(()));
     daemon.vanish();
 
     let daemon = stage.boot();
-    assert_eq!(daemon.node.view().state, NodeState::Preempted);
-    let refused = daemon.run(daemon.node.ensure(&session("late"), &idle(), true));
+    assert_eq!(daemon.node.status().view().state, NodeState::Preempted);
+    let refused = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("late"), &idle(), true),
+    );
     let Err(EnsureError::Preempted { reason, .. }) = refused else {
         panic!("admitted: {refused:?}")
     };
     assert!(reason.contains("a test"), "{reason}");
-    daemon.run(daemon.node.readmit()).expect("it stays");
+    daemon
+        .run(daemon.node.preemption().readmit())
+        .expect("it stays");
     eventually("it to be forgotten", || (!written.exists()).then_some(()));
     daemon.vanish();
     let daemon = stage.boot();
@@ -456,9 +472,10 @@ fn a_preemption_outlives_its_daemon_until_it_is_taken_back() {
     daemon.vanish();
 
     // Of an earlier boot.
-    std::fs::write(&written, r#"{"reason":"a test","boot_id":"another"}"#).expect("written");
+    let earlier = r#"{"version":2,"reason":"a test","boot_id":"another"}"#;
+    std::fs::write(&written, earlier).expect("written");
     let daemon = stage.boot();
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
 }
 
 #[test]
@@ -466,7 +483,7 @@ fn a_readmission_that_the_disk_refuses_to_note_is_noted_when_it_can_be() {
     let stage = Stage::new();
     let written = stage.state.path().join("preempted.json");
     let daemon = stage.boot();
-    let preempted = daemon.run(daemon.node.preempt(&request(), "api"));
+    let preempted = daemon.run(daemon.node.preemption().preempt(&request(), "api"));
     preempted.expect("a report");
     eventually("it to be written down", || written.exists().then_some(()));
     // What is there instead cannot be removed.
@@ -474,14 +491,16 @@ fn a_readmission_that_the_disk_refuses_to_note_is_noted_when_it_can_be() {
     std::fs::create_dir(&obstacle).expect("made");
     let exchange = || renameat_with(CWD, &obstacle, CWD, &written, RenameFlags::EXCHANGE);
     exchange().expect("exchanged");
-    daemon.run(daemon.node.readmit()).expect("it stays");
+    daemon
+        .run(daemon.node.preemption().readmit())
+        .expect("it stays");
     daemon.start("alice", &idle());
     exchange().expect("exchanged");
     eventually("it to be forgotten", || (!written.exists()).then_some(()));
     daemon.vanish();
     let daemon = stage.boot();
     assert_eq!(daemon.show("alice").state, SessionState::Running);
-    assert_eq!(daemon.node.view().state, NodeState::Live);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
 }
 
 #[test]
@@ -505,13 +524,13 @@ fn a_daemon_that_dies_in_the_middle_of_a_preemption_leaves_it_to_the_next() {
         budget_ms: Some(300_000),
         ..request()
     };
-    let emergency = daemon.node.emergency();
-    let report = emergency.preempt(&notice, "api").expect("it is taken");
+    let emergency = daemon.node.preemption();
+    let report = emergency.begin(&notice, "api").expect("it is taken");
     eventually("it to be written down", || written.exists().then_some(()));
     assert!(stage.alive() > 0, "it is given time");
     drop(report);
     daemon.vanish();
 
     let daemon = stage.boot();
-    assert_eq!(daemon.node.view().state, NodeState::Preempted);
+    assert_eq!(daemon.node.status().view().state, NodeState::Preempted);
 }

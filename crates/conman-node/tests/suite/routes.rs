@@ -18,7 +18,7 @@ fn a_connection_reaches_the_program_inside_its_namespace() {
     let daemon = stage.boot();
     daemon.start("alice", &web());
     let route = daemon
-        .run(daemon.node.route(&session("alice"), false))
+        .run(daemon.node.access().route(&session("alice"), false))
         .expect("runs");
     let answer = daemon.run(async {
         let mut stream = route.connect().await.expect("connected");
@@ -44,11 +44,16 @@ fn a_connection_to_a_starting_session_is_held_and_then_served() {
         .faults()
         .next(Operation::Start, 1, Fault::Delay(Duration::from_secs(3)));
     daemon
-        .run(daemon.node.ensure(&session("alice"), &web(), false))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &web(), false),
+        )
         .expect("begun");
     assert_eq!(daemon.show("alice").state, SessionState::Starting);
     let route = daemon
-        .run(daemon.node.route(&session("alice"), false))
+        .run(daemon.node.access().route(&session("alice"), false))
         .expect("served");
     assert_eq!(route.generation, daemon.show("alice").generation);
 }
@@ -63,7 +68,7 @@ fn held_connections_are_bounded_for_a_session_and_in_all() {
     daemon.faults().hang();
     for id in ["alice", "bob"] {
         daemon
-            .run(daemon.node.ensure(&session(id), &web(), false))
+            .run(daemon.node.sessions().ensure(&session(id), &web(), false))
             .expect("begun");
     }
     let mut held = Vec::new();
@@ -72,7 +77,7 @@ fn held_connections_are_bounded_for_a_session_and_in_all() {
         let mut waiting: Vec<_> = (0..size)
             .map(|_| {
                 let node = Arc::clone(&daemon.node);
-                daemon.spawn(async move { node.route(&session(id), false).await })
+                daemon.spawn(async move { node.access().route(&session(id), false).await })
             })
             .collect();
         let refused = eventually("a refusal", || {
@@ -109,10 +114,11 @@ fn a_connection_starts_a_session_only_if_its_template_and_the_caller_may() {
     for (id, template) in [("alice", "web"), ("bob", "manual")] {
         daemon.start(id, &web_from(template));
         daemon
-            .run(daemon.node.stop(&session(id), "deleted"))
+            .run(daemon.node.sessions().stop(&session(id), "deleted"))
             .expect("stopped");
     }
-    let route = |id: &str, may_start| daemon.run(daemon.node.route(&session(id), may_start));
+    let route =
+        |id: &str, may_start| daemon.run(daemon.node.access().route(&session(id), may_start));
     for (id, may_start) in [("alice", false), ("bob", true)] {
         let error = route(id, may_start).expect_err("refused");
         assert!(matches!(error, RouteError::Ended { .. }), "{error:?}");
@@ -129,7 +135,7 @@ fn what_cannot_be_reached_is_refused_with_its_reason() {
     daemon.start("portless", &idle());
     let route = |id: &str| {
         daemon
-            .run(daemon.node.route(&session(id), true))
+            .run(daemon.node.access().route(&session(id), true))
             .expect_err("refused")
     };
     assert!(matches!(route("portless"), RouteError::NoPort { .. }));
@@ -144,7 +150,12 @@ fn what_cannot_be_reached_is_refused_with_its_reason() {
         .faults()
         .always(Operation::Create, Fault::Delay(Duration::from_secs(3)));
     daemon
-        .run(daemon.node.ensure(&session("broken"), &web(), false))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("broken"), &web(), false),
+        )
         .expect("begun");
     let error = route("broken");
     let RouteError::NotStarted { source, .. } = &error else {
@@ -165,6 +176,7 @@ fn a_command_runs_in_a_session_and_its_output_and_exit_code_come_back() {
     let (output, status) = daemon.run(async {
         let mut io = daemon
             .node
+            .access()
             .exec(&session("alice"), plan)
             .await
             .expect("runs");
@@ -187,6 +199,7 @@ fn a_sessions_log_is_read_while_its_container_exists() {
         daemon.run(async {
             let logs = daemon
                 .node
+                .access()
                 .logs(&session("alice"), LogOptions::default())
                 .await;
             let chunks: Vec<_> = logs.expect("a log").collect().await;
@@ -200,13 +213,23 @@ fn a_sessions_log_is_read_while_its_container_exists() {
     assert_eq!(log, b"hello\n");
 
     daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("stopped");
     eventually("the log to be gone with its container", || {
-        let logs = daemon.run(daemon.node.logs(&session("alice"), LogOptions::default()));
+        let logs = daemon.run(
+            daemon
+                .node
+                .access()
+                .logs(&session("alice"), LogOptions::default()),
+        );
         matches!(logs, Err(AccessError::NotKept { .. })).then_some(())
     });
-    let error = daemon.run(daemon.node.exec(&session("alice"), ExecPlan::default()));
+    let error = daemon.run(
+        daemon
+            .node
+            .access()
+            .exec(&session("alice"), ExecPlan::default()),
+    );
     assert!(matches!(error, Err(AccessError::NotRunning { .. })));
 }
 
@@ -225,14 +248,14 @@ fn who_follows_what_a_terminal_shows_has_a_place_among_those_who_are_attached() 
             follow,
             ..LogOptions::default()
         };
-        daemon.run(daemon.node.logs(&id, options))
+        daemon.run(daemon.node.access().logs(&id, options))
     };
     let attach = || {
         let options = AttachOptions {
             size: None,
             scrollback: true,
         };
-        daemon.run(daemon.node.attach(&id, None, options))
+        daemon.run(daemon.node.access().attach(&id, None, options))
     };
     let attached = attach().expect("there is room");
     let mut followers = Vec::new();

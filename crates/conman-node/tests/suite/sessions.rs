@@ -5,10 +5,18 @@ use std::time::{Duration, Instant};
 
 use crate::stage::{Stage, bind_root, eventually, idle, program, session, web};
 use conman_node::{EnsureError, FailureKind, HostLimit};
-use conman_proto::{EventKind, LimitMet, RuntimeKind, SessionRequest, SessionState};
+use conman_proto::{
+    EndCause, EventKind, LimitMet, RuntimeKind, Session, SessionRequest, SessionState,
+};
 use conman_registry::RecordState;
-use conman_runtime::Runtime as _;
+use conman_runtime::Lifecycle as _;
 use conman_testkit::{Fault, Operation};
+
+/// The cause of a session's end, and the phase in which its start failed.
+fn end(shown: &Session) -> (EndCause, Option<&str>) {
+    let end = shown.end.as_ref().expect("it has ended");
+    (end.cause, end.phase.as_deref())
+}
 
 #[test]
 fn a_thousand_simultaneous_ensures_of_one_id_make_one_container() {
@@ -17,7 +25,11 @@ fn a_thousand_simultaneous_ensures_of_one_id_make_one_container() {
     let ensures: Vec<_> = (0..1_000)
         .map(|_| {
             let node = Arc::clone(&daemon.node);
-            daemon.spawn(async move { node.ensure(&session("alice"), &web(), true).await })
+            daemon.spawn(async move {
+                node.sessions()
+                    .ensure(&session("alice"), &web(), true)
+                    .await
+            })
         })
         .collect();
     let mut created = 0;
@@ -76,7 +88,7 @@ fn a_session_that_ended_starts_anew_in_a_greater_generation() {
     let daemon = stage.boot();
     let first = daemon.start("alice", &idle());
     let report = daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("stopped");
     assert_eq!(
         (report.state, report.generation),
@@ -106,7 +118,11 @@ fn an_ensure_of_a_stopping_session_waits_for_its_end_and_starts_it_anew() {
         .expect("killed");
     daemon.await_state("alice", SessionState::Stopping);
     let node = Arc::clone(&daemon.node);
-    let again = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let again = daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     daemon.await_state("alice", SessionState::Starting);
     daemon.faults().resume();
     let answer = daemon.run(again).expect("no panic").expect("it runs");
@@ -123,7 +139,12 @@ fn a_running_session_keeps_its_spec_and_says_that_another_was_asked_for() {
         ..idle()
     };
     let answer = daemon
-        .run(daemon.node.ensure(&session("alice"), &other, true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &other, true),
+        )
         .expect("runs");
     assert!(!answer.created && !answer.spec_matches);
     assert_eq!(answer.session.generation, first.generation);
@@ -138,7 +159,11 @@ fn a_start_goes_on_when_whoever_asked_for_it_is_gone() {
         .faults()
         .next(Operation::Create, 1, Fault::Delay(Duration::from_secs(2)));
     let node = Arc::clone(&daemon.node);
-    let asked = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let asked = daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     daemon.await_state("alice", SessionState::Starting);
     asked.abort();
     daemon.await_state("alice", SessionState::Running);
@@ -150,7 +175,12 @@ fn without_waiting_an_ensure_answers_as_soon_as_the_start_is_recorded() {
     let daemon = stage.boot();
     daemon.faults().hang();
     let answer = daemon
-        .run(daemon.node.ensure(&session("alice"), &idle(), false))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &idle(), false),
+        )
         .expect("begun");
     assert!(answer.created);
     assert_eq!(answer.session.state, SessionState::Starting);
@@ -167,7 +197,12 @@ fn a_refused_start_names_its_phase_and_its_cause_and_does_not_block_the_next() {
     for (operation, phase) in [(Operation::Create, "create"), (Operation::Start, "start")] {
         daemon.faults().next(operation, 1, refusal());
         let error = daemon
-            .run(daemon.node.ensure(&session("alice"), &idle(), true))
+            .run(
+                daemon
+                    .node
+                    .sessions()
+                    .ensure(&session("alice"), &idle(), true),
+            )
             .expect_err("refused");
         let EnsureError::StartFailed {
             kind,
@@ -217,7 +252,12 @@ fn a_runtime_that_hangs_fails_the_start_in_bounded_time() {
     let daemon = stage.boot_with(options);
     daemon.faults().hang();
     let error = daemon
-        .run(daemon.node.ensure(&session("alice"), &idle(), true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &idle(), true),
+        )
         .expect_err("nothing answers");
     let EnsureError::StartFailed {
         kind: FailureKind::TimedOut,
@@ -248,7 +288,12 @@ fn a_program_that_does_not_answer_on_its_port_is_killed_and_the_reason_says_so()
         ..idle()
     };
     let error = daemon
-        .run(daemon.node.ensure(&session("alice"), &deaf, true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &deaf, true),
+        )
         .expect_err("not ready");
     let EnsureError::StartFailed {
         kind: FailureKind::NotReady,
@@ -258,6 +303,7 @@ fn a_program_that_does_not_answer_on_its_port_is_killed_and_the_reason_says_so()
     else {
         panic!("{error:?}");
     };
+    assert_eq!(end(shown), (EndCause::StartFailed, Some("ready")));
     let reason = shown.reason.as_deref().expect("a reason");
     for words in ["ready: port 9", "nothing listens there", "ready_timeout_s"] {
         assert!(reason.contains(words), "{reason}");
@@ -279,6 +325,7 @@ fn an_http_path_is_ready_only_with_success() {
         .run(
             daemon
                 .node
+                .sessions()
                 .ensure(&session("bob"), &asking("/no-such-file"), true),
         )
         .expect_err("404");
@@ -294,7 +341,12 @@ fn a_program_that_ends_before_it_is_ready_fails_with_its_exit_code() {
         ..program("sleep 0.2; echo no such module >&2; exit 3")
     };
     let error = daemon
-        .run(daemon.node.ensure(&session("alice"), &broken, true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &broken, true),
+        )
         .expect_err("ended");
     let EnsureError::StartFailed {
         kind: FailureKind::Exited,
@@ -305,6 +357,7 @@ fn a_program_that_ends_before_it_is_ready_fails_with_its_exit_code() {
         panic!("{error:?}");
     };
     assert_eq!(shown.exit_code, Some(3));
+    assert_eq!(end(shown), (EndCause::Exited, Some("ready")));
     let reason = shown.reason.as_deref().expect("a reason");
     assert!(
         reason.ends_with("its last output: no such module"),
@@ -325,11 +378,12 @@ fn a_program_that_ends_by_itself_is_released_as_stopped_or_failed() {
             "until [ -e {} ]; do sleep 0.02; done; exit {code}",
             gate.display()
         ));
-        let answer = daemon.run(daemon.node.ensure(&session(id), &request, true));
+        let answer = daemon.run(daemon.node.sessions().ensure(&session(id), &request, true));
         answer.expect("it ran");
         std::fs::write(&gate, "").expect("written");
         let shown = daemon.await_state(id, state);
         assert_eq!(shown.exit_code, Some(code));
+        assert_eq!(end(&shown), (EndCause::Exited, None));
         assert!(daemon.record(id).state.is_ended());
         let mut story = daemon.story(id);
         // What is left is removed a moment later.
@@ -354,7 +408,7 @@ fn a_session_is_killed_and_released_while_the_runtime_hangs() {
     daemon.start("alice", &web());
     daemon.faults().hang();
     let report = daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("stopped");
     assert_eq!(report.state, SessionState::Stopped);
     assert_eq!(stage.alive(), 0);
@@ -379,7 +433,11 @@ fn a_start_whose_answer_was_lost_stays_owned_until_its_container_is_found_and_de
     // Nothing can be asked, so that the start can neither be found nor taken back.
     daemon.faults().always(Operation::Find, Fault::Unavailable);
     let node = Arc::clone(&daemon.node);
-    let asked = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let asked = daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     daemon.await_state("alice", SessionState::Stopping);
     assert!(!daemon.record("alice").state.is_ended());
     let error = daemon.run(asked).expect("no panic").expect_err("lost");
@@ -409,7 +467,12 @@ fn a_lost_start_that_never_came_to_anything_is_released_once_its_container_is_re
         .faults()
         .next(Operation::Start, 1, Fault::Unavailable);
     let error = daemon
-        .run(daemon.node.ensure(&session("alice"), &idle(), true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &idle(), true),
+        )
         .expect_err("unanswered");
     let EnsureError::StartFailed { kind, .. } = &error else {
         panic!("{error:?}")
@@ -428,12 +491,17 @@ fn a_container_that_is_made_once_its_session_has_ended_is_removed_after_that() {
         .faults()
         .next(Operation::Create, 1, Fault::Delay(MADE_AFTER));
     let begun = Instant::now();
-    let asked = daemon.run(daemon.node.ensure(&session("alice"), &idle(), false));
+    let asked = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("alice"), &idle(), false),
+    );
     assert_eq!(asked.expect("begun").session.state, SessionState::Starting);
     eventually("the call", || {
         (daemon.faults().calls(Operation::Create) == 1).then_some(())
     });
-    let stopped = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    let stopped = daemon.run(daemon.node.sessions().stop(&session("alice"), "deleted"));
     assert_eq!(stopped.expect("answered").state, SessionState::Stopped);
     eventually("the removal", || {
         let story = daemon.story("alice");
@@ -454,7 +522,12 @@ fn a_container_made_after_its_maker_gave_up_is_removed() {
         .faults()
         .next(Operation::Create, 1, Fault::LoseAnswer { happens_after });
     daemon
-        .run(daemon.node.ensure(&session("alice"), &idle(), true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &idle(), true),
+        )
         .expect_err("the answer was lost");
     let containers = stage.state.path().join("containers");
     let entries = || {
@@ -484,12 +557,20 @@ fn a_start_can_be_stopped_at_any_step() {
             .always(operation, Fault::Delay(Duration::from_millis(300)));
         let calls = daemon.faults().calls(operation);
         let node = Arc::clone(&daemon.node);
-        let asked =
-            daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+        let asked = daemon.spawn(async move {
+            node.sessions()
+                .ensure(&session("alice"), &idle(), true)
+                .await
+        });
         eventually("the call", || {
             (daemon.faults().calls(operation) > calls).then_some(())
         });
-        let report = daemon.run(daemon.node.stop(&session("alice"), "changed my mind"));
+        let report = daemon.run(
+            daemon
+                .node
+                .sessions()
+                .stop(&session("alice"), "changed my mind"),
+        );
         assert_eq!(report.expect("stopped").state, SessionState::Stopped);
         let error = daemon.run(asked).expect("no panic").expect_err("stopped");
         assert!(matches!(error, EnsureError::Stopped { .. }), "{error:?}");
@@ -515,10 +596,20 @@ fn beyond_a_limit_of_the_host_a_start_is_refused_by_the_limits_name() {
             remedy: "sysctl -w kernel.pid_max=1000".to_owned(),
         },
     };
-    let limited = |limit| daemon.node.limit_by_host(RuntimeKind::Process, limit);
+    let limited = |limit| {
+        daemon
+            .node
+            .status()
+            .limit_by_host(RuntimeKind::Process, limit)
+    };
     limited(Some(limit.clone()));
     let error = daemon
-        .run(daemon.node.ensure(&session("bob"), &idle(), true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("bob"), &idle(), true),
+        )
         .expect_err("full");
     let EnsureError::NoRoom { limit: met } = &error else {
         panic!("{error:?}");
@@ -529,14 +620,14 @@ fn beyond_a_limit_of_the_host_a_start_is_refused_by_the_limits_name() {
         assert!(error.to_string().contains(part), "{error}");
     }
     // Whoever looks at the host is told, and what runs is joined as ever.
-    daemon.run(daemon.node.host_limit_met());
+    daemon.run(daemon.node.status().host_limit_met());
     daemon.start("alice", &idle());
-    assert_eq!(daemon.node.settled(), 1);
-    let shown = daemon.node.view().host_limit.expect("it is shown");
+    assert_eq!(daemon.node.sessions().settled(), 1);
+    let shown = daemon.node.status().view().host_limit.expect("it is shown");
     assert_eq!((shown.max_sessions, shown.limit), (1, limit.met));
     limited(None);
     daemon.start("bob", &idle());
-    assert_eq!(daemon.node.settled(), 2);
+    assert_eq!(daemon.node.sessions().settled(), 2);
 }
 
 #[test]
@@ -547,7 +638,12 @@ fn beyond_max_sessions_a_start_is_refused_with_the_limit() {
     let daemon = stage.boot_with(options);
     daemon.start("alice", &idle());
     let error = daemon
-        .run(daemon.node.ensure(&session("bob"), &idle(), true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("bob"), &idle(), true),
+        )
         .expect_err("full");
     assert!(
         matches!(error, EnsureError::Full { max_sessions: 1 }),
@@ -555,7 +651,7 @@ fn beyond_max_sessions_a_start_is_refused_with_the_limit() {
     );
     daemon.start("alice", &idle());
     daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("stopped");
     daemon.start("bob", &idle());
 }
@@ -571,7 +667,7 @@ fn starts_beyond_max_starting_wait_and_show_it_as_their_admit_phase() {
         .always(Operation::Create, Fault::Delay(Duration::from_secs(2)));
     let ensures = ["a", "b"].map(|id| {
         let node = Arc::clone(&daemon.node);
-        daemon.spawn(async move { node.ensure(&session(id), &idle(), true).await })
+        daemon.spawn(async move { node.sessions().ensure(&session(id), &idle(), true).await })
     });
     let waits = ensures.map(|ensure| {
         let answer = daemon.run(ensure).expect("no panic").expect("it runs");
@@ -590,11 +686,11 @@ fn of_the_ended_sessions_the_oldest_are_forgotten() {
     for id in ["a", "b", "c"] {
         daemon.start(id, &idle());
         daemon
-            .run(daemon.node.stop(&session(id), "deleted"))
+            .run(daemon.node.sessions().stop(&session(id), "deleted"))
             .expect("stopped");
     }
-    assert!(daemon.node.get(&session("a")).is_none());
-    assert!(daemon.node.get(&session("b")).is_some());
+    assert!(daemon.node.sessions().get(&session("a")).is_none());
+    assert!(daemon.node.sessions().get(&session("b")).is_some());
     eventually("the registry to forget", || {
         daemon
             .run(daemon.registry.get(&session("a")))
@@ -620,7 +716,12 @@ fn a_bind_must_exist_and_lead_through_no_link_when_the_session_starts() {
     daemon.start("alice", &request());
     for (id, words) in [("mallory", "symbolic link"), ("bob", "does not exist")] {
         let error = daemon
-            .run(daemon.node.ensure(&session(id), &request(), true))
+            .run(
+                daemon
+                    .node
+                    .sessions()
+                    .ensure(&session(id), &request(), true),
+            )
             .expect_err("refused");
         let EnsureError::StartFailed {
             kind: FailureKind::Bind,
@@ -645,11 +746,12 @@ fn an_idle_session_is_stopped_and_one_with_a_tunnel_is_not() {
     daemon.start("idle", &request);
     daemon.start("busy", &request);
     let route = daemon
-        .run(daemon.node.route(&session("busy"), false))
+        .run(daemon.node.access().route(&session("busy"), false))
         .expect("runs");
     let tunnel = route.activity.begin();
     let stopped = daemon.await_state("idle", SessionState::Stopped);
     assert_eq!(stopped.reason.as_deref(), Some("idle for 5 s"));
+    assert_eq!(end(&stopped), (EndCause::Idle, None));
     assert_eq!(daemon.show("busy").connections, 1);
     assert_eq!(daemon.show("busy").state, SessionState::Running);
     drop(tunnel);
@@ -666,7 +768,7 @@ fn a_session_is_stopped_at_the_end_of_its_longest_lifetime_whatever_it_does() {
     };
     daemon.start("alice", &request);
     let route = daemon
-        .run(daemon.node.route(&session("alice"), false))
+        .run(daemon.node.access().route(&session("alice"), false))
         .expect("runs");
     let _tunnel = route.activity.begin();
     let stopped = daemon.await_state("alice", SessionState::Stopped);
@@ -676,6 +778,7 @@ fn a_session_is_stopped_at_the_end_of_its_longest_lifetime_whatever_it_does() {
             .as_deref()
             .is_some_and(|r| r.contains("lifetime of 5 s"))
     );
+    assert_eq!(end(&stopped), (EndCause::Lifetime, None));
     assert_eq!(
         route.closing.borrow().as_ref().map(|closing| closing.code),
         Some(1012)
@@ -691,10 +794,15 @@ fn a_bad_spec_names_every_field_and_touches_nothing() {
         pids: Some(0),
         ..idle()
     };
-    let error = daemon.run(daemon.node.ensure(&session("alice"), &request, true));
+    let error = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("alice"), &request, true),
+    );
     let EnsureError::BadSpec { errors, .. } = error.expect_err("invalid") else {
         panic!("another error")
     };
     assert_eq!(errors.len(), 2, "{errors:?}");
-    assert!(daemon.node.get(&session("alice")).is_none());
+    assert!(daemon.node.sessions().get(&session("alice")).is_none());
 }

@@ -13,7 +13,7 @@ use conman_linux::{Cgroups, PidFd};
 use conman_node::{EnsureError, FailureKind, NodeOptions, RouteError, StopError};
 use conman_proto::{EventKind, Generation, NodeState, PreemptRequest, ResolvedSpec, SessionState};
 use conman_registry::{RecordState, Registry as _};
-use conman_runtime::{ContainerKey, ContainerPlan, Runtime as _};
+use conman_runtime::{ContainerKey, ContainerPlan, Lifecycle as _};
 use conman_testkit::Operation;
 use futures_util::FutureExt as _;
 
@@ -46,7 +46,7 @@ fn what_does_not_die_is_stuck_with_its_reason_and_released_when_it_is_dead() {
     };
 
     let report = daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("answered");
     assert_eq!((report.state, report.dead_ms), (SessionState::Stuck, None));
     let reason = report.reason.expect("a reason");
@@ -55,9 +55,14 @@ fn what_does_not_die_is_stuck_with_its_reason_and_released_when_it_is_dead() {
     eventually("the record to say stuck", || {
         matches!(daemon.record("alice").state, RecordState::Stuck { .. }).then_some(())
     });
-    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    let error = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("alice"), &idle(), true),
+    );
     assert!(matches!(error, Err(EnsureError::Stuck { .. })), "{error:?}");
-    let error = daemon.run(daemon.node.route(&session("alice"), true));
+    let error = daemon.run(daemon.node.access().route(&session("alice"), true));
     assert!(matches!(error, Err(RouteError::Stuck { .. })), "{error:?}");
 
     frozen.thaw();
@@ -83,7 +88,7 @@ fn a_preemption_reports_what_does_not_die_and_releases_the_rest() {
         ..PreemptRequest::default()
     };
     let report = daemon
-        .run(daemon.node.preempt(&request, "api"))
+        .run(daemon.node.preemption().preempt(&request, "api"))
         .expect("a report");
     assert_eq!(
         (report.sessions, report.released, report.unreleased.len()),
@@ -118,7 +123,7 @@ fn deleted_while_stuck(stage: &Stage) -> Option<(Daemon, Frozen)> {
         budget_ms: Some(100),
         ..PreemptRequest::default()
     };
-    let report = daemon.run(daemon.node.preempt(&request, "api"));
+    let report = daemon.run(daemon.node.preemption().preempt(&request, "api"));
     assert_eq!(report.expect("a report").unreleased.len(), 1);
     daemon.await_state("alice", SessionState::Stuck);
     let cause = || daemon.record("alice").state.end_cause();
@@ -126,7 +131,7 @@ fn deleted_while_stuck(stage: &Stage) -> Option<(Daemon, Frozen)> {
     eventually("the record to say stuck", || {
         (cause() == expected).then_some(())
     });
-    let report = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    let report = daemon.run(daemon.node.sessions().stop(&session("alice"), "deleted"));
     assert_eq!(report.expect("answered").state, SessionState::Stuck);
     assert_eq!(cause(), Some(EndCause::Deleted), "it is written down");
     let RecordState::Stuck { reason, .. } = daemon.record("alice").state else {
@@ -162,18 +167,18 @@ fn what_is_deleted_while_it_is_stuck_and_preempted_then_is_told_as_deleted_in_wo
     let Some(frozen) = freeze(&stage, &daemon, "alice") else {
         return;
     };
-    let report = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    let report = daemon.run(daemon.node.sessions().stop(&session("alice"), "deleted"));
     assert_eq!(report.expect("answered").state, SessionState::Stuck);
     let request = PreemptRequest::default();
     let report = daemon.run(async {
         let thawing = async {
             // The preemption has begun, and hunts what it cannot kill.
-            while daemon.node.view().state != NodeState::Preempted {
+            while daemon.node.status().view().state != NodeState::Preempted {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             frozen.thaw();
         };
-        let (report, ()) = tokio::join!(daemon.node.preempt(&request, "api"), thawing);
+        let (report, ()) = tokio::join!(daemon.node.preemption().preempt(&request, "api"), thawing);
         report
     });
     assert_eq!(report.expect("a report").released, 1);
@@ -213,7 +218,7 @@ fn a_release_that_somebody_else_made_and_forgot_counts_as_one() {
     registry.forget_what_is_released();
     let notice = PreemptRequest::default();
     let report = daemon
-        .run(daemon.node.preempt(&notice, "api"))
+        .run(daemon.node.preemption().preempt(&notice, "api"))
         .expect("a report");
     assert_eq!((report.certified, report.released), (2, 2), "{report:?}");
     assert!(report.unreleased.is_empty(), "{report:?}");
@@ -224,12 +229,17 @@ fn a_start_that_cannot_be_recorded_is_refused_and_leaves_no_trace() {
     let stage = Stage::new();
     let (daemon, registry) = boot_flaky(&stage);
     registry.fill(true);
-    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    let error = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("alice"), &idle(), true),
+    );
     let Err(error @ EnsureError::Registry { .. }) = error else {
         panic!("{error:?}")
     };
     assert!(error.is_retryable());
-    assert!(daemon.node.get(&session("alice")).is_none());
+    assert!(daemon.node.sessions().get(&session("alice")).is_none());
     registry.fill(false);
     daemon.start("alice", &idle());
 }
@@ -240,7 +250,12 @@ fn a_claim_whose_answer_was_lost_does_not_keep_the_session_from_starting() {
     let (daemon, registry) = boot_flaky(&stage);
     registry.lose_next_claim();
     daemon
-        .run(daemon.node.ensure(&session("alice"), &idle(), true))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &idle(), true),
+        )
         .expect_err("lost");
     let lost = daemon.record("alice").generation;
     assert!(daemon.start("alice", &idle()).generation > lost);
@@ -256,7 +271,12 @@ fn a_container_that_cannot_be_recorded_is_killed() {
         conman_testkit::Fault::Delay(Duration::from_millis(200)),
     );
     daemon
-        .run(daemon.node.ensure(&session("alice"), &idle(), false))
+        .run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &idle(), false),
+        )
         .expect("begun");
     registry.fill(true);
     eventually("the bound on recording to pass", || {
@@ -272,7 +292,12 @@ fn a_container_that_cannot_be_recorded_is_killed() {
         "{shown:?}"
     );
     assert_eq!(stage.alive(), 0);
-    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    let error = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("alice"), &idle(), true),
+    );
     error.expect("the next one starts");
 }
 
@@ -284,7 +309,7 @@ fn a_kill_does_not_wait_for_a_full_disk_and_the_release_is_tried_until_it_is_rec
     registry.fill(true);
     let stopping = {
         let node = Arc::clone(&daemon.node);
-        daemon.spawn(async move { node.stop(&session("alice"), "deleted").await })
+        daemon.spawn(async move { node.sessions().stop(&session("alice"), "deleted").await })
     };
     eventually("the session to be dead", || {
         (stage.alive() == 0).then_some(())
@@ -330,10 +355,11 @@ fn who_connects_to_what_ends_is_told_of_its_end_once_it_has_ended() {
     daemon.start("alice", &web());
     registry.fill(true);
     let node = Arc::clone(&daemon.node);
-    let stopping = daemon.spawn(async move { node.stop(&session("alice"), "deleted").await });
+    let stopping =
+        daemon.spawn(async move { node.sessions().stop(&session("alice"), "deleted").await });
     daemon.await_state("alice", SessionState::Stopping);
     let alice = session("alice");
-    let mut asking = Box::pin(daemon.node.route(&alice, false));
+    let mut asking = Box::pin(daemon.node.access().route(&alice, false));
     let held = daemon.run(async { (&mut asking).now_or_never().is_none() });
     assert!(held, "it has not ended yet");
     registry.fill(false);
@@ -354,8 +380,8 @@ fn a_preemption_goes_on_trying_to_release_while_the_disk_is_full() {
     registry.fill(true);
     let pending = daemon
         .node
-        .emergency()
-        .preempt(&PreemptRequest::default(), "api");
+        .preemption()
+        .begin(&PreemptRequest::default(), "api");
     eventually("a few tries", || (registry.refused() > 3).then_some(()));
     assert_eq!(stage.alive(), 0);
     registry.fill(false);
@@ -363,7 +389,12 @@ fn a_preemption_goes_on_trying_to_release_while_the_disk_is_full() {
         .run(pending.expect("taken").wait())
         .expect("a report");
     assert_eq!((report.certified, report.released), (1, 1));
-    let refused = daemon.run(daemon.node.ensure(&session("bob"), &idle(), true));
+    let refused = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("bob"), &idle(), true),
+    );
     assert!(
         matches!(refused, Err(EnsureError::Preempted { .. })),
         "{refused:?}"
@@ -376,13 +407,18 @@ fn a_registry_that_does_not_answer_fails_the_start_in_bounded_time() {
     let (daemon, registry) = boot_flaky(&stage);
     registry.answer_no_claims(true);
     for _ in 0..2 {
-        let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+        let error = daemon.run(
+            daemon
+                .node
+                .sessions()
+                .ensure(&session("alice"), &idle(), true),
+        );
         assert!(
             matches!(error, Err(EnsureError::RegistrySlow { .. })),
             "{error:?}"
         );
     }
-    assert!(daemon.node.get(&session("alice")).is_none());
+    assert!(daemon.node.sessions().get(&session("alice")).is_none());
     registry.answer_no_claims(false);
     daemon.start("bob", &idle());
 }
@@ -393,14 +429,23 @@ fn a_preemption_releases_claims_whose_answers_nobody_took() {
     let (daemon, registry) = boot_flaky(&stage);
     registry.answer_no_claims(true);
     let node = Arc::clone(&daemon.node);
-    let asked = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let asked = daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     eventually("the claim to be recorded", || {
         daemon
             .run(daemon.registry.get(&session("alice")))
             .expect("readable")
     });
     let report = daemon
-        .run(daemon.node.preempt(&PreemptRequest::default(), "api"))
+        .run(
+            daemon
+                .node
+                .preemption()
+                .preempt(&PreemptRequest::default(), "api"),
+        )
         .expect("report");
     assert_eq!((report.sessions, report.released), (1, 1), "{report:?}");
     assert!(daemon.record("alice").state.is_ended());
@@ -425,7 +470,12 @@ fn a_start_that_the_registry_no_longer_allows_is_not_sent() {
     let stage = Stage::new();
     let (daemon, registry) = boot_patient(&stage);
     registry.lose_what_is_claimed();
-    let error = daemon.run(daemon.node.ensure(&session("alice"), &idle(), true));
+    let error = daemon.run(
+        daemon
+            .node
+            .sessions()
+            .ensure(&session("alice"), &idle(), true),
+    );
     let error = error.expect_err("it is another node's");
     assert!(
         matches!(
@@ -446,7 +496,11 @@ fn a_start_waits_until_the_registry_can_tell_whose_it_is() {
     let (daemon, registry) = boot_patient(&stage);
     registry.be_unsure(true);
     let node = Arc::clone(&daemon.node);
-    let ensure = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let ensure = daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     eventually("the registry to be asked twice", || {
         (registry.asked() >= 2).then_some(())
     });
@@ -477,6 +531,7 @@ fn an_order_to_end_what_cannot_be_looked_up_is_kept_until_it_can() {
     registry.be_unreadable(true);
     daemon
         .node
+        .sessions()
         .condemn(&session("alice"), generation, "it was lost");
     eventually("the look to fail", || {
         (registry.refused() > 0).then_some(())
@@ -493,7 +548,11 @@ fn an_order_to_end_a_life_that_waits_for_its_generation_ends_it_once_it_has_one(
     let (daemon, registry) = boot_patient(&stage);
     registry.hold_claims(true);
     let node = Arc::clone(&daemon.node);
-    daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     let generation = eventually("the claim to be recorded", || {
         let record = daemon
             .run(registry.get(&session("alice")))
@@ -501,10 +560,13 @@ fn an_order_to_end_a_life_that_waits_for_its_generation_ends_it_once_it_has_one(
         record.map(|record| record.generation)
     });
     let why = "its ownership was lost";
-    daemon.node.condemn(&session("alice"), generation, why);
+    daemon
+        .node
+        .sessions()
+        .condemn(&session("alice"), generation, why);
     registry.hold_claims(false);
     let reason = eventually("alice to end", || {
-        let shown = daemon.node.get(&session("alice"))?;
+        let shown = daemon.node.sessions().get(&session("alice"))?;
         shown.state.is_ended().then_some(shown.reason)
     });
     assert_eq!(reason.as_deref(), Some(why));
@@ -517,18 +579,22 @@ fn a_life_is_this_nodes_once_its_claim_is_answered_and_who_waits_for_that_is_tol
     let (daemon, registry) = boot_patient(&stage);
     registry.hold_claims(true);
     let node = Arc::clone(&daemon.node);
-    let starting = daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    let starting = daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     let alice = session("alice");
     eventually("the life to begin", || {
-        daemon.node.is_live(&alice).then_some(())
+        daemon.node.sessions().is_live(&alice).then_some(())
     });
-    assert!(!daemon.node.owns(&alice));
-    let mut claimed = Box::pin(daemon.node.claimed(&alice));
+    assert!(!daemon.node.sessions().owns(&alice));
+    let mut claimed = Box::pin(daemon.node.sessions().claimed(&alice));
     let waits = daemon.run(async { (&mut claimed).now_or_never().is_none() });
     assert!(waits, "nobody has answered yet");
     registry.hold_claims(false);
     daemon.run(claimed);
-    assert!(daemon.node.owns(&alice));
+    assert!(daemon.node.sessions().owns(&alice));
     daemon.run(starting).expect("no panic").expect("started");
 }
 
@@ -538,12 +604,20 @@ fn a_life_that_another_node_was_first_for_is_not_said_to_have_never_been() {
     let (daemon, registry) = boot_patient(&stage);
     registry.hold_claims(true);
     let node = Arc::clone(&daemon.node);
-    daemon.spawn(async move { node.ensure(&session("alice"), &idle(), true).await });
+    daemon.spawn(async move {
+        node.sessions()
+            .ensure(&session("alice"), &idle(), true)
+            .await
+    });
     eventually("the life to begin", || {
-        daemon.node.is_live(&session("alice")).then_some(())
+        daemon
+            .node
+            .sessions()
+            .is_live(&session("alice"))
+            .then_some(())
     });
     let alice = session("alice");
-    let mut stopping = Box::pin(daemon.node.stop(&alice, "deleted"));
+    let mut stopping = Box::pin(daemon.node.sessions().stop(&alice, "deleted"));
     let waits = daemon.run(async { (&mut stopping).now_or_never().is_none() });
     assert!(waits, "nobody has answered yet");
     registry.lose_claims_to_another();
@@ -597,6 +671,7 @@ fn what_no_record_knows_is_ended_by_order_and_the_registry_is_told() {
     let key = started_unasked(&stage, &daemon, "ghost", generation);
     daemon
         .node
+        .sessions()
         .condemn(&session("ghost"), generation, "it was lost");
     eventually("the registry to be told", || {
         registry
@@ -616,6 +691,7 @@ fn what_is_ended_by_order_and_has_an_unreadable_record_is_proven_dead_and_releas
     registry.be_garbled();
     daemon
         .node
+        .sessions()
         .condemn(&session("alice"), generation, "it is not known");
     eventually("the registry to be told", || {
         registry
@@ -635,7 +711,10 @@ fn a_runtime_that_hangs_holds_up_the_end_of_nothing_but_what_may_be_its_own() {
     let generation = Generation::new(7_000).expect("not zero");
     let condemn = |id: &str| {
         let why = "it was lost";
-        daemon.node.condemn(&session(id), generation, why);
+        daemon
+            .node
+            .sessions()
+            .condemn(&session(id), generation, why);
     };
     let is_told_of = |id: &str| registry.was_released(&session(id), generation);
 
@@ -690,16 +769,22 @@ fn an_order_to_end_an_earlier_generation_leaves_the_present_one_alone() {
     let daemon = stage.boot();
     let first = daemon.start("alice", &idle()).generation;
     daemon
-        .run(daemon.node.stop(&session("alice"), "deleted"))
+        .run(daemon.node.sessions().stop(&session("alice"), "deleted"))
         .expect("stopped");
     let second = daemon.start("alice", &idle()).generation;
-    daemon.node.condemn(&session("alice"), first, "it was lost");
-    daemon.node.condemn(&session("bob"), first, "it was lost");
+    daemon
+        .node
+        .sessions()
+        .condemn(&session("alice"), first, "it was lost");
+    daemon
+        .node
+        .sessions()
+        .condemn(&session("bob"), first, "it was lost");
     let shown = daemon.show("alice");
     assert_eq!(
         (shown.generation, shown.state),
         (second, SessionState::Running)
     );
-    let report = daemon.run(daemon.node.stop(&session("alice"), "deleted"));
+    let report = daemon.run(daemon.node.sessions().stop(&session("alice"), "deleted"));
     assert_eq!(report.expect("stopped").generation, second);
 }

@@ -357,6 +357,7 @@ fn container(pid: i32) -> ContainerIdentity {
 pub(super) fn ending(failed: bool) -> Ending {
     Ending {
         cause: None,
+        failed_phase: None,
         failed,
         reason: "over".to_owned(),
         exit_code: failed.then_some(1),

@@ -51,12 +51,8 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
     let generations_path = dir.join(GENERATIONS_FILE);
 
     let found = HighWater::inspect(&generations_path).map_err(io("read", &generations_path))?;
-    if let Found::TooNew(version) = found {
-        return Err(RegistryError::TooNew {
-            path: generations_path,
-            found: version,
-            known: crate::high_water::VERSION,
-        });
+    if let Found::OtherFormat { format, through } = found {
+        return Err(other_format(&generations_path, format, through));
     }
     let opened = match open_database(&registry_path) {
         Ok(opened) => Some(opened),
@@ -145,7 +141,7 @@ pub struct LeftAlone {
     pub going: Vec<SessionId>,
 }
 
-/// Reads it, and changes nothing except the file's format. One of the two files suffices, as for
+/// Reads it, and changes nothing. One of the two files suffices, as for
 /// opening it; sessions are only in the registry file.
 pub fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryError> {
     let path = dir.join(GENERATIONS_FILE);
@@ -154,9 +150,8 @@ pub fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryErr
         path: path.clone(),
         source: Arc::new(source),
     })?;
-    if let Found::TooNew(found) = found {
-        let known = crate::high_water::VERSION;
-        return Err(RegistryError::TooNew { path, found, known });
+    if let Found::OtherFormat { format, through } = found {
+        return Err(other_format(&path, format, through));
     }
     let content = match open_database(&dir.join(REGISTRY_FILE)) {
         Ok((_, content)) => Some(content),
@@ -184,7 +179,7 @@ fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Op
     let stored = content.map(|content| content.counters.reserved_through);
     match (found, stored) {
         (Found::Through { through, .. }, stored) => Some((*through).max(stored.unwrap_or(0))),
-        (Found::Missing | Found::Damaged | Found::TooNew(_), Some(stored)) => {
+        (Found::Missing | Found::Damaged | Found::OtherFormat { .. }, Some(stored)) => {
             tracing::warn!(
                 floor = stored,
                 "the generations file is missing or damaged; recreated from the registry file"
@@ -193,7 +188,26 @@ fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Op
         }
         // An unused directory.
         (Found::Missing, None) if !lock.was_used() => Some(0),
-        (Found::Missing | Found::Damaged | Found::TooNew(_), None) => None,
+        (Found::Missing | Found::Damaged | Found::OtherFormat { .. }, None) => None,
+    }
+}
+
+/// The greatest generation that a state directory of any format may have used, if it can be read.
+#[must_use]
+pub fn used_through(dir: &Path) -> Option<u64> {
+    match HighWater::inspect(&dir.join(GENERATIONS_FILE)).ok()? {
+        Found::Through { through, .. } | Found::OtherFormat { through, .. } => Some(through),
+        Found::Missing | Found::Damaged => None,
+    }
+}
+
+fn other_format(path: &Path, found: u32, through: u64) -> RegistryError {
+    // The directory's other file may cover more.
+    let other = path.parent().and_then(used_through);
+    RegistryError::OtherFormat {
+        path: path.to_owned(),
+        found,
+        floor: other.max(Some(through)),
     }
 }
 
@@ -205,23 +219,20 @@ pub(super) enum DatabaseFailure {
     Refused(RegistryError),
 }
 
-/// Opens the registry file, migrates it to the current format, and reads it.
+/// Opens the registry file and reads it.
 pub(super) fn open_database(path: &Path) -> Result<(Database, Content), DatabaseFailure> {
     let database = database::open(path).map_err(|failure| open_failure(path, failure))?;
-    let content = schema::migrate(&database)
-        .and_then(|()| schema::load(&database))
-        .map_err(|error| match error {
-            SchemaError::TooNew(found) => {
-                let (path, known) = (path.to_owned(), schema::FORMAT);
-                DatabaseFailure::Refused(RegistryError::TooNew { path, found, known })
-            }
-            SchemaError::Unreadable { id, source } => {
-                let source = Arc::new(source);
-                DatabaseFailure::Refused(RegistryError::Corrupt { id, source })
-            }
-            SchemaError::Inconsistent(what) => DatabaseFailure::Damaged(what),
-            SchemaError::Store(error) => open_failure(path, error.into()),
-        })?;
+    let content = schema::load(&database).map_err(|error| match error {
+        SchemaError::OtherFormat { format, through } => {
+            DatabaseFailure::Refused(other_format(path, format, through))
+        }
+        SchemaError::Unreadable { id, source } => {
+            let source = Arc::new(source);
+            DatabaseFailure::Refused(RegistryError::Corrupt { id, source })
+        }
+        SchemaError::Inconsistent(what) => DatabaseFailure::Damaged(what),
+        SchemaError::Store(error) => open_failure(path, error.into()),
+    })?;
     Ok((database, content))
 }
 

@@ -161,7 +161,8 @@ impl Writer {
         for (id, generation) in self.abandoned.clone() {
             let ending = Ending {
                 failed: true,
-                cause: Some(EndCause::Failed),
+                cause: Some(EndCause::StartFailed),
+                failed_phase: None,
                 reason: "the start was given up before it was recorded".to_owned(),
                 exit_code: None,
                 ended_at: Timestamp::now(),

@@ -2,20 +2,18 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use conman_linux::FORMAT;
+
 /// Why the journal could not be opened or read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum JournalError {
     #[error("another conman already uses {path}; stop it, or give this one its own state_dir")]
     InUse { path: PathBuf },
     #[error(
-        "the journal {path} has format {found}, and this conman knows up to {known}; run the \
-        newer conman that wrote it, or move the file away to begin a new journal"
+        "{path} has format {found}, and this conman uses format {FORMAT}; run the conman that wrote \
+        it, or move the file away to begin a new journal"
     )]
-    TooNew {
-        path: PathBuf,
-        found: u32,
-        known: u32,
-    },
+    OtherFormat { path: PathBuf, found: u32 },
     #[error("{action} {path}")]
     Io {
         action: &'static str,
@@ -49,7 +47,7 @@ impl JournalError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Io { .. } | Self::Store { .. } | Self::Unavailable { .. } => true,
-            Self::InUse { .. } | Self::TooNew { .. } | Self::Corrupt { .. } => false,
+            Self::InUse { .. } | Self::OtherFormat { .. } | Self::Corrupt { .. } => false,
         }
     }
 }

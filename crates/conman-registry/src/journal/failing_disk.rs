@@ -27,6 +27,7 @@ fn event(number: usize) -> NewEvent {
         session: Some("a".parse().expect("an id")),
         generation: None,
         phase: None,
+        cause: None,
         duration_ms: None,
         message: number.to_string(),
     }

@@ -95,6 +95,7 @@ impl Follower {
             session: None,
             generation: None,
             phase: None,
+            cause: None,
             duration_ms: None,
             message: format!(
                 "events after {} and up to {through} were already dropped from the journal",

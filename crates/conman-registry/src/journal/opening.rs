@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use conman_linux::FORMAT;
 use jiff::Timestamp;
 use redb::Database;
 
@@ -10,7 +11,7 @@ use super::JournalError;
 use super::tables::{self, Extent};
 use crate::database::{self, OpenFailure};
 use crate::files::{ensure_dir, set_aside};
-use crate::high_water::{self, Found, HighWater};
+use crate::high_water::{Found, HighWater};
 
 const JOURNAL_FILE: &str = "journal.redb";
 const POSITIONS_FILE: &str = "journal-positions";
@@ -41,11 +42,10 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
     let opened = open_or_set_aside(&path)?;
     let found = HighWater::inspect(&positions_path).map_err(io("read", &positions_path))?;
     let mark = match (found, &opened) {
-        (Found::TooNew(found), _) => {
-            return Err(JournalError::TooNew {
+        (Found::OtherFormat { format, .. }, _) => {
+            return Err(JournalError::OtherFormat {
                 path: positions_path,
-                found,
-                known: high_water::VERSION,
+                found: format,
             });
         }
         (Found::Through { through, .. }, Existing::Whole(_, extent)) => {
@@ -103,13 +103,9 @@ enum Existing {
 fn open_or_set_aside(path: &Path) -> Result<Existing, JournalError> {
     let damage = match database::open(path) {
         Ok(database) => match checked(&database) {
-            Ok((Some(found), _)) if found > tables::FORMAT => {
+            Ok((Some(found), _)) if found != FORMAT => {
                 let path = path.to_owned();
-                return Err(JournalError::TooNew {
-                    path,
-                    found,
-                    known: tables::FORMAT,
-                });
+                return Err(JournalError::OtherFormat { path, found });
             }
             Ok((Some(_), extent)) => return Ok(Existing::Whole(database, extent)),
             Ok((None, _)) => "it has no format number".to_owned(),

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use conman_linux::FORMAT;
 use conman_proto::{Event, SessionId};
 use redb::{
     Database, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
@@ -23,8 +24,6 @@ const LAST_SEQ_KEY: &str = "last_seq";
 const DROPPED_THROUGH_KEY: &str = "dropped_through";
 /// Where the file begins; above 0 when it replaces one that was lost.
 const BEGAN_AFTER_KEY: &str = "began_after";
-/// The format that this version writes.
-pub(super) const FORMAT: u32 = 1;
 
 /// Maximum number of old events that one commit drops, so that a lowered limit does not make one
 /// commit long.

@@ -75,6 +75,7 @@ impl Writer {
             session: new.session,
             generation: new.generation,
             phase: new.phase.map(|phase| cut(phase, MAX_PHASE_BYTES)),
+            cause: new.cause,
             duration_ms: new.duration_ms.filter(|duration| duration.is_finite()),
             message: cut(new.message, MAX_MESSAGE_BYTES),
         })
@@ -158,6 +159,7 @@ fn gap(lost: u64) -> NewEvent {
         session: None,
         generation: None,
         phase: None,
+        cause: None,
         duration_ms: None,
         message: format!("{lost} events were lost here: they came faster than the disk took them"),
     }

@@ -84,7 +84,7 @@ async fn refuses(
                     error,
                     RegistryError::Damaged { .. }
                         | RegistryError::FloorUnknown { .. }
-                        | RegistryError::TooNew { .. }
+                        | RegistryError::OtherFormat { .. }
                         | RegistryError::Corrupt { .. }
                 ),
                 "{what}: not a clear refusal: {error:?}"

@@ -17,6 +17,7 @@ pub(crate) fn event(session: &str, number: usize) -> NewEvent {
         session: Some(id(session)),
         generation: None,
         phase: None,
+        cause: None,
         duration_ms: None,
         message: format!("event {number}"),
     }
@@ -202,6 +203,7 @@ async fn a_timeline_tells_the_phases_of_the_latest_start() {
         session: Some(id("a")),
         generation: Some(generation),
         phase: Some(name.to_owned()),
+        cause: None,
         duration_ms: Some(duration_ms),
         message: String::new(),
     };

@@ -106,6 +106,7 @@ pub(crate) fn container() -> ContainerIdentity {
 pub(crate) fn ending() -> Ending {
     Ending {
         cause: None,
+        failed_phase: None,
         failed: false,
         reason: "asked to stop".to_owned(),
         exit_code: Some(137),

@@ -8,24 +8,28 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bollard::exec::ResizeExecOptions;
 use bollard::models::{ExecConfig, ExecInspectResponse};
 use bytes::{Bytes, BytesMut};
 use conman_linux::PidFd;
 use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
+use futures_util::stream::BoxStream;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::Shared;
 use super::daemon::Lane;
 use super::failure::{Failure, unrunnable_exit_code};
 use super::frames::Frames;
 use super::hijack::{self, Hijacked};
+use super::{DockerRuntime, Shared};
 use crate::shared::exec_channels::{
     ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size,
 };
 use crate::shared::exec_kill::{Killing, kill_command, on_order};
-use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
+use crate::{
+    ContainerKey, Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream, RuntimeError,
+};
 
 const ACTION: &str = "run a command in";
 const KILL: &str = "kill a command in";
@@ -59,7 +63,22 @@ struct Command {
     _place: OwnedSemaphorePermit,
 }
 
-pub(super) async fn exec(
+#[async_trait]
+impl Exec for DockerRuntime {
+    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
+        exec(&self.shared, key, plan).await
+    }
+
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        super::logs::logs(&self.shared, key, options).await
+    }
+}
+
+async fn exec(
     shared: &Arc<Shared>,
     key: &ContainerKey,
     plan: ExecPlan,

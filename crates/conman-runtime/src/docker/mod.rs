@@ -10,16 +10,16 @@
 
 mod container_body;
 mod daemon;
-mod described;
+mod descriptions;
 mod exec;
 mod failure;
 mod fence;
-mod first_moments;
 mod frames;
 mod hijack;
 mod images;
 mod logs;
 mod options;
+mod program_start;
 mod removal;
 mod terminals;
 
@@ -33,8 +33,7 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, ResizeContainerTTYOptionsBuilder,
 };
 use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
-use conman_proto::{ExecId, KeptExec, RuntimeKind};
-use futures_util::stream::BoxStream;
+use conman_proto::RuntimeKind;
 
 pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
@@ -43,16 +42,16 @@ use crate::shared::blocking::on_blocking_thread;
 use crate::shared::container_files::ContainerFiles;
 use crate::shared::kernel_view::KernelView;
 use crate::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TERMINAL_SIZE, TerminalIo,
+    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeError, RuntimeInfo, Started,
+    TERMINAL_SIZE,
 };
 use container_body::container_body;
 use daemon::{Daemon, Lane};
-use described::Listed;
+use descriptions::Listed;
 use failure::Failure;
 use fence::Fence;
-use first_moments::Beginning;
 use images::Present;
+use program_start::ProgramStart;
 
 /// dockerd may use either one, which is unknown while it does not answer. So both places are
 /// searched for containers.
@@ -117,7 +116,7 @@ impl DockerRuntime {
 }
 
 #[async_trait]
-impl Runtime for DockerRuntime {
+impl Lifecycle for DockerRuntime {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Docker
     }
@@ -132,7 +131,7 @@ impl Runtime for DockerRuntime {
         let info = described
             .await
             .map_err(|failure| failure.about("describe itself", "the host"))?;
-        let mut warnings = described::warnings(&info);
+        let mut warnings = descriptions::warnings(&info);
         if let Err(why) = self.shared.guard_running_soon().await {
             warnings.push(format!("sessions may not be under the fence: {why}"));
         }
@@ -208,48 +207,6 @@ impl Runtime for DockerRuntime {
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
         removal::remove(&self.shared, keys).await
     }
-
-    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
-        exec::exec(&self.shared, key, plan).await
-    }
-
-    async fn attach(
-        &self,
-        key: &ContainerKey,
-        exec: Option<ExecId>,
-        options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
-        match exec {
-            Some(_) => Err(unsupported("attach to a command in", key)),
-            None => terminals::attach(&self.shared, key, options).await,
-        }
-    }
-
-    async fn keep_exec(
-        &self,
-        key: &ContainerKey,
-        _plan: ExecPlan,
-    ) -> Result<KeptExec, RuntimeError> {
-        Err(unsupported("keep a command in", key))
-    }
-
-    async fn logs(
-        &self,
-        key: &ContainerKey,
-        options: LogOptions,
-    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        logs::logs(&self.shared, key, options).await
-    }
-}
-
-fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
-    RuntimeError::Unsupported {
-        runtime: RuntimeKind::Docker,
-        action,
-        subject: key.to_string(),
-        reason: "Docker keeps no terminal of a command once no client is connected to it; use the native runtime"
-            .to_owned(),
-    }
 }
 
 impl Shared {
@@ -301,9 +258,9 @@ impl Shared {
 
     async fn start(self: &Arc<Self>, key: &ContainerKey) -> Result<Started, RuntimeError> {
         let started = self.ask_to_start(key).await?;
-        match first_moments::watch(self, key, started.pid).await? {
-            Beginning::Runs => Ok(started),
-            Beginning::Ended => match self.explained_end(key).await {
+        match program_start::watch(self, key, started.pid).await? {
+            ProgramStart::Runs => Ok(started),
+            ProgramStart::Ended => match self.explained_end(key).await {
                 Ok(error) => Err(error),
                 // The caller's check of the process shows that it is dead.
                 Err(failure) => {
@@ -322,9 +279,9 @@ impl Shared {
             .call(Lane::Calls, self.timeouts.start, |facts| async move {
                 loop {
                     let container = facts.client.inspect_container(&name, None).await?;
-                    if described::running_pid(&container).is_none() {
+                    if descriptions::running_pid(&container).is_none() {
                         let client = &facts.client;
-                        return Ok(described::ended_at_once(client, key, container).await);
+                        return Ok(descriptions::ended_at_once(client, key, container).await);
                     }
                     tokio::time::sleep(FIRST_EXIT_INTERVAL).await;
                 }
@@ -356,15 +313,18 @@ impl Shared {
                         .w(TERMINAL_SIZE.columns.into());
                     let _ = facts.client.resize_container_tty(&name, size.build()).await;
                 }
-                match described::running_pid(&container) {
+                match descriptions::running_pid(&container) {
                     Some(pid) => Ok(Ok(Started {
                         container_id: container.id.unwrap_or_default(),
                         pid,
                         steps: Vec::new(),
                     })),
-                    None => Ok(Err(
-                        described::ended_at_once(&facts.client, key, container).await
-                    )),
+                    None => Ok(Err(descriptions::ended_at_once(
+                        &facts.client,
+                        key,
+                        container,
+                    )
+                    .await)),
                 }
             });
         started.await.map_err(|failure| failure.of_start(key))?

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use super::daemon::Lane;
-use super::described::Listed;
+use super::descriptions::Listed;
 use super::failure::Failure;
 use crate::shared::container_files::ContainerFiles;
 use crate::{ContainerKey, RuntimeError};

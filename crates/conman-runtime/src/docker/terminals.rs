@@ -11,19 +11,22 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bollard::query_parameters::ResizeContainerTTYOptionsBuilder;
 use bytes::{Bytes, BytesMut};
-use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
+use conman_proto::{ExecId, ExecStatus, KeptExec, RuntimeKind, TerminalSize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::Shared;
 use super::daemon::Lane;
 use super::hijack::{self, Hijacked, Streaming};
+use super::{DockerRuntime, Shared};
 use crate::shared::exec_channels::{OUTPUT_CHUNK_BYTES, exited, latest_size};
 use crate::terminal_channels::{TerminalEnds, terminal_channels};
-use crate::{AttachOptions, ContainerKey, RuntimeError, TerminalIo, TerminalOutput};
+use crate::{
+    AttachOptions, ContainerKey, ExecPlan, RuntimeError, TerminalIo, TerminalOutput, Terminals,
+};
 
 const ACTION: &str = "attach to";
 
@@ -40,7 +43,40 @@ const DETACH_KEYS: &str = "ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E
 /// How long dockerd may take to notice a program's end after its terminal was closed.
 const EXIT_PATIENCE: Duration = Duration::from_secs(15);
 
-pub(super) async fn attach(
+#[async_trait]
+impl Terminals for DockerRuntime {
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError> {
+        match exec {
+            Some(_) => Err(unsupported("attach to a command in", key)),
+            None => attach(&self.shared, key, options).await,
+        }
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        _plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        Err(unsupported("keep a command in", key))
+    }
+}
+
+fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
+    RuntimeError::Unsupported {
+        runtime: RuntimeKind::Docker,
+        action,
+        subject: key.to_string(),
+        reason: "Docker keeps no terminal of a command once no client is connected to it; use the native runtime"
+            .to_owned(),
+    }
+}
+
+async fn attach(
     shared: &Arc<Shared>,
     key: &ContainerKey,
     options: AttachOptions,

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use conman_shim::{ContainerState, ContainerView};
 use tokio::sync::oneshot;
 
-use super::kept;
+use super::kept_files;
 use crate::shim_link::NotificationHandler;
 
 /// An end, with the exit code if it is known, in a shell's encoding.
@@ -38,7 +38,7 @@ impl Ends {
             return false;
         };
         let mut state = self.lock();
-        if container.exec_in.is_none() || kept::is_kept(&container.name) {
+        if container.exec_in.is_none() || kept_files::is_kept(&container.name) {
             state.ended.insert(container.name.clone(), end);
         }
         let waiting = state.waiting.remove(&container.name).unwrap_or_default();
@@ -80,7 +80,7 @@ impl NotificationHandler for Ends {
     /// The end of an earlier daemon's command, which no caller waits for, may be forgotten.
     fn hear(&self, container: &ContainerView) -> bool {
         let waited = self.record(container);
-        waited || container.exec_in.is_none() || kept::is_kept(&container.name)
+        waited || container.exec_in.is_none() || kept_files::is_kept(&container.name)
     }
 }
 

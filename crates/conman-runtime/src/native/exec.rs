@@ -9,22 +9,26 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
 use conman_shim::{CallError, ExecSpec, Hardening, Reply, Request};
+use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 
-use super::Inner;
 use super::ends::End;
 use super::failure::{call_failed, refused, unrunnable};
 use super::program;
+use super::{Inner, NativeRuntime};
 use crate::shared::container_files::host_error;
 use crate::shared::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
 use crate::shared::exec_kill::{Killing, kill_command, on_order};
 use crate::shared::exec_streams::{Pipes, carry_input, carry_output};
 use crate::shared::terminal::Terminal;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
+use crate::{
+    ContainerKey, Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream, RuntimeError,
+};
 
 const ACTION: &str = "run a command in";
 
@@ -37,7 +41,22 @@ enum Near {
     Terminal(Terminal),
 }
 
-pub(super) async fn exec(
+#[async_trait]
+impl Exec for NativeRuntime {
+    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
+        exec(Arc::clone(&self.inner), key.clone(), plan).await
+    }
+
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        self.inner.logs(key, options).await
+    }
+}
+
+async fn exec(
     inner: Arc<Inner>,
     key: ContainerKey,
     plan: ExecPlan,

@@ -17,8 +17,8 @@ mod ends;
 mod exec;
 mod failure;
 mod images;
-mod keeping;
-mod kept;
+mod kept_commands;
+mod kept_files;
 mod log;
 mod program;
 mod removal;
@@ -38,9 +38,8 @@ use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
 use conman_linux::{CpuLimit, DiskUsage, Features, Interface, PidFd, ProjectQuotas, Signal};
-use conman_proto::{ExecId, KeptExec, RuntimeKind};
+use conman_proto::{ExecId, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
-use futures_util::stream::BoxStream;
 use tokio::sync::watch;
 
 use crate::fence_opening::FenceOpener;
@@ -50,8 +49,7 @@ use crate::shared::kernel_view::KernelView;
 use crate::shared::removals::some_at_a_time;
 use crate::shim_link::{Link, LinkError, ShimCommand};
 use crate::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeError, RuntimeInfo, Started,
 };
 use ends::{End, Ends, end};
 use failure::call_failed;
@@ -201,7 +199,7 @@ impl NativeRuntime {
 }
 
 #[async_trait]
-impl Runtime for NativeRuntime {
+impl Lifecycle for NativeRuntime {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Native
     }
@@ -355,43 +353,6 @@ impl Runtime for NativeRuntime {
         let inner = Arc::clone(&self.inner);
         tokio::task::spawn_blocking(move || inner.store.trash.empty());
         results
-    }
-
-    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
-        exec::exec(Arc::clone(&self.inner), key.clone(), plan).await
-    }
-
-    async fn attach(
-        &self,
-        key: &ContainerKey,
-        exec: Option<ExecId>,
-        options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
-        terminals::attach(Arc::clone(&self.inner), key.clone(), exec, options).await
-    }
-
-    async fn keep_exec(
-        &self,
-        key: &ContainerKey,
-        plan: ExecPlan,
-    ) -> Result<KeptExec, RuntimeError> {
-        keeping::keep(Arc::clone(&self.inner), key.clone(), plan).await
-    }
-
-    async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
-        keeping::list(&self.inner, key).await
-    }
-
-    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
-        keeping::end_one(&self.inner, key, exec).await
-    }
-
-    async fn logs(
-        &self,
-        key: &ContainerKey,
-        options: LogOptions,
-    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        self.inner.logs(key, options).await
     }
 }
 

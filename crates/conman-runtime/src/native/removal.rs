@@ -9,7 +9,7 @@ use std::sync::Arc;
 use conman_shim::{CallError, Request};
 
 use super::failure::call_failed;
-use super::{Inner, away, kept, store};
+use super::{Inner, away, kept_files, store};
 use crate::shared::container_files::ContainerFiles;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, RuntimeError};
@@ -71,8 +71,8 @@ impl Inner {
         .await?;
         let mut names = vec![store::name(key)];
         if let Some(dir) = leaving.clone() {
-            let kept = away(ACTION, move || kept::all(dir.path())).await?;
-            names.extend(kept.into_iter().map(|one| kept::name(one.id)));
+            let kept = away(ACTION, move || kept_files::all(dir.path())).await?;
+            names.extend(kept.into_iter().map(|one| kept_files::name(one.id)));
         }
         let forgotten = names.clone();
         // Last: another container may get its ids from here on.

@@ -11,8 +11,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use conman_proto::{ExecId, ExecStatus, TerminalSize};
+use conman_proto::{ExecId, ExecStatus, KeptExec, TerminalSize};
 use conman_shim::{CallError, MAX_TYPED, Reply, Request, TerminalEvent, TerminalInput, socket};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
@@ -23,13 +24,13 @@ use tokio::time::timeout;
 
 use super::ends::End;
 use super::failure::call_failed;
-use super::{Inner, away, kept, no_such_container, store};
+use super::{Inner, NativeRuntime, away, kept_commands, kept_files, no_such_container, store};
 use crate::shared::exec_channels::{exited, latest_size};
 use crate::shim_link::LinkError;
 use crate::terminal_channels::{TerminalEnds, terminal_channels};
 use crate::{
-    AttachOptions, ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError, TerminalIo,
-    TerminalOutput,
+    AttachOptions, ContainerKey, ExecPlan, LogChunk, LogOptions, OutputStream, RuntimeError,
+    TerminalIo, TerminalOutput, Terminals,
 };
 
 const ACTION: &str = "attach to";
@@ -49,7 +50,35 @@ pub(super) fn shim_size(size: TerminalSize) -> conman_shim::TerminalSize {
     }
 }
 
-pub(super) async fn attach(
+#[async_trait]
+impl Terminals for NativeRuntime {
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Result<TerminalIo, RuntimeError> {
+        attach(Arc::clone(&self.inner), key.clone(), exec, options).await
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        kept_commands::keep(Arc::clone(&self.inner), key.clone(), plan).await
+    }
+
+    async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
+        kept_commands::list(&self.inner, key).await
+    }
+
+    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
+        kept_commands::end_one(&self.inner, key, exec).await
+    }
+}
+
+async fn attach(
     inner: Arc<Inner>,
     key: ContainerKey,
     exec: Option<ExecId>,
@@ -79,7 +108,7 @@ impl Inner {
             };
             let subject = key.to_string();
             match exec {
-                Some(exec) if kept::exists(dir.path(), exec) => Ok(kept::name(exec)),
+                Some(exec) if kept_files::exists(dir.path(), exec) => Ok(kept_files::name(exec)),
                 Some(exec) => Err(RuntimeError::NoSuchExec { subject, exec }),
                 None if plan.launch.terminal.is_some() => Ok(store::name(&key)),
                 None => Err(RuntimeError::NoTerminal {

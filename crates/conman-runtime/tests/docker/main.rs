@@ -22,7 +22,8 @@ use conman_core::Instance;
 use conman_core::naming;
 use conman_proto::{Network, TerminalSize};
 use conman_runtime::{
-    DockerOptions, DockerRuntime, DockerTimeouts, ExecPlan, LogOptions, Runtime, RuntimeError,
+    DockerOptions, DockerRuntime, DockerTimeouts, Exec, ExecPlan, Lifecycle, LogOptions, Runtime,
+    RuntimeError,
 };
 use conman_testkit::runtime_conformance;
 use conman_testkit::runtime_conformance::{Harness, Stage, say_skipped};

@@ -68,7 +68,7 @@ fn open(state_dir: PathBuf, instance: &Instance) -> ProcessRuntime {
 runtime_conformance!(Processes::new());
 
 mod trouble_on_demand {
-    use conman_runtime::RuntimeError;
+    use conman_runtime::{Lifecycle, RuntimeError};
     use conman_testkit::runtime_conformance::{Stage, say_skipped};
 
     use super::*;

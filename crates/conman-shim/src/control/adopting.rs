@@ -5,35 +5,22 @@
 //! program they still are children.
 
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
 use conman_linux::{Ended, PidFd, ProcessIdentity, boot_id, ended_unreaped, inherited_fd};
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
+use super::poller::Token;
 use super::{Control, boottime_ns};
-use crate::connection::Connection;
 use crate::containers::Container;
 use crate::handover::Handover;
 use crate::launching::Left;
 use crate::ledger::Kept;
 use crate::protocol::ContainerState;
 
-/// Pause before the second check for a status that the new parent has not reaped yet. Each pause is as
-/// long as all before together, since ten thousand containers may die at the same time.
-const LOOK_NS: u64 = 5_000_000;
-
 /// Bound on the death of an earlier shim's launcher that may be waiting for a disk.
 const LAUNCHER_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// Bound on those checks; afterwards the status counts as unknown.
-const PATIENCE_NS: u64 = 500_000_000;
-
-/// A death whose status is not available yet.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Unexplained {
-    since_ns: u64,
-    look_ns: u64,
-}
 
 impl Control {
     /// Takes over the containers of an earlier shim that has died.
@@ -55,7 +42,7 @@ impl Control {
             self.launching.resume_sweep(ticket, left);
         }
         for (name, mut container) in kept.containers {
-            if container.state == ContainerState::Launching && !container.foreign {
+            if container.state == ContainerState::Launching && !container.external {
                 self.end_interrupted(name, container)?;
                 continue;
             }
@@ -64,11 +51,11 @@ impl Control {
                 match hold(&container)? {
                     Some(process) => {
                         self.watch_adopted(&name, &process)?;
-                        container.held = Some(process);
+                        container.held = Some(Rc::new(process));
                     }
                     None if container.may_appear() => {
-                        if container.doomed {
-                            self.doomed.insert(name.clone());
+                        if container.kill_pending {
+                            self.containers.kill_as_it_appears(&name);
                         }
                     }
                     None => container.state = ContainerState::Lost,
@@ -76,7 +63,7 @@ impl Control {
             }
             self.containers.adopt(name, container);
         }
-        self.condemned_early = kept.condemned;
+        self.forbidden_starts = kept.condemned;
         self.arm(kept.fence);
         Ok(())
     }
@@ -92,29 +79,22 @@ impl Control {
             if let Some(mut container) = kept.containers.remove(&name) {
                 let process = PidFd::received(fd, container.pid);
                 self.watch_adopted(&name, &process)?;
-                container.held = Some(process);
+                container.held = Some(Rc::new(process));
                 self.reserve_ids(&name, &mut container);
                 self.containers.adopt(name, container);
             }
         }
         for (name, mut container) in kept.containers {
             self.reserve_ids(&name, &mut container);
-            if container.doomed {
-                self.doomed.insert(name.clone());
+            if container.kill_pending {
+                self.containers.kill_as_it_appears(&name);
             }
             self.containers.keep_child(name, container);
         }
         for pid in handover.doomed.drain(..) {
             self.containers.helper(pid);
         }
-        for client in handover.clients.drain(..) {
-            let socket = inherited_fd(client.fd)?;
-            let data = EventData::new_u64(client.token);
-            epoll::add(&self.epoll, &socket, data, EventFlags::IN)?;
-            let connection = Connection::kept(socket, client.greeted, client.subscribed);
-            self.clients.insert(client.token, connection);
-        }
-        self.next_client = self.next_client.max(handover.next_client);
+        self.clients.resume(&self.poller, handover)?;
         for (_, left) in &mut handover.left {
             left.ids = left.ids.filter(|ids| self.ids.reserve(*ids));
         }
@@ -130,9 +110,8 @@ impl Control {
                 );
             }
         }
-        self.replacements = handover.replacements;
         for name in handover.condemned.drain(..) {
-            self.condemned_early.add(name);
+            self.forbidden_starts.add(name);
         }
         self.arm(kept.fence);
         Ok(())
@@ -156,7 +135,7 @@ impl Control {
     fn end_interrupted(&mut self, name: String, container: Container) -> io::Result<()> {
         let ended = match container.scratch {
             Some(scratch) => {
-                let killed = self.freezer.kill(&container.cgroup);
+                let killed = self.cgroups.freezer.kill(&container.cgroup);
                 let ids = container.ids.filter(|ids| self.ids.reserve(*ids));
                 // It may have been interrupted before.
                 if self.launching.left_of(&name).is_none() {
@@ -185,75 +164,22 @@ impl Control {
     }
 
     pub(super) fn watch_adopted(&mut self, name: &str, process: &PidFd) -> io::Result<()> {
-        let token = self.next_adopted;
-        let data = EventData::new_u64(token);
-        epoll::add(&self.epoll, process, data, EventFlags::IN)?;
-        self.adopted.insert(token, name.to_owned());
-        self.next_adopted += 1;
-        Ok(())
+        let token = Token::Adopted(self.containers.number_pidfd(name));
+        self.poller.add(token, process, EventFlags::IN)
     }
 
     /// A container that is no child has died.
-    pub(super) fn adopted_died(&mut self, token: u64) {
-        let Some(name) = self.adopted.remove(&token) else {
-            return;
-        };
-        if let Some(process) = self.containers.get(&name).and_then(|one| one.held.as_ref()) {
-            // Remove it: it would stay readable.
-            let _ = epoll::delete(&self.epoll, process);
+    pub(super) fn adopted_died(&mut self, number: u64) {
+        if let Some(process) = self.containers.adopted_died(number, boottime_ns()) {
+            self.poller.remove(process);
         }
-        let now = boottime_ns();
-        let first = Unexplained {
-            since_ns: now,
-            look_ns: now,
-        };
-        if !self.explain(&name, first, now) {
-            let look_ns = now.saturating_add(LOOK_NS);
-            self.unexplained
-                .insert(name, Unexplained { look_ns, ..first });
-            self.set_timer();
-        }
+        self.end_adopted();
     }
 
-    /// Checks again how the dead containers that are due ended.
-    pub(super) fn explain_deaths(&mut self) {
-        if self.unexplained.is_empty() {
-            return;
-        }
-        let now = boottime_ns();
-        let due = |(name, one): (&String, &Unexplained)| {
-            (one.look_ns <= now).then(|| (name.clone(), *one))
-        };
-        let due: Vec<_> = self.unexplained.iter().filter_map(due).collect();
-        for (name, one) in due {
-            if self.explain(&name, one, now) {
-                self.unexplained.remove(&name);
-            } else if let Some(one) = self.unexplained.get_mut(&name) {
-                let pause = now.saturating_sub(one.since_ns).max(LOOK_NS);
-                one.look_ns = now.saturating_add(pause);
-            }
-        }
-    }
-
-    /// Asks the kernel how a dead container ended. `false` when it may know later.
-    fn explain(&mut self, name: &str, death: Unexplained, now_ns: u64) -> bool {
-        let Some(container) = self.containers.get_mut(name) else {
-            return true;
-        };
-        let state = match how_ended(container) {
-            Some(ended) => ended.into(),
-            // Its new parent may be reaping it now.
-            None if now_ns.saturating_sub(death.since_ns) < PATIENCE_NS => return false,
-            None => ContainerState::Lost,
-        };
-        container.state = state;
-        container.held = None;
-        self.tell_end(name);
-        true
-    }
-
-    pub(super) fn next_look_ns(&self) -> Option<u64> {
-        self.unexplained.values().map(|one| one.look_ns).min()
+    /// Asks the kernel how dead containers ended.
+    pub(super) fn end_adopted(&mut self) {
+        let effects = self.containers.end_adopted(boottime_ns(), how_ended);
+        self.carry_out(effects);
     }
 }
 
@@ -314,10 +240,4 @@ fn hold_identified(identity: &ProcessIdentity) -> io::Result<Option<PidFd>> {
         // Without a pidfd its end would never be noticed.
         Err(error) => Err(io::Error::other(error)),
     }
-}
-
-/// Pidfds for a handover, by name.
-pub(super) fn held(control: &Control) -> impl Iterator<Item = (&String, &PidFd)> {
-    let all = control.containers.iter();
-    all.filter_map(|(name, one)| one.held.as_ref().map(|process| (name, process)))
 }

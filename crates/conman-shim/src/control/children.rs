@@ -1,18 +1,17 @@
-//! The shim's children: their deaths, the launcher and what it reports.
+//! Signals, deaths of children, the launcher and what it reports.
 
 use std::io;
+use std::rc::Rc;
 
-use conman_core::ownership::FenceEvent;
-use conman_linux::{ChildEvent, Ended, ProcessIdentity, Signal, next_child_event};
+use conman_linux::{ChildEvent, Ended, Signal, next_child_event};
 use nix::sys::signal::Signal as NixSignal;
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
-use super::{Control, LAUNCHER, open_child};
-use crate::containers::{Container, Reaped, signal_child};
-use crate::fence::slot;
+use super::Control;
+use super::poller::Token;
+use crate::containers::{Reaped, signal_child};
 use crate::launcher::Report;
-use crate::launching::{Left, Pending};
-use crate::protocol::{CallError, ContainerState, ContainerView, LaunchError, Message, Reply};
+use crate::protocol::{ContainerState, Reply};
 
 impl Control {
     /// Returns `true` when the shim must end at once.
@@ -71,15 +70,15 @@ impl Control {
     }
 
     pub(super) fn child_died(&mut self, pid: i32, ended: Ended) {
-        let mut whose = self.containers.reaped(pid, ended);
-        if whose == Reaped::Unknown {
+        let mut reaped = self.containers.reaped(pid, ended);
+        if reaped == Reaped::Unknown {
             // The launcher reports a child before it lets it run, so the report is there already.
             self.take_reports();
-            whose = self.containers.reaped(pid, ended);
+            reaped = self.containers.reaped(pid, ended);
         }
-        match whose {
-            Reaped::Container(name) => self.tell_end(&name),
-            Reaped::Doomed => {}
+        match reaped {
+            Reaped::Container(name) => self.report_end(&name),
+            Reaped::Ignored => {}
             Reaped::Unknown => {
                 if !self.launching.pending.is_empty() {
                     self.containers.keep_unclaimed(pid, ended);
@@ -88,23 +87,12 @@ impl Control {
         }
     }
 
-    pub(super) fn tell_end(&mut self, name: &str) {
-        self.bound_log(name);
-        self.keep(name);
-        self.change(FenceEvent::Died(slot(name)));
-        if let Some(container) = self.containers.get(name) {
-            let container = container.view(name);
-            self.tell_subscribers(&Message::Ended { container });
-        }
-    }
-
     pub(super) fn ensure_launcher(&mut self) -> io::Result<()> {
         if self.launching.ensure(&self.sole, &self.options)?
             && let Some(socket) = self.launching.socket()
         {
-            let data = EventData::new_u64(LAUNCHER);
-            epoll::add(&self.epoll, socket, data, EventFlags::IN)?;
-            self.keep_launcher();
+            self.poller.add(Token::Launcher, socket, EventFlags::IN)?;
+            self.record_launcher();
         }
         Ok(())
     }
@@ -139,9 +127,10 @@ impl Control {
                         container.state = ContainerState::Running;
                     }
                     let pid = container.pid;
-                    self.keep(&start.name);
+                    self.record(&start.name);
                     let reply = Reply::Launched { pid, phases };
-                    self.reply(start.client, start.call, reply, start.pidfd);
+                    let pidfd = start.pidfd.and_then(Rc::into_inner);
+                    self.reply(start.client, start.call, reply, pidfd);
                 }
             }
             Report::Failed {
@@ -157,125 +146,6 @@ impl Control {
                     }
                 }
             }
-        }
-    }
-
-    pub(super) fn cloned(&mut self, ticket: u64, pid: i32) {
-        let Some(start) = self.launching.pending.get_mut(&ticket) else {
-            return;
-        };
-        // It is not reaped yet, unless it died at once; then there is nothing to open.
-        start.pidfd = open_child(pid).ok();
-        let name = start.name.clone();
-        let is_command = start.own.is_none();
-        let killed = start.killed;
-        // Not needed for one that has been reaped already.
-        let start_ticks = ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks);
-        let container = start.container().begun(pid, start_ticks);
-        if let Some(ended) = self.containers.begin(name.clone(), container) {
-            let _ = self.containers.reaped(pid, ended);
-        }
-        if !is_command {
-            self.change(FenceEvent::Appeared(slot(&name)));
-            self.bound_log(&name);
-        }
-        if killed
-            && let Some(container) = self.containers.get(&name)
-            && container.is_alive()
-            && let Err(error) = self.kill(container)
-        {
-            tracing::error!(name, %error, "cannot kill a condemned start");
-        }
-        if is_command {
-            // A container whose start is interrupted is found by its cgroup, a command by this record.
-            self.keep(&name);
-        }
-    }
-
-    /// Answers a failed start, and forgets the container.
-    pub(super) fn fail(&mut self, start: Pending, error: LaunchError) {
-        if start.own.is_none()
-            && let Some(command) = self.containers.get(&start.name)
-            && command.is_alive()
-            && let Err(error) = self.kill(command)
-        {
-            tracing::error!(name = start.name, %error, "cannot kill a failed command");
-        }
-        let to_be_told = self.awaits_end(&start);
-        self.containers.discard(&start.name);
-        self.forget(&start.name);
-        if let Some(own) = start.own {
-            self.give_back(Some(own.ids));
-            self.start_failed(start.name, start.cgroup, to_be_told);
-        }
-        let error = CallError::Launch { error };
-        self.reply(start.client, start.call, Reply::Failed { error }, None);
-    }
-
-    /// Whether a client ordered its death and waits for a notification.
-    fn awaits_end(&self, start: &Pending) -> bool {
-        let container = self.containers.get(&start.name);
-        start.killed && container.is_none_or(Container::is_alive)
-    }
-
-    /// Nothing of a start exists or can appear any more. The client that ordered it gets the failure; a
-    /// client that ordered its death gets a notification.
-    pub(super) fn start_failed(&mut self, name: String, cgroup: String, to_be_told: bool) {
-        for event in [
-            FenceEvent::StartOver(slot(&name)),
-            FenceEvent::Died(slot(&name)),
-            FenceEvent::Forget(slot(&name)),
-        ] {
-            self.change(event);
-        }
-        if to_be_told {
-            let container = ContainerView {
-                name,
-                cgroup,
-                pid: 0,
-                state: ContainerState::Lost,
-                exec_in: None,
-                foreign: false,
-                fenced: false,
-            };
-            self.tell_subscribers(&Message::Ended { container });
-        }
-    }
-
-    /// Ends everything of a start that has begun; it may have reached its program.
-    fn interrupted(&mut self, mut start: Pending, error: LaunchError) {
-        let Some(own) = start.own.take() else {
-            self.fail(start, error);
-            return;
-        };
-        let killed = match self.containers.get(&start.name) {
-            // It may not have joined its cgroup yet.
-            Some(container) if container.is_alive() => self.kill(container),
-            _ => self.freezer.kill(&start.cgroup),
-        };
-        if let Err(error) = killed
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::error!(name = start.name, %error, "cannot kill an interrupted start");
-        }
-        // First, so that a record of it exists at all times.
-        self.sweep_later(Left {
-            cgroup: start.cgroup.clone(),
-            scratch: own.scratch,
-            name: Some(start.name.clone()),
-            ids: Some(own.ids),
-            killed: self.awaits_end(&start),
-        });
-        self.containers.discard(&start.name);
-        self.forget(&start.name);
-        let error = CallError::Launch { error };
-        self.reply(start.client, start.call, Reply::Failed { error }, None);
-    }
-
-    /// Fails the starts under way: no launcher can answer them.
-    pub(super) fn interrupt_starts(&mut self) {
-        for start in self.launching.died().into_values() {
-            self.interrupted(start, LaunchError::LauncherDied);
         }
     }
 

@@ -1,33 +1,60 @@
-//! Connected clients: accepting them, answering them, notifying subscribers.
+//! The clients part: connections, what waits to be sent on them, who is subscribed.
+//!
+//! ```text
+//! accepted ── Hello of our version ──▶ greeted ── Subscribe ──▶ subscribed
+//!     └── closed by the client, an error, or too much that it does not read ──▶ dropped
+//! ```
+//! Requests leave this part as data; replies and messages enter it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use rustix::event::epoll::{self, EventData, EventFlags};
+use conman_linux::inherited_fd;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::Control;
+use super::poller::{Poller, Token};
 use crate::connection::Connection;
-use crate::protocol::{Call, CallError, Message, Reply, Request, VERSION, decode};
+use crate::handover::{Handover, KeptClient, number};
+use crate::protocol::{Call, Message, Reply, decode};
 use crate::seqpacket;
 
 /// Concurrent clients: the daemon, its successor during an upgrade, the command line.
 const MAX_CLIENTS: usize = 32;
 
-/// Messages of one client that are answered before the next client's turn.
-const MESSAGES_A_TURN: usize = 64;
+/// The lowest number of a client. Shims that take the same handovers use lower ones for other
+/// descriptors.
+const FIRST_NUMBER: u64 = 16;
 
-impl Control {
-    pub(super) fn accept(&mut self) {
+/// The connected clients.
+#[derive(Debug)]
+pub(super) struct Clients {
+    by_number: BTreeMap<u64, Connection>,
+    /// Closed to refuse a client when no other descriptor is left.
+    spare: Option<File>,
+    next_number: u64,
+}
+
+impl Clients {
+    pub(super) fn new() -> Self {
+        Self {
+            by_number: BTreeMap::new(),
+            spare: spare(),
+            next_number: FIRST_NUMBER,
+        }
+    }
+
+    pub(super) fn accept(&mut self, poller: &Poller, listener: &OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match rustix::net::accept_with(&self.listener, flags) {
+        let socket = match rustix::net::accept_with(listener, flags) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE) => {
                 // Otherwise epoll would report it repeatedly, and it would wait for ever.
                 self.spare = None;
-                drop(rustix::net::accept_with(&self.listener, flags));
+                drop(rustix::net::accept_with(listener, flags));
                 self.spare = spare();
                 tracing::error!("refused a client: no file descriptor is left (see nofile)");
                 return;
@@ -38,207 +65,212 @@ impl Control {
         let own = rustix::process::geteuid();
         let allowed = rustix::net::sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == own || peer.uid.is_root());
-        if !allowed || self.clients.len() >= MAX_CLIENTS {
+        if !allowed || self.by_number.len() >= MAX_CLIENTS {
             tracing::warn!(allowed, "refused a client");
             return;
         }
-        let token = self.next_client;
-        let data = EventData::new_u64(token);
-        if let Err(error) = epoll::add(&self.epoll, &socket, data, EventFlags::IN) {
+        let number = self.next_number;
+        if let Err(error) = poller.add(Token::Client(number), &socket, EventFlags::IN) {
             tracing::error!(%error, "cannot poll a client's socket");
             return;
         }
-        self.next_client += 1;
-        self.clients.insert(token, Connection::new(socket));
+        self.next_number += 1;
+        self.by_number.insert(number, Connection::new(socket));
     }
 
-    pub(super) fn serve(&mut self, client: u64, flags: EventFlags) {
-        if flags.contains(EventFlags::OUT)
-            && let Some(connection) = self.clients.get_mut(&client)
-            && connection.flush().is_err()
-        {
-            self.clients.remove(&client);
+    /// Sends what waits for a client whose socket takes it again.
+    pub(super) fn flush(&mut self, poller: &Poller, client: u64) {
+        let Some(connection) = self.by_number.get_mut(&client) else {
+            return;
+        };
+        if connection.flush().is_err() {
+            self.by_number.remove(&client);
+            return;
         }
-        for _ in 0..MESSAGES_A_TURN {
-            let Some(connection) = self.clients.get(&client) else {
-                return;
-            };
-            let mut buffer = std::mem::take(&mut self.buffer);
-            let call = match seqpacket::receive(connection, &mut buffer) {
-                Ok(Some(received)) => decode::<Call>(received.bytes)
-                    .map(|call| (call, received.fds))
-                    .map_err(io::Error::other),
-                Ok(None) => Err(io::ErrorKind::UnexpectedEof.into()),
-                Err(error) => Err(error),
-            };
-            self.buffer = buffer;
-            match call {
-                Ok((call, fds)) => self.answer(client, call, fds),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => {
+        self.update(poller, client);
+    }
+
+    /// Returns the client's next request with its descriptors, if there is one. Drops a client that has
+    /// closed its connection or sends anything else.
+    pub(super) fn receive(
+        &mut self,
+        client: u64,
+        buffer: &mut [u8],
+    ) -> Option<(Call, Vec<OwnedFd>)> {
+        let received = match seqpacket::receive(self.by_number.get(&client)?, buffer) {
+            Ok(Some(received)) => decode::<Call>(received.bytes)
+                .map(|call| (call, received.fds))
+                .map_err(io::Error::other),
+            Ok(None) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) => Err(error),
+        };
+        match received {
+            Ok(request) => Some(request),
+            Err(error) => {
+                if error.kind() != io::ErrorKind::WouldBlock {
                     if error.kind() != io::ErrorKind::UnexpectedEof {
                         tracing::warn!(%error, "dropped a client");
                     }
-                    self.clients.remove(&client);
-                    return;
+                    self.by_number.remove(&client);
                 }
+                None
             }
         }
-        self.launching.flush();
-        self.update_interest(client);
     }
 
-    /// Descriptors that the request does not use are closed.
-    fn answer(&mut self, client: u64, call: Call, fds: Vec<OwnedFd>) {
-        let greeted = self.clients.get(&client).is_some_and(|one| one.greeted);
-        let outcome = match call.request {
-            Request::Hello { version } => self.greet(client, version),
-            _ if !greeted => Err(CallError::NoHello),
-            Request::Launch(spec) => match self.begin_launch(client, call.id, *spec, fds) {
-                // Answered when it has begun.
-                Ok(()) => return,
-                Err(error) => Err(error),
-            },
-            Request::Exec(spec) => match self.begin_exec(client, call.id, *spec, fds) {
-                // Answered when it has begun.
-                Ok(()) => return,
-                Err(error) => Err(error),
-            },
-            Request::Hold { name } => match self.hold(&name) {
-                Ok((pid, fd)) => {
-                    self.reply(client, call.id, Reply::Held { pid }, Some(fd));
-                    return;
-                }
-                Err(error) => Err(error),
-            },
-            Request::Attach { name, size, quiet } => match self.attach(&name, size, quiet) {
-                Ok(fd) => {
-                    self.reply(client, call.id, Reply::Attached, Some(fd));
-                    return;
-                }
-                Err(error) => Err(error),
-            },
-            Request::Appeared { name, pid } => self.appeared(&name, pid, fds),
-            Request::Replace { program } => {
-                match self.begin_replacing(Some((client, call.id)), program) {
-                    // Answered by the new program.
-                    Ok(()) => return,
-                    Err(error) => Err(error),
-                }
-            }
-            Request::Subscribe => {
-                self.subscribe(client, call.id);
-                return;
-            }
-            other => self.carry_out(other),
-        };
-        let reply = outcome.unwrap_or_else(|error| Reply::Failed { error });
-        self.reply(client, call.id, reply, None);
+    pub(super) fn is_greeted(&self, client: u64) -> bool {
+        self.by_number.get(&client).is_some_and(|one| one.greeted)
     }
 
-    fn greet(&mut self, client: u64, version: u32) -> Result<Reply, CallError> {
-        if version != VERSION {
-            return Err(CallError::Version {
-                ours: VERSION,
-                theirs: version,
-            });
-        }
-        if let Some(connection) = self.clients.get_mut(&client) {
+    /// The client speaks our version.
+    pub(super) fn greet(&mut self, client: u64) {
+        if let Some(connection) = self.by_number.get_mut(&client) {
             connection.greeted = true;
         }
-        Ok(Reply::Hello {
-            version: VERSION,
-            pid: rustix::process::getpid().as_raw_nonzero().get(),
-            features: self.launching.features.clone(),
-            replacements: self.replacements,
-            unprotected: self.unprotected.clone(),
-            freeze_ms: Some(self.fence.freeze_ms()),
-        })
     }
 
-    fn carry_out(&mut self, request: Request) -> Result<Reply, CallError> {
-        match request {
-            Request::List { after } => {
-                let (containers, more) = self.containers.page(after.as_deref());
-                Ok(Reply::Containers { containers, more })
-            }
-            Request::Find { name } => Ok(self.find(&name)),
-            Request::Acknowledge { names } => self.acknowledge(&names),
-            Request::Kill { name } => self.kill_one(name),
-            Request::KillAll => self.kill_all(),
-            Request::Signal { name, signal } => self.signal(&name, signal),
-            Request::Freeze { name } => self.freeze(&name),
-            Request::Thaw { name } => self.thaw(&name),
-            Request::ExtendDeadline { until_boottime_ns } => {
-                Ok(self.extend_deadline(until_boottime_ns))
-            }
-            Request::FreezePatience { freeze_ms } => Ok(self.set_freeze_patience(freeze_ms)),
-            Request::Disarm => self.disarm(),
-            Request::FreezeAll => Ok(self.freeze_all()),
-            Request::Unfence {
-                until_boottime_ns,
-                names,
-            } => self.unfence(until_boottime_ns, names.as_deref()),
-            Request::Resize { name, size } => self.resize(&name, size),
-            Request::Guard { name, cgroup } => self.guard(&name, &cgroup),
-            Request::NotStarted { name } => self.not_started(&name),
-            Request::Fence => Ok(self.fence_reply()),
-            // Answered elsewhere.
-            Request::Hello { .. }
-            | Request::Launch(_)
-            | Request::Exec(_)
-            | Request::Hold { .. }
-            | Request::Appeared { .. }
-            | Request::Attach { .. }
-            | Request::Replace { .. }
-            | Request::Subscribe => Err(CallError::NoHello),
+    /// From now on the client gets what is published.
+    pub(super) fn subscribe(&mut self, client: u64) {
+        if let Some(connection) = self.by_number.get_mut(&client) {
+            connection.subscribed = true;
         }
     }
 
-    pub(super) fn reply(&mut self, client: u64, id: u64, reply: Reply, fd: Option<OwnedFd>) {
-        self.tell(client, &Message::Reply { id, reply }, fd);
+    pub(super) fn reply(
+        &mut self,
+        poller: &Poller,
+        client: u64,
+        id: u64,
+        reply: Reply,
+        fd: Option<OwnedFd>,
+    ) {
+        self.send(poller, client, &Message::Reply { id, reply }, fd);
     }
 
-    fn tell(&mut self, client: u64, message: &Message, fd: Option<OwnedFd>) {
-        let Some(connection) = self.clients.get_mut(&client) else {
+    pub(super) fn send(
+        &mut self,
+        poller: &Poller,
+        client: u64,
+        message: &Message,
+        fd: Option<OwnedFd>,
+    ) {
+        let Some(connection) = self.by_number.get_mut(&client) else {
             return;
         };
         if let Err(error) = connection.send(message, fd) {
             tracing::warn!(%error, "dropped a client");
-            self.clients.remove(&client);
+            self.by_number.remove(&client);
             return;
         }
-        self.update_interest(client);
+        self.update(poller, client);
     }
 
-    pub(super) fn tell_subscribers(&mut self, message: &Message) {
-        let subscribed = |(token, one): (&u64, &Connection)| one.subscribed.then_some(*token);
-        let tokens: Vec<u64> = self.clients.iter().filter_map(subscribed).collect();
-        for token in tokens {
-            self.tell(token, message, None);
+    /// Sends a message to all subscribers.
+    pub(super) fn publish(&mut self, poller: &Poller, message: &Message) {
+        let subscribed = |(number, one): (&u64, &Connection)| one.subscribed.then_some(*number);
+        let numbers: Vec<u64> = self.by_number.iter().filter_map(subscribed).collect();
+        for number in numbers {
+            self.send(poller, number, message, None);
         }
     }
 
-    fn subscribe(&mut self, client: u64, id: u64) {
-        if let Some(connection) = self.clients.get_mut(&client) {
-            connection.subscribed = true;
+    /// Polls a client for writability only while messages wait.
+    fn update(&self, poller: &Poller, client: u64) {
+        if let Some(connection) = self.by_number.get(&client) {
+            let mut flags = EventFlags::IN;
+            flags.set(EventFlags::OUT, connection.is_waiting());
+            poller.change(Token::Client(client), connection, flags);
         }
-        self.reply(client, id, Reply::Done, None);
-        let ended: Vec<Message> = self
-            .containers
-            .iter()
-            .filter(|(_, container)| !container.is_alive())
-            .map(|(name, container)| Message::Ended {
-                container: container.view(name),
-            })
-            .collect();
-        for message in ended {
-            self.tell(client, &message, None);
+    }
+
+    /// A client that does not keep up is dropped before a replacement, as always; it can request what it
+    /// missed.
+    pub(super) fn drop_waiting(&mut self) {
+        self.by_number.retain(|_, client| !client.is_waiting());
+    }
+
+    /// Names them in a handover.
+    pub(super) fn hand_over(&self, handover: &mut Handover) {
+        let kept = |(token, client): (&u64, &Connection)| KeptClient {
+            token: *token,
+            fd: number(client),
+            greeted: client.greeted,
+            subscribed: client.subscribed,
+        };
+        handover.clients = self.by_number.iter().map(kept).collect();
+        handover.next_client = self.next_number;
+    }
+
+    /// Takes over the connections of the program that this one replaces.
+    pub(super) fn resume(&mut self, poller: &Poller, handover: &mut Handover) -> io::Result<()> {
+        for client in handover.clients.drain(..) {
+            let socket = inherited_fd(client.fd)?;
+            poller.add(Token::Client(client.token), &socket, EventFlags::IN)?;
+            let connection = Connection::kept(socket, client.greeted, client.subscribed);
+            self.by_number.insert(client.token, connection);
         }
+        self.next_number = self.next_number.max(handover.next_client);
+        Ok(())
+    }
+
+    /// All their sockets.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.by_number.values().map(|client| client.as_fd())
     }
 }
 
 /// A descriptor that is closed when none is left for a client.
-pub(super) fn spare() -> Option<File> {
+fn spare() -> Option<File> {
     File::open("/dev/null").ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{FenceState, Request, encode};
+
+    /// A client, and its end of the connection.
+    fn connected() -> (Clients, Poller, u64, OwnedFd) {
+        let (ours, theirs) = seqpacket::pair().expect("a pair");
+        rustix::io::ioctl_fionbio(&ours, true).expect("set");
+        let (mut clients, poller) = (Clients::new(), Poller::new().expect("an epoll"));
+        let client = FIRST_NUMBER;
+        poller
+            .add(Token::Client(client), &ours, EventFlags::IN)
+            .expect("polled");
+        clients.by_number.insert(client, Connection::new(ours));
+        (clients, poller, client, theirs)
+    }
+
+    #[test]
+    fn a_request_is_returned_and_a_client_that_sends_anything_else_is_dropped() {
+        let (mut clients, _poller, client, theirs) = connected();
+        let mut buffer = seqpacket::buffer();
+        assert!(clients.receive(client, &mut buffer).is_none());
+        assert_eq!(clients.fds().count(), 1, "it has only not sent anything");
+        let call = Call {
+            id: 7,
+            request: Request::Fence,
+        };
+        let bytes = encode(&call).expect("encoded");
+        seqpacket::send(&theirs, &bytes, &[]).expect("sent");
+        let (received, fds) = clients.receive(client, &mut buffer).expect("a request");
+        assert_eq!((received.id, fds.len()), (7, 0));
+        seqpacket::send(&theirs, b"nonsense", &[]).expect("sent");
+        assert!(clients.receive(client, &mut buffer).is_none());
+        assert_eq!(clients.fds().count(), 0);
+    }
+
+    #[test]
+    fn only_subscribers_get_what_is_published() {
+        let (mut clients, poller, client, theirs) = connected();
+        rustix::io::ioctl_fionbio(&theirs, true).expect("set");
+        let state = FenceState::Unarmed;
+        let mut buffer = seqpacket::buffer();
+        clients.publish(&poller, &Message::Fence { state });
+        assert!(seqpacket::receive(&theirs, &mut buffer).is_err());
+        clients.subscribe(client);
+        clients.publish(&poller, &Message::Fence { state });
+        assert!(seqpacket::receive(&theirs, &mut buffer).is_ok_and(|one| one.is_some()));
+    }
 }

@@ -7,7 +7,7 @@
 
 use std::io;
 
-use super::fencing::MAX_NAMED;
+use super::effects::MAX_NAMED;
 use super::{Control, boottime_ns};
 use crate::LastHold;
 
@@ -27,7 +27,8 @@ impl Control {
             let patience_ms = self.fence.freeze_ms().saturating_add(KILLS_MS);
             let until_ns = boottime_ns().saturating_add(patience_ms.saturating_mul(1_000_000));
             self.ending_until_ns = Some(until_ns);
-            self.give_up_replacing(IS_ENDING.to_owned());
+            let effects = self.replacement.give_up(IS_ENDING);
+            self.carry_out(effects);
             self.freeze_all();
             tracing::warn!(
                 "the shim is about to end: freezing all containers until a client opens the next \
@@ -47,13 +48,13 @@ impl Control {
         let Some(until_ns) = self.ending_until_ns else {
             return false;
         };
-        if self.is_settled() {
+        if self.fence.is_settled() {
             return true;
         }
         if boottime_ns() < until_ns {
             return false;
         }
-        let left: Vec<&String> = self.unverified.iter().take(MAX_NAMED).collect();
+        let left: Vec<&String> = self.fence.unverified().take(MAX_NAMED).collect();
         tracing::error!(
             ?left,
             "the shim ends, but not everything is proven frozen or dead: these were killed and hang \
@@ -70,8 +71,8 @@ impl Control {
         let mut known = self.containers.iter();
         let is_alone = !known.any(|(_, one)| one.is_alive())
             && self.launching.pending.is_empty()
-            && self.doomed.is_empty()
-            && self.condemned_early.len() == 0;
+            && self.containers.has_no_pending_kills()
+            && self.forbidden_starts.len() == 0;
         Ok(LastHold {
             _lock: lock,
             is_alone,

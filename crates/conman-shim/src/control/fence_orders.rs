@@ -2,7 +2,7 @@
 
 use conman_core::ownership::{BootTime, FenceEvent};
 
-use super::fencing::unless_gone;
+use super::cgroup_orders::unless_gone;
 use super::{Control, boottime_ns, host_error};
 use crate::fence::{KeptFence, slot, whole_ms};
 use crate::protocol::{CallError, Reply};
@@ -13,7 +13,7 @@ const THAW_MS: u64 = 60_000;
 impl Control {
     pub(super) fn fence_reply(&self) -> Reply {
         Reply::Fence {
-            state: self.fence_state(),
+            state: self.fence.state(),
         }
     }
 
@@ -28,7 +28,7 @@ impl Control {
                 freeze_ms: None,
             };
             self.arm(Some(kept));
-            self.keep_fence();
+            self.record_fence();
         }
         self.on_time();
         self.fence_reply()
@@ -37,7 +37,7 @@ impl Control {
     /// In force, and recorded for a later shim, before it is answered.
     pub(super) fn set_freeze_patience(&mut self, freeze_ms: u64) -> Reply {
         self.fence.set_freeze_ms(freeze_ms);
-        self.keep_fence();
+        self.record_fence();
         self.on_time();
         Reply::Done
     }
@@ -48,13 +48,12 @@ impl Control {
             return Err(CallError::Fenced);
         }
         self.arm(None);
-        self.unverified.clear();
-        self.keep_fence();
+        self.record_fence();
         self.on_time();
         Ok(self.fence_reply())
     }
 
-    /// Opens the fence: these containers, or all that are not condemned, run until the deadline, or without
+    /// Opens the fence: these containers, or all that need not die, run until the deadline, or without
     /// limit if there is none.
     pub(super) fn unfence(
         &mut self,
@@ -95,7 +94,7 @@ impl Control {
             return self.disarm();
         }
         if was_closed {
-            self.keep_fence();
+            self.record_fence();
         }
         self.on_time();
         Ok(self.fence_reply())
@@ -112,15 +111,14 @@ impl Control {
     /// Thaws the parent cgroup, so that everything runs that is not frozen by its own cgroup.
     fn thaw_parent(&self) -> Result<(), CallError> {
         // What must stay frozen is frozen by its own cgroup, or nothing is thawed.
-        for name in &self.unverified {
+        for name in self.fence.unverified() {
             if let Some(cgroup) = self.cgroup_of(name) {
-                let frozen = unless_gone(self.freezer.freeze(&cgroup));
+                let frozen = unless_gone(self.cgroups.freezer.freeze(&cgroup));
                 frozen.map_err(host_error("freeze", name))?;
             }
         }
-        let cgroup = &self.options.fence_cgroup;
-        let thawed = unless_gone(self.freezer.thaw(cgroup));
-        thawed.map_err(host_error("thaw", cgroup))
+        let thawed = self.cgroups.thaw_all();
+        thawed.map_err(host_error("thaw", &self.options.fence_cgroup))
     }
 
     pub(super) fn freeze_all(&mut self) -> Reply {

@@ -2,9 +2,10 @@
 
 use std::io;
 
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
-use super::{Control, SWEEPER};
+use super::Control;
+use super::poller::Token;
 
 impl Control {
     /// Forks a sweeper when there is none, and sends it every log.
@@ -13,8 +14,8 @@ impl Control {
             return Ok(());
         }
         if let Some(socket) = self.sweeper.socket() {
-            let data = EventData::new_u64(SWEEPER);
-            epoll::add(&self.epoll, socket, data, EventFlags::empty())?;
+            self.poller
+                .add(Token::Sweeper, socket, EventFlags::empty())?;
         }
         for (name, container) in self.containers.iter() {
             if let (true, Some(log)) = (container.is_alive(), &container.log) {
@@ -58,11 +59,8 @@ impl Control {
             return;
         };
         // It sends nothing; its end is reported by a signal.
-        let flags = if self.sweeper.is_waiting() {
-            EventFlags::OUT
-        } else {
-            EventFlags::empty()
-        };
-        let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(SWEEPER), flags);
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::OUT, self.sweeper.is_waiting());
+        self.poller.change(Token::Sweeper, socket, flags);
     }
 }

@@ -1,4 +1,4 @@
-//! Recovery when an earlier shim's state file is lost, damaged, or of a later version.
+//! Recovery when an earlier shim's state file is lost, damaged, or of another version.
 //!
 //! It is unknown then whether the fence was armed, and whether it had fired. So if anything lives, the
 //! fence begins closed, with everything frozen, and only an order opens it. Living containers are found
@@ -6,6 +6,7 @@
 //! removed here; the client that created them removes them.
 
 use std::io;
+use std::rc::Rc;
 
 use conman_core::naming::parse_slice;
 use conman_linux::{CgroupLayout, Cgroups, PidFd, ProcessIdentity, is_namespace_init};
@@ -32,7 +33,7 @@ impl Control {
         };
         // A container whose end has not been determined yet may be dead.
         let is_dead = |process: &PidFd| process.is_dead().unwrap_or(false);
-        let lives = |one: &Container| one.is_alive() && !one.held.as_ref().is_some_and(is_dead);
+        let lives = |one: &Container| one.is_alive() && !one.held.as_deref().is_some_and(is_dead);
         let lives = found || self.containers.iter().any(|(_, one)| lives(one));
         if !lives && self.launching.sweeps().next().is_none() {
             return;
@@ -73,13 +74,13 @@ impl Control {
                 Some(Ok((container, process))) => {
                     self.watch_adopted(&name, &process)?;
                     Container {
-                        held: Some(process),
+                        held: Some(Rc::new(process)),
                         ..container
                     }
                 }
                 // Another program is starting it, or it is ending.
                 Some(Err(_)) | None => Container {
-                    foreign: true,
+                    external: true,
                     ..Container::starting(&cgroup, None, None, None)
                 },
             };
@@ -113,8 +114,8 @@ impl Control {
         let started = Container::starting(cgroup, ids, None, None);
         let container = Container {
             state: ContainerState::Running,
-            // Foreign containers have no range of ids.
-            foreign: ids.is_none(),
+            // External containers have no range of ids.
+            external: ids.is_none(),
             ..started.begun(init, identity.start_time_ticks)
         };
         Ok((container, process))

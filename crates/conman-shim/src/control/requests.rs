@@ -1,4 +1,4 @@
-//! Clients' requests, other than those to the fence.
+//! Clients' requests, other than starts and those to the fence.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,179 +7,128 @@ use conman_core::ownership::FenceEvent;
 use conman_linux::Signal;
 use rustix::io::Errno;
 
-use super::{Control, full, host_error, open_child, spec_error};
-use crate::containers::{Container, MAX_CONTAINERS};
+use super::{Control, boottime_ns, host_error, open_child};
+use crate::containers::Container;
 use crate::fence::slot;
-use crate::ids::SHARED_IDS;
-use crate::launcher::{Command, Order, Start};
-use crate::launching::{Own, Pending};
-use crate::protocol::{CallError, LaunchError, Reply};
-use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec, check_name};
-use crate::sweeper::BoundedLog;
+use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION};
+use crate::spec::check_name;
+
+/// How a request is answered.
+enum Answer {
+    Now(Reply),
+    WithFd(Reply, OwnedFd),
+    /// It is answered already, or when it is done.
+    Elsewhere,
+}
 
 impl Control {
-    pub(super) fn begin_launch(
-        &mut self,
-        client: u64,
-        call: u64,
-        spec: LaunchSpec,
-        binds: Vec<OwnedFd>,
-    ) -> Result<(), CallError> {
-        let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
-        checked.map_err(spec_error)?;
-        let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
-        if !below.is_some_and(|rest| rest.starts_with('/')) {
-            return Err(host_error("launch", &spec.name)(io::Error::other(
-                "its cgroup is not below the fence's",
-            )));
-        }
-        self.admit(&spec.name, None)?;
-        let name = spec.name.clone();
-        if !self.change(FenceEvent::Open(slot(&name))) {
-            return Err(CallError::Fenced);
-        }
-        let begun = self.begin_admitted(client, call, spec, binds);
-        if let Err((_, name)) = &begun {
-            let name = || name.clone();
-            self.change(FenceEvent::StartOver(slot(&name())));
-            self.change(FenceEvent::Forget(slot(&name())));
-        }
-        begun.map_err(|(error, _)| error)
+    /// Descriptors that the request does not use are closed.
+    pub(super) fn answer(&mut self, client: u64, call: Call, fds: Vec<OwnedFd>) {
+        let id = call.id;
+        let (reply, fd) = match self.carry_out_request(client, call, fds) {
+            Ok(Answer::Now(reply)) => (reply, None),
+            Ok(Answer::WithFd(reply, fd)) => (reply, Some(fd)),
+            Ok(Answer::Elsewhere) => return,
+            Err(error) => (Reply::Failed { error }, None),
+        };
+        self.reply(client, id, reply, fd);
     }
 
-    /// The fence has opened its slot. An error comes with the name.
-    fn begin_admitted(
+    fn carry_out_request(
         &mut self,
         client: u64,
-        call: u64,
-        spec: LaunchSpec,
-        binds: Vec<OwnedFd>,
-    ) -> Result<(), (CallError, String)> {
-        let ids = if spec.root.shared_ids {
-            Some(SHARED_IDS)
-        } else {
-            self.ids.take()
-        };
-        let ids = ids.ok_or_else(|| (full("ranges of ids"), spec.name.clone()))?;
-        let mut fds = binds;
-        if let Some(size) = spec.terminal {
-            let owner = (ids + spec.program.uid, ids + spec.program.gid);
-            match self.open_terminal(&spec.name, size, Some(owner)) {
-                Ok(slave) => fds.insert(0, slave),
-                Err(error) => {
-                    self.ids.give_back(ids);
-                    return Err((error, spec.name));
-                }
+        call: Call,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer, CallError> {
+        let id = call.id;
+        let reply = match call.request {
+            Request::Hello { version } => self.greet(client, version)?,
+            _ if !self.clients.is_greeted(client) => return Err(CallError::NoHello),
+            Request::Launch(spec) => {
+                self.begin_launch(client, id, *spec, fds)?;
+                return Ok(Answer::Elsewhere);
             }
-        }
-        let own = Own {
-            ids,
-            scratch: spec.root.scratch.clone(),
-            log: spec.terminal.is_none().then(|| BoundedLog {
-                path: spec.log.clone(),
-                bytes: spec.log_bytes.unwrap_or(LOG_BYTES),
-            }),
-        };
-        let name = spec.name.clone();
-        let pending = Pending {
-            client,
-            call,
-            name: name.clone(),
-            cgroup: spec.cgroup.clone(),
-            own: Some(own),
-            exec_in: None,
-            killed: false,
-            pidfd: None,
-        };
-        let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
-        // If the shim dies during the start, its successor must find the record.
-        let taken = self
-            .keep_start(&pending)
-            .and_then(|()| self.launching.order(pending, fds, order));
-        if let Err(error) = taken {
-            self.ids.give_back(ids);
-            self.forget(&name);
-            return Err((host_error("launch", &name)(error), name));
-        }
-        Ok(())
-    }
-
-    pub(super) fn begin_exec(
-        &mut self,
-        client: u64,
-        call: u64,
-        mut spec: ExecSpec,
-        mut streams: Vec<OwnedFd>,
-    ) -> Result<(), CallError> {
-        let checked = spec
-            .check()
-            .and_then(|()| spec.check_streams(streams.len()));
-        checked.map_err(spec_error)?;
-        self.admit(&spec.name, Some(&spec.container))?;
-        let container = self.container(&spec.container)?;
-        if container.frozen {
-            // The process that enters it would freeze.
-            return Err(host_error("execute", &spec.name)(io::Error::other(
-                "its container is frozen",
-            )));
-        }
-        let cgroup = container.cgroup.clone();
-        let owner = container.ids;
-        let owner = owner.map(|ids| (ids + spec.program.uid, ids + spec.program.gid));
-        let (_, init) = self.hold(&spec.container)?;
-        let name = spec.name.clone();
-        if let Some(size) = spec.kept_terminal {
-            let slave = self.open_terminal(&name, size, owner)?;
-            spec.terminal = true;
-            let copies = [slave.try_clone(), slave.try_clone()];
-            streams.push(slave);
-            for copy in copies {
-                streams.push(copy.map_err(host_error("open a terminal for", &name))?);
+            Request::Exec(spec) => {
+                self.begin_exec(client, id, *spec, fds)?;
+                return Ok(Answer::Elsewhere);
             }
-        }
-        let pending = Pending {
-            client,
-            call,
-            name: name.clone(),
-            cgroup: cgroup.clone(),
-            own: None,
-            exec_in: Some(spec.container.clone()),
-            killed: false,
-            pidfd: None,
+            Request::Replace { program } => {
+                self.begin_replacing(Some((client, id)), program)?;
+                return Ok(Answer::Elsewhere);
+            }
+            Request::Subscribe => {
+                self.subscribe(client, id);
+                return Ok(Answer::Elsewhere);
+            }
+            Request::Hold { name } => {
+                let (pid, fd) = self.hold(&name)?;
+                return Ok(Answer::WithFd(Reply::Held { pid }, fd));
+            }
+            Request::Attach { name, size, quiet } => {
+                let fd = self.terminals.attach(&self.poller, &name, size, quiet)?;
+                return Ok(Answer::WithFd(Reply::Attached, fd));
+            }
+            Request::Resize { name, size } => {
+                self.terminals.resize(&name, size)?;
+                Reply::Done
+            }
+            Request::List { after } => {
+                let (containers, more) = self.containers.page(after.as_deref());
+                Reply::Containers { containers, more }
+            }
+            Request::Find { name } => self.find(&name),
+            Request::Acknowledge { names } => self.acknowledge(&names)?,
+            Request::Kill { name } => self.kill_one(name)?,
+            Request::KillAll => self.kill_all()?,
+            Request::Signal { name, signal } => self.signal(&name, signal)?,
+            Request::Freeze { name } => self.freeze(&name)?,
+            Request::Thaw { name } => self.thaw(&name)?,
+            Request::Guard { name, cgroup } => self.guard(&name, &cgroup)?,
+            Request::Appeared { name, pid } => self.appeared(&name, pid, fds)?,
+            Request::NotStarted { name } => self.not_started(&name)?,
+            Request::Fence => self.fence_reply(),
+            Request::ExtendDeadline { until_boottime_ns } => {
+                self.extend_deadline(until_boottime_ns)
+            }
+            Request::FreezePatience { freeze_ms } => self.set_freeze_patience(freeze_ms),
+            Request::Disarm => self.disarm()?,
+            Request::FreezeAll => self.freeze_all(),
+            Request::Unfence {
+                until_boottime_ns,
+                names,
+            } => self.unfence(until_boottime_ns, names.as_deref())?,
         };
-        let fds = std::iter::once(init).chain(streams).collect();
-        let order = |ticket| {
-            Order::Exec(Box::new(Command {
-                ticket,
-                cgroup,
-                owner,
-                spec,
-            }))
-        };
-        let taken = self.launching.order(pending, fds, order);
-        if taken.is_err() {
-            self.close_terminal(&name);
-        }
-        taken.map_err(host_error("execute", &name))
+        Ok(Answer::Now(reply))
     }
 
-    /// Checks that a container of this name may begin, or a command in a container.
-    pub(super) fn admit(&mut self, name: &str, exec_in: Option<&str>) -> Result<(), CallError> {
-        if self.fence.is_closed() {
-            return Err(CallError::Fenced);
-        }
-        if self.containers.get(name).is_some() || self.launching.is_starting(name) {
-            return Err(CallError::Exists {
-                name: name.to_owned(),
+    fn greet(&mut self, client: u64, version: u32) -> Result<Reply, CallError> {
+        if version != VERSION {
+            return Err(CallError::Version {
+                ours: VERSION,
+                theirs: version,
             });
         }
-        if let Some(what) = self.launching.lacks_room(exec_in) {
-            return Err(full(what));
+        self.clients.greet(client);
+        Ok(Reply::Hello {
+            version: VERSION,
+            pid: rustix::process::getpid().as_raw_nonzero().get(),
+            features: self.launching.features.clone(),
+            replacements: self.replacement.count(),
+            unprotected: self.unprotected.clone(),
+            freeze_ms: self.fence.freeze_ms(),
+        })
+    }
+
+    fn subscribe(&mut self, client: u64, id: u64) {
+        self.clients.subscribe(client);
+        self.reply(client, id, Reply::Done, None);
+        for (name, container) in self.containers.iter() {
+            if !container.is_alive() {
+                let container = container.view(name);
+                let message = Message::Ended { container };
+                self.clients.send(&self.poller, client, &message, None);
+            }
         }
-        if self.containers.len() >= MAX_CONTAINERS {
-            return Err(full("containers"));
-        }
-        self.ensure_launcher().map_err(host_error("launch", name))
     }
 
     /// A living container, not a command in one.
@@ -223,24 +172,7 @@ impl Control {
     }
 
     pub(super) fn kill(&self, container: &Container) -> io::Result<()> {
-        if container.may_appear() {
-            // A process that appears in it later never runs.
-            let frozen = self.freezer.freeze(&container.cgroup);
-            let killed = frozen.and_then(|()| self.freezer.kill_frozen(&container.cgroup));
-            return killed.and(self.kill_strays(container));
-        }
-        // A frozen process dies only once thawed, and must not run then.
-        let by_cgroup = !self.freezer.dies_frozen()
-            && container.exec_in.is_none()
-            && (container.frozen
-                || self.fence.is_armed()
-                || self.freezer.is_frozen(&container.cgroup).unwrap_or(true));
-        if by_cgroup || container.foreign {
-            // A new process may not have joined its cgroup, and a foreign container's may never have.
-            let signalled = container.signal(Signal::KILL);
-            return self.freezer.kill(&container.cgroup).and(signalled);
-        }
-        container.signal(Signal::KILL)
+        self.cgroups.kill(container, self.fence.is_armed())
     }
 
     /// Kills it, and while the fence is armed repeats that until it is dead.
@@ -252,24 +184,22 @@ impl Control {
             return Ok(Reply::Done);
         }
         if self.containers.get(&name).is_none()
-            && (self.launching.kill_when_begun(&name) || self.tell_when_swept(&name))
+            && (self.launching.kill_when_begun(&name) || self.report_when_swept(&name))
         {
             self.change(FenceEvent::Condemn(slot(&name)));
-            self.set_timer();
             return Ok(Reply::Done);
         }
         if self.containers.get(&name).is_none() {
-            self.condemn_early(&name);
+            self.forbid_start(&name);
         }
         let container = self.living(&name)?;
         let killed = self.kill(container);
-        self.lift_limit_later(&name);
-        self.doom(&name);
+        self.containers.kill_sent(&name, boottime_ns());
+        self.kill_ordered(&name);
         killed.map_err(host_error("kill", &name))?;
         let container = self.living(&name)?;
         if container.exec_in.is_none() {
             self.change(FenceEvent::Condemn(slot(&name)));
-            self.set_timer();
         }
         Ok(Reply::Done)
     }
@@ -277,18 +207,25 @@ impl Control {
     /// Its start may have been ordered already and may arrive later. Another node may own the session then,
     /// so it must never begin, even if a later shim gets the order. A name is used for only one start. With
     /// an unarmed fence there is no other owner.
-    fn condemn_early(&mut self, name: &str) {
+    fn forbid_start(&mut self, name: &str) {
         if !self.fence.is_armed()
             || check_name(name).is_err()
-            || self.condemned_early.contains(name)
+            || self.forbidden_starts.contains(name)
         {
             return;
         }
-        if let Some(oldest) = self.condemned_early.add(name.to_owned()) {
+        if let Some(oldest) = self.forbidden_starts.add(name.to_owned()) {
             self.change(FenceEvent::Forget(slot(&oldest)));
         }
-        self.keep_condemned(name);
+        self.record_forbidden(name);
         self.change(FenceEvent::Condemn(slot(name)));
+    }
+
+    /// Records that it must be killed, by the fence or as its processes appear.
+    fn kill_ordered(&mut self, name: &str) {
+        if self.containers.kill_ordered(name, self.fence.is_armed()) {
+            self.record(name);
+        }
     }
 
     pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
@@ -306,10 +243,10 @@ impl Control {
             }
         }
         for name in killed {
-            self.lift_limit_later(&name);
+            self.containers.kill_sent(&name, boottime_ns());
         }
         for name in appearing {
-            self.doom(&name);
+            self.kill_ordered(&name);
         }
         failed.map_or(Ok(Reply::Done), Err)
     }
@@ -326,12 +263,12 @@ impl Control {
     pub(super) fn freeze(&mut self, name: &str) -> Result<Reply, CallError> {
         let cgroup = self.container(name)?.cgroup.clone();
         let error = |error| host_error("freeze", name)(error);
-        self.freezer.freeze(&cgroup).map_err(error)?;
+        self.cgroups.freezer.freeze(&cgroup).map_err(error)?;
         if let Some(container) = self.containers.get_mut(name) {
             container.frozen = true;
         }
-        self.keep(name);
-        let verified = self.freezer.is_frozen(&cgroup).map_err(error)?;
+        self.record(name);
+        let verified = self.cgroups.freezer.is_frozen(&cgroup).map_err(error)?;
         Ok(Reply::Frozen { verified })
     }
 
@@ -340,13 +277,14 @@ impl Control {
         if self.fence.is_closed() {
             return Err(CallError::Fenced);
         }
-        self.freezer
+        self.cgroups
+            .freezer
             .thaw(&cgroup)
             .map_err(host_error("thaw", name))?;
         if let Some(container) = self.containers.get_mut(name) {
             container.frozen = false;
         }
-        self.keep(name);
+        self.record(name);
         Ok(Reply::Done)
     }
 
@@ -370,11 +308,5 @@ impl Control {
             }
         }
         Ok(Reply::Done)
-    }
-
-    pub(super) fn give_back(&mut self, ids: Option<u32>) {
-        if let Some(ids) = ids {
-            self.ids.give_back(ids);
-        }
     }
 }

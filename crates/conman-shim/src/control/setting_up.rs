@@ -1,38 +1,35 @@
 //! Starting the shim, fresh or as the replacement of another program.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use conman_linux::{
-    Capabilities, CgroupLayout, Freezer, Interface, SoleThread, boot_id, inherited_fd,
-    set_effective,
-};
+use conman_linux::{Capabilities, SoleThread, boot_id, inherited_fd, set_effective};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use rustix::event::epoll::{self, CreateFlags};
+use rustix::event::epoll::EventFlags;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
-use super::clients::spare;
-use super::{
-    Control, FIRST_ADOPTED, FIRST_CLIENT, FIRST_TERMINAL, FIRST_WATCHER, LAUNCHER, LISTENER,
-    SIGNALS, TIMER,
-};
+use super::Control;
+use super::cgroup_orders::CgroupOrders;
+use super::clients::Clients;
+use super::poller::{Poller, Token};
+use super::replacement::Replacement;
+use super::terminals::Terminals;
+use super::timer::Timer;
 use crate::containers::Containers;
-use crate::fence::DeadMan;
+use crate::fence::DeadManFence;
 use crate::forbidden_starts::ForbiddenStarts;
 use crate::handover::Sealed;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
 use crate::ledger::Ledger;
 use crate::options::ShimOptions;
-use crate::protocol::{FenceState, Reply};
+use crate::protocol::Reply;
 use crate::seqpacket;
+use crate::state_lock::{self, Acquired};
 use crate::sweeper::Sweeper;
-use crate::turn::{self, Turn};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -45,21 +42,21 @@ impl Control {
     /// process has one thread.
     pub(crate) fn new(options: ShimOptions) -> io::Result<Self> {
         let program = std::env::current_exe()?;
-        let (lock, come) = turn::take(&options.state_file, options.standby)?;
+        let (lock, acquired) = state_lock::acquire(&options.state_file, options.standby)?;
         // From here on the shim ends only when nothing is left unfenced.
         hold_signals()?;
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
         let listener = listen(&options)?;
-        let mut control = Self::build(options, lock, listener)?;
-        // If the file was replaced meanwhile, the kernel only reports that this program is not there.
-        control.program = program;
+        // If the file is replaced meanwhile, the kernel only reports that this program is not there.
+        let replacement = Replacement::new(program, 0);
+        let mut control = Self::build(options, lock, listener, replacement)?;
         control.adopt(kept)?;
         if let Some(doubt) = doubt {
             control.recover(&doubt);
         }
         control.begin()?;
-        if come == Turn::Waited {
-            control.begin_renewing();
+        if acquired == Acquired::AfterWaiting {
+            control.replace_if_upgraded();
         }
         Ok(control)
     }
@@ -69,76 +66,57 @@ impl Control {
         let handover = &mut sealed.handover;
         let lock = File::from(inherited_fd(handover.lock)?);
         let listener = inherited_fd(handover.listener)?;
-        let mut control = Self::build(options, lock, listener)?;
+        let replacement = Replacement::new(std::env::current_exe()?, handover.replacements);
+        let mut control = Self::build(options, lock, listener, replacement)?;
         if let Some(freeze_ms) = handover.freeze_ms {
             control.fence.set_freeze_ms(freeze_ms);
         }
         control.resume(handover)?;
-        control.resume_terminals(handover, &sealed.blobs)?;
+        control
+            .terminals
+            .resume(&control.poller, handover, &sealed.blobs)?;
         control.begin()?;
         if let Some((client, call)) = handover.asked_by {
-            let replacements = control.replacements;
+            let replacements = control.replacement.count();
             control.reply(client, call, Reply::Replaced { replacements }, None);
         }
         tracing::info!(
-            replacements = control.replacements,
+            replacements = control.replacement.count(),
             "replaced the shim's program"
         );
         Ok(control)
     }
 
-    fn build(options: ShimOptions, lock: File, listener: OwnedFd) -> io::Result<Self> {
+    fn build(
+        options: ShimOptions,
+        lock: File,
+        listener: OwnedFd,
+        replacement: Replacement,
+    ) -> io::Result<Self> {
         let sole = SoleThread::prove()?;
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let signals = SignalFd::with_flags(&hold_signals()?, flags)?;
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let timer = timerfd_create(
-            TimerfdClockId::Boottime,
-            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
-        )?;
-        let freezer = Freezer::of(&CgroupLayout::detect()?.part(options.cgroups))?;
-        let freezer = if options.do_without.contains(&Interface::CgroupKill) {
-            freezer.killing_one_by_one()
-        } else {
-            freezer
-        };
-        freezer.ensure(&options.fence_cgroup)?;
         let ledger = Ledger::at(&options.state_file);
         Ok(Self {
-            fence: DeadMan::new(options.freeze_patience, options.frozen_max),
-            unverified: BTreeSet::new(),
-            condemned_early: ForbiddenStarts::default(),
-            doomed: BTreeSet::new(),
-            told_fence: FenceState::Unarmed,
+            cgroups: CgroupOrders::new(&options)?,
+            fence: DeadManFence::new(options.freeze_patience, options.frozen_max),
             ids: IdRanges::new(options.ids),
             options,
             sole,
-            epoll,
+            poller: Poller::new()?,
+            timer: Timer::new()?,
             listener,
             signals,
-            timer,
-            freezer,
+            lock,
+            buffer: seqpacket::buffer(),
+            ledger,
             containers: Containers::default(),
+            forbidden_starts: ForbiddenStarts::default(),
             launching: Launching::default(),
             sweeper: Sweeper::default(),
-            clients: BTreeMap::new(),
-            spare: spare(),
-            next_client: FIRST_CLIENT,
-            buffer: seqpacket::buffer(),
-            lock,
-            ledger,
-            adopted: BTreeMap::new(),
-            next_adopted: FIRST_ADOPTED,
-            unexplained: BTreeMap::new(),
-            lifts: VecDeque::new(),
-            terminals: BTreeMap::new(),
-            terminal_names: BTreeMap::new(),
-            next_terminal: FIRST_TERMINAL,
-            watchers: BTreeMap::new(),
-            next_watcher: FIRST_WATCHER,
-            program: std::env::current_exe()?,
-            replacing: None,
-            replacements: 0,
+            clients: Clients::new(),
+            terminals: Terminals::default(),
+            replacement,
             ending_until_ns: None,
             unprotected: Vec::new(),
         })
@@ -149,11 +127,12 @@ impl Control {
         // The fence first, which may be due.
         self.hold_if_closed();
         self.on_time();
-        self.release_parent();
+        self.release_if_closed();
         self.rewrite_ledger()?;
-        for token in [LISTENER, SIGNALS, TIMER] {
-            self.watch(token)?;
-        }
+        let poller = &self.poller;
+        poller.add(Token::Listener, &self.listener, EventFlags::IN)?;
+        poller.add(Token::Signals, &self.signals, EventFlags::IN)?;
+        poller.add(Token::Timer, &self.timer, EventFlags::IN)?;
         if self.fence.is_closed() {
             // Starts from the replaced program: they have waited for too long.
             self.interrupt_starts();
@@ -166,7 +145,7 @@ impl Control {
         self.ensure_launcher()?;
         self.ensure_sweeper()?;
         self.launching.flush();
-        self.update_interest(LAUNCHER);
+        self.update_launcher();
         self.unprotected = protect();
         // Signals of children that ended in between were lost.
         self.reap_all()

@@ -1,14 +1,25 @@
-//! Terminals: their owners, their output, their watchers.
+//! The terminals part: PTYs, their output, their watchers. It needs nothing of the other parts.
+//!
+//! ```text
+//! terminal: open ──▶ open ── the last process closes it ──▶ hung up ── container forgotten ──▶ closed
+//!
+//! watcher:  attach ──▶ reads ◀── the scrollback, once it reads again ──┐
+//!             │          └───────── its socket is full ──────────▶ behind
+//!             └─ the terminal has hung up: the scrollback and the end, and no watcher is kept
+//! ```
+//! Typed input is read from watchers only while there is room for it.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use conman_linux::inherited_fd;
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 
-use super::{Control, FIRST_TERMINAL, FIRST_WATCHER, full, host_error};
+use super::poller::{Poller, Token};
+use super::{full, host_error};
 use crate::handover::{Handover, KeptTerminal, KeptWatcher, number};
-use crate::protocol::{CallError, Reply};
+use crate::protocol::CallError;
 use crate::seqpacket;
 use crate::spec::TerminalSize;
 use crate::terminal::{MAX_TYPED, Scrollback, Terminal, TerminalEvent, TerminalInput, Watcher};
@@ -23,40 +34,54 @@ const MAX_WATCHERS: usize = 1_024;
 const OUTPUT_BYTES: usize = 4_096;
 const OUTPUTS_A_TURN: usize = 4;
 
-impl Control {
+/// The terminals of containers and commands.
+#[derive(Debug, Default)]
+pub(super) struct Terminals {
+    by_name: BTreeMap<String, (u64, Terminal)>,
+    names: BTreeMap<u64, String>,
+    watchers: BTreeMap<u64, Watcher>,
+    /// The next terminal's or watcher's number.
+    next_number: u64,
+}
+
+impl Terminals {
     /// Opens a terminal for a start, and returns its slave.
-    pub(super) fn open_terminal(
+    pub(super) fn open(
         &mut self,
+        poller: &Poller,
         name: &str,
         size: TerminalSize,
         owner: Option<(u32, u32)>,
     ) -> Result<OwnedFd, CallError> {
-        if self.terminals.len() >= MAX_TERMINALS {
+        if self.by_name.len() >= MAX_TERMINALS {
             return Err(full("terminals"));
         }
         let (terminal, slave) =
             Terminal::open(size, owner).map_err(host_error("open a terminal for", name))?;
-        let watched = self.add_terminal(name, terminal);
+        let watched = self.add(poller, name, terminal);
         watched.map_err(host_error("watch the terminal of", name))?;
         Ok(slave)
     }
 
-    fn add_terminal(&mut self, name: &str, terminal: Terminal) -> io::Result<()> {
-        let token = self.next_terminal;
-        self.next_terminal += 1;
+    fn add(&mut self, poller: &Poller, name: &str, terminal: Terminal) -> io::Result<()> {
+        let number = self.take_number();
         if !terminal.hung_up {
-            let data = EventData::new_u64(token);
-            epoll::add(&self.epoll, &terminal.master, data, EventFlags::IN)?;
+            poller.add(Token::Terminal(number), &terminal.master, EventFlags::IN)?;
         }
-        self.terminal_names.insert(token, name.to_owned());
-        self.terminals.insert(name.to_owned(), (token, terminal));
+        self.names.insert(number, name.to_owned());
+        self.by_name.insert(name.to_owned(), (number, terminal));
         Ok(())
     }
 
+    fn take_number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
     /// Closes a terminal whose command or container is forgotten, or has failed to begin.
-    pub(super) fn close_terminal(&mut self, name: &str) {
-        if let Some((token, _)) = self.terminals.remove(name) {
-            self.terminal_names.remove(&token);
+    pub(super) fn close(&mut self, name: &str) {
+        if let Some((number, _)) = self.by_name.remove(name) {
+            self.names.remove(&number);
             self.watchers.retain(|_, watcher| watcher.terminal != name);
         }
     }
@@ -64,6 +89,7 @@ impl Control {
     /// Adds a watcher, and returns its end of a socket.
     pub(super) fn attach(
         &mut self,
+        poller: &Poller,
         name: &str,
         size: Option<TerminalSize>,
         quiet: bool,
@@ -72,7 +98,7 @@ impl Control {
         if self.watchers.len() >= MAX_WATCHERS {
             return Err(full("watchers of terminals"));
         }
-        let Some((_, terminal)) = self.terminals.get_mut(name) else {
+        let Some((_, terminal)) = self.by_name.get_mut(name) else {
             return Err(failed(io::Error::other("it has no terminal")));
         };
         let (ours, theirs) = seqpacket::pair().map_err(failed)?;
@@ -82,46 +108,44 @@ impl Control {
             socket: ours,
             skipped: None,
         };
-        watcher.tell(&terminal.replay(0)).map_err(failed)?;
+        watcher.send(&terminal.replay(0)).map_err(failed)?;
         if terminal.hung_up {
-            watcher.tell(&TerminalEvent::End).map_err(failed)?;
+            watcher.send(&TerminalEvent::End).map_err(failed)?;
             return Ok(theirs);
         }
         if size.is_some() || !quiet {
             // Even if the size is the same, since the scrollback may lack older output.
             terminal.resize(size.unwrap_or(terminal.size), !quiet);
         }
-        self.add_watcher(watcher).map_err(failed)?;
+        self.add_watcher(poller, watcher).map_err(failed)?;
         Ok(theirs)
     }
 
-    fn add_watcher(&mut self, watcher: Watcher) -> io::Result<()> {
-        let token = self.next_watcher;
-        self.next_watcher += 1;
-        let data = EventData::new_u64(token);
-        epoll::add(&self.epoll, &watcher.socket, data, EventFlags::IN)?;
-        self.watchers.insert(token, watcher);
-        self.update_watcher(token);
+    fn add_watcher(&mut self, poller: &Poller, watcher: Watcher) -> io::Result<()> {
+        let number = self.take_number();
+        poller.add(Token::Watcher(number), &watcher.socket, EventFlags::IN)?;
+        self.watchers.insert(number, watcher);
+        self.update_watcher(poller, number);
         Ok(())
     }
 
-    pub(super) fn resize(&mut self, name: &str, size: TerminalSize) -> Result<Reply, CallError> {
-        let Some((_, terminal)) = self.terminals.get_mut(name) else {
+    pub(super) fn resize(&mut self, name: &str, size: TerminalSize) -> Result<(), CallError> {
+        let Some((_, terminal)) = self.by_name.get_mut(name) else {
             return Err(host_error("resize", name)(io::Error::other(
                 "it has no terminal",
             )));
         };
         terminal.resize(size, false);
-        Ok(Reply::Done)
+        Ok(())
     }
 
     /// The program writes, or reads typed input.
-    pub(super) fn serve_terminal(&mut self, token: u64) {
-        let Some(name) = self.terminal_names.get(&token).cloned() else {
+    pub(super) fn serve(&mut self, poller: &Poller, number: u64) {
+        let Some(name) = self.names.get(&number).cloned() else {
             return;
         };
         for _ in 0..OUTPUTS_A_TURN {
-            let Some((_, terminal)) = self.terminals.get_mut(&name) else {
+            let Some((_, terminal)) = self.by_name.get_mut(&name) else {
                 return;
             };
             terminal.type_in();
@@ -135,118 +159,102 @@ impl Control {
                 // The last slave is closed.
                 Ok(_) | Err(_) => {
                     terminal.hung_up = true;
-                    let _ = epoll::delete(&self.epoll, &terminal.master);
+                    poller.remove(&terminal.master);
                     TerminalEvent::End
                 }
             };
-            self.tell_watchers(&name, &event);
+            self.send_to_watchers(poller, &name, &event);
             if event == TerminalEvent::End {
                 self.watchers.retain(|_, watcher| watcher.terminal != name);
                 return;
             }
         }
-        self.update_terminal(&name);
+        self.update(poller, &name);
     }
 
-    fn tell_watchers(&mut self, name: &str, event: &TerminalEvent) {
-        let of = |(token, watcher): (&u64, &Watcher)| (watcher.terminal == name).then_some(*token);
-        let tokens: Vec<u64> = self.watchers.iter().filter_map(of).collect();
-        for token in tokens {
-            if let Some(watcher) = self.watchers.get_mut(&token)
-                && watcher.tell(event).is_err()
-            {
-                self.watchers.remove(&token);
-            }
-            self.update_watcher(token);
-        }
+    fn send_to_watchers(&mut self, poller: &Poller, name: &str, event: &TerminalEvent) {
+        let takes = |watcher: &mut Watcher| watcher.terminal != name || watcher.send(event).is_ok();
+        self.watchers.retain(|_, watcher| takes(watcher));
+        self.update_watchers(poller, name);
     }
 
     /// A watcher types, or reads again.
-    pub(super) fn serve_watcher(&mut self, token: u64, flags: EventFlags) {
-        let Some(watcher) = self.watchers.get_mut(&token) else {
+    pub(super) fn serve_watcher(&mut self, poller: &Poller, number: u64, flags: EventFlags) {
+        let Some(watcher) = self.watchers.get_mut(&number) else {
             return;
         };
         let name = watcher.terminal.clone();
-        let Some((_, terminal)) = self.terminals.get_mut(&name) else {
-            self.watchers.remove(&token);
+        let Some((_, terminal)) = self.by_name.get_mut(&name) else {
+            self.watchers.remove(&number);
             return;
         };
         if flags.contains(EventFlags::OUT)
             && let Some(skipped) = watcher.skipped.take()
-            && watcher.tell(&terminal.replay(skipped)).is_err()
+            && watcher.send(&terminal.replay(skipped)).is_err()
         {
-            self.watchers.remove(&token);
+            self.watchers.remove(&number);
             return;
         }
-        let mut gone = false;
+        let mut closed = false;
         while terminal.takes_input() {
             let mut message = [0_u8; MAX_TYPED + 2];
             match seqpacket::receive(&watcher.socket, &mut message) {
                 Ok(Some(received)) => match TerminalInput::decode(received.bytes) {
                     Some(TerminalInput::Typed(bytes)) => terminal.input.extend(bytes),
                     Some(TerminalInput::Resize(size)) => terminal.resize(size, false),
-                    None => gone = true,
+                    None => closed = true,
                 },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Ok(None) | Err(_) => gone = true,
+                Ok(None) | Err(_) => closed = true,
             }
-            if gone {
+            if closed {
                 break;
             }
         }
         terminal.type_in();
-        if gone {
-            self.watchers.remove(&token);
+        if closed {
+            self.watchers.remove(&number);
         }
-        self.update_terminal(&name);
+        self.update(poller, &name);
     }
 
     /// Polls a program for writability only when there is input for it, and watchers for input only when
     /// there is room.
-    fn update_terminal(&mut self, name: &str) {
-        let Some((token, terminal)) = self.terminals.get(name) else {
+    fn update(&self, poller: &Poller, name: &str) {
+        let Some((number, terminal)) = self.by_name.get(name) else {
             return;
         };
         let mut flags = EventFlags::IN;
-        if !terminal.input.is_empty() {
-            flags |= EventFlags::OUT;
-        }
+        flags.set(EventFlags::OUT, !terminal.input.is_empty());
         if !terminal.hung_up {
-            let _ = epoll::modify(
-                &self.epoll,
-                &terminal.master,
-                EventData::new_u64(*token),
-                flags,
-            );
+            poller.change(Token::Terminal(*number), &terminal.master, flags);
         }
-        let of = |(token, watcher): (&u64, &Watcher)| (watcher.terminal == name).then_some(*token);
-        let tokens: Vec<u64> = self.watchers.iter().filter_map(of).collect();
-        for token in tokens {
-            self.update_watcher(token);
+        self.update_watchers(poller, name);
+    }
+
+    fn update_watchers(&self, poller: &Poller, name: &str) {
+        for (number, watcher) in &self.watchers {
+            if watcher.terminal == name {
+                self.update_watcher(poller, *number);
+            }
         }
     }
 
-    fn update_watcher(&self, token: u64) {
-        let Some(watcher) = self.watchers.get(&token) else {
+    fn update_watcher(&self, poller: &Poller, number: u64) {
+        let Some(watcher) = self.watchers.get(&number) else {
             return;
         };
-        let terminal = self.terminals.get(&watcher.terminal);
+        let terminal = self.by_name.get(&watcher.terminal);
+        let takes_input = terminal.is_some_and(|(_, terminal)| terminal.takes_input());
         let mut flags = EventFlags::empty();
-        if terminal.is_some_and(|(_, terminal)| terminal.takes_input()) {
-            flags |= EventFlags::IN;
-        }
-        if watcher.skipped.is_some() {
-            flags |= EventFlags::OUT;
-        }
-        let data = EventData::new_u64(token);
-        if let Err(error) = epoll::modify(&self.epoll, &watcher.socket, data, flags) {
-            tracing::error!(%error, "cannot poll a terminal watcher's socket");
-        }
+        flags.set(EventFlags::IN, takes_input);
+        flags.set(EventFlags::OUT, watcher.skipped.is_some());
+        poller.change(Token::Watcher(number), &watcher.socket, flags);
     }
 
     /// Names them in a handover; the scrollback goes to `blobs`.
-    pub(super) fn hand_over_terminals(&self, handover: &mut Handover, blobs: &mut Vec<u8>) {
-        for (name, (_, terminal)) in &self.terminals {
+    pub(super) fn hand_over(&self, handover: &mut Handover, blobs: &mut Vec<u8>) {
+        for (name, (_, terminal)) in &self.by_name {
             let scrollback = terminal.scrollback.bytes();
             handover.terminals.push(KeptTerminal {
                 name: name.clone(),
@@ -270,8 +278,10 @@ impl Control {
         }
     }
 
-    pub(super) fn resume_terminals(
+    /// Takes over the terminals of the program that this one replaces.
+    pub(super) fn resume(
         &mut self,
+        poller: &Poller,
         handover: &mut Handover,
         blobs: &[u8],
     ) -> io::Result<()> {
@@ -283,26 +293,91 @@ impl Control {
             let mut terminal = Terminal::kept(master, scrollback, kept.size);
             terminal.input = kept.input.into();
             terminal.hung_up = kept.hung_up;
-            self.add_terminal(&kept.name, terminal)?;
-            self.update_terminal(&kept.name);
+            self.add(poller, &kept.name, terminal)?;
+            self.update(poller, &kept.name);
         }
         for kept in handover.watchers.drain(..) {
-            self.add_watcher(Watcher {
+            let watcher = Watcher {
                 terminal: kept.terminal,
                 socket: inherited_fd(kept.fd)?,
                 skipped: kept.skipped,
-            })?;
+            };
+            self.add_watcher(poller, watcher)?;
         }
         Ok(())
     }
 
     /// All descriptors of terminals and watchers.
-    pub(super) fn terminal_fds(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
-        let masters = self.terminals.values().map(|(_, one)| one.master.as_fd());
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let masters = self.by_name.values().map(|(_, one)| one.master.as_fd());
         masters.chain(self.watchers.values().map(|one| one.socket.as_fd()))
     }
+}
 
-    pub(super) fn is_terminal(token: u64) -> bool {
-        (FIRST_TERMINAL..FIRST_WATCHER).contains(&token)
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::attachment::Attachment;
+
+    const SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// Serves what is ready, as the loop does.
+    fn serve(terminals: &mut Terminals, poller: &Poller) {
+        for (token, flags) in poller.wait().expect("events") {
+            match token {
+                Token::Terminal(number) => terminals.serve(poller, number),
+                Token::Watcher(number) => terminals.serve_watcher(poller, number, flags),
+                other => panic!("{other:?} is no terminal's"),
+            }
+        }
+    }
+
+    fn terminal() -> (Terminals, Poller, std::fs::File) {
+        let poller = Poller::new().expect("an epoll");
+        let mut terminals = Terminals::default();
+        let slave = terminals.open(&poller, "a.1", SIZE, None).expect("a pty");
+        (terminals, poller, slave.into())
+    }
+
+    #[test]
+    fn a_watcher_gets_the_scrollback_then_the_output_and_the_end() {
+        let (mut terminals, poller, mut program) = terminal();
+        program.write_all(b"before").expect("written");
+        serve(&mut terminals, &poller);
+        let fd = terminals.attach(&poller, "a.1", None, true).expect("fd");
+        let mut watcher = Attachment::new(fd);
+        let replay = TerminalEvent::Replay {
+            skipped: 0,
+            scrollback: b"before".to_vec(),
+        };
+        assert_eq!(watcher.next(TIMEOUT).expect("an event"), Some(replay));
+        program.write_all(b"after").expect("written");
+        serve(&mut terminals, &poller);
+        let output = TerminalEvent::Output(b"after".to_vec());
+        assert_eq!(watcher.next(TIMEOUT).expect("an event"), Some(output));
+        drop(program);
+        serve(&mut terminals, &poller);
+        let end = watcher.next(TIMEOUT).expect("an event");
+        assert_eq!(end, Some(TerminalEvent::End));
+        assert!(terminals.watchers.is_empty());
+    }
+
+    #[test]
+    fn typed_input_reaches_the_program_and_a_closed_terminal_has_no_watcher() {
+        let (mut terminals, poller, mut program) = terminal();
+        let fd = terminals.attach(&poller, "a.1", None, true).expect("fd");
+        let watcher = Attachment::new(fd);
+        watcher.type_in(b"hello\n").expect("typed");
+        serve(&mut terminals, &poller);
+        let mut line = [0; 6];
+        program.read_exact(&mut line).expect("a line");
+        assert_eq!(&line, b"hello\n");
+        terminals.close("a.1");
+        assert_eq!(terminals.fds().count(), 0);
+        assert!(terminals.attach(&poller, "a.1", None, true).is_err());
     }
 }

@@ -1,8 +1,8 @@
 //! What a container's first process does before it becomes the container's program.
 
-use std::ffi::{CStr, CString, NulError};
+use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
@@ -10,20 +10,19 @@ use std::time::Instant;
 
 use conman_linux::{
     Capabilities, Features, Mount, MountAttributes, Namespaces, NewFilesystem, become_user,
-    bound_capabilities, bring_loopback_up, close_on_exec_from, create_dir_in_root, join_cgroups,
-    limit_capabilities, no_new_privileges, unshare_namespaces,
+    create_dir_in_root, join_cgroups, unshare_namespaces,
 };
-use nix::errno::Errno;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
-use rustix::process::{Resource, chroot, fchdir, getcwd, ioctl_tiocsctty, setsid};
+use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty, setsid};
 use serde::{Deserialize, Serialize};
 
-use super::lower_limit;
+use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
+use super::program::{Privileges, execute};
 use crate::protocol::{LaunchError, encode};
-use crate::seccomp_profile::Filter;
+use crate::seccomp_filter::Filter;
 use crate::seqpacket;
-use crate::spec::{Hardening, LaunchSpec, ProgramSpec};
+use crate::spec::LaunchSpec;
 
 /// Hidden from containers where the kernel has them: files by /dev/null, directories by an empty one. The
 /// same as Docker's, except for /sys, which is not mounted. In addition, files that show other
@@ -47,23 +46,11 @@ const MASKED: [&CStr; 13] = [
 /// Readable only.
 const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 
-/// First port that needs no capability, in the container's own network namespace; below /proc.
-const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";
-
 /// All users may write, and remove only their own files.
 const SHARED_MODE: u32 = 0o1777;
 
-/// Search path for commands when `PATH` is not set.
-const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
-
-/// First descriptor after standard input, output and error.
-const FIRST_OTHER_FD: u32 = 3;
-
 /// The device that covers files of procfs; below /dev.
 const NULL_DEVICE: &str = "null";
-
-/// Open files of a program whose spec does not limit them.
-const DEFAULT_NOFILE: u64 = 65_536;
 
 /// The child's messages to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
@@ -151,8 +138,7 @@ impl Child<'_> {
 
     fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
         let begin = Instant::now();
-        unshare_namespaces(Namespaces::NEWNET).map_err(step("make a network namespace"))?;
-        bring_loopback_up().map_err(step("bring the loopback interface up"))?;
+        network::set_up()?;
         rustix::system::sethostname(self.spec.hostname.as_bytes())
             .map_err(|errno| step("set the host name")(errno.into()))?;
         let proc = NewFilesystem::open("proc").and_then(|proc| proc.mount(no_programs()));
@@ -253,14 +239,7 @@ impl Child<'_> {
         attach_at(proc, "/proc").map_err(step("mount /proc"))?;
         self.restrict(&shm, no_programs())
             .map_err(step("restrict /dev/shm"))?;
-        if self.spec.program.uid != 0 {
-            // Root has the capability; others would need to know which ports are privileged.
-            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-            openat(proc, UNPRIVILEGED_PORTS, flags, Mode::empty())
-                .map_err(io::Error::from)
-                .and_then(|file| File::from(file).write_all(b"0"))
-                .map_err(step("open all ports to its user"))?;
-        }
+        network::open_ports(&self.spec.program, proc)?;
         if self.spec.hardening.masked_proc {
             self.mask(proc, dev).map_err(step("mask paths in /proc"))?;
         }
@@ -327,42 +306,6 @@ pub(super) fn wait_to_go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
     match seqpacket::receive(socket, &mut buffer).map_err(step("wait"))? {
         Some(received) if received.bytes == GO => Ok(()),
         _ => Err(LaunchError::LauncherDied),
-    }
-}
-
-/// The maximum privileges of a program.
-#[derive(Debug)]
-pub(super) struct Privileges<'a> {
-    pub(super) program: &'a ProgramSpec,
-    pub(super) hardening: &'a Hardening,
-    pub(super) capabilities: Capabilities,
-    pub(super) filter: &'a Filter,
-}
-
-impl Privileges<'_> {
-    /// Reduces the calling process, root of the container, to these.
-    pub(super) fn apply(&self) -> Result<(), LaunchError> {
-        let program = self.program;
-        close_on_exec_from(FIRST_OTHER_FD).map_err(step("mark descriptors"))?;
-        set_limits(program).map_err(step("set resource limits"))?;
-        bound_capabilities(self.capabilities).map_err(step("bound the capabilities"))?;
-        become_user(program.uid, program.gid, &program.groups).map_err(step("change the user"))?;
-        let keep = if program.uid == 0 {
-            self.capabilities
-        } else {
-            Capabilities::empty()
-        };
-        limit_capabilities(keep, false).map_err(step("limit the capabilities"))?;
-        rustix::process::umask(Mode::from_raw_mode(0o022));
-        if self.hardening.no_new_privileges {
-            no_new_privileges().map_err(step("forbid new privileges"))?;
-        }
-        if self.hardening.seccomp {
-            self.filter
-                .install()
-                .map_err(step("install the system call filter"))?;
-        }
-        Ok(())
     }
 }
 
@@ -470,76 +413,4 @@ fn connect_streams(log: &OwnedFd, terminal: bool) -> io::Result<()> {
     }
     rustix::stdio::dup2_stdout(log)?;
     Ok(rustix::stdio::dup2_stderr(log)?)
-}
-
-fn set_limits(program: &ProgramSpec) -> io::Result<()> {
-    lower_limit(Resource::Core, 0)?;
-    lower_limit(Resource::Nofile, program.nofile.unwrap_or(DEFAULT_NOFILE))
-}
-
-/// Returns only with the reason for a failure.
-///
-/// Uses only execve: the C library's search would pass a file without a known format to a shell.
-pub(super) fn execute(program: &ProgramSpec) -> LaunchError {
-    let Some(command) = program.argv.first() else {
-        return LaunchError::EndedEarly;
-    };
-    let not_executable = |reason: &str| LaunchError::NotExecutable {
-        command: command.clone(),
-        reason: reason.to_owned(),
-    };
-    let strings = |strings: &mut dyn Iterator<Item = String>| -> Result<Vec<CString>, NulError> {
-        strings.map(CString::new).collect()
-    };
-    let argv = strings(&mut program.argv.iter().cloned());
-    let variables = &mut program
-        .env
-        .iter()
-        .map(|(key, value)| format!("{key}={value}"));
-    let (Ok(argv), Ok(env)) = (argv, strings(variables)) else {
-        return not_executable("a NUL byte in its arguments");
-    };
-    let mut worst = Errno::ENOENT;
-    for path in candidates(command, &program.env) {
-        match nix::unistd::execve(&path, &argv, &env) {
-            Ok(never) => match never {},
-            // Continue the search, as every shell does.
-            Err(Errno::ENOENT | Errno::ENOTDIR) => {}
-            Err(Errno::EACCES) => worst = Errno::EACCES,
-            Err(errno) => {
-                worst = errno;
-                break;
-            }
-        }
-    }
-    match worst {
-        Errno::ENOENT if exists(command) => {
-            not_executable("the interpreter or loader that it names does not exist")
-        }
-        Errno::ENOENT => LaunchError::CommandNotFound {
-            command: command.clone(),
-        },
-        errno => not_executable(&io::Error::from(errno).to_string()),
-    }
-}
-
-/// Candidates for a command: its path, or the directories of `PATH`.
-fn candidates(command: &str, env: &[(String, String)]) -> Vec<CString> {
-    if command.contains('/') {
-        return CString::new(command).into_iter().collect();
-    }
-    let path = env.iter().rev().find(|(key, _)| key == "PATH");
-    let path = path.map_or(DEFAULT_PATH, |(_, value)| value.as_str());
-    path.split(':')
-        .map(|directory| match directory {
-            "" => format!("./{command}"),
-            directory => format!("{directory}/{command}"),
-        })
-        .filter_map(|path| CString::new(path).ok())
-        .collect()
-}
-
-/// Whether the command's file exists. Known only for a command with a slash.
-fn exists(command: &str) -> bool {
-    command.contains('/') && CString::new(command).is_ok() && Path::new(command).exists()
 }

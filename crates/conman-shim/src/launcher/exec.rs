@@ -16,10 +16,9 @@ use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use super::Command;
-use super::child::{
-    ChildReport, Privileges, enter_directory, execute, step, wait_to_go_on, workdir_failed,
-};
+use super::child::{ChildReport, enter_directory, step, wait_to_go_on, workdir_failed};
 use super::launch::{Launcher, cgroup_failed, offer_to_oom_killer};
+use super::program::{Privileges, execute};
 use super::under_way::{Clock, UnderWay, go_on};
 use crate::protocol::{LaunchError, encode};
 use crate::seqpacket;
@@ -85,9 +84,9 @@ impl Launcher {
         let process = clone_process(&self.sole, &options, || inside.help());
         let process = process.map_err(step("clone a helper"))?;
         drop(theirs);
-        let told = helper(process.pid()).map_err(step("report"));
-        let told = told.and_then(|()| offer_to_oom_killer(&process));
-        match told.and_then(|()| go_on(&ours)) {
+        let reported = helper(process.pid()).map_err(step("report"));
+        let begun = reported.and_then(|()| offer_to_oom_killer(&process));
+        match begun.and_then(|()| go_on(&ours)) {
             Ok(()) => Ok(UnderWay::command(order.ticket, process, ours, clock)),
             Err(error) => {
                 let _ = process.kill();
@@ -139,7 +138,7 @@ impl Inside<'_> {
                 error: error.clone(),
             },
         };
-        self.say(&report);
+        self.report(&report);
         i32::from(entered.is_err())
     }
 
@@ -167,7 +166,7 @@ impl Inside<'_> {
             Ok(never) => match never {},
             Err(error) => error,
         };
-        self.say(&ChildReport::Failed { error });
+        self.report(&ChildReport::Failed { error });
         1
     }
 
@@ -181,7 +180,7 @@ impl Inside<'_> {
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
         enter(&program.workdir).map_err(workdir_failed(&program.workdir))?;
         self.privileges.apply()?;
-        self.say(&ChildReport::Executing {
+        self.report(&ChildReport::Executing {
             network_us: 0,
             mounts_us: 0,
             harden_us: 0,
@@ -201,7 +200,7 @@ impl Inside<'_> {
         Ok(rustix::stdio::dup2_stderr(error)?)
     }
 
-    fn say(&self, report: &ChildReport) {
+    fn report(&self, report: &ChildReport) {
         // Without a launcher there is no receiver.
         let _ = encode(report).map(|bytes| seqpacket::send(self.socket, &bytes, &[]));
     }

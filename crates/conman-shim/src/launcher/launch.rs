@@ -23,7 +23,7 @@ use super::under_way::{Clock, Failure, UnderWay, last_words};
 use crate::ids::RANGE_SIZE;
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases};
-use crate::seccomp_profile::Filter;
+use crate::seccomp_filter::Filter;
 use crate::seqpacket;
 use crate::spec::LaunchSpec;
 

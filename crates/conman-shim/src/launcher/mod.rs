@@ -47,29 +47,24 @@ mod bind_owners;
 mod child;
 mod exec;
 mod launch;
+mod network;
 mod places;
 mod preparing;
+mod program;
 mod rootfs;
 mod sweeping;
 mod under_way;
 
-use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use conman_linux::{
-    Capabilities, CloneOptions, Features, PidFd, Signal, SoleThread, set_effective,
-};
+use conman_linux::{Capabilities, Features, SoleThread, set_effective};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::Mode;
-use rustix::process::{
-    DumpableBehavior, Pid, Resource, Rlimit, getppid, getrlimit, set_parent_process_death_signal,
-    setrlimit,
-};
 use serde::{Deserialize, Serialize};
 
+use crate::helper::Helper;
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode, encode};
 use crate::seqpacket;
@@ -79,15 +74,6 @@ use under_way::{Failure, UnderWay};
 /// Containers in setup; further orders wait. Commands do not count: the shim sends few for each
 /// container.
 const MAX_UNDER_WAY: usize = 64;
-
-/// Limits for all users of a container together, of what the kernel limits by user: queued signals
-/// (including timers), bytes of POSIX message queues, bytes of locked memory. A user namespace is bounded
-/// by the limits of the process that creates it, so the launcher has them itself.
-const USER_LIMITS: [(Resource, u64); 3] = [
-    (Resource::Sigpending, 4_096),
-    (Resource::Msgqueue, 819_200),
-    (Resource::Memlock, 8 << 20),
-];
 
 /// The shim's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -123,7 +109,6 @@ pub(crate) struct Command {
     /// The container's.
     pub(crate) cgroup: String,
     /// New owner of its pipes: user and group on the host, where they are known.
-    #[serde(default)]
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) spec: ExecSpec,
 }
@@ -165,29 +150,12 @@ pub(crate) enum Report {
     },
 }
 
-/// Forks the launcher. The socket is the shim's end.
-pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<(PidFd, OwnedFd)> {
-    let (ours, theirs) = seqpacket::pair()?;
-    // No other descriptors: a connection that is open here too would not close with the shim.
-    let keep = [theirs.as_fd()];
-    let how = CloneOptions {
-        keep_only: Some(&keep),
-        ..CloneOptions::default()
-    };
-    let shim = rustix::process::getpid();
-    let process =
-        conman_linux::clone_process(sole, &how, || match serve(shim, &theirs, options) {
-            Ok(()) => 0,
-            Err(error) => {
-                tracing::error!(%error, "the launcher failed");
-                1
-            }
-        })?;
-    Ok((process, ours))
+/// Forks the launcher.
+pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<Helper> {
+    Helper::start(sole, c"shim-launcher", |socket| serve(socket, options))
 }
 
-fn serve(shim: Pid, socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
-    prepare_process(shim, c"shim-launcher")?;
+fn serve(socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     // To open the namespaces of its clones; the shim does not have it.
     set_effective(Capabilities::SYS_PTRACE, true)?;
     // Sessions inherit it, and wait less for each other.
@@ -230,15 +198,15 @@ impl Serving<'_> {
         if let Some(ticket) = self.launcher.sweep_a_little() {
             report(self.socket, &Report::Swept { ticket })?;
         }
-        let (ordered, heard) = self.wait()?;
+        let (ordered, reported) = self.wait()?;
         let now = Instant::now();
         // From the end, since finished ones leave the list.
         for index in (0..self.under_way.len()).rev() {
             let start = &mut self.under_way[index];
             let (socket, ticket) = (self.socket, start.ticket);
-            let outcome = if heard[index] {
+            let outcome = if reported[index] {
                 let mut cloned = |pid| report(socket, &Report::Cloned { ticket, pid });
-                start.hear(&mut self.buffer, &mut cloned)
+                start.receive(&mut self.buffer, &mut cloned)
             } else if start.left(now).is_zero() {
                 Some(Err(UnderWay::timed_out()))
             } else {
@@ -246,7 +214,7 @@ impl Serving<'_> {
             };
             if let Some(outcome) = outcome {
                 let start = self.under_way.swap_remove(index);
-                self.tell(start, outcome)?;
+                self.report_outcome(start, outcome)?;
             }
         }
         if ordered {
@@ -328,9 +296,13 @@ impl Serving<'_> {
         Ok(true)
     }
 
-    fn tell(&self, start: UnderWay, outcome: Result<Phases, LaunchError>) -> io::Result<()> {
+    fn report_outcome(
+        &self,
+        start: UnderWay,
+        outcome: Result<Phases, LaunchError>,
+    ) -> io::Result<()> {
         let ticket = start.ticket;
-        let told = match outcome {
+        let outcome = match outcome {
             Ok(phases) => Report::Running { ticket, phases },
             Err(error) => Report::Failed {
                 ticket,
@@ -338,44 +310,8 @@ impl Serving<'_> {
                 left: start.take_back(),
             },
         };
-        report(self.socket, &told)
+        report(self.socket, &outcome)
     }
-}
-
-/// Resets what the launcher, and through it every container, must not inherit from the shim.
-pub(crate) fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
-    rustix::thread::set_name(name)?;
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    if getppid() != Some(shim) {
-        return Err(io::Error::other("the shim died before its launcher began"));
-    }
-    // A process that enters a container is visible to those in it before it is confined: they must
-    // neither trace it nor reach the program that it still runs.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    conman_linux::reset_signal_actions();
-    nix::sys::signal::SigSet::empty().thread_set_mask()?;
-    // Files that others may write get their mode explicitly.
-    rustix::process::umask(Mode::from_raw_mode(0o022));
-    for (resource, limit) in USER_LIMITS {
-        lower_limit(resource, limit)?;
-    }
-    // The shim may be protected from the OOM killer; containers are not.
-    let score = std::fs::read_to_string("/proc/self/oom_score_adj")?;
-    if score.starts_with('-') {
-        std::fs::write("/proc/self/oom_score_adj", "0")?;
-    }
-    Ok(())
-}
-
-/// Sets soft and hard limit, unless they are lower.
-pub(crate) fn lower_limit(resource: Resource, limit: u64) -> io::Result<()> {
-    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-    let limit = Some(limit.min(most));
-    let both = Rlimit {
-        current: limit,
-        maximum: limit,
-    };
-    Ok(setrlimit(resource, both)?)
 }
 
 fn report(socket: &OwnedFd, report: &Report) -> io::Result<()> {

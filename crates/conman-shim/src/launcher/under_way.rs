@@ -104,7 +104,7 @@ impl UnderWay {
 
     /// Reads the process's report, which must be there. `Some` when the start is finished; `cloned` is called
     /// with the PID of a command before the command can do anything.
-    pub(super) fn hear(
+    pub(super) fn receive(
         &mut self,
         buffer: &mut [u8],
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,

@@ -1,7 +1,9 @@
 //! The dead-man fence over containers of the shim's own.
 
+use std::fs;
+
 use conman_linux::Freezer;
-use conman_shim::{CallError, Client, ClientError, FenceState, Request};
+use conman_shim::{CallError, Client, ClientError, FenceState, Request, VERSION};
 
 use crate::support::fencing::{MS, arm, fenced, freezer, is_fenced, state, unfence};
 use crate::support::{
@@ -197,7 +199,8 @@ fn a_shim_that_lost_its_state_begins_closed_if_anything_lives() {
         }),
         ("of a later form", |path| {
             let state = std::fs::read_to_string(path).expect("read");
-            let later = state.replacen("\"version\":1,", "\"version\":99,", 1);
+            let version = format!("\"version\":{VERSION},");
+            let later = state.replacen(&version, "\"version\":99,", 1);
             assert_ne!(later, state);
             std::fs::write(path, later).expect("written");
         }),
@@ -545,6 +548,10 @@ fn what_the_fence_kills_by_itself_is_told_as_such_by_later_shims_as_well() {
         assert_eq!(told(&mut client), expected);
         shim.process.kill().expect("killed");
         shim.process.wait().expect("reaped");
+        // The launcher of a shim that was replaced has the lock as well, until it sees its shim's end.
+        let lock = fs::File::open(shim.path("shim.lock")).expect("a lock");
+        assert!(until(|| lock.try_lock().is_ok()), "the lock is taken still");
+        drop(lock);
         shim.succeed();
         assert_eq!(told(&mut shim.client()), expected);
     }

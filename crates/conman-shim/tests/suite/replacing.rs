@@ -87,7 +87,7 @@ fn containers_connections_and_ends_outlive_the_program() {
 }
 
 /// How long the fence waits before it kills what is not frozen.
-fn freeze_ms(client: &mut Client) -> Option<u64> {
+fn freeze_ms(client: &mut Client) -> u64 {
     match client.ask(Request::Hello { version: VERSION }) {
         Ok(Reply::Hello { freeze_ms, .. }) => freeze_ms,
         other => panic!("{other:?}"),
@@ -101,19 +101,19 @@ fn what_the_fence_was_told_to_wait_outlives_the_program_and_once_armed_the_shim(
     }
     let mut shim = Shim::start();
     let mut client = shim.client();
-    assert_eq!(freeze_ms(&mut client), Some(1_000));
+    assert_eq!(freeze_ms(&mut client), 1_000);
     client
         .ask(Request::FreezePatience { freeze_ms: 700 })
         .expect("told");
     let path = newer(&shim);
     replace(&mut client, &path).expect("replaced");
-    assert_eq!(freeze_ms(&mut client), Some(700));
+    assert_eq!(freeze_ms(&mut client), 700);
     let until_boottime_ns = boottime_ns() + SOON.as_nanos() as u64;
     client
         .ask(Request::ExtendDeadline { until_boottime_ns })
         .expect("armed");
     shim.succeed();
-    assert_eq!(freeze_ms(&mut shim.client()), Some(700));
+    assert_eq!(freeze_ms(&mut shim.client()), 700);
 }
 
 #[test]

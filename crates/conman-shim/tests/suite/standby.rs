@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use conman_linux::{PidFd, Signal};
-use conman_shim::{Client, Launched, Request};
+use conman_shim::{Client, Launched, Request, VERSION};
 
 use crate::support::fencing::{arm, is_fenced, unfence};
 use crate::support::{
@@ -203,7 +203,8 @@ fn a_shim_on_standby_that_cannot_read_what_a_later_one_wrote_keeps_all_frozen_fo
     both.put_shim();
     let state = both.shim.path("shim.state");
     let written = fs::read_to_string(&state).expect("read");
-    let later = written.replacen("\"version\":1,", "\"version\":99,", 1);
+    let version = format!("\"version\":{VERSION},");
+    let later = written.replacen(&version, "\"version\":99,", 1);
     assert_ne!(later, written);
     fs::write(&state, later).expect("written");
     both.succeed();

@@ -125,7 +125,8 @@ fn what_was_swept_without_a_note_of_it_is_not_swept_again_where_a_container_runs
     shim.process.wait().expect("reaped");
     let left = |ticket: u32, cgroup: &str, scratch: &str| {
         format!(
-            "{{\"sweep\":{{\"ticket\":{ticket},\"cgroup\":\"{cgroup}\",\"scratch\":\"{scratch}\"}}}}\n"
+            "{{\"sweep\":{{\"ticket\":{ticket},\"cgroup\":\"{cgroup}\",\"scratch\":\"{scratch}\",\
+             \"killed\":false}}}}\n"
         )
     };
     let other = shim.path("scratch/left.1");

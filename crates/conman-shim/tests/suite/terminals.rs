@@ -251,7 +251,7 @@ fn a_pager_redraws_for_another_size() {
         let (rows, cols) = dimensions(size);
         screen.parser.screen_mut().set_size(rows, cols);
         let resize = TerminalInput::Resize(size);
-        screen.attachment.say(&resize).expect("told");
+        screen.attachment.send(&resize).expect("sent");
         screen.shows_within(AGAIN, |text| text.contains("line 61"))
     });
     assert!(redraws, "{}", screen.text());

@@ -48,6 +48,7 @@ impl ModelFleet {
         }
         let ending = Ending {
             cause: None,
+            failed_phase: None,
             failed: true,
             reason: "its node is gone".to_owned(),
             exit_code: None,

@@ -39,8 +39,8 @@ use conman_runtime::shared::kernel_view::KernelView;
 use conman_runtime::shared::log_files;
 use conman_runtime::shared::removals::some_at_a_time;
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, OutputStream, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    AttachOptions, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer, Lifecycle,
+    LogChunk, LogOptions, OutputStream, RuntimeError, RuntimeInfo, Started, TerminalIo, Terminals,
 };
 use placement::Placement;
 use store::{ContainerDir, Store};
@@ -109,7 +109,8 @@ impl ProcessRuntime {
     /// Does `work` within the bound on a call, unless a fault affects it.
     async fn call<T, F>(
         &self,
-        (operation, action): (Operation, &'static str),
+        operation: Operation,
+        action: &'static str,
         session: Option<&SessionId>,
         work: F,
     ) -> Result<T, RuntimeError>
@@ -178,7 +179,7 @@ impl ProcessRuntime {
 }
 
 #[async_trait]
-impl Runtime for ProcessRuntime {
+impl Lifecycle for ProcessRuntime {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Process
     }
@@ -202,10 +203,8 @@ impl Runtime for ProcessRuntime {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             warnings,
         };
-        self.call((Operation::Info, "describe itself"), None, async {
-            Ok(info)
-        })
-        .await
+        self.call(Operation::Info, "describe itself", None, async { Ok(info) })
+            .await
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
@@ -215,7 +214,7 @@ impl Runtime for ProcessRuntime {
         let inner = Arc::clone(&self.inner);
         let session = plan.key.session.clone();
         let plan = plan.clone();
-        self.call((Operation::Create, "create"), Some(&session), async move {
+        self.call(Operation::Create, "create", Some(&session), async move {
             away("create", move || inner.create(&plan)).await
         })
         .await
@@ -224,18 +223,16 @@ impl Runtime for ProcessRuntime {
     async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError> {
         let inner = Arc::clone(&self.inner);
         let owned = key.clone();
-        self.call(
-            (Operation::Start, "start"),
-            Some(&key.session),
-            async move { inner.start(&owned).await },
-        )
+        self.call(Operation::Start, "start", Some(&key.session), async move {
+            inner.start(&owned).await
+        })
         .await
     }
 
     async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
         let inner = Arc::clone(&self.inner);
         let owned = key.clone();
-        self.call((Operation::Find, "find"), Some(&key.session), async move {
+        self.call(Operation::Find, "find", Some(&key.session), async move {
             away("find", move || inner.find(&owned)).await
         })
         .await
@@ -243,7 +240,7 @@ impl Runtime for ProcessRuntime {
 
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
         let inner = Arc::clone(&self.inner);
-        self.call((Operation::List, "list"), None, async move {
+        self.call(Operation::List, "list", None, async move {
             away("list", move || {
                 let keys = inner.store.keys()?;
                 let inits = inner.kernel.init_pids(&keys)?;
@@ -268,7 +265,8 @@ impl Runtime for ProcessRuntime {
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {
         let dir = self.inner.store.container(key);
         let wait = self.call(
-            (Operation::ExitCode, "wait for"),
+            Operation::ExitCode,
+            "wait for",
             Some(&key.session),
             async move { Ok(dir.wait_exit_code(patience).await) },
         );
@@ -285,22 +283,40 @@ impl Runtime for ProcessRuntime {
             let inner = Arc::clone(&self.inner);
             let owned = key.clone();
             let removal = async move { away("remove", move || inner.remove(&owned)).await };
-            removals.push(self.call((Operation::Remove, "remove"), Some(&key.session), removal));
+            removals.push(self.call(Operation::Remove, "remove", Some(&key.session), removal));
         }
         some_at_a_time(removals).await
     }
+}
 
+#[async_trait]
+impl Exec for ProcessRuntime {
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
         let inner = Arc::clone(&self.inner);
         let owned = key.clone();
         self.call(
-            (Operation::Exec, "run a command in"),
+            Operation::Exec,
+            "run a command in",
             Some(&key.session),
             async move { inner.exec(&owned, &plan) },
         )
         .await
     }
 
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        let (inner, owned) = (Arc::clone(&self.inner), key.clone());
+        let logs = async move { inner.logs(&owned, options).await };
+        self.call(Operation::Logs, "read the log of", Some(&key.session), logs)
+            .await
+    }
+}
+
+#[async_trait]
+impl Terminals for ProcessRuntime {
     async fn attach(
         &self,
         key: &ContainerKey,
@@ -316,21 +332,6 @@ impl Runtime for ProcessRuntime {
         _plan: ExecPlan,
     ) -> Result<KeptExec, RuntimeError> {
         Err(unsupported("keep a command in", key))
-    }
-
-    async fn logs(
-        &self,
-        key: &ContainerKey,
-        options: LogOptions,
-    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        let (inner, owned) = (Arc::clone(&self.inner), key.clone());
-        let logs = async move { inner.logs(&owned, options).await };
-        self.call(
-            (Operation::Logs, "read the log of"),
-            Some(&key.session),
-            logs,
-        )
-        .await
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_auth::{HostRules, OriginRules};
 use conman_core::{DEFAULT_BIND_FIRST_ID, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, SpecPolicy};
-use conman_node::{NodeLimits, UrlScheme};
+use conman_node::{NOTICE_SOURCES, NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_proxy::ProxyOptions;
 use conman_shim::{IdPool, RANGE_SIZE};
@@ -24,7 +24,6 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
 const MAX_BYTES: u64 = 4 << 20;
 /// Memory of a session if neither its spec nor the configuration limits it: 512 MiB.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
-const DEFAULT_GCE_ENDPOINT: &str = "http://metadata.google.internal";
 /// Placeholder in `listen.url`.
 const ID: &str = "{id}";
 
@@ -447,20 +446,22 @@ fn preempt(section: &Section<'_, '_>) -> Preempt {
     let budget_ms = section
         .integer("budget_ms", 0..=3_600_000)
         .unwrap_or(25_000);
-    let watched = section.boolean("gce").unwrap_or(false);
-    let endpoint = section
-        .parsed("gce_endpoint", |text| {
-            let authority = text.strip_prefix("http://").unwrap_or_default();
-            (!authority.is_empty() && !authority.contains('/'))
-                .then(|| text.to_owned())
-                .ok_or_else(|| "must be http://HOST or http://HOST:PORT".to_owned())
+    let notice_sources = NOTICE_SOURCES.iter().filter_map(|kind| {
+        let watched = section.boolean(kind.name).unwrap_or(false);
+        let endpoint = section.parsed(&format!("{}_endpoint", kind.name), |text| {
+            kind.check(text).map(|()| text.to_owned())
+        });
+        watched.then(|| NoticeSourceOptions {
+            kind: *kind,
+            endpoint: endpoint.unwrap_or_else(|| kind.default_endpoint.to_owned()),
         })
-        .unwrap_or_else(|| DEFAULT_GCE_ENDPOINT.to_owned());
+    });
+    let notice_sources = notice_sources.collect();
     section.finish();
     Preempt {
         on_sigterm,
         budget_ms,
-        gce_endpoint: watched.then_some(endpoint),
+        notice_sources,
     }
 }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 use conman_auth::FleetTlsFiles;
 use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
-use conman_node::{NodeLimits, UrlScheme};
+use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_shim::IdPool;
 
@@ -138,8 +138,8 @@ pub(crate) struct Preempt {
     pub(crate) on_sigterm: OnSigterm,
     /// Time until the machine stops, for a notice that states none.
     pub(crate) budget_ms: u32,
-    /// Base URL of Google Compute Engine's metadata server; not watched if absent.
-    pub(crate) gce_endpoint: Option<String>,
+    /// The sources of preemption notices that are watched.
+    pub(crate) notice_sources: Vec<NoticeSourceOptions>,
 }
 
 /// `[images]`

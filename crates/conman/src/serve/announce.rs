@@ -4,9 +4,9 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_node::Node;
+use conman_node::StatusHandle;
 use conman_proto::NodeState;
-use conman_registry::{Announcement, Fleet, NodeLoad};
+use conman_registry::{Announcement, Fleet, NodeLoad, READS};
 use conman_vitals::{Vitals, essential};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +24,7 @@ const MAX_PROC_BYTES: usize = 16 * 1024;
 /// Announces this node until the daemon stops.
 pub(super) fn run(
     config: &Config,
-    node: &Arc<Node>,
+    status: &StatusHandle,
     fleet: &Arc<dyn Fleet>,
     vitals: &Vitals,
     closing: CancellationToken,
@@ -32,6 +32,7 @@ pub(super) fn run(
     let pulse = vitals.task(NAME);
     let fixed = Announcement {
         peer_url: config.fleet.peer_url.clone(),
+        reads: READS,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         labels: config.fleet.labels.clone(),
         templates: config.policy.templates.keys().cloned().collect(),
@@ -39,8 +40,8 @@ pub(super) fn run(
         ..Announcement::default()
     };
     // At once: a client that sees this node as ready may request a session from it.
-    fleet.announce(announcement(&fixed, node));
-    let (node, fleet) = (Arc::clone(node), Arc::clone(fleet));
+    fleet.announce(announcement(&fixed, status));
+    let (status, fleet) = (status.clone(), Arc::clone(fleet));
     tokio::spawn(essential(NAME, async move {
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -51,17 +52,17 @@ pub(super) fn run(
             if pulse.idle(next).await.is_none() {
                 break;
             }
-            fleet.announce(announcement(&fixed, &node));
+            fleet.announce(announcement(&fixed, &status));
         }
         fleet.announce(Announcement {
             draining: true,
-            ..announcement(&fixed, &node)
+            ..announcement(&fixed, &status)
         });
     }));
 }
 
-fn announcement(fixed: &Announcement, node: &Node) -> Announcement {
-    let view = node.view();
+fn announcement(fixed: &Announcement, status: &StatusHandle) -> Announcement {
+    let view = status.view();
     // Other nodes need not try sessions that the host has no room for.
     let host = view.host_limit.as_ref().map(|limit| limit.max_sessions);
     let max_sessions = host.map_or(fixed.max_sessions, |host| {

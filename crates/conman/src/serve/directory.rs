@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use conman_fleet::{Locator, own_route};
-use conman_node::Node;
+use conman_node::AccessHandle;
 use conman_proto::{Problem, SessionId};
 use conman_proxy::{Directory, PeerRefusal, Refusal, Route};
 
@@ -12,13 +12,13 @@ const RETRY_AFTER_S: u32 = 1;
 /// The proxy's directory: this node, and in a fleet all nodes.
 #[derive(Debug)]
 pub(super) struct NodeDirectory {
-    node: Arc<Node>,
+    access: AccessHandle,
     locator: Option<Arc<Locator>>,
 }
 
 impl NodeDirectory {
-    pub(super) fn new(node: Arc<Node>, locator: Option<Arc<Locator>>) -> Self {
-        Self { node, locator }
+    pub(super) fn new(access: AccessHandle, locator: Option<Arc<Locator>>) -> Self {
+        Self { access, locator }
     }
 }
 
@@ -31,7 +31,7 @@ impl Directory for NodeDirectory {
                 found.map_err(|error| refusal(conman_api::locate_problem(&error)))
             }
             None => {
-                let route = self.node.route(id, may_start).await;
+                let route = self.access.route(id, may_start).await;
                 route
                     .map(own_route)
                     .map_err(|error| refusal(conman_api::route_problem(&error)))

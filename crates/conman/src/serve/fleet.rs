@@ -299,8 +299,8 @@ pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>, vitals: &Vitals) -> Jo
                     id,
                     generation,
                     why,
-                } => node.condemn(&id, generation, &why),
-                Order::Ended { id, generation } => node.note_end(&id, generation),
+                } => node.sessions().condemn(&id, generation, &why),
+                Order::Ended { id, generation } => node.sessions().note_end(&id, generation),
             }
         }
     }))

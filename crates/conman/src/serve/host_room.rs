@@ -7,7 +7,7 @@ use std::time::Duration;
 use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
 use conman_doctor::{Check, Footprint, Host, Site, room};
-use conman_node::{HostLimit, Node};
+use conman_node::{HostLimit, Node, SessionsHandle, StatusHandle};
 use conman_proto::{LimitMet, RuntimeKind};
 
 use crate::config::Config;
@@ -24,7 +24,7 @@ struct Subject {
 }
 
 /// Checks once, so that the first start is judged, and then for as long as the daemon runs.
-pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
+pub(super) async fn watch(config: &Config, node: &Node) {
     let Some(every) = config.limits.check_host_every else {
         return;
     };
@@ -42,7 +42,8 @@ pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
         .collect();
     let watch = Watch {
         subjects: Arc::new(subjects),
-        node: Arc::clone(node),
+        sessions: node.sessions().clone(),
+        status: node.status().clone(),
         cgroup: instance_cgroup(node.instance(), CgroupDriver::Cgroupfs),
         max_sessions: config.limits.node.max_sessions,
     };
@@ -60,7 +61,7 @@ pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
                 // Cancel safe: a dropped sleep is started again.
                 () = tokio::time::sleep(every) => {}
                 // Cancel safe: the next call returns what this one missed.
-                () = watch.node.host_limit_met() => tokio::time::sleep(REFUSED_PAUSE).await,
+                () = watch.status.host_limit_met() => tokio::time::sleep(REFUSED_PAUSE).await,
             }
             watch.look().await;
         }
@@ -69,7 +70,8 @@ pub(super) async fn watch(config: &Config, node: &Arc<Node>) {
 
 struct Watch {
     subjects: Arc<Vec<Subject>>,
-    node: Arc<Node>,
+    sessions: SessionsHandle,
+    status: StatusHandle,
     cgroup: String,
     max_sessions: usize,
 }
@@ -79,7 +81,7 @@ impl Watch {
     async fn look(&self) -> Vec<(RuntimeKind, HostLimit)> {
         // First, so that a session that starts during the checks is counted twice rather than not
         // at all.
-        let settled = self.node.settled();
+        let settled = self.sessions.settled();
         let (subjects, cgroup, max_sessions) = (
             Arc::clone(&self.subjects),
             self.cgroup.clone(),
@@ -104,7 +106,7 @@ impl Watch {
         let mut binding = Vec::new();
         for (kind, check) in looked.await.unwrap_or_default() {
             let limit = check.map(|check| host_limit(settled, &check));
-            self.node.limit_by_host(kind, limit.clone());
+            self.status.limit_by_host(kind, limit.clone());
             binding.extend(limit.map(|limit| (kind, limit)));
         }
         binding

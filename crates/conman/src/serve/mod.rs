@@ -43,7 +43,7 @@ use conman_core::retention::Retention;
 use conman_core::{CgroupDriver, Instance, error_chain as chain};
 use conman_fleet::{FleetMap, Locator, PeerClient, run_restarter};
 use conman_linux::Cgroups;
-use conman_node::{GceOptions, Node, NodeOptions, UrlScheme};
+use conman_node::{AccessHandle, EmergencyThread, Node, NodeOptions, UrlScheme};
 use conman_proxy::{Proxy, ProxyOptions};
 use conman_vitals::{Vitals, essential};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -213,6 +213,8 @@ async fn serve(
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let mut runtimes = Runtimes::open(&config, &state)?;
+    // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
+    let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
     let joining = async {
         let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
         // Not a name that another node has.
@@ -243,7 +245,7 @@ async fn serve(
         }
     };
     let node = tokio::select! {
-        started = start_node(&config, &state, &runtimes, listeners.sessions_address) => started?,
+        started = start_node(&config, &state, emergency, &runtimes, listeners.sessions_address) => started?,
         // An interrupted step is as after a crash; the next daemon completes it. A preemption needs
         // to know what runs, so it keeps the signal until then.
         name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
@@ -253,7 +255,7 @@ async fn serve(
             return Ok(());
         }
     };
-    runtimes.open_fence(&node).await;
+    runtimes.open_fence(node.sessions()).await;
     runtimes.keep_shim(&config, &state.vitals);
     let obeying = state
         .orders
@@ -263,10 +265,22 @@ async fn serve(
     host_room::watch(&config, &node).await;
     let closing = CancellationToken::new();
     let renewal = Renewal::run(&credentials, closing.clone());
-    let stopped = signals::watch(signals, &node, on_sigterm, (tokens.clone(), renewal));
+    let stopped = signals::watch(
+        signals,
+        node.preemption(),
+        on_sigterm,
+        tokens.clone(),
+        renewal,
+    );
     let fleet = &state.fleet;
     if config.shared.is_some() || listeners.peers.is_some() {
-        announce::run(&config, &node, fleet, &state.vitals, closing.clone());
+        announce::run(
+            &config,
+            node.status(),
+            fleet,
+            &state.vitals,
+            closing.clone(),
+        );
     }
     let map = listeners.peers.is_some().then(|| {
         let fleet = Arc::clone(fleet);
@@ -298,7 +312,7 @@ async fn serve(
     let proxy = start_proxy(
         &config,
         &listeners,
-        (&node, locator),
+        (node.access(), locator),
         &tokens,
         &connect_tokens,
         &state.vitals,
@@ -336,7 +350,7 @@ async fn serve(
             &config,
             listener,
             &credentials,
-            &node,
+            node.access(),
             serving,
             &state.vitals,
         )
@@ -366,7 +380,11 @@ async fn serve(
     );
     starts.inspect(|starts| starts.started());
     service_manager::ready();
-    service_manager::watch(&node, state.vitals.clone());
+    service_manager::watch(
+        node.status().clone(),
+        node.preemption(),
+        state.vitals.clone(),
+    );
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
     service_manager::stopping(why);
@@ -401,7 +419,7 @@ async fn preempt_unjoined(config: &Config, instance: &Instance) {
 /// Removes the cgroup of all of this installation's containers, once there are none. Not earlier:
 /// a container might be starting in it.
 fn remove_empty_cgroup(node: &Node) {
-    let view = node.view();
+    let view = node.status().view();
     if view.sessions_running + view.sessions_starting + view.sessions_stuck > 0 {
         return;
     }
@@ -466,6 +484,7 @@ fn keep_heap_small() {
 async fn start_node(
     config: &Config,
     state: &State,
+    emergency: EmergencyThread,
     runtimes: &Runtimes,
     sessions: SocketAddr,
 ) -> Result<Arc<Node>> {
@@ -485,15 +504,11 @@ async fn start_node(
         _ => options.urls.clone(),
     };
     options.preempt_budget_ms = config.preempt.budget_ms;
-    options.gce = config
-        .preempt
-        .gce_endpoint
-        .clone()
-        .map(|endpoint| GceOptions { endpoint });
     options.standing = state.fleet.standing();
     options.vitals = state.vitals.clone();
     Node::start(
         options,
+        emergency,
         Arc::clone(&state.registry),
         Arc::clone(&state.journal),
         runtimes.all(),
@@ -513,7 +528,7 @@ fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
 fn start_proxy(
     config: &Config,
     listeners: &Listeners,
-    (node, locator): (&Arc<Node>, Option<Arc<Locator>>),
+    (access, locator): (&AccessHandle, Option<Arc<Locator>>),
     tokens: &Option<Arc<TokenFile>>,
     connect_tokens: &Arc<ConnectTokens>,
     vitals: &Vitals,
@@ -544,7 +559,7 @@ fn start_proxy(
     Proxy::start(
         listener,
         options,
-        Arc::new(directory::NodeDirectory::new(Arc::clone(node), locator)),
+        Arc::new(directory::NodeDirectory::new(access.clone(), locator)),
         Arc::new(gate::SessionGate::new(guard)),
     )
     .context("cannot start the sessions listener's threads")

@@ -5,11 +5,9 @@
 //! other nodes. The default name, the host's, may change while the machine runs, and so may the
 //! configuration.
 
-use std::fs;
-use std::io::{self, ErrorKind, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use conman_linux::replace_file;
+use conman_linux::StateFile;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -17,10 +15,7 @@ use crate::config::Config;
 /// File in the state directory.
 const FILE: &str = "node-name.json";
 
-/// Longest file that is read: two short names.
-const MAX_FILE_BYTES: u64 = 4_096;
-
-/// The stored name. Unknown fields, of newer versions, are ignored.
+/// The stored name.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
     name: String,
@@ -31,7 +26,7 @@ struct Known {
 /// its name.
 #[must_use]
 pub(super) struct Settled {
-    path: PathBuf,
+    file: StateFile,
     news: Option<Known>,
 }
 
@@ -40,29 +35,29 @@ pub(super) fn settle(config: &mut Config) -> Settled {
     match conman_linux::boot_id() {
         Ok(boot_id) => settle_since(config, boot_id),
         Err(_) => Settled {
-            path: config.state_dir.join(FILE),
+            file: StateFile::new(config.state_dir.join(FILE)),
             news: None,
         },
     }
 }
 
 fn settle_since(config: &mut Config, boot_id: String) -> Settled {
-    let path = config.state_dir.join(FILE);
-    let known = read(&path).unwrap_or_else(|error| {
-        let path = path.display();
+    let file = StateFile::new(config.state_dir.join(FILE));
+    let known = file.read().unwrap_or_else(|error| {
+        let path = file.path().display();
         tracing::warn!(%path, %error, "cannot read the node's stored name");
         None
     });
-    let Some(Known { name, .. }) = known.filter(|known| known.boot_id == boot_id) else {
+    let Some(Known { name, .. }) = known.filter(|known: &Known| known.boot_id == boot_id) else {
         let name = config.name.clone();
         let news = Some(Known { name, boot_id });
-        return Settled { path, news };
+        return Settled { file, news };
     };
     if name != config.name {
-        tell(config, &name, &path);
+        tell(config, &name, file.path());
         config.name = name;
     }
-    Settled { path, news: None }
+    Settled { file, news: None }
 }
 
 fn tell(config: &Config, name: &str, path: &Path) {
@@ -86,28 +81,14 @@ fn tell(config: &Config, name: &str, path: &Path) {
 impl Settled {
     /// On a full disk the file stays as it is.
     pub(super) fn remember(self) {
-        let Self { path, news } = self;
+        let Self { file, news } = self;
         if let Some(known) = news
-            && let Err(error) = write(&path, &known)
+            && let Err(error) = file.write(&known)
         {
-            let path = path.display();
+            let path = file.path().display();
             tracing::warn!(%path, %error, "cannot store the node's name");
         }
     }
-}
-
-fn read(path: &Path) -> io::Result<Option<Known>> {
-    let file = match fs::File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
-    Ok(Some(serde_json::from_slice(&bytes)?))
-}
-
-fn write(path: &Path, known: &Known) -> io::Result<()> {
-    replace_file(path, &serde_json::to_vec(known)?)
 }
 
 #[cfg(test)]
@@ -152,7 +133,7 @@ mod tests {
     #[test]
     fn a_file_that_is_damaged_keeps_nobody_from_starting() {
         let dir = tempfile::tempdir().expect("a directory");
-        fs::write(dir.path().join(FILE), "{\"na").expect("written");
+        std::fs::write(dir.path().join(FILE), "{\"na").expect("written");
         assert_eq!(named(start(dir.path(), "a", true), "1"), "a");
         assert_eq!(named(start(dir.path(), "b", false), "1"), "a");
     }

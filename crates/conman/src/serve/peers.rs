@@ -7,7 +7,7 @@ use axum::Router;
 use conman_api::{ApiBackend, ServeOptions};
 use conman_auth::{ClusterSecret, FleetTls};
 use conman_fleet::{Dialer, NodeSessions, PeerAcceptor};
-use conman_node::Node;
+use conman_node::AccessHandle;
 use conman_proxy::{PeerFront, Proxy, ProxyOptions};
 use conman_vitals::Vitals;
 use tokio_util::sync::CancellationToken;
@@ -49,12 +49,12 @@ impl Credentials {
     }
 }
 
-/// Serves other nodes: session traffic by `node`, everything else by `api`.
+/// Serves other nodes: session traffic by `access`, everything else by `api`.
 pub(super) fn start(
     config: &Config,
     listener: std::net::TcpListener,
     credentials: &Credentials,
-    node: &Arc<Node>,
+    access: &AccessHandle,
     (router, api_options, closing): (Router, ServeOptions, CancellationToken),
     vitals: &Vitals,
 ) -> Result<Proxy> {
@@ -69,7 +69,7 @@ pub(super) fn start(
     .for_nodes();
     let front = PeerFront {
         accept: Arc::new(PeerAcceptor::new(credentials.tls.clone())),
-        sessions: Arc::new(NodeSessions(Arc::clone(node))),
+        sessions: Arc::new(NodeSessions(access.clone())),
         api: Arc::new(ApiBackend::new(router, api_options, closing)),
     };
     Proxy::start_peers(listener, options, front)

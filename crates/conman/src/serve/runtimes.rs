@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use conman_node::Node;
+use conman_node::SessionsHandle;
 use conman_proto::RuntimeKind;
 use conman_runtime::{
     DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeOptions, NativeRuntime,
@@ -70,11 +70,11 @@ impl Runtimes {
 
     /// If this node was in a fleet, the fence may be closed. Opens it for the sessions that this
     /// node has adopted, and for no others.
-    pub(super) async fn open_fence(&self, node: &Node) {
+    pub(super) async fn open_fence(&self, sessions: &SessionsHandle) {
         let Some(recorded) = &self.recorded else {
             return;
         };
-        recorded.are(node.containers());
+        recorded.are(sessions.containers());
         // Both of them use the same shim.
         let opened = match (&self.native, &self.docker) {
             (Some(native), _) => native.open_fence().await,

@@ -1,11 +1,10 @@
 //! Notifies the service manager, by systemd's protocol (sd_notify(3)), that the daemon is ready,
 //! alive or stopping. Without a service manager nothing is sent.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use conman_node::Node;
+use conman_node::{PreemptionHandle, StatusHandle};
 use conman_vitals::Vitals;
 use sd_notify::NotifyState;
 use tokio::runtime::Handle;
@@ -37,14 +36,13 @@ pub(super) fn stopping(why: &str) {
 /// Sends heartbeats, if the service manager expects any, as long as the main runtime's tasks and
 /// the node's tables answer and no essential task is stalled. They are sent from the emergency
 /// thread, which still runs when nothing else does.
-pub(super) fn watch(node: &Arc<Node>, vitals: Vitals) {
+pub(super) fn watch(status: StatusHandle, preemption: &PreemptionHandle, vitals: Vitals) {
     let Some(interval) = sd_notify::watchdog_enabled() else {
         return;
     };
-    let looked_at = Arc::clone(node);
     let look = move || {
         // Takes the locks that everything else takes.
-        let _ = looked_at.view();
+        let _ = status.view();
     };
     let stood = AtomicBool::new(false);
     let beat = move || {
@@ -65,8 +63,7 @@ pub(super) fn watch(node: &Arc<Node>, vitals: Vitals) {
         );
         tell(&[NotifyState::Status(&status)]);
     };
-    node.emergency()
-        .spawn(beats(interval / BEATS, Handle::current(), look, beat));
+    preemption.spawn(beats(interval / BEATS, Handle::current(), look, beat));
 }
 
 /// Calls `beat` after every pause in which `look` completed on `main`.

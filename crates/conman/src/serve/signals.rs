@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_auth::TokenFile;
-use conman_node::{EmergencyHandle, Node, SIGNAL};
+use conman_node::{PreemptionHandle, SIGNAL};
 use conman_proto::PreemptRequest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -70,25 +70,26 @@ impl Stopped {
 /// preemption if so configured; SIGHUP reloads the token file and the nodes' credentials.
 pub(super) fn watch(
     signals: Signals,
-    node: &Arc<Node>,
+    preemption: &PreemptionHandle,
     on_sigterm: OnSigterm,
-    (tokens, renewal): (Option<Arc<TokenFile>>, Renewal),
+    tokens: Option<Arc<TokenFile>>,
+    renewal: Renewal,
 ) -> Stopped {
     let (sender, receiver) = watch::channel(None);
-    let emergency = node.emergency().clone();
+    let ordered = preemption.clone();
     let Signals {
         mut ending,
         mut hangup,
     } = signals;
-    node.emergency()
-        .spawn(async move { stop_on_signal(&mut ending, &emergency, on_sigterm, &sender).await });
+    preemption
+        .spawn(async move { stop_on_signal(&mut ending, &ordered, on_sigterm, &sender).await });
     tokio::spawn(async move { reload_on_hangup(&mut hangup, tokens, renewal).await });
     Stopped(receiver)
 }
 
 async fn stop_on_signal(
     signals: &mut EndingSignals,
-    emergency: &EmergencyHandle,
+    preemption: &PreemptionHandle,
     on_sigterm: OnSigterm,
     sender: &watch::Sender<Option<&'static str>>,
 ) {
@@ -108,7 +109,7 @@ async fn stop_on_signal(
         reason: Some(name.to_owned()),
         ..PreemptRequest::default()
     };
-    match emergency.preempt(&request, SIGNAL) {
+    match preemption.begin(&request, SIGNAL) {
         Ok(report) => {
             if let Err(error) = report.wait().await {
                 tracing::error!(signal = name, %error, "cannot get the preemption's report");

@@ -140,9 +140,11 @@ impl Conman {
 
     /// Docker removes containers slowly; the daemon must not be stopped before that is done.
     fn wait_for_clean_up(&self) -> Result<()> {
-        let instance = fs::read_to_string(self.directory.path().join("state/instance"))
+        let stored = fs::read_to_string(self.directory.path().join("state/instance"))
             .context("reading the instance id")?;
-        let label = format!("label=dev.conman.instance={}", instance.trim());
+        let stored: serde_json::Value = serde_json::from_str(&stored)?;
+        let instance = stored["instance"].as_str().unwrap_or_default();
+        let label = format!("label=dev.conman.instance={instance}");
         let list = ["ps", "--all", "--quiet", "--filter", &label];
         let clean = wait_until(STOP_PATIENCE, || {
             Ok(output(Command::new("docker").args(list))?.stdout.is_empty())

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::process::{cargo, cargo_build_conman, output, target_dir};
+use crate::process::{DEV_BUILD, cargo, cargo_build_conman, output, target_dir};
 use crate::progress::Step;
 
 /// One test program.
@@ -23,9 +23,11 @@ pub(crate) struct TestProgram {
 /// Builds the daemon and the tests of these packages, or of all.
 pub(crate) fn build(packages: &[String]) -> Result<Vec<TestProgram>> {
     let step = Step::start("building conman and its tests");
-    step.run(&mut cargo_build_conman())?;
-    step.run(&mut cargo_test(packages))?;
-    let listed = output(cargo_test(packages).args(["--quiet", "--message-format=json"]))?;
+    if !packages.is_empty() {
+        step.run(&mut cargo_build_conman())?;
+    }
+    step.run(&mut cargo_build_tests(packages))?;
+    let listed = output(cargo_build_tests(packages).args(["--quiet", "--message-format=json"]))?;
     step.done();
     let text = String::from_utf8(listed.stdout).context("reading cargo's messages")?;
     let programs: Vec<TestProgram> = text
@@ -37,11 +39,13 @@ pub(crate) fn build(packages: &[String]) -> Result<Vec<TestProgram>> {
     Ok(programs)
 }
 
-fn cargo_test(packages: &[String]) -> std::process::Command {
+/// Of all packages, in one build with the daemon, so that nothing is built twice or waits for it.
+fn cargo_build_tests(packages: &[String]) -> std::process::Command {
     let mut command = cargo();
-    command.args(["test", "--locked", "--no-run"]);
+    command.args(["build", "--locked", "--tests"]);
     if packages.is_empty() {
-        command.arg("--workspace");
+        command.args(["--workspace", "--bins"]);
+        command.args(DEV_BUILD);
     }
     for package in packages {
         command.args(["--package", package]);

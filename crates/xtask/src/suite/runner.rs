@@ -13,17 +13,22 @@ use anyhow::{Context, Result};
 use super::programs::TestProgram;
 use crate::process::target_dir;
 
-/// The slowest programs. They start first, so that none is left to run alone at the end.
-const FIRST: [&str; 4] = [
+/// The slowest programs. They start first, so that none is left to run alone at the end. The emulated
+/// machines of the first one take what the others leave of the processors.
+const FIRST: [&str; 5] = [
+    "vm/suite",
     "cluster/suite",
     "e2e/suite",
     "conman-shim/suite",
     "conman-etcd/suite",
 ];
 
-/// Programs that run at the end, one after the other. An emulated machine that shares its
-/// processors pauses for longer than its daemon's watchdog allows.
-const ALONE: [&str; 1] = ["vm/suite"];
+/// Programs whose tests mostly wait, and how many of them run at a time.
+const WAITING: [(&str, &str); 3] = [
+    ("cluster/suite", "4"),
+    ("conman-etcd/suite", "6"),
+    ("conman-shim/suite", "4"),
+];
 
 /// Tests that are never repeated: a violation that they find once has happened.
 const NEVER_AGAIN: &str = "overlap::";
@@ -63,9 +68,6 @@ pub(super) fn run(
     fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
 
     let started = Instant::now();
-    let (alone, programs): (Vec<_>, Vec<_>) = programs
-        .into_iter()
-        .partition(|program| ALONE.contains(&program.name.as_str()));
     let filters: Vec<&str> = filter.into_iter().collect();
     let queue = Mutex::new(VecDeque::from(programs));
     let next = || {
@@ -83,7 +85,7 @@ pub(super) fn run(
         }
         Ok(outcomes)
     };
-    let mut outcomes = thread::scope(|scope| {
+    let outcomes = thread::scope(|scope| {
         let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
         let mut outcomes = Vec::new();
         for worker in workers {
@@ -94,11 +96,7 @@ pub(super) fn run(
         }
         anyhow::Ok(outcomes)
     })?;
-    for program in alone {
-        let outcome = run_one(program, &logs, &filters)?;
-        outcome.print(filter.is_some());
-        outcomes.push(outcome);
-    }
+    write_times(&outcomes, &logs)?;
 
     let total =
         |count: fn(&Counts) -> u64| outcomes.iter().map(|one| count(&one.counts)).sum::<u64>();
@@ -128,6 +126,12 @@ fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outc
     let started = Instant::now();
     let mut command = Command::new(&program.path);
     command.args(arguments);
+    // How long each test takes: the harness tells it only by an option that is not stable.
+    command.args(["-Z", "unstable-options", "--report-time"]);
+    command.env("RUSTC_BOOTSTRAP", "1");
+    if let Some((_, threads)) = WAITING.iter().find(|(waiting, _)| *waiting == name) {
+        command.env("RUST_TEST_THREADS", threads);
+    }
     command.current_dir(&program.directory);
     command.env("CARGO_MANIFEST_DIR", &program.directory);
     command.env("CARGO_MANIFEST_PATH", program.directory.join("Cargo.toml"));
@@ -195,6 +199,28 @@ impl Outcome {
     }
 }
 
+/// Writes how long each test took, the slowest first, to `times` beside the logs.
+fn write_times(outcomes: &[Outcome], logs: &Path) -> Result<()> {
+    let mut times: Vec<(f64, &str, &str)> = outcomes
+        .iter()
+        .flat_map(|one| one.text.lines().map(|line| (one.name.as_str(), line)))
+        .filter_map(|(program, line)| time(line).map(|(test, seconds)| (seconds, program, test)))
+        .collect();
+    times.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let text: String = times
+        .iter()
+        .map(|(seconds, program, test)| format!("{seconds:8.1} {program} {test}\n"))
+        .collect();
+    fs::write(logs.join("times"), text).context("writing how long tests took")
+}
+
+/// The name and the seconds of `test NAME ... ok <1.234s>`.
+fn time(line: &str) -> Option<(&str, f64)> {
+    let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let (_, time) = result.strip_suffix("s>")?.split_once('<')?;
+    Some((name, time.parse().ok()?))
+}
+
 /// The names in the last list of failures.
 fn failed_tests(text: &str) -> Vec<&str> {
     let Some((_, list)) = text.rsplit_once("\nfailures:\n") else {
@@ -239,6 +265,12 @@ mod tests {
                     a::b\n    a::c\n\ntest result: FAILED. 1 passed; 2 failed;\n";
         assert_eq!(failed_tests(text), ["a::b", "a::c"]);
         assert!(failed_tests("test result: ok. 1 passed;\n").is_empty());
+    }
+
+    #[test]
+    fn the_time_of_a_test_is_read() {
+        assert_eq!(time("test a::b ... ok <12.345s>"), Some(("a::b", 12.345)));
+        assert_eq!(time("test a::b ... ignored"), None);
     }
 
     #[test]

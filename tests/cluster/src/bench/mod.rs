@@ -68,7 +68,9 @@ pub async fn fleet(
         (1..=options.sessions).contains(&options.clients),
         "there must be a client, and a session for each"
     );
-    let builder = Cluster::builder().set("limits", "max_sessions = 1000");
+    let builder = Cluster::builder()
+        .members(3)
+        .set("limits", "max_sessions = 1000");
     let paused = options.apart == Some(Apart::Engine);
     ensure!(
         !paused || options.docker && !options.lost,

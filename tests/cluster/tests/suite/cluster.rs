@@ -26,7 +26,7 @@ async fn ensured(node: &Node, id: &str, template: &str) {
 #[tokio::test]
 async fn a_cluster_serves_sessions_survives_its_members_and_leaves_nothing() {
     let Some(ready) = requirements() else { return };
-    let builder = Cluster::builder().nodes(2);
+    let builder = Cluster::builder().nodes(2).members(3);
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     for node in cluster.nodes() {
@@ -56,7 +56,7 @@ async fn a_cluster_serves_sessions_survives_its_members_and_leaves_nothing() {
 #[tokio::test]
 async fn a_cut_loses_what_one_host_sends_to_another_until_it_is_healed() {
     let Some(ready) = requirements() else { return };
-    let builder = Cluster::builder().nodes(1);
+    let builder = Cluster::builder().nodes(1).members(3);
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     let leader = cluster.leader().await.expect("one leads");
@@ -94,7 +94,7 @@ fn reaches(cluster: &Cluster, from: &Host, to: &Host) -> bool {
 #[tokio::test]
 async fn a_cut_that_is_mended_leaves_those_that_overlap_it_and_all_others() {
     let Some(ready) = requirements() else { return };
-    let builder = Cluster::builder().nodes(1);
+    let builder = Cluster::builder().nodes(1).members(3);
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     let node = cluster.nodes()[0].host();
@@ -127,7 +127,7 @@ async fn a_cut_that_is_mended_leaves_those_that_overlap_it_and_all_others() {
 #[tokio::test]
 async fn one_answer_can_be_lost_while_what_comes_next_arrives() {
     let Some(ready) = requirements() else { return };
-    let builder = Cluster::builder().nodes(1);
+    let builder = Cluster::builder().nodes(1).members(3);
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     // Members ask each other nothing by the port of clients.

@@ -22,7 +22,7 @@ const SEED_VARIABLE: &str = "CONMAN_OVERLAP_SEED";
 async fn a_disturbed_fleet_never_runs_two_containers_of_one_session() {
     let Some(ready) = requirements() else { return };
     let dockers = if has_docker() { 2 } else { 0 };
-    let builder = Cluster::builder().short();
+    let builder = Cluster::builder().members(3).short();
     let builder = match dockers {
         0 => builder,
         _ => builder.docker_too(),

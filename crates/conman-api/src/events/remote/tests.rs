@@ -22,6 +22,7 @@ fn frame() -> String {
         session: None,
         generation: None,
         phase: None,
+        cause: None,
         duration_ms: None,
         message: "started".to_owned(),
     };
@@ -85,12 +86,9 @@ async fn what_a_node_wrote_under_a_former_name_is_told() {
 
 #[tokio::test]
 async fn what_another_node_tells_at_its_address_is_not_told_as_its_own() {
-    // Older versions state their name only in their events.
-    for fields in ["x-conman-node: new\r\n", ""] {
-        let told = told_at_its_address(fields).await;
-        let NodeNews::Unreachable(why) = &told else {
-            panic!("{told:?}");
-        };
-        assert!(why.contains("node `new` answers"), "{why}");
-    }
+    let told = told_at_its_address("x-conman-node: new\r\n").await;
+    let NodeNews::Unreachable(why) = &told else {
+        panic!("{told:?}");
+    };
+    assert!(why.contains("node `new` answers"), "{why}");
 }

@@ -33,7 +33,12 @@ async fn nodes_are_shown_with_how_they_stand_and_a_word_to_one_reaches_it() {
             answer.json::<PreemptPlan>()
         }
     };
-    let here = usize::from(a.api.node.is_live(&"alice".parse().expect("an id")));
+    let here = usize::from(
+        a.api
+            .node
+            .sessions()
+            .is_live(&"alice".parse().expect("an id")),
+    );
     assert_eq!(plan("a").await.sessions.len(), here);
     assert_eq!(plan("b").await.sessions.len(), 1 - here);
     let unknown = a.api.call(Method::POST, "/v1/nodes/c/preempt", "{}").await;
@@ -87,9 +92,9 @@ async fn a_node_is_drained_and_undrained_by_way_of_another() {
     assert_eq!(begun.status, StatusCode::ACCEPTED);
     let shown: DrainReport = a.api.get("/v1/nodes/b/drain").await.json();
     assert_eq!(shown.reason, "new kernel");
-    assert!(a.api.node.drain_report().is_none(), "it is not its own");
-    assert!(b.api.node.drain_report().is_some());
+    assert!(a.api.node.drain().report().is_none(), "it is not its own");
+    assert!(b.api.node.drain().report().is_some());
     let back = a.api.call(Method::POST, "/v1/nodes/b/undrain", "").await;
     assert_eq!(back.status, StatusCode::OK);
-    assert!(b.api.node.drain_report().is_none());
+    assert!(b.api.node.drain().report().is_none());
 }

@@ -72,7 +72,12 @@ async fn whatever_is_asked_of_one_node_the_sessions_own_node_answers() {
         .await
         .json();
     assert_eq!(stopped.state, SessionState::Stopped);
-    assert!(!b.api.node.is_live(&"alice".parse().expect("an id")));
+    assert!(
+        !b.api
+            .node
+            .sessions()
+            .is_live(&"alice".parse().expect("an id"))
+    );
     // It is b's still, and b is the one that knows.
     let shown: Session = a.api.get(&session("alice")).await.json();
     assert_eq!(
@@ -175,7 +180,7 @@ async fn a_life_that_has_ended_does_not_answer_for_the_one_that_goes_on_elsewher
     let answer = client.ask(&to, request).await.expect("an answer");
     assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST);
     assert_eq!(answer.headers()["x-conman-misdirected"], "not-owner");
-    assert!(a.api.node.is_live(&present.id));
+    assert!(a.api.node.sessions().is_live(&present.id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,7 +208,12 @@ async fn a_caller_may_at_another_node_what_they_may_here() {
         let answer = client.ask(&to, request).await.expect("an answer");
         assert_eq!(answer.status(), status, "{caller:?}");
     }
-    assert!(b.api.node.is_live(&"alice".parse().expect("an id")));
+    assert!(
+        b.api
+            .node
+            .sessions()
+            .is_live(&"alice".parse().expect("an id"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -302,7 +302,10 @@ async fn what_is_put_is_started_by_whichever_node_has_its_runtime() {
         runtime: RuntimeKind::Process,
         error: None,
     };
-    assert_eq!(a.api.node.view().runtimes, std::slice::from_ref(&process));
+    assert_eq!(
+        a.api.node.status().view().runtimes,
+        std::slice::from_ref(&process)
+    );
     for told in [&[][..], &[process]] {
         tell("a", told);
         tell("b", told);

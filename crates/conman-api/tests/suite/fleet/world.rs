@@ -180,7 +180,7 @@ impl Node {
             peer_url: Some(format!("https://{address}")),
             templates: vec!["idle".to_owned()],
             max_sessions: 100,
-            view: Some(api.node.view()),
+            view: Some(api.node.status().view()),
             ..Announcement::default()
         };
         world.announced(name, |present| *present = told);

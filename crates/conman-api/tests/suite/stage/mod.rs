@@ -112,7 +112,8 @@ impl Stage {
         let mut options = self.options();
         change(&mut options);
         let journal = self.journal(&options.name).await;
-        let node = Node::start(options, registry, journal, vec![runtime])
+        let emergency = conman_node::EmergencyThread::start(&[]).expect("a thread");
+        let node = Node::start(options, emergency, registry, journal, vec![runtime])
             .await
             .expect("the node starts");
         let closing = CancellationToken::new();

@@ -14,7 +14,7 @@ async fn a_client_of_any_node_reaches_the_one_session() {
         let answer = node.fetch(&id).await;
         assert!(is_served(&answer, &id), "{answer}");
     }
-    assert!(!a.node.is_live(&id));
+    assert!(!a.node.sessions().is_live(&id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,7 +29,7 @@ async fn a_preempted_nodes_session_is_started_by_who_is_asked_for_it() {
     for answer in <[String; 2]>::from(tokio::join!(one, other)) {
         assert!(is_served(&answer, &id), "{answer}");
     }
-    assert!(a.node.is_live(&id));
+    assert!(a.node.sessions().is_live(&id));
     // The draining node brings its own clients there.
     let answer = b.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
@@ -50,14 +50,18 @@ async fn a_session_is_started_anew_only_where_the_labels_are_that_it_was_asked_f
             node_labels: Some([("pool".to_owned(), "gpu".to_owned())].into()),
             ..web()
         };
-        b.node.ensure(id, &web, true).await.expect("it starts");
+        b.node
+            .sessions()
+            .ensure(id, &web, true)
+            .await
+            .expect("it starts");
     }
     fleet.announced("b", |b| b.draining = true);
     b.preempt().await;
     for id in &ids {
         let answer = a.fetch(id).await;
         assert!(is_served(&answer, id), "{answer}");
-        assert!(c.node.is_live(id) && !a.node.is_live(id));
+        assert!(c.node.sessions().is_live(id) && !a.node.sessions().is_live(id));
     }
 }
 
@@ -76,7 +80,11 @@ async fn that_a_session_has_ended_is_asked_of_the_registry_once() {
     b.start(&elsewhere).await;
     a.start(&own).await;
     for (node, id) in [(&b, &elsewhere), (&a, &own)] {
-        node.node.stop(id, "a test").await.expect("stopped");
+        node.node
+            .sessions()
+            .stop(id, "a test")
+            .await
+            .expect("stopped");
         let before = a.fleet.asked();
         let answer = a.fetch(id).await;
         assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
@@ -104,5 +112,5 @@ async fn a_session_of_a_node_that_refuses_this_one_is_answered_with_both_and_the
     fleet.announced("b", |b| b.draining = false);
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(c.node.is_live(&id));
+    assert!(c.node.sessions().is_live(&id));
 }

@@ -23,7 +23,7 @@ const AT_ONCE: Retention = Retention {
 async fn is_recorded(node: &Node, id: &SessionId, is: impl Fn(Option<&SessionRecord>) -> bool) {
     let becoming = async {
         loop {
-            let record = node.record(id).await.expect("readable");
+            let record = node.sessions().record(id).await.expect("readable");
             if is(record.as_ref()) {
                 return;
             }
@@ -46,12 +46,21 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
     ] {
         b.start_with(id, on_node_loss).await;
     }
-    b.node.stop(&stopped, "a test").await.expect("stopped");
+    b.node
+        .sessions()
+        .stop(&stopped, "a test")
+        .await
+        .expect("stopped");
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
     let keeping = Member::join(&fleet, "a", &secret).await;
     // The node that restarts it has read all records before.
     keeping.runs(&back).await;
-    let record = keeping.node.record(&stopped).await.expect("readable");
+    let record = keeping
+        .node
+        .sessions()
+        .record(&stopped)
+        .await
+        .expect("readable");
     assert!(record.is_some_and(|record| record.state.is_ended()));
     fleet.announced("a", |a| a.draining = true);
     let c = Member::join_keeping(&fleet, "c", &secret, AT_ONCE).await;
@@ -62,11 +71,16 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
     .await;
     // It is released first.
     let deadline = Instant::now() + PATIENCE;
-    while c.node.get(&waits).map(|session| session.state) != Some(SessionState::Stopped) {
-        assert!(Instant::now() < deadline, "{:?}", c.node.get(&waits));
+    while c.node.sessions().get(&waits).map(|session| session.state) != Some(SessionState::Stopped)
+    {
+        assert!(
+            Instant::now() < deadline,
+            "{:?}",
+            c.node.sessions().get(&waits)
+        );
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    assert!(keeping.node.is_live(&back));
+    assert!(keeping.node.sessions().is_live(&back));
 }
 
 /// As while etcd elects a leader: all nodes are late then, in turn or often.
@@ -82,12 +96,24 @@ async fn a_node_that_is_late_now_and_then_forgets_in_time_nevertheless() {
     let (fleet, secret) = (ModelFleet::new(), secret());
     let a = Member::join_keeping(&fleet, "a", &secret, KEPT).await;
     a.start(&id("here")).await;
-    let spec = a.node.get(&id("here")).expect("it is shown").spec;
+    let spec = a
+        .node
+        .sessions()
+        .get(&id("here"))
+        .expect("it is shown")
+        .spec;
     let (registry, _gone) = fleet.join("gone");
     ends(&*registry, &id("old"), &spec).await;
     fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
     let deadline = Instant::now() + PATIENCE;
-    while a.node.record(&id("old")).await.expect("readable").is_some() {
+    while a
+        .node
+        .sessions()
+        .record(&id("old"))
+        .await
+        .expect("readable")
+        .is_some()
+    {
         assert!(Instant::now() < deadline, "it never goes");
         for standing in [Standing::Late, Standing::Live] {
             a.fleet.stand(standing);
@@ -108,7 +134,12 @@ async fn a_daemon_forgets_after_the_time_that_earlier_ones_left() {
     let (fleet, secret) = (ModelFleet::new(), secret());
     let b = Member::join(&fleet, "b", &secret).await;
     b.start(&id("here")).await;
-    let spec = b.node.get(&id("here")).expect("it is shown").spec;
+    let spec = b
+        .node
+        .sessions()
+        .get(&id("here"))
+        .expect("it is shown")
+        .spec;
     let seen = Arc::clone(&b.fleet);
     drop(b);
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
@@ -131,7 +162,12 @@ async fn a_daemon_forgets_after_the_time_that_earlier_ones_left() {
         is_recorded(&a.node, &id(name), |record| record.is_none()).await;
         assert!(began.elapsed() >= left, "{name} goes too early");
     }
-    let record = a.node.record(&id("later")).await.expect("readable");
+    let record = a
+        .node
+        .sessions()
+        .record(&id("later"))
+        .await
+        .expect("readable");
     assert!(record.is_some());
 }
 
@@ -150,6 +186,7 @@ async fn ended_at(
     let ending = Ending {
         failed: false,
         cause: Some(EndCause::Exited),
+        failed_phase: None,
         reason: "exited".to_owned(),
         exit_code: Some(0),
         ended_at,
@@ -172,7 +209,12 @@ async fn more_records_of_a_node_that_is_gone_than_go_at_once_go_one_after_anothe
     let (fleet, secret) = (ModelFleet::new(), secret());
     let a = Member::join_keeping(&fleet, "a", &secret, AT_ONCE).await;
     a.start(&id("here")).await;
-    let spec = a.node.get(&id("here")).expect("it is shown").spec;
+    let spec = a
+        .node
+        .sessions()
+        .get(&id("here"))
+        .expect("it is shown")
+        .spec;
     let (registry, _gone) = fleet.join("gone");
     for number in 0..RECORDS {
         ends(&*registry, &id(&format!("s-{number}")), &spec).await;
@@ -183,7 +225,7 @@ async fn more_records_of_a_node_that_is_gone_than_go_at_once_go_one_after_anothe
         assert!(Instant::now() < deadline, "some never go");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    assert!(a.node.is_live(&id("here")));
+    assert!(a.node.sessions().is_live(&id("here")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -192,14 +234,18 @@ async fn what_a_node_failed_to_forget_goes_later() {
     let a = Member::join(&fleet, "a", &secret).await;
     let (kept, left) = (id("kept"), id("left"));
     a.start(&kept).await;
-    a.node.stop(&kept, "a test").await.expect("stopped");
-    let spec = a.node.get(&kept).expect("it is shown").spec;
+    a.node
+        .sessions()
+        .stop(&kept, "a test")
+        .await
+        .expect("stopped");
+    let spec = a.node.sessions().get(&kept).expect("it is shown").spec;
     let (registry, _) = fleet.join("a");
     ends(&*registry, &left, &spec).await;
     // A node that sees another one go reads all records soon.
     let _gone = fleet.join("gone");
     fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
     is_recorded(&a.node, &left, |record| record.is_none()).await;
-    let record = a.node.record(&kept).await.expect("readable");
+    let record = a.node.sessions().record(&kept).await.expect("readable");
     assert!(record.is_some());
 }

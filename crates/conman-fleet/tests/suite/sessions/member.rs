@@ -133,7 +133,8 @@ impl Member {
         options.standing = seen.standing();
         let journal = Journal::open(&state.path().join("journal"), name, 10_000);
         let journal = Arc::new(journal.expect("a journal"));
-        let node = Node::start(options, registry, journal, runtimes)
+        let emergency = conman_node::EmergencyThread::start(&[]).expect("a thread");
+        let node = Node::start(options, emergency, registry, journal, runtimes)
             .await
             .expect("the node starts");
         let tls = FleetTls::derive(Arc::clone(secret), name).expect("derived");
@@ -156,7 +157,7 @@ impl Member {
         let (listener, address) = loopback();
         let front = PeerFront {
             accept: Arc::new(PeerAcceptor::new(tls)),
-            sessions: Arc::new(NodeSessions(Arc::clone(&node))),
+            sessions: Arc::new(NodeSessions(node.access().clone())),
             api: Arc::new(ApiBackend::new(
                 conman_api::router(api, Listener::Peers),
                 ServeOptions::default(),
@@ -194,14 +195,18 @@ impl Member {
             on_node_loss: Some(on_node_loss),
             ..web()
         };
-        self.node.ensure(id, &web, true).await.expect("it starts");
+        self.node
+            .sessions()
+            .ensure(id, &web, true)
+            .await
+            .expect("it starts");
     }
 
     /// The session, once it runs here.
     pub(super) async fn runs(&self, id: &SessionId) -> Session {
         let running = async {
             loop {
-                let shown = self.node.get(id);
+                let shown = self.node.sessions().get(id);
                 match shown.filter(|session| session.state == SessionState::Running) {
                     Some(session) => return session,
                     None => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -225,7 +230,11 @@ impl Member {
 
     pub(super) async fn preempt(&self) {
         let notice = PreemptRequest::default();
-        self.node.preempt(&notice, "test").await.expect("a report");
+        self.node
+            .preemption()
+            .preempt(&notice, "test")
+            .await
+            .expect("a report");
     }
 
     /// Requests a file of the session through this node, and returns the whole answer.

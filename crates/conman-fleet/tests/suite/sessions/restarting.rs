@@ -22,7 +22,7 @@ async fn of_a_preempted_node_what_is_to_be_restarted_comes_back_unasked_and_the_
     assert_eq!((restarted.from.as_str(), restarted.count), ("b", 1));
     assert_eq!(restarted.because, NodeLoss::Preempted);
     // The same scan of the records met this one first.
-    assert!(!a.node.is_live(&waits));
+    assert!(!a.node.sessions().is_live(&waits));
     let answer = a.fetch(&waits).await;
     assert!(is_served(&answer, &waits), "{answer}");
 }
@@ -61,12 +61,20 @@ async fn what_was_stopped_after_its_node_had_gone_is_not_restarted() {
     }
     fleet.announced("b", |b| b.draining = true);
     b.preempt().await;
-    let report = b.node.stop(&stopped, "a test").await.expect("stopped");
+    let report = b
+        .node
+        .sessions()
+        .stop(&stopped, "a test")
+        .await
+        .expect("stopped");
     assert!(report.state.is_ended());
     let a = Member::join(&fleet, "a", &secret).await;
     a.runs(&back).await;
-    assert!(!a.node.is_live(&stopped));
-    assert_eq!(a.node.record(&stopped).await.expect("readable"), None);
+    assert!(!a.node.sessions().is_live(&stopped));
+    assert_eq!(
+        a.node.sessions().record(&stopped).await.expect("readable"),
+        None
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -78,7 +86,12 @@ async fn what_was_deleted_after_it_had_lost_its_node_is_started_for_nobody() {
     }
     fleet.announced("b", |b| b.draining = true);
     drained(&b.node).await;
-    let report = b.node.stop(&deleted, "a test").await.expect("deleted");
+    let report = b
+        .node
+        .sessions()
+        .stop(&deleted, "a test")
+        .await
+        .expect("deleted");
     assert!(report.state.is_ended());
     for node in [&a, &b] {
         let answer = node.fetch(&deleted).await;
@@ -91,10 +104,10 @@ async fn what_was_deleted_after_it_had_lost_its_node_is_started_for_nobody() {
 
 async fn drained(node: &Node) -> DrainReport {
     let request = DrainRequest::default();
-    node.drain(&request).await.expect("it begins");
+    node.drain().begin(&request).await.expect("it begins");
     let draining = async {
         loop {
-            let report = node.drain_report().expect("it drains");
+            let report = node.drain().report().expect("it drains");
             if report.state == DrainState::Drained {
                 return report;
             }
@@ -123,7 +136,7 @@ async fn a_drain_has_other_nodes_start_what_it_released_and_says_where_it_is() {
     assert_eq!(moved, [(&back, "a")]);
     let restarted = a.runs(&back).await.spec.restarted.expect("it says so");
     assert_eq!(restarted.because, NodeLoss::Drained);
-    assert!(!a.node.is_live(&waits));
+    assert!(!a.node.sessions().is_live(&waits));
     let answer = b.fetch(&waits).await;
     assert!(is_served(&answer, &waits), "{answer}");
 }
@@ -194,7 +207,12 @@ async fn a_restart_that_every_node_lacks_the_image_of_is_counted_and_says_so() {
     loses_its_node(&fleet, &b, &id).await;
     let tried = async {
         loop {
-            match a.node.get(&id).filter(|session| session.state.is_ended()) {
+            match a
+                .node
+                .sessions()
+                .get(&id)
+                .filter(|session| session.state.is_ended())
+            {
                 Some(session) => return session,
                 None => tokio::time::sleep(Duration::from_millis(10)).await,
             }

@@ -25,7 +25,11 @@ async fn a_connection_that_comes_while_no_runtime_answers_is_served_once_one_doe
     a.faults.next(Operation::Create, 2, Fault::Unavailable);
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
-    let since = a.node.get(&id).and_then(|session| session.spec.restarted);
+    let since = a
+        .node
+        .sessions()
+        .get(&id)
+        .and_then(|session| session.spec.restarted);
     let since = since.expect("it says why it is here");
     assert_eq!((since.from.as_str(), since.count), ("b", 0));
     assert_eq!(since.because, NodeLoss::Preempted);
@@ -45,7 +49,7 @@ async fn the_next_connection_starts_what_the_first_one_could_not() {
     // Likewise through the other node, which requests the start.
     let answer = b.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(a.node.is_live(&id));
+    assert!(a.node.sessions().is_live(&id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,14 +66,18 @@ async fn a_program_that_ends_by_itself_is_not_started_by_the_next_connection() {
         on_node_loss: Some(OnNodeLoss::Wait),
         ..web()
     };
-    b.node.ensure(&id, &request, true).await.expect("it starts");
+    b.node
+        .sessions()
+        .ensure(&id, &request, true)
+        .await
+        .expect("it starts");
     gone(&fleet, &b).await;
     a.fetch(&id).await;
-    let failed = a.node.get(&id).expect("it was tried");
+    let failed = a.node.sessions().get(&id).expect("it was tried");
     assert_eq!(failed.state, SessionState::Failed);
     let answer = a.fetch(&id).await;
     assert!(answer.contains("PUT /v1/sessions/alice"), "{answer}");
-    let now = a.node.get(&id).expect("it is shown");
+    let now = a.node.sessions().get(&id).expect("it is shown");
     assert_eq!(now.generation, failed.generation, "it was left alone");
 }
 
@@ -81,11 +89,16 @@ async fn what_was_stopped_after_its_start_had_failed_is_not_started_by_a_connect
     gone(&fleet, &b).await;
     refuse_next(&a);
     a.fetch(&id).await;
-    let report = a.node.stop(&id, "a test").await.expect("stopped");
+    let report = a
+        .node
+        .sessions()
+        .stop(&id, "a test")
+        .await
+        .expect("stopped");
     assert!(report.state.is_ended());
     let answer = a.fetch(&id).await;
     assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
-    assert!(!a.node.is_live(&id));
+    assert!(!a.node.sessions().is_live(&id));
 }
 
 fn lacks_image(node: &Member) {
@@ -112,7 +125,7 @@ async fn what_one_node_lacks_the_image_of_is_started_by_another() {
     for id in &ids {
         let answer = a.fetch(id).await;
         assert!(is_served(&answer, id), "{answer}");
-        assert!(c.node.is_live(id));
+        assert!(c.node.sessions().is_live(id));
     }
 }
 
@@ -129,7 +142,7 @@ async fn what_all_that_fit_lack_the_image_of_is_started_by_one_that_may_not_be_w
     fleet.announced("c", |told| told.load.cpu_pressure_percent = 2_000.0);
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(c.node.is_live(&id));
+    assert!(c.node.sessions().is_live(&id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -147,7 +160,7 @@ async fn what_one_node_lacks_the_runtime_of_is_started_by_another() {
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert!(answer.contains("node `b` is draining"), "{answer}");
     let tell = |name: &str| {
-        let view = a.node.view();
+        let view = a.node.status().view();
         fleet.announced(name, |told| told.view = Some(view));
     };
     tell("b");
@@ -162,6 +175,6 @@ async fn what_one_node_lacks_the_runtime_of_is_started_by_another() {
         }
         let answer = a.fetch(id).await;
         assert!(is_served(&answer, id), "{answer}");
-        assert!(c.node.is_live(id));
+        assert!(c.node.sessions().is_live(id));
     }
 }

@@ -17,7 +17,10 @@ async fn a_request_is_held_where_it_came_while_the_session_starts_on_another_nod
     b.faults.next(Operation::Start, 1, slow);
     let starting = {
         let (node, id) = (Arc::clone(&b.node), id.clone());
-        node.ensure(&id, &web(), false).await.expect("begun");
+        node.sessions()
+            .ensure(&id, &web(), false)
+            .await
+            .expect("begun");
         id
     };
     let answer = a.fetch(&starting).await;
@@ -36,11 +39,11 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
     peers.shutdown(Duration::ZERO).await;
     let waiting = tokio::spawn(a.fetch(&id));
     a.holds().await;
-    assert!(!waiting.is_finished() && !a.node.is_live(&id));
+    assert!(!waiting.is_finished() && !a.node.sessions().is_live(&id));
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
     let answer = waiting.await.expect("no panic");
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(a.node.is_live(&id));
+    assert!(a.node.sessions().is_live(&id));
     assert_eq!(a.clients.stats().held, 0);
 }
 
@@ -58,7 +61,7 @@ async fn a_request_waits_for_a_node_that_comes_until_it_has_said_where_it_listen
     fleet.change("b", |b| b.announcement = told);
     let answer = waiting.await.expect("no panic");
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(b.node.is_live(&id) && !a.node.is_live(&id));
+    assert!(b.node.sessions().is_live(&id) && !a.node.sessions().is_live(&id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,14 +93,19 @@ async fn what_is_asked_of_a_fenced_node_is_held_there_and_elsewhere_until_it_own
     let waiting = [tokio::spawn(a.fetch(&id)), tokio::spawn(b.fetch(&id))];
     a.holds().await;
     b.holds().await;
-    let refused = b.node.kept_execs(&id).await.expect_err("it is frozen");
+    let refused = b
+        .node
+        .access()
+        .kept_execs(&id)
+        .await
+        .expect_err("it is frozen");
     assert!(refused.to_string().contains("frozen"), "{refused}");
     b.fleet.stand(Standing::Live);
     for answer in waiting {
         let answer = answer.await.expect("no panic");
         assert!(is_served(&answer, &id), "{answer}");
     }
-    assert!(b.node.is_live(&id) && !a.node.is_live(&id));
+    assert!(b.node.sessions().is_live(&id) && !a.node.sessions().is_live(&id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,7 +113,7 @@ async fn what_a_silent_node_has_frozen_is_served_by_its_new_owner_though_the_old
     let (fleet, a, b) = two().await;
     let id = id("alice");
     b.start(&id).await;
-    let old = b.node.get(&id).expect("it runs").generation;
+    let old = b.node.sessions().get(&id).expect("it runs").generation;
     b.fleet.stand(Standing::Fenced);
     fleet.change("b", |b| b.standing = PeerStanding::Silent);
     let waiting = [tokio::spawn(a.fetch(&id)), tokio::spawn(b.fetch(&id))];
@@ -115,14 +123,14 @@ async fn what_a_silent_node_has_frozen_is_served_by_its_new_owner_though_the_old
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
     let answer = elsewhere.await.expect("no panic");
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(a.node.is_live(&id) && !there.is_finished());
+    assert!(a.node.sessions().is_live(&id) && !there.is_finished());
     // Back in the fleet, it may know its new ownership before it has ended the lost generation.
     fleet.change("b", |b| b.standing = PeerStanding::Live);
     b.fleet.stand(Standing::Live);
-    b.node.condemn(&id, old, "it was lost");
+    b.node.sessions().condemn(&id, old, "it was lost");
     let answer = there.await.expect("no panic");
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(a.node.is_live(&id) && !b.node.is_live(&id));
+    assert!(a.node.sessions().is_live(&id) && !b.node.sessions().is_live(&id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -130,23 +138,27 @@ async fn what_is_being_ended_here_is_served_by_whoever_owns_it_now() {
     let (fleet, a, b) = two().await;
     let id = id("alice");
     b.start(&id).await;
-    let old = b.node.get(&id).expect("it runs").generation;
+    let old = b.node.sessions().get(&id).expect("it runs").generation;
     b.fleet.stand(Standing::Fenced);
     fleet.change("b", |b| b.standing = PeerStanding::Fenced);
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
     fleet.hold_releases("b", true);
     fleet.change("b", |b| b.standing = PeerStanding::Live);
-    b.node.condemn(&id, old, "it was lost");
+    b.node.sessions().condemn(&id, old, "it was lost");
     b.fleet.stand(Standing::Live);
     let deadline = Instant::now() + PATIENCE;
-    while b.node.get(&id).map(|session| session.state) != Some(SessionState::Stopping) {
-        assert!(Instant::now() < deadline, "{:?}", b.node.get(&id));
+    while b.node.sessions().get(&id).map(|session| session.state) != Some(SessionState::Stopping) {
+        assert!(
+            Instant::now() < deadline,
+            "{:?}",
+            b.node.sessions().get(&id)
+        );
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     let answer = b.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(a.node.is_live(&id));
+    assert!(a.node.sessions().is_live(&id));
     fleet.hold_releases("b", false);
 }
 
@@ -159,5 +171,5 @@ async fn a_node_that_is_heard_of_late_and_says_that_it_owns_is_not_waited_for() 
     fleet.change("b", |b| b.standing = PeerStanding::Silent);
     let answer = a.fetch(&id).await;
     assert!(is_served(&answer, &id), "{answer}");
-    assert!(b.node.is_live(&id) && !a.node.is_live(&id));
+    assert!(b.node.sessions().is_live(&id) && !a.node.sessions().is_live(&id));
 }

@@ -15,7 +15,9 @@ use crate::certificate;
 use crate::error::FailureKind;
 use crate::kill_table::Fate;
 use crate::phases;
-use crate::session::answer::{Answer, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble};
+use crate::session::answer::{
+    Answer, Hold, Launched, Made, ReleaseFailure, StartOutcome, StepFailure,
+};
 use crate::session::handle::StopOrder;
 use crate::session::idle::Patience;
 use crate::session::view::Failure;
@@ -34,10 +36,10 @@ impl Driver {
             Input::Due(Timer::Look) => {
                 let activity = &self.handle.activity;
                 let now = Instant::now();
-                let why = self.patience.as_mut().and_then(|p| p.look(activity, now));
-                why.map(|why| {
+                let end = self.patience.as_mut().and_then(|p| p.look(activity, now));
+                end.map(|(cause, why)| {
                     self.patience = None;
-                    Event::StopAsked(EndCause::Expired, why)
+                    Event::StopAsked(cause, why)
                 })
                 .into_iter()
                 .collect()
@@ -117,16 +119,16 @@ impl Driver {
                 self.publisher.recorded();
                 Event::Recorded
             }
-            Answer::Record(Err(trouble)) => Event::RecordFailed(self.fail(trouble)),
+            Answer::Record(Err(failure)) => Event::RecordFailed(self.fail(failure)),
             Answer::Probe(result) => {
                 // The handle would keep the task's memory for as long as the session lives.
                 self.probing = None;
                 self.ready = Some(result);
                 return self.take_ready();
             }
-            Answer::LostStart(LostStart::Found { pid }) => Event::LostStartFound { pid },
-            Answer::LostStart(LostStart::Ended | LostStart::Gone) => Event::LostStartGone,
-            Answer::LostStart(LostStart::Unknown(why)) => Event::LostStartUnknown(why),
+            Answer::StartResolved(StartOutcome::Found { pid }) => Event::StartFound { pid },
+            Answer::StartResolved(StartOutcome::Ended | StartOutcome::Gone) => Event::StartGone,
+            Answer::StartResolved(StartOutcome::Unknown(why)) => Event::StartUnknown(why),
             Answer::Release(Ok(ending)) => {
                 self.learn(ending);
                 Event::Released
@@ -167,6 +169,7 @@ impl Driver {
 
     fn absorb_claim_failure(&mut self, error: RegistryError) -> Event {
         let why = format!("{}: {}", phases::CLAIM, crate::error_chain(&error));
+        self.failed_phase = Some(phases::CLAIM);
         self.failure = Some(Failure::Unclaimed(Arc::new(error)));
         Event::ClaimFailed(why)
     }
@@ -184,7 +187,7 @@ impl Driver {
         }
         match made.result {
             Ok(()) => Event::Created,
-            Err(trouble) => Event::CreateFailed(self.fail(trouble)),
+            Err(failure) => Event::CreateFailed(self.fail(failure)),
         }
     }
 
@@ -201,8 +204,8 @@ impl Driver {
                 });
                 Event::StartAnswered { pid: started.pid }
             }
-            Launched::Failed(trouble) => Event::StartFailed(self.fail(trouble)),
-            Launched::Ambiguous(trouble) => Event::StartAmbiguous(self.fail(trouble)),
+            Launched::Failed(failure) => Event::StartFailed(self.fail(failure)),
+            Launched::Ambiguous(failure) => Event::StartAmbiguous(self.fail(failure)),
         }
     }
 
@@ -224,9 +227,10 @@ impl Driver {
             Hold::Vanished => Event::Vanished,
             Hold::NotOurs => {
                 self.fail_with(FailureKind::Host);
+                self.failed_phase.get_or_insert(phases::VERIFY);
                 Event::NotOurs
             }
-            Hold::Failed(trouble) => Event::HoldFailed(self.fail(trouble)),
+            Hold::Failed(failure) => Event::HoldFailed(self.fail(failure)),
         }
     }
 
@@ -260,7 +264,7 @@ impl Driver {
                 self.end_last_phases(ready_at);
                 Some(Event::Ready)
             }
-            Err(trouble) => Some(Event::ReadyFailed(self.fail(trouble))),
+            Err(failure) => Some(Event::ReadyFailed(self.fail(failure))),
         }
     }
 
@@ -287,10 +291,11 @@ impl Driver {
         self.patience = Some(Patience::begin(spec, activity, lived, Instant::now()));
     }
 
-    fn fail(&mut self, trouble: Trouble) -> String {
-        self.fail_with(trouble.kind);
-        self.unrun_exit_code = self.unrun_exit_code.or(trouble.exit_code);
-        trouble.why
+    fn fail(&mut self, failure: StepFailure) -> String {
+        self.fail_with(failure.kind);
+        self.failed_phase.get_or_insert(failure.phase);
+        self.unrun_exit_code = self.unrun_exit_code.or(failure.exit_code);
+        failure.why
     }
 
     /// The first reason counts.

@@ -18,12 +18,12 @@ use crate::error::FailureKind;
 use crate::phases;
 use crate::readiness::{self, Probe};
 use crate::session::answer::{
-    Answer, Claimed, Hold, Launched, LostStart, Made, ReleaseFailure, Trouble,
+    Answer, Claimed, Hold, Launched, Made, ReleaseFailure, StartOutcome, StepFailure,
 };
-use crate::session::handle::tell_unwanted;
+use crate::session::handle::attribute_to_deletion;
 use crate::session::release::EndedLife;
 use crate::session::view::Failure;
-use crate::session::{claim, hold_process, launch, lost_start, make, release};
+use crate::session::{claim, hold_process, launch, make, release, unanswered_start};
 use crate::throttled::{self, Killed};
 
 /// The error of a call that panicked.
@@ -51,7 +51,7 @@ impl Driver {
                         self.carry_out(actions);
                     }
                 }
-                Action::ResolveLostStart => self.call_lost_start(),
+                Action::ResolveStart => self.call_resolve_start(),
                 Action::Kill => self.kill(),
                 Action::Release => self.call_release(),
                 Action::Cleanup => self.clean_up(),
@@ -137,8 +137,8 @@ impl Driver {
             let bound = context.options.bounds.registry;
             Answer::Record(match timeout(bound, recorded).await {
                 Ok(Ok(())) => Ok(Instant::now()),
-                Ok(Err(error)) => Err(registry_trouble(&crate::error_chain(&error))),
-                Err(_) => Err(registry_trouble(&format!(
+                Ok(Err(error)) => Err(registry_failure(&crate::error_chain(&error))),
+                Err(_) => Err(registry_failure(&format!(
                     "no answer within {} s",
                     bound.as_secs()
                 ))),
@@ -156,41 +156,43 @@ impl Driver {
         };
         let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
         let bound = Duration::from_secs(handle.spec.ready_timeout_s.into());
-        let probing =
-            self.call(Answer::Probe(Err(bug(phases::READY))), async move {
-                let probe = Probe {
-                    port,
-                    path: handle.spec.ready_path.clone(),
-                };
-                let deadline = Instant::now() + bound;
-                let waited = readiness::wait(&context.sockets, &process, &probe, deadline).await;
-                Answer::Probe(waited.map(|()| Instant::now()).map_err(|last| {
-                let what = probe.path.map(|path| format!(" at {path}")).unwrap_or_default();
-                Trouble::new(
+        let probing = self.call(Answer::Probe(Err(bug(phases::READY))), async move {
+            let probe = Probe {
+                port,
+                path: handle.spec.ready_path.clone(),
+            };
+            let deadline = Instant::now() + bound;
+            let waited = readiness::wait(&context.sockets, &process, &probe, deadline).await;
+            Answer::Probe(waited.map(|()| Instant::now()).map_err(|last| {
+                let what = probe
+                    .path
+                    .map(|path| format!(" at {path}"))
+                    .unwrap_or_default();
+                StepFailure::new(
                     FailureKind::NotReady,
-                    format!(
-                        "{}: port {port}{what} was not ready within {} s ({last}); see that the \
+                    phases::READY,
+                    format_args!(
+                        "port {port}{what} was not ready within {} s ({last}); see that the \
                          program listens there, or raise ready_timeout_s",
-                        phases::READY,
                         bound.as_secs()
                     ),
                 )
             }))
-            });
+        });
         self.probing = Some(probing);
     }
 
-    fn call_lost_start(&mut self) {
+    fn call_resolve_start(&mut self) {
         let Some(key) = self.key() else { return };
         let Some(runtime) = self.runtime.clone() else {
             let why = "its runtime is not configured any more; configure it to find the container";
             self.calls
-                .spawn(async move { Answer::LostStart(LostStart::Unknown(why.to_owned())) });
+                .spawn(async move { Answer::StartResolved(StartOutcome::Unknown(why.to_owned())) });
             return;
         };
-        let broken = LostStart::Unknown(BROKEN.to_owned());
-        self.call(Answer::LostStart(broken), async move {
-            Answer::LostStart(lost_start::resolve(runtime, key).await)
+        let broken = StartOutcome::Unknown(BROKEN.to_owned());
+        self.call(Answer::StartResolved(broken), async move {
+            Answer::StartResolved(unanswered_start::resolve(runtime, key).await)
         });
     }
 
@@ -236,9 +238,10 @@ impl Driver {
         self.publisher.close_tunnels(&cause.outcome(None).reason);
         let ended_at_once = matches!(&self.failure, Some(Failure::Kind(FailureKind::Exited)));
         let by_itself = matches!(cause, Cause::Exited | Cause::ExitedEarly);
-        let obituary = EndedLife {
+        let life = EndedLife {
             by_itself: by_itself || ended_at_once,
             unrun_exit_code: self.unrun_exit_code,
+            failed_phase: self.failed_phase(&cause),
             cause,
             started_at: self.handle.view().started_at,
             phases: self.clock.shared(),
@@ -253,10 +256,9 @@ impl Driver {
             }
             let mut ending = match known {
                 Some(ending) => ending,
-                None => release::ending(&context, runtime.as_ref(), &key, obituary).await,
+                None => release::ending(&context, runtime.as_ref(), &key, life).await,
             };
-            ending.cause = Some(ending.cause());
-            tell_unwanted(handle.stop.borrow().as_ref(), &mut ending);
+            attribute_to_deletion(handle.stop.borrow().as_ref(), &mut ending);
             Answer::Release(release::release(&context, &key, ending).await)
         });
     }
@@ -305,11 +307,11 @@ async fn record(
     }
 }
 
-fn bug(phase: &str) -> Trouble {
-    Trouble::new(FailureKind::Host, format!("{phase}: {BROKEN}"))
+fn bug(phase: &'static str) -> StepFailure {
+    StepFailure::new(FailureKind::Host, phase, BROKEN)
 }
 
-fn registry_trouble(why: &str) -> Trouble {
-    let why = format!("{}: {why}; see to the registry's disk", phases::RECORD);
-    Trouble::new(FailureKind::Registry, why)
+fn registry_failure(why: &str) -> StepFailure {
+    let why = format_args!("{why}; see to the registry's disk");
+    StepFailure::new(FailureKind::Registry, phases::RECORD, why)
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use conman_core::EndCause;
 use conman_core::lifecycle::{Action, Cause, Event, Lifecycle, Remains, State, Step, Timing};
 use conman_linux::PidFd;
-use conman_proto::Generation;
+use conman_proto::{Generation, SessionEnd};
 use conman_registry::{ContainerIdentity, Ending, RecordState, SessionRecord};
 use conman_runtime::{ContainerKey, Runtime};
 use futures_util::future::BoxFuture;
@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-use super::answer::{Answer, Trouble};
+use super::answer::{Answer, StepFailure};
 use super::handle::{SessionHandle, StopOrder};
 use super::idle::{self, Patience};
 use super::publisher::Publisher;
@@ -26,7 +26,7 @@ use super::view::Failure;
 use crate::context::Context;
 use crate::error::FailureKind;
 use crate::kill_table::Fate;
-use crate::phases::PhaseClock;
+use crate::phases::{self, PhaseClock};
 
 /// Pause between two tries of a step that has to precede the end.
 const RETRY_MS: u64 = 250;
@@ -80,10 +80,12 @@ struct Driver {
     dying: Option<BoxFuture<'static, ()>>,
     container: Option<ContainerIdentity>,
     /// Readiness that was found before the container was recorded.
-    ready: Option<Result<Instant, Trouble>>,
+    ready: Option<Result<Instant, StepFailure>>,
     recorded_at: Option<Instant>,
     patience: Option<Patience>,
     failure: Option<Failure>,
+    /// The phase in which the start failed.
+    failed_phase: Option<&'static str>,
     /// Exit code of a program that could not be run.
     unrun_exit_code: Option<i32>,
     ending: Option<Ending>,
@@ -164,6 +166,7 @@ impl Driver {
             recorded_at: None,
             patience: None,
             failure: None,
+            failed_phase: None,
             ending: None,
             was_running: false,
             unrun_exit_code: None,
@@ -332,7 +335,8 @@ impl Driver {
             State::Stopping(stop) => {
                 let trouble = stop.trouble.clone();
                 let failure = self.failure_of(&stop.cause);
-                self.publisher.stopping(&stop.cause, trouble, failure);
+                let end = self.end_by(&stop.cause);
+                self.publisher.stopping(&stop.cause, end, trouble, failure);
             }
             State::Stuck(stop) => {
                 let pid = match stop.remains {
@@ -345,17 +349,39 @@ impl Driver {
                     self.publisher
                         .stuck(self.life.generation(), &cause, pid, trouble)
                 {
-                    let cause = Some(self.handle.caused_by(cause.told()));
-                    let reason = self.handle.told_why(reason);
+                    let reason = self.handle.reason_of_end(cause.end_cause(), reason);
+                    let cause = Some(self.handle.caused_by(cause.end_cause()));
                     self.note(RecordState::Stuck { reason, cause });
                 }
             }
             State::Ended { generation, cause } => {
                 let (generation, cause) = (*generation, cause.clone());
                 let failure = self.failure_of(&cause);
-                let ending = self.ending.take();
-                self.publisher.ended(generation, &cause, ending, failure);
+                let (end, ending) = (self.end_by(&cause), self.ending.take());
+                self.publisher
+                    .ended(generation, &cause, end, ending, failure);
             }
+        }
+    }
+
+    /// Returns why the session ends, for programs.
+    fn end_by(&self, cause: &Cause) -> SessionEnd {
+        SessionEnd {
+            cause: self.handle.caused_by(cause.end_cause()),
+            phase: self.failed_phase(cause).map(str::to_owned),
+        }
+    }
+
+    /// Returns the phase in which the start failed, if it did.
+    fn failed_phase(&self, cause: &Cause) -> Option<&'static str> {
+        match cause {
+            // Once the container is recorded, only its readiness is awaited.
+            Cause::StartFailed(_) => {
+                let ready = self.recorded_at.map(|_| phases::READY);
+                self.failed_phase.or(ready)
+            }
+            Cause::ExitedEarly => Some(phases::READY),
+            Cause::Exited | Cause::Asked(..) => None,
         }
     }
 

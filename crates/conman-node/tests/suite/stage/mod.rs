@@ -18,7 +18,7 @@ use std::time::Duration;
 use conman_core::naming::{CgroupDriver, cgroup_parent, instance_cgroup};
 use conman_core::{Instance, SpecPolicy, Template};
 use conman_linux::{Cgroups, PidFd, proc_scan};
-use conman_node::{Node, NodeOptions};
+use conman_node::{EmergencyThread, Node, NodeOptions};
 use conman_proto::{
     EventKind, Generation, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };
@@ -104,6 +104,19 @@ impl Stage {
         self.boot_as(options, registry, call_timeout, |runtime| vec![runtime])
     }
 
+    /// A daemon whose emergency thread is running already.
+    pub(crate) fn boot_after(&self, emergency: EmergencyThread) -> Daemon {
+        let bound = Duration::from_secs(30);
+        let as_given = |runtime| vec![runtime as Arc<dyn Runtime>];
+        self.boot_attached(
+            self.options(),
+            emergency,
+            self.registry.clone(),
+            bound,
+            as_given,
+        )
+    }
+
     /// A daemon that has another runtime beside its own.
     pub(crate) fn boot_beside(
         &self,
@@ -145,6 +158,18 @@ impl Stage {
         call_timeout: Duration,
         as_given: impl FnOnce(Arc<ProcessRuntime>) -> Vec<Arc<dyn Runtime>>,
     ) -> Daemon {
+        let emergency = EmergencyThread::start(&[]).expect("a thread");
+        self.boot_attached(options, emergency, registry, call_timeout, as_given)
+    }
+
+    fn boot_attached(
+        &self,
+        options: NodeOptions,
+        emergency: EmergencyThread,
+        registry: Arc<dyn Registry>,
+        call_timeout: Duration,
+        as_given: impl FnOnce(Arc<ProcessRuntime>) -> Vec<Arc<dyn Runtime>>,
+    ) -> Daemon {
         let tokio = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -158,7 +183,7 @@ impl Stage {
         let runtime = Arc::new(runtime.expect("the host has cgroups"));
         let journal = self.journal(&options.name);
         let runtimes = as_given(runtime.clone());
-        let started = Node::start(options, registry.clone(), journal, runtimes);
+        let started = Node::start(options, emergency, registry.clone(), journal, runtimes);
         let node = tokio.block_on(started).expect("the node starts");
         Daemon {
             tokio: Some(tokio),
@@ -229,12 +254,12 @@ impl Daemon {
     }
 
     pub(crate) fn start(&self, id: &str, request: &SessionRequest) -> Session {
-        let started = self.run(self.node.ensure(&session(id), request, true));
+        let started = self.run(self.node.sessions().ensure(&session(id), request, true));
         started.expect("it starts").session
     }
 
     pub(crate) fn show(&self, id: &str) -> Session {
-        self.node.get(&session(id)).expect("it is shown")
+        self.node.sessions().get(&session(id)).expect("it is shown")
     }
 
     pub(crate) fn record(&self, id: &str) -> SessionRecord {
@@ -246,6 +271,7 @@ impl Daemon {
     pub(crate) fn await_state(&self, id: &str, state: SessionState) -> Session {
         eventually(&format!("{id} to be {state}"), || {
             self.node
+                .sessions()
                 .get(&session(id))
                 .filter(|session| session.state == state)
         })

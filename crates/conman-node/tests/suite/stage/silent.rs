@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    AttachOptions, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer, Lifecycle,
+    LogChunk, LogOptions, RuntimeError, RuntimeInfo, Started, TerminalIo, Terminals,
 };
 use futures_util::stream::BoxStream;
 use tokio::sync::watch;
@@ -43,7 +43,7 @@ impl Silent {
 }
 
 #[async_trait]
-impl Runtime for Silent {
+impl Lifecycle for Silent {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Docker
     }
@@ -88,11 +88,25 @@ impl Runtime for Silent {
         self.answering().await;
         keys.iter().map(|_| Ok(())).collect()
     }
+}
 
+#[async_trait]
+impl Exec for Silent {
     async fn exec(&self, _key: &ContainerKey, _plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
         self.refuse("run a command").await
     }
 
+    async fn logs(
+        &self,
+        _key: &ContainerKey,
+        _options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        self.refuse("read the log").await
+    }
+}
+
+#[async_trait]
+impl Terminals for Silent {
     async fn attach(
         &self,
         _key: &ContainerKey,
@@ -108,13 +122,5 @@ impl Runtime for Silent {
         _plan: ExecPlan,
     ) -> Result<KeptExec, RuntimeError> {
         self.refuse("keep a command").await
-    }
-
-    async fn logs(
-        &self,
-        _key: &ContainerKey,
-        _options: LogOptions,
-    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        self.refuse("read the log").await
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk,
-    LogOptions, Runtime, RuntimeError, RuntimeInfo, Started, TerminalIo,
+    AttachOptions, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer, Lifecycle,
+    LogChunk, LogOptions, RuntimeError, RuntimeInfo, Started, TerminalIo, Terminals,
 };
 use conman_testkit::ProcessRuntime;
 use futures_util::stream::BoxStream;
@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) struct WithTerminals(pub(crate) Arc<ProcessRuntime>);
 
 #[async_trait]
-impl Runtime for WithTerminals {
+impl Lifecycle for WithTerminals {
     fn kind(&self) -> RuntimeKind {
         RuntimeKind::Native
     }
@@ -60,11 +60,25 @@ impl Runtime for WithTerminals {
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
         self.0.remove(keys).await
     }
+}
 
+#[async_trait]
+impl Exec for WithTerminals {
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
         self.0.exec(key, plan).await
     }
 
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        self.0.logs(key, options).await
+    }
+}
+
+#[async_trait]
+impl Terminals for WithTerminals {
     async fn attach(
         &self,
         _key: &ContainerKey,
@@ -85,13 +99,5 @@ impl Runtime for WithTerminals {
         plan: ExecPlan,
     ) -> Result<KeptExec, RuntimeError> {
         self.0.keep_exec(key, plan).await
-    }
-
-    async fn logs(
-        &self,
-        key: &ContainerKey,
-        options: LogOptions,
-    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        self.0.logs(key, options).await
     }
 }

@@ -443,7 +443,7 @@ pub(crate) fn wait_dead(launched: &Launched) {
 /// What ended, once it is told.
 pub(crate) fn next_end(client: &mut Client) -> conman_shim::ContainerView {
     loop {
-        if let Message::Ended { container } = client.next_told().expect("told") {
+        if let Message::Ended { container } = client.next_notification().expect("notified") {
             return container;
         }
     }

@@ -45,7 +45,7 @@ async fn none_lost(fleet: &mut Fleet, running: &[(&str, u64)]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_11_etcd_leader_dies_and_no_session_is_lost() {
     // The defaults: an election takes longer than the short time-outs would bear.
-    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).members(3)).await else {
         return;
     };
     let running = spread(&mut fleet).await;
@@ -86,7 +86,7 @@ async fn unnoticed(fleet: &mut Fleet, running: &[(&str, u64)]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_12_etcd_quorum_lost_for_three_seconds_loses_no_session() {
-    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).members(3)).await else {
         return;
     };
     let running = spread(&mut fleet).await;
@@ -102,7 +102,8 @@ async fn row_12_etcd_quorum_lost_for_three_seconds_loses_no_session() {
 
 #[tokio::test]
 async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() {
-    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
+    let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).members(3).short()).await
+    else {
         return;
     };
     let running = spread(&mut fleet).await;
@@ -155,6 +156,7 @@ async fn row_12_etcd_quorum_lost_for_long_pauses_every_session_and_loses_none() 
 
 pub(crate) fn isolate_members(fleet: &Fleet) {
     let members = fleet.cluster.members();
+    assert!(members.len() > 1, "they would not be cut off each other");
     for (index, one) in members.iter().enumerate() {
         for other in &members[index + 1..] {
             let cut = Cut::Between(one.host().clone(), other.host().clone());

@@ -117,7 +117,7 @@ async fn a_newer_registry_is_refused_with_its_format() {
     fleet.node(0).start().expect("started");
     let words = [
         "has format 999",
-        "knows up to 1",
+        "uses format 2",
         "run the newer conman that wrote it",
     ];
     says(&fleet, 0, &words).await;

@@ -21,9 +21,6 @@ const FENCE_S: u64 = 30;
 /// Longer than anything takes that nodes do here.
 const TAKEOVER_S: u64 = 600;
 
-/// A daemon that has little of a processor does not hang.
-const PATIENT: &str = "[Service]\nWatchdogSec=5min\nTimeoutStartSec=15min\n";
-
 /// It writes down, by a clock that nobody sets, that it runs.
 const BEAT: &str = r#"
 [templates.beat]
@@ -66,7 +63,6 @@ const PREPARE: &str = "set -e
 mkdir -p /etc/conman
 install /media/etcd /media/etcdctl /usr/bin/
 install -m 644 /media/etcd.service /etc/systemd/system/
-install -m 644 -D -t /etc/systemd/system/conman.service.d /media/patient.conf
 systemctl start etcd
 umask 077
 head -c 32 /dev/urandom | base64 >/etc/conman/fleet.key
@@ -87,7 +83,7 @@ run() {
         sleep 1
     done
 }
-renewals() { etcdctl get "/conman/hb/$1" --write-out fields | sed -n 's/^"Version" : //p'; }
+renewals() { etcdctl get "/conman/heartbeat/$1" --write-out fields | sed -n 's/^"Version" : //p'; }
 # Until each node has renewed its ownership again.
 both_renew() {
     for node in one two; do
@@ -120,8 +116,7 @@ impl Fleet {
             .on(installation(&native, &config("one", "", 7700)))
             .with_text("two.toml", &config("two", "-two", 7710))
             .with_text("conman-two.service", TWO)
-            .with_text("etcd.service", ETCD)
-            .with_text("patient.conf", PATIENT);
+            .with_text("etcd.service", ETCD);
         let machine = Machine::boot(&disk, files, medium);
         let fleet = Self { machine };
         fleet.run(MOUNT);

@@ -203,6 +203,7 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
     if kernel == Kernel::Distribution {
         floor::assert_what_the_readme_says_gets_past_it(&machine, &again);
         assert_reached(&machine);
+        quotas::assert_the_file_system_enforces_them(&machine);
     }
     let console = machine.power_off();
     let killed = format!("{} of {} sessions killed", SESSIONS.len(), SESSIONS.len());

@@ -1,11 +1,9 @@
 //! Limits of disk that the file system enforces: project quotas of ext4 and XFS.
 
-use std::sync::PoisonError;
+use conman_e2e::{NATIVE_TEMPLATES, ROOT};
+use conman_vm::Machine;
 
-use conman_e2e::{NATIVE_TEMPLATES, ROOT, native};
-use conman_vm::{Kernel, MOUNT as MOUNT_MEDIUM, Machine, installation, worker};
-
-use super::{ONE_AT_A_TIME, PATIENCE};
+use super::PATIENCE;
 
 /// File systems with project quotas, and how an administrator makes each.
 const FILE_SYSTEMS: [(&str, &str); 2] = [
@@ -32,23 +30,8 @@ const DISK_INODES: u64 = 1_024;
 const END: &str = "conman rm full && systemctl stop FS
 conman shim --stop --state-dir /srv/FS/state && until umount /srv/FS; do sleep 0.5; done";
 
-#[test]
-fn a_session_meets_the_quota_of_its_file_system_and_runs_on() {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let (Some(disk), Some(native)) = (worker(), native()) else {
-        return;
-    };
-    let Some(files) = Kernel::Distribution.files(&disk) else {
-        return;
-    };
-    let medium = installation(&native, NATIVE_TEMPLATES);
-    let machine = Machine::boot(&disk, files, medium);
-    let install = "mkdir -p /etc/conman && install /media/conman /usr/bin/conman";
-    let _ = machine.run(&format!("{MOUNT_MEDIUM} && {install}")).ok();
-    assert_the_file_system_enforces_them(&machine);
-}
-
-fn assert_the_file_system_enforces_them(machine: &Machine) {
+/// By nodes of their own, beside the one that is installed.
+pub(crate) fn assert_the_file_system_enforces_them(machine: &Machine) {
     for (index, (name, make)) in FILE_SYSTEMS.into_iter().enumerate() {
         let port = 7800 + 10 * index;
         let first_id = 0x5000_0000 + 0x1000_0000 * index;

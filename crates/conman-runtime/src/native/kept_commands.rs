@@ -1,5 +1,5 @@
 //! Kept commands: any later client can list and end them, whichever daemon started them.
-//! [`super::kept`] stores them.
+//! [`super::kept_files`] stores them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, PoisonError};
@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use super::ends::{End, end};
 use super::failure::{call_failed, refused, unrunnable};
-use super::kept::{self, MAX_KEPT, StoredExec};
+use super::kept_files::{self, MAX_KEPT, StoredExec};
 use super::terminals::shim_size;
 use super::{Inner, away, no_such_container, store};
 use crate::shared::exec_kill::kill_command;
@@ -52,7 +52,7 @@ pub(super) async fn keep(
     // Until the shim has received and answered the start.
     let _beginning = inner.reserve(&key, &stored).await?;
     let spec = ExecSpec {
-        name: kept::name(stored.id),
+        name: kept_files::name(stored.id),
         container: store::name(&key),
         program,
         terminal: false,
@@ -72,7 +72,7 @@ pub(super) async fn keep(
                 if let Err(error) = inner.unlist(&key, stored.id).await {
                     tracing::warn!(container = %key, %error, "cannot unlist a failed command");
                 }
-                inner.ends.forget(&kept::name(stored.id));
+                inner.ends.forget(&kept_files::name(stored.id));
             }
             Err(error)
         }
@@ -131,7 +131,7 @@ pub(super) async fn end_one(
         });
     }
     inner.wait_begun(key, exec).await?;
-    let name = kept::name(exec);
+    let name = kept_files::name(exec);
     let ended = inner.ends.wait(&name);
     let hold = Request::Hold { name: name.clone() };
     let held = inner.link.call(&hold, &[], inner.timeouts.call).await;
@@ -199,7 +199,7 @@ impl Inner {
                 if !dir.exists() {
                     return Err(no_such_container(&owned));
                 }
-                kept::add(dir.path(), &stored)
+                kept_files::add(dir.path(), &stored)
             });
             if added.await? {
                 return Ok(beginning);
@@ -245,7 +245,7 @@ impl Inner {
         away(KEEP, move || {
             let dir = inner.store.container(&key);
             if dir.exists() {
-                kept::all(dir.path())
+                kept_files::all(dir.path())
             } else {
                 Err(no_such_container(&key))
             }
@@ -263,7 +263,7 @@ impl Inner {
         if self.beginning.borrow().contains(&exec) {
             return Ok(Known::Runs);
         }
-        let name = kept::name(exec);
+        let name = kept_files::name(exec);
         if let Some(end) = self.ends.of(&name) {
             return Ok(Known::Ended(end));
         }
@@ -288,7 +288,7 @@ impl Inner {
         key: &ContainerKey,
         exec: ExecId,
     ) -> Result<(), RuntimeError> {
-        let name = kept::name(exec);
+        let name = kept_files::name(exec);
         let names = vec![name.clone()];
         self.ask(&Request::Acknowledge { names })
             .await
@@ -306,7 +306,7 @@ impl Inner {
         let (inner, key) = (Arc::clone(self), key.clone());
         away(KEEP, move || {
             let _turn = inner.keeping.lock().unwrap_or_else(PoisonError::into_inner);
-            kept::remove(inner.store.container(&key).path(), exec)
+            kept_files::remove(inner.store.container(&key).path(), exec)
         })
         .await
     }

@@ -6,26 +6,26 @@ use std::time::Duration;
 use conman_runtime::{ContainerKey, FoundContainer, Runtime, RuntimeError};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::answer::LostStart;
-use crate::hunt::hunt;
+use super::answer::StartOutcome;
+use crate::container_kill::kill_container;
 
 /// Interval between polls for processes while the runtime is asked.
-const HUNT_INTERVAL: Duration = Duration::from_millis(10);
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One try. The runtime bounds its calls itself, too.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One try: kills what the kernel shows of the container, and asks the runtime whether there is, or can
 /// be, more.
-pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> LostStart {
+pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> StartOutcome {
     tokio::select! {
         // The kernel's view comes first, whatever the runtime says.
         biased;
         // Cancel safe: it only kills.
-        pid = hunt_init(&*runtime, &key) => LostStart::Found { pid },
+        pid = kill_init(&*runtime, &key) => StartOutcome::Found { pid },
         // Cancel safe: the calls read, or remove what must not run.
         answer = timeout(TRY_TIMEOUT, ask(&*runtime, &key)) => {
-            answer.unwrap_or_else(|_| LostStart::Unknown(format!(
+            answer.unwrap_or_else(|_| StartOutcome::Unknown(format!(
                 "{} did not report the outcome of the start within {} s",
                 runtime.kind(),
                 TRY_TIMEOUT.as_secs()
@@ -34,42 +34,44 @@ pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> Los
     }
 }
 
-async fn hunt_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
-    let mut ticks = interval(HUNT_INTERVAL);
+async fn kill_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
+    let mut ticks = interval(KILL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if let Some(init) = hunt(runtime, key).init {
+        if let Some(init) = kill_container(runtime, key).init {
             return init.pid();
         }
         ticks.tick().await;
     }
 }
 
-async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> LostStart {
-    let unknown = |error: &RuntimeError| LostStart::Unknown(crate::error_chain(error));
+async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> StartOutcome {
+    let unknown = |error: &RuntimeError| StartOutcome::Unknown(crate::error_chain(error));
     match runtime.find(key).await {
         Err(error) => unknown(&error),
         // It was created before its start was sent, so its absence means that it was removed.
-        Ok(None) => once_empty(runtime, key, LostStart::Gone),
-        Ok(Some(FoundContainer { pid: Some(pid), .. })) => LostStart::Found { pid },
+        Ok(None) => once_empty(runtime, key, StartOutcome::Gone),
+        Ok(Some(FoundContainer { pid: Some(pid), .. })) => StartOutcome::Found { pid },
         // It ran and ended. A container is started once.
         Ok(Some(FoundContainer {
             exit_code: Some(_), ..
-        })) => once_empty(runtime, key, LostStart::Ended),
+        })) => once_empty(runtime, key, StartOutcome::Ended),
         // Created and not started: not yet, or never. Without the container it is never.
         Ok(Some(_)) => match runtime.remove(std::slice::from_ref(key)).await.pop() {
-            Some(Ok(())) => LostStart::Unknown("its container was removed; checking again".into()),
+            Some(Ok(())) => {
+                StartOutcome::Unknown("its container was removed; checking again".into())
+            }
             Some(Err(error)) => unknown(&error),
-            None => LostStart::Unknown("the runtime returned no result for the removal".into()),
+            None => StartOutcome::Unknown("the runtime returned no result for the removal".into()),
         },
     }
 }
 
 /// The runtime says that nothing runs; the kernel must say so too.
-fn once_empty(runtime: &dyn Runtime, key: &ContainerKey, verdict: LostStart) -> LostStart {
+fn once_empty(runtime: &dyn Runtime, key: &ContainerKey, verdict: StartOutcome) -> StartOutcome {
     match runtime.pids(key).as_deref() {
         Ok([]) => verdict,
-        Ok(pids) => LostStart::Unknown(format!("its cgroup still holds processes: {pids:?}")),
-        Err(error) => LostStart::Unknown(format!("cannot read its cgroup: {error}")),
+        Ok(pids) => StartOutcome::Unknown(format!("its cgroup still holds processes: {pids:?}")),
+        Err(error) => StartOutcome::Unknown(format!("cannot read its cgroup: {error}")),
     }
 }

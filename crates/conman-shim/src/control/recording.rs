@@ -10,10 +10,12 @@ use crate::ledger::{LineRef, Record};
 
 impl Control {
     /// Appends a line, and rewrites the file when most lines are stale.
-    pub(super) fn note(&mut self, line: &LineRef<'_>) -> io::Result<()> {
+    pub(super) fn append(&mut self, line: &LineRef<'_>) -> io::Result<()> {
         self.ledger.append(line)?;
         let names = self.containers.len() + self.launching.pending.len();
-        if self.ledger.is_overgrown(names + self.condemned_early.len())
+        if self
+            .ledger
+            .is_overgrown(names + self.forbidden_starts.len())
             && let Err(error) = self.rewrite_ledger()
         {
             tracing::error!(%error, "cannot compact the shim's state file; it keeps growing");
@@ -22,7 +24,7 @@ impl Control {
     }
 
     /// Records a change of a container. It has happened, so a failure is only logged.
-    pub(super) fn keep(&mut self, name: &str) {
+    pub(super) fn record(&mut self, name: &str) {
         let Some(container) = self.containers.get(name) else {
             return;
         };
@@ -32,9 +34,9 @@ impl Control {
     }
 
     /// Records that a start is about to be ordered.
-    pub(super) fn keep_start(&mut self, start: &Pending) -> io::Result<()> {
+    pub(super) fn record_start(&mut self, start: &Pending) -> io::Result<()> {
         let container = start.container();
-        self.note(&Record::Put {
+        self.append(&Record::Put {
             name: &start.name,
             container: &container,
         })
@@ -42,39 +44,39 @@ impl Control {
 
     /// Records that a container is forgotten.
     pub(super) fn forget(&mut self, name: &str) {
-        self.close_terminal(name);
-        if let Err(error) = self.note(&Record::Drop { name }) {
+        self.terminals.close(name);
+        if let Err(error) = self.append(&Record::Drop { name }) {
             tracing::error!(name, %error, "cannot record a container's removal for a later shim");
         }
     }
 
     /// Records that its start, which may yet be ordered, must never begin. After a failure it is written
     /// with the rest as soon as there is space.
-    pub(super) fn keep_condemned(&mut self, name: &str) {
-        if let Err(error) = self.note(&Record::Condemned { name }) {
-            tracing::error!(name, %error, "cannot record a condemned start for a later shim");
+    pub(super) fn record_forbidden(&mut self, name: &str) {
+        if let Err(error) = self.append(&Record::Condemned { name }) {
+            tracing::error!(name, %error, "cannot record a forbidden start for a later shim");
         }
     }
 
     /// Schedules the removal of what a start may have left.
     pub(super) fn sweep_later(&mut self, left: Left) {
         let ticket = self.launching.sweep_later(left.clone());
-        self.keep_sweep(ticket, left);
+        self.record_sweep(ticket, left);
     }
 
     /// Schedules a notification about the end of what a start may have left. `false` when nothing is left.
-    pub(super) fn tell_when_swept(&mut self, name: &str) -> bool {
-        let found = self.launching.tell_when_swept(name);
+    pub(super) fn report_when_swept(&mut self, name: &str) -> bool {
+        let found = self.launching.report_when_swept(name);
         let is_left = found.is_some();
         if let Some((ticket, left)) = found {
-            self.keep_sweep(ticket, left);
+            self.record_sweep(ticket, left);
         }
         is_left
     }
 
-    fn keep_sweep(&mut self, ticket: u64, left: Left) {
+    fn record_sweep(&mut self, ticket: u64, left: Left) {
         let line = Record::Sweep { ticket, left };
-        if let Err(error) = self.note(&line) {
+        if let Err(error) = self.append(&line) {
             tracing::error!(?line, %error, "cannot record a pending removal for a later shim");
         }
     }
@@ -85,7 +87,7 @@ impl Control {
             return;
         };
         self.give_back(left.ids);
-        if let Err(error) = self.note(&Record::Swept { ticket }) {
+        if let Err(error) = self.append(&Record::Swept { ticket }) {
             tracing::warn!(%error, "cannot record a finished removal; a later shim repeats it");
         }
         if let Some(name) = left.name {
@@ -93,8 +95,17 @@ impl Control {
         }
     }
 
+    /// Records the fence's state. A shim without it freezes too early or stays closed, and never lets anything
+    /// run too long, so a failure is only logged.
+    pub(super) fn record_fence(&mut self) {
+        let state = self.fence.kept();
+        if let Err(error) = self.append(&Record::Fence { state }) {
+            tracing::error!(%error, "cannot record the fence's state for a later shim");
+        }
+    }
+
     /// Records the launcher's process.
-    pub(super) fn keep_launcher(&mut self) {
+    pub(super) fn record_launcher(&mut self) {
         let Some(pid) = self.launching.pid() else {
             return;
         };
@@ -102,7 +113,7 @@ impl Control {
             pid,
             start_ticks: start_ticks(pid),
         };
-        if let Err(error) = self.note(&line) {
+        if let Err(error) = self.append(&line) {
             tracing::error!(%error, "cannot record the launcher for a later shim");
         }
     }
@@ -138,11 +149,11 @@ impl Control {
             ticket,
             left: left.clone(),
         });
-        let condemned = self.condemned_early.iter();
-        let condemned = condemned.map(|name| Record::Condemned { name });
+        let forbidden = self.forbidden_starts.iter();
+        let forbidden = forbidden.map(|name| Record::Condemned { name });
         let lines = std::iter::once(fence)
             .chain(launcher)
-            .chain(condemned)
+            .chain(forbidden)
             .chain(sweeps)
             .chain(begun)
             .chain(starting);

@@ -10,31 +10,31 @@ use rustix::io::{Errno, retry_on_intr};
 
 /// How the lock was acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Turn {
-    AtOnce,
+pub(crate) enum Acquired {
+    Immediately,
     /// Another shim had it.
-    Waited,
+    AfterWaiting,
 }
 
 /// Makes sure that one shim at a time uses the state file; with `standby` waits for another's end. The
 /// lock is released with the descriptor.
-pub(crate) fn take(state_file: &Path, standby: bool) -> io::Result<(File, Turn)> {
+pub(crate) fn acquire(state_file: &Path, standby: bool) -> io::Result<(File, Acquired)> {
     let path = state_file.with_extension("lock");
-    let mut turn = Turn::AtOnce;
+    let mut acquired = Acquired::Immediately;
     loop {
-        let (file, this) = take_once(&path, standby)?;
-        turn = turn.max(this);
+        let (file, this) = acquire_once(&path, standby)?;
+        acquired = acquired.max(this);
         // A shim that ended regularly has removed the file that was waited for.
         let held = file.metadata()?;
-        let is_there = fs::symlink_metadata(&path)
+        let is_current = fs::symlink_metadata(&path)
             .is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino()));
-        if is_there {
-            return Ok((file, turn));
+        if is_current {
+            return Ok((file, acquired));
         }
     }
 }
 
-fn take_once(path: &Path, standby: bool) -> io::Result<(File, Turn)> {
+fn acquire_once(path: &Path, standby: bool) -> io::Result<(File, Acquired)> {
     let file = File::options()
         .write(true)
         .create(true)
@@ -48,11 +48,11 @@ fn take_once(path: &Path, standby: bool) -> io::Result<(File, Turn)> {
             io::Error::new(error.kind(), what)
         })?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok((file, Turn::AtOnce)),
+        Ok(()) => Ok((file, Acquired::Immediately)),
         Err(Errno::WOULDBLOCK) if standby => {
             tracing::info!(lock = %path.display(), "another shim runs; waiting to succeed it");
             retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
-            Ok((file, Turn::Waited))
+            Ok((file, Acquired::AfterWaiting))
         }
         Err(Errno::WOULDBLOCK) => Err(io::Error::new(
             io::ErrorKind::AddrInUse,
@@ -73,10 +73,10 @@ mod tests {
     fn two_shims_do_not_share_a_state() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("state");
-        let lock = take(&path, false).expect("the first");
-        let error = take(&path, false).expect_err("the second");
+        let lock = acquire(&path, false).expect("the first");
+        let error = acquire(&path, false).expect_err("the second");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(lock);
-        take(&path, false).expect("after the first");
+        acquire(&path, false).expect("after the first");
     }
 }

@@ -25,7 +25,7 @@ const LAST_INTERVAL: Duration = Duration::from_millis(16);
 
 /// Result of watching a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beginning {
+pub(super) enum ProgramStart {
     /// The program was executed, or it is still unknown.
     Runs,
     /// The first process is dead.
@@ -37,7 +37,7 @@ pub(super) async fn watch(
     shared: &Arc<Shared>,
     key: &ContainerKey,
     init: i32,
-) -> Result<Beginning, RuntimeError> {
+) -> Result<ProgramStart, RuntimeError> {
     let deadline = Instant::now() + PATIENCE;
     let mut interval = FIRST_INTERVAL;
     loop {
@@ -48,7 +48,7 @@ pub(super) async fn watch(
         }
         if Instant::now() > deadline {
             tracing::debug!(container = %key, "nothing was executed yet");
-            return Ok(Beginning::Runs);
+            return Ok(ProgramStart::Runs);
         }
         tokio::time::sleep(interval).await;
         interval = (interval * 2).min(LAST_INTERVAL);
@@ -56,19 +56,19 @@ pub(super) async fn watch(
 }
 
 /// `None` while it is undecided.
-fn look(kernel: &KernelView, key: &ContainerKey, init: i32) -> Option<Beginning> {
+fn look(kernel: &KernelView, key: &ContainerKey, init: i32) -> Option<ProgramStart> {
     let has_executed = |pid: i32| Lineage::of(pid).is_ok_and(|lineage| lineage.has_executed);
     let pids = kernel.pids(key).unwrap_or_default();
     let others = pids.into_iter().filter(|pid| *pid != init);
     // The process that runc replaces by docker-init forks nothing that stays in the container
     // before it does so.
     if has_executed(init) && others.into_iter().any(has_executed) {
-        return Some(Beginning::Runs);
+        return Some(ProgramStart::Runs);
     }
     // Checked after the others, so that a program that was executed and ended counts as an end.
     let is_dead = match PidFd::open(init) {
         Ok(process) => matches!(process.is_dead(), Ok(true)),
         Err(error) => error.proves_death(),
     };
-    (is_dead || matches!(kernel.shows(key, init), Ok(false))).then_some(Beginning::Ended)
+    (is_dead || matches!(kernel.shows(key, init), Ok(false))).then_some(ProgramStart::Ended)
 }

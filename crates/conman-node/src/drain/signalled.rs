@@ -4,17 +4,18 @@
 //! ignored: no signal was sent yet. Not synced, since a machine that crashes loses its sessions anyway.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_linux::remove_if_present;
 use conman_runtime::ContainerKey;
 use serde::{Deserialize, Serialize};
 
-use crate::slow_file::Lane;
+use crate::disk_queue::DiskQueue;
 
 /// Longest file that is read. A line has some hundred bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -30,18 +31,18 @@ struct Line {
     session: conman_proto::SessionId,
     generation: conman_proto::Generation,
     #[serde(flatten)]
-    word: Word,
+    signal: DrainSignal,
 }
 
 /// Why a session was signalled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Word {
+pub(crate) struct DrainSignal {
     pub(crate) why: String,
     /// End of its grace, in time since boot. A machine that reboots has lost its sessions.
     until_ms: u64,
 }
 
-impl Word {
+impl DrainSignal {
     pub(crate) fn new(why: &str, grace: Duration) -> Self {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         Self {
@@ -64,25 +65,25 @@ fn now_ms() -> u64 {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct SignalledFile {
+pub(crate) struct SignalledSessions {
     file: PathBuf,
-    lane: Arc<Lane>,
+    queue: Arc<DiskQueue>,
 }
 
-impl SignalledFile {
+impl SignalledSessions {
     pub(crate) fn new(state_dir: &Path) -> Self {
         Self {
             file: state_dir.join("drain-told.jsonl"),
-            lane: Arc::new(Lane::new(NOTE_PATIENCE, MAX_WAITING)),
+            queue: Arc::new(DiskQueue::new(NOTE_PATIENCE, MAX_WAITING)),
         }
     }
 
     /// Notes a session before it is signalled. If the disk is slow, the note is written later.
-    pub(crate) async fn note(&self, key: &ContainerKey, word: Word) -> io::Result<()> {
+    pub(crate) async fn note(&self, key: &ContainerKey, signal: DrainSignal) -> io::Result<()> {
         let line = Line {
             session: key.session.clone(),
             generation: key.generation,
-            word,
+            signal,
         };
         let text = serde_json::to_string(&line).map_err(io::Error::other)?;
         let path = self.file.clone();
@@ -92,11 +93,11 @@ impl SignalledFile {
             // On a new line, even after one that was cut.
             file.write_all(format!("\n{text}\n").as_bytes())
         };
-        self.lane.make(append).await
+        self.queue.make(append).await
     }
 
     /// Returns all signalled sessions, and why. Blocks on the disk.
-    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, Word>> {
+    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, DrainSignal>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashMap::new()),
             file => file?,
@@ -111,7 +112,7 @@ impl SignalledFile {
                     session: line.session,
                     generation: line.generation,
                 };
-                (key, line.word)
+                (key, line.signal)
             })
             .collect())
     }
@@ -120,19 +121,13 @@ impl SignalledFile {
     /// this.
     pub(crate) async fn clear(&self) -> io::Result<()> {
         let path = self.file.clone();
-        self.lane.make(move || remove(&path)).await
-    }
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
+        self.queue.make(move || remove_if_present(&path)).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::mpsc::channel;
 
     use super::*;
@@ -147,19 +142,19 @@ mod tests {
     #[tokio::test]
     async fn a_line_that_was_cut_costs_only_itself() {
         let dir = tempfile::tempdir().expect("a directory");
-        let told = SignalledFile::new(dir.path());
+        let told = SignalledSessions::new(dir.path());
         assert!(told.read().expect("none yet").is_empty());
-        let word = || Word::new("drained: new kernel", Duration::from_secs(3_600));
-        told.note(&key("ann"), word()).await.expect("noted");
+        let signal = || DrainSignal::new("drained: new kernel", Duration::from_secs(3_600));
+        told.note(&key("ann"), signal()).await.expect("noted");
         let whole = fs::read(&told.file).expect("read");
         let cut = &whole[..whole.len() - 5];
         fs::write(&told.file, [&whole[..], cut].concat()).expect("cut");
-        told.note(&key("ben"), word()).await.expect("noted");
+        told.note(&key("ben"), signal()).await.expect("noted");
         let all = told.read().expect("read");
         assert_eq!(all.len(), 2, "{all:?}");
         assert_eq!(all[&key("ben")].why, "drained: new kernel");
         assert!(all[&key("ben")].holds());
-        assert!(!Word::new("", Duration::ZERO).holds());
+        assert!(!DrainSignal::new("", Duration::ZERO).holds());
         told.clear().await.expect("cleared");
         assert!(told.read().expect("none").is_empty());
     }
@@ -167,24 +162,24 @@ mod tests {
     #[tokio::test]
     async fn what_is_noted_while_the_disk_holds_up_an_earlier_removal_stays() {
         let dir = tempfile::tempdir().expect("a directory");
-        let told = SignalledFile::new(dir.path());
-        let word = || Word::new("drained: new kernel", Duration::from_secs(3_600));
-        told.note(&key("old"), word()).await.expect("noted");
+        let told = SignalledSessions::new(dir.path());
+        let signal = || DrainSignal::new("drained: new kernel", Duration::from_secs(3_600));
+        told.note(&key("old"), signal()).await.expect("noted");
         let (disk, answers) = channel::<()>();
         let path = told.file.clone();
-        let clear = told.lane.make(move || {
+        let clear = told.queue.make(move || {
             // Fails when the test is over.
             let _ = answers.recv();
-            remove(&path)
+            remove_if_present(&path)
         });
         let slow = clear.await.expect_err("it is held up");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);
-        let slow = told.note(&key("ann"), word()).await;
+        let slow = told.note(&key("ann"), signal()).await;
         let slow = slow.expect_err("its signal waits no longer");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);
         disk.send(()).expect("the disk hangs");
         // After everything else, however long that takes.
-        while told.note(&key("ben"), word()).await.is_err() {}
+        while told.note(&key("ben"), signal()).await.is_err() {}
         let all = told.read().expect("read");
         assert!(all.contains_key(&key("ann")), "{all:?}");
         assert!(!all.contains_key(&key("old")), "{all:?}");

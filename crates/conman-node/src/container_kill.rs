@@ -8,7 +8,7 @@ use conman_runtime::{ContainerKey, Runtime};
 
 /// What one pass found.
 #[derive(Debug, Default)]
-pub(crate) struct Hunted {
+pub(crate) struct ContainerKill {
     /// Processes to which SIGKILL was sent.
     pub(crate) killed: usize,
     /// The container's init, if it was among them. A container is started once and never again,
@@ -18,8 +18,8 @@ pub(crate) struct Hunted {
 
 /// Kills all processes in the container's cgroups. Each is opened before it is checked, so that the
 /// signal cannot reach another process with a reused PID.
-pub(crate) fn hunt(runtime: &dyn Runtime, key: &ContainerKey) -> Hunted {
-    let mut hunted = Hunted::default();
+pub(crate) fn kill_container(runtime: &dyn Runtime, key: &ContainerKey) -> ContainerKill {
+    let mut found = ContainerKill::default();
     // A process that is missed is found in the next pass.
     for pid in runtime.pids(key).unwrap_or_default() {
         let Ok(process) = PidFd::open(pid) else {
@@ -30,11 +30,11 @@ pub(crate) fn hunt(runtime: &dyn Runtime, key: &ContainerKey) -> Hunted {
         }
         let is_init = is_namespace_init(pid);
         if process.kill().is_ok_and(|sent| sent) {
-            hunted.killed += 1;
+            found.killed += 1;
         }
         if is_init {
-            hunted.init = Some(Arc::new(process));
+            found.init = Some(Arc::new(process));
         }
     }
-    hunted
+    found
 }

@@ -3,7 +3,7 @@
 //! A caller waits for a bounded time; a change that takes longer, or waits behind one that does, is still
 //! made once the disk answers.
 //!
-//! [`Lane::make`] ──a task for each change, bounded──> a blocking thread, one at a time.
+//! [`DiskQueue::make`] ──a task for each change, bounded──> a blocking thread, one at a time.
 
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct DiskQueue {
     patience: Duration,
     /// A permit for each change that may wait.
     room: Arc<Semaphore>,
@@ -22,7 +22,7 @@ pub(crate) struct Lane {
     last: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Lane {
+impl DiskQueue {
     pub(crate) fn new(patience: Duration, max_waiting: usize) -> Self {
         Self {
             patience,
@@ -38,12 +38,12 @@ impl Lane {
         change: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
         let slow = |_| io::Error::new(ErrorKind::TimedOut, "the disk does not answer in time");
-        let made = self.queue(change)?;
+        let made = self.add(change)?;
         let made = timeout(self.patience, made).await.map_err(slow)?;
         made.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    fn queue(
+    fn add(
         &self,
         change: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<oneshot::Receiver<io::Result<()>>> {
@@ -79,8 +79,8 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn what_the_disk_holds_up_is_made_in_its_order_and_is_bounded() {
-        let lane = Lane::new(Duration::from_millis(1), 3);
+    async fn changes_that_the_disk_delays_are_bounded_and_made_in_order() {
+        let queue = DiskQueue::new(Duration::from_millis(1), 3);
         let (disk, answers) = channel::<()>();
         let (made, order) = channel();
         let note = |number| {
@@ -92,11 +92,11 @@ mod tests {
             answers.recv().map_err(io::Error::other)?;
             first()
         };
-        let slow = lane.make(held).await.expect_err("it is held up");
+        let slow = queue.make(held).await.expect_err("it is held up");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);
-        let slow = lane.make(note(2)).await.expect_err("it waits");
+        let slow = queue.make(note(2)).await.expect_err("it waits");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);
-        let (third, fourth) = (lane.queue(note(3)), lane.queue(note(4)));
+        let (third, fourth) = (queue.add(note(3)), queue.add(note(4)));
         let third = third.expect("there is room");
         let full = fourth.expect_err("there is no room");
         assert_eq!(full.kind(), ErrorKind::TimedOut);

@@ -1,0 +1,104 @@
+//! A node's state, load and problems, for the API and the other nodes.
+
+use std::sync::Arc;
+
+use conman_proto::{NodeRuntime, NodeState, RuntimeKind, SessionState};
+use conman_registry::Standing;
+use jiff::Timestamp;
+
+use crate::context::Context;
+use crate::disk_watch;
+use crate::host_limits::HostLimit;
+use crate::runtime_health::RuntimeHealth;
+
+/// A node's state, load and problems. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct StatusHandle {
+    context: Arc<Context>,
+    health: Arc<RuntimeHealth>,
+    started_at: Timestamp,
+}
+
+impl StatusHandle {
+    pub(crate) fn new(context: Arc<Context>, health: Arc<RuntimeHealth>) -> Self {
+        Self {
+            context,
+            health,
+            started_at: Timestamp::now(),
+        }
+    }
+
+    /// Returns whether the node still holds its ownership.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.context.options.standing.borrow().clone()
+    }
+
+    /// Returns problems that do not make the node unready, for people.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.health.warnings();
+        warnings.extend(disk_watch::warning(&self.context));
+        warnings
+    }
+
+    /// Sets the limit of the host that binds first for sessions of a runtime, if one does.
+    pub fn limit_by_host(&self, runtime: RuntimeKind, limit: Option<HostLimit>) {
+        self.context.host_limits.set(runtime, limit);
+    }
+
+    /// Returns once a start was refused because of a limit of the host. Cancel safe: the next call returns
+    /// for what this one missed.
+    pub async fn host_limit_met(&self) {
+        self.context.host_limits.met.notified().await;
+    }
+
+    /// Returns the node as the API shows it.
+    #[must_use]
+    pub fn view(&self) -> conman_proto::Node {
+        let context = &*self.context;
+        let shown = context.sessions.shown_after(None);
+        let count = |wanted: SessionState| {
+            shown
+                .iter()
+                .filter(|handle| handle.state() == wanted)
+                .count() as u64
+        };
+        let runtime = context.options.policy.default_runtime;
+        let runtimes = context.runtimes.keys().map(|runtime| NodeRuntime {
+            runtime: *runtime,
+            error: self.health.error(*runtime),
+        });
+        let host_limit = context.host_limits.of(runtime);
+        conman_proto::Node {
+            name: context.options.name.clone(),
+            instance: context.options.instance.to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            state: self.state(),
+            runtime,
+            runtime_error: self.health.error(runtime),
+            runtimes: runtimes.collect(),
+            sessions_running: count(SessionState::Running),
+            sessions_starting: count(SessionState::Starting),
+            sessions_stuck: count(SessionState::Stuck),
+            max_sessions: context.options.limits.max_sessions as u64,
+            host_limit: host_limit.map(|limit| conman_proto::HostLimit {
+                max_sessions: limit.max_sessions as u64,
+                limit: limit.met,
+            }),
+            connections: shown.iter().map(|handle| handle.activity.in_flight()).sum(),
+            started_at: self.started_at,
+            fleet: None,
+        }
+    }
+
+    fn state(&self) -> NodeState {
+        if self.context.table.closed().is_some() {
+            NodeState::Preempted
+        } else if self.context.drain.reason().is_some() {
+            NodeState::Draining
+        } else {
+            NodeState::Live
+        }
+    }
+}

@@ -1,0 +1,75 @@
+use async_trait::async_trait;
+use bytes::Bytes;
+use conman_proto::{ExecStatus, TerminalSize};
+use futures_util::stream::BoxStream;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::shared::exec_kill::ExecKill;
+use crate::{ContainerKey, RuntimeError};
+
+/// A command to run in a container.
+#[derive(Debug, Clone, Default)]
+pub struct ExecPlan {
+    pub command: Vec<String>,
+    pub env: Vec<(String, String)>,
+    pub workdir: Option<String>,
+    pub user: Option<String>,
+    /// A terminal of this size from the start. Docker before 23.0 sets the size a moment after the
+    /// command has started.
+    pub tty: Option<TerminalSize>,
+    /// Whether standard input is connected.
+    pub stdin: bool,
+}
+
+/// One of a command's outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputStream {
+    Stdout,
+    Stderr,
+}
+
+/// A running command. Dropping it ends the connection to the command, not the command.
+#[derive(Debug)]
+pub struct ExecIo {
+    /// Bytes for its standard input; dropping the sender is end of input. Bounded.
+    pub stdin: mpsc::Sender<Bytes>,
+    /// Its output until both streams end. Bounded: a slow reader slows the command.
+    pub output: mpsc::Receiver<(OutputStream, Bytes)>,
+    /// Latest wins; ignored without a terminal.
+    pub resize: mpsc::Sender<TerminalSize>,
+    /// How it ended; arrives after the last output.
+    pub status: oneshot::Receiver<ExecStatus>,
+    /// Kills the command.
+    pub kill: ExecKill,
+}
+
+/// A part of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogOptions {
+    /// Continue with later output, until the container ends.
+    pub follow: bool,
+    /// Only this many lines from the end.
+    pub tail: Option<u32>,
+    pub timestamps: bool,
+}
+
+/// A piece of a container's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogChunk {
+    pub stream: OutputStream,
+    pub bytes: Bytes,
+}
+
+/// Runs commands in containers, and reads the output of their programs.
+#[async_trait]
+pub trait Exec: Send + Sync + 'static {
+    /// Runs a command in a running container.
+    async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError>;
+
+    /// The container's log. For one with a terminal: the terminal's last output.
+    async fn logs(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError>;
+}

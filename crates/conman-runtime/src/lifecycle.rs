@@ -1,0 +1,166 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conman_linux::{CpuLimit, DiskUsage};
+use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
+use serde::{Deserialize, Serialize};
+
+use crate::RuntimeError;
+
+/// Identifies a container. Its name, cgroup parent and labels are functions of this key and the
+/// instance, so that it can be found if the answer to its creation was lost.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContainerKey {
+    pub session: SessionId,
+    pub generation: Generation,
+}
+
+impl std::fmt::Display for ContainerKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            formatter,
+            "{} (generation {})",
+            self.session, self.generation
+        )
+    }
+}
+
+/// What to create.
+#[derive(Debug, Clone)]
+pub struct ContainerPlan {
+    pub key: ContainerKey,
+    pub spec: ResolvedSpec,
+    /// Host directory of the container's small files (`hosts`, `resolv.conf`, `generation`); the
+    /// runtime fills it at `create` and removes it at `remove`.
+    pub files_dir: PathBuf,
+    /// Checked and expanded binds.
+    pub binds: Vec<BindPlan>,
+}
+
+/// A file or directory of the host that is visible in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindPlan {
+    /// A directory that the operator chose; symbolic links on the way to it are followed.
+    pub root: PathBuf,
+    /// Path below it, on which no symbolic link is followed; empty for `root` itself.
+    pub below: PathBuf,
+    /// Path in the container.
+    pub target: String,
+    pub read_only: bool,
+}
+
+impl BindPlan {
+    /// The path on the host.
+    #[must_use]
+    pub fn source(&self) -> PathBuf {
+        if self.below.as_os_str().is_empty() {
+            return self.root.clone();
+        }
+        self.root.join(&self.below)
+    }
+}
+
+/// A started container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Started {
+    pub container_id: String,
+    /// Its init in the host's PID namespace. Unverified: the caller opens a pidfd and then
+    /// checks with [`Lifecycle::owns_pid`] that the process belongs to this container.
+    pub pid: i32,
+    /// Durations of the start's consecutive steps, if the runtime knows them. Names begin with
+    /// `start.`.
+    pub steps: Vec<(&'static str, Duration)>,
+}
+
+/// A container with this instance's label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundContainer {
+    pub key: ContainerKey,
+    pub container_id: String,
+    /// `Some` while it runs.
+    pub pid: Option<i32>,
+    /// Its program's exit code once the runtime has noticed its end.
+    pub exit_code: Option<i32>,
+}
+
+/// A runtime's description of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeInfo {
+    pub version: String,
+    /// Conditions that make sessions less safe, each with its remedy (for Docker: live-restore
+    /// switched off).
+    pub warnings: Vec<String>,
+}
+
+/// Creates, starts, finds and removes containers, and reports what the kernel knows of them.
+#[async_trait]
+pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
+    /// The kind of this runtime.
+    fn kind(&self) -> RuntimeKind;
+
+    /// Checks that it answers, and returns its description.
+    async fn info(&self) -> Result<RuntimeInfo, RuntimeError>;
+
+    /// Returns an error if the runtime knows at once, before a container is created, that it lacks
+    /// the image; `None` also if it does not know.
+    async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {
+        None
+    }
+
+    /// Makes the container without starting it. No process exists afterwards.
+    async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError>;
+
+    /// Starts a created container. Each is started once: after its end, only a later generation
+    /// may run, and not every runtime refuses a second start. After an error with
+    /// [`RuntimeError::is_ambiguous`] it may run or may still start.
+    async fn start(&self, key: &ContainerKey) -> Result<Started, RuntimeError>;
+
+    /// The container of `key`, in any state.
+    async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError>;
+
+    /// Every container of this instance, in any state.
+    async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError>;
+
+    /// Whether process `pid` belongs to the container of `key`, according to the kernel (its cgroup),
+    /// not to the runtime's daemon. Never blocks on the daemon. `false` proves no death: it is also
+    /// returned for a process that cannot be read.
+    fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool;
+
+    /// Every process of the container of `key` according to the kernel (its cgroups), for a start
+    /// whose answer was lost. Never blocks on the daemon. An empty list is proof: unreadable cgroups
+    /// are an error.
+    fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>>;
+
+    /// The container's limit of processor time, from the kernel; `None` if it has none.
+    fn cpu_limit(&self, _key: &ContainerKey) -> Option<CpuLimit> {
+        None
+    }
+
+    /// The exit code of a container whose init is dead, waiting at most `patience` for the runtime
+    /// to notice; `None` if it does not report the code in time.
+    async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32>;
+
+    /// Whether this node's fence killed a container whose init is dead, without an order: it had not
+    /// frozen in time, or was frozen for too long. `false` also if that is unknown. Never waits for
+    /// the runtime's daemon.
+    async fn was_fenced(&self, _key: &ContainerKey) -> bool {
+        // A runtime without a fence.
+        false
+    }
+
+    /// The disk usage of a container's files and log, without binds, if it exceeds `limits`: below
+    /// them only a part may be measured. `None` also if the file system enforces the limits.
+    async fn excess_disk_usage(
+        &self,
+        _key: &ContainerKey,
+        _limits: DiskUsage,
+    ) -> Result<Option<DiskUsage>, RuntimeError> {
+        Ok(None)
+    }
+
+    /// Removes dead or never started containers with everything that they left (cgroups, files), as
+    /// one bounded batch. Removing a container that does not exist succeeds. The results are in the
+    /// order of `keys`. Refuses a container that still has processes.
+    async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>>;
+}

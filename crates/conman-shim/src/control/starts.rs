@@ -1,0 +1,314 @@
+//! A start, from its request to its answer.
+//!
+//! ```text
+//! request ─▶ the fence opens its slot ─▶ ids, terminal ─▶ recorded ─▶ ordered ─▶ cloned ─▶ running
+//!                   │                        │               │           │          │
+//!                   └────────── refused ◀────┴───────────────┘           └─ failed ─┴─▶ swept
+//! ```
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use conman_core::ownership::FenceEvent;
+use conman_linux::ProcessIdentity;
+
+use super::{Control, full, host_error, open_child, spec_error};
+use crate::containers::{Container, MAX_CONTAINERS};
+use crate::fence::slot;
+use crate::ids::SHARED_IDS;
+use crate::launcher::{Command, Order, Start};
+use crate::launching::{Left, Own, Pending};
+use crate::protocol::{CallError, ContainerState, ContainerView, LaunchError, Message, Reply};
+use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec};
+use crate::sweeper::BoundedLog;
+
+impl Control {
+    pub(super) fn begin_launch(
+        &mut self,
+        client: u64,
+        call: u64,
+        spec: LaunchSpec,
+        binds: Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
+        let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
+        checked.map_err(spec_error)?;
+        let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
+        if !below.is_some_and(|rest| rest.starts_with('/')) {
+            return Err(host_error("launch", &spec.name)(io::Error::other(
+                "its cgroup is not below the fence's",
+            )));
+        }
+        self.admit(&spec.name, None)?;
+        let name = spec.name.clone();
+        if !self.change(FenceEvent::Open(slot(&name))) {
+            return Err(CallError::Fenced);
+        }
+        let begun = self.begin_admitted(client, call, spec, binds);
+        if let Err((_, name)) = &begun {
+            let name = || name.clone();
+            self.change(FenceEvent::StartOver(slot(&name())));
+            self.change(FenceEvent::Forget(slot(&name())));
+        }
+        begun.map_err(|(error, _)| error)
+    }
+
+    /// The fence has opened its slot. An error comes with the name.
+    fn begin_admitted(
+        &mut self,
+        client: u64,
+        call: u64,
+        spec: LaunchSpec,
+        binds: Vec<OwnedFd>,
+    ) -> Result<(), (CallError, String)> {
+        let ids = if spec.root.shared_ids {
+            Some(SHARED_IDS)
+        } else {
+            self.ids.take()
+        };
+        let ids = ids.ok_or_else(|| (full("ranges of ids"), spec.name.clone()))?;
+        let mut fds = binds;
+        if let Some(size) = spec.terminal {
+            let owner = (ids + spec.program.uid, ids + spec.program.gid);
+            match self
+                .terminals
+                .open(&self.poller, &spec.name, size, Some(owner))
+            {
+                Ok(slave) => fds.insert(0, slave),
+                Err(error) => {
+                    self.ids.give_back(ids);
+                    return Err((error, spec.name));
+                }
+            }
+        }
+        let own = Own {
+            ids,
+            scratch: spec.root.scratch.clone(),
+            log: spec.terminal.is_none().then(|| BoundedLog {
+                path: spec.log.clone(),
+                bytes: spec.log_bytes.unwrap_or(LOG_BYTES),
+            }),
+        };
+        let name = spec.name.clone();
+        let pending = Pending {
+            client,
+            call,
+            name: name.clone(),
+            cgroup: spec.cgroup.clone(),
+            own: Some(own),
+            exec_in: None,
+            killed: false,
+            pidfd: None,
+        };
+        let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
+        // If the shim dies during the start, its successor must find the record.
+        let taken = self
+            .record_start(&pending)
+            .and_then(|()| self.launching.order(pending, fds, order));
+        if let Err(error) = taken {
+            self.ids.give_back(ids);
+            self.forget(&name);
+            return Err((host_error("launch", &name)(error), name));
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin_exec(
+        &mut self,
+        client: u64,
+        call: u64,
+        mut spec: ExecSpec,
+        mut streams: Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
+        let checked = spec
+            .check()
+            .and_then(|()| spec.check_streams(streams.len()));
+        checked.map_err(spec_error)?;
+        self.admit(&spec.name, Some(&spec.container))?;
+        let container = self.container(&spec.container)?;
+        if container.frozen {
+            // The process that enters it would freeze.
+            return Err(host_error("execute", &spec.name)(io::Error::other(
+                "its container is frozen",
+            )));
+        }
+        let cgroup = container.cgroup.clone();
+        let owner = container.ids;
+        let owner = owner.map(|ids| (ids + spec.program.uid, ids + spec.program.gid));
+        let (_, init) = self.hold(&spec.container)?;
+        let name = spec.name.clone();
+        if let Some(size) = spec.kept_terminal {
+            let slave = self.terminals.open(&self.poller, &name, size, owner)?;
+            spec.terminal = true;
+            let copies = [slave.try_clone(), slave.try_clone()];
+            streams.push(slave);
+            for copy in copies {
+                streams.push(copy.map_err(host_error("open a terminal for", &name))?);
+            }
+        }
+        let pending = Pending {
+            client,
+            call,
+            name: name.clone(),
+            cgroup: cgroup.clone(),
+            own: None,
+            exec_in: Some(spec.container.clone()),
+            killed: false,
+            pidfd: None,
+        };
+        let fds = std::iter::once(init).chain(streams).collect();
+        let order = |ticket| {
+            Order::Exec(Box::new(Command {
+                ticket,
+                cgroup,
+                owner,
+                spec,
+            }))
+        };
+        let taken = self.launching.order(pending, fds, order);
+        if taken.is_err() {
+            self.terminals.close(&name);
+        }
+        taken.map_err(host_error("execute", &name))
+    }
+
+    /// Checks that a container of this name may begin, or a command in a container.
+    pub(super) fn admit(&mut self, name: &str, exec_in: Option<&str>) -> Result<(), CallError> {
+        if self.fence.is_closed() {
+            return Err(CallError::Fenced);
+        }
+        if self.containers.get(name).is_some() || self.launching.is_starting(name) {
+            return Err(CallError::Exists {
+                name: name.to_owned(),
+            });
+        }
+        if let Some(what) = self.launching.lacks_room(exec_in) {
+            return Err(full(what));
+        }
+        if self.containers.len() >= MAX_CONTAINERS {
+            return Err(full("containers"));
+        }
+        self.ensure_launcher().map_err(host_error("launch", name))
+    }
+
+    pub(super) fn cloned(&mut self, ticket: u64, pid: i32) {
+        let Some(start) = self.launching.pending.get_mut(&ticket) else {
+            return;
+        };
+        // It is not reaped yet, unless it died at once; then there is nothing to open.
+        start.pidfd = open_child(pid).ok().map(Rc::new);
+        let name = start.name.clone();
+        let is_command = start.own.is_none();
+        let killed = start.killed;
+        // Not needed for one that has been reaped already.
+        let start_ticks = ProcessIdentity::of(pid).map_or(0, |found| found.start_time_ticks);
+        let container = start.container().begun(pid, start_ticks);
+        if let Some(ended) = self.containers.begin(name.clone(), container) {
+            let _ = self.containers.reaped(pid, ended);
+        }
+        if !is_command {
+            self.change(FenceEvent::Appeared(slot(&name)));
+            self.bound_log(&name);
+        }
+        if killed && self.containers.get(&name).is_some_and(Container::is_alive) {
+            self.kill_pending(&name);
+        }
+        if is_command {
+            // A container whose start is interrupted is found by its cgroup, a command by this record.
+            self.record(&name);
+        }
+    }
+
+    /// Answers a failed start, and forgets the container.
+    pub(super) fn fail(&mut self, start: Pending, error: LaunchError) {
+        if start.own.is_none()
+            && let Some(command) = self.containers.get(&start.name)
+            && command.is_alive()
+            && let Err(error) = self.kill(command)
+        {
+            tracing::error!(name = start.name, %error, "cannot kill a failed command");
+        }
+        let report_end = self.awaits_end(&start);
+        self.containers.discard(&start.name);
+        self.forget(&start.name);
+        if let Some(own) = start.own {
+            self.give_back(Some(own.ids));
+            self.start_failed(start.name, start.cgroup, report_end);
+        }
+        let error = CallError::Launch { error };
+        self.reply(start.client, start.call, Reply::Failed { error }, None);
+    }
+
+    /// Whether a client ordered its death and waits for a notification.
+    fn awaits_end(&self, start: &Pending) -> bool {
+        let container = self.containers.get(&start.name);
+        start.killed && container.is_none_or(Container::is_alive)
+    }
+
+    /// Nothing of a start exists or can appear any more. The client that ordered it gets the failure; a
+    /// client that ordered its death gets a notification.
+    pub(super) fn start_failed(&mut self, name: String, cgroup: String, report_end: bool) {
+        for event in [
+            FenceEvent::StartOver(slot(&name)),
+            FenceEvent::Died(slot(&name)),
+            FenceEvent::Forget(slot(&name)),
+        ] {
+            self.change(event);
+        }
+        if report_end {
+            let container = ContainerView {
+                name,
+                cgroup,
+                pid: 0,
+                state: ContainerState::Lost,
+                exec_in: None,
+                foreign: false,
+                fenced: false,
+            };
+            self.publish(&Message::Ended { container });
+        }
+    }
+
+    /// Ends everything of a start that has begun; it may have reached its program.
+    pub(super) fn interrupted(&mut self, mut start: Pending, error: LaunchError) {
+        let Some(own) = start.own.take() else {
+            self.fail(start, error);
+            return;
+        };
+        let killed = match self.containers.get(&start.name) {
+            // It may not have joined its cgroup yet.
+            Some(container) if container.is_alive() => self.kill(container),
+            _ => self.cgroups.freezer.kill(&start.cgroup),
+        };
+        if let Err(error) = killed
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::error!(name = start.name, %error, "cannot kill an interrupted start");
+        }
+        // First, so that a record of it exists at all times.
+        self.sweep_later(Left {
+            cgroup: start.cgroup.clone(),
+            scratch: own.scratch,
+            name: Some(start.name.clone()),
+            ids: Some(own.ids),
+            killed: self.awaits_end(&start),
+        });
+        self.containers.discard(&start.name);
+        self.forget(&start.name);
+        let error = CallError::Launch { error };
+        self.reply(start.client, start.call, Reply::Failed { error }, None);
+    }
+
+    /// Fails the starts under way: no launcher can answer them.
+    pub(super) fn interrupt_starts(&mut self) {
+        for start in self.launching.died().into_values() {
+            self.interrupted(start, LaunchError::LauncherDied);
+        }
+    }
+
+    pub(super) fn give_back(&mut self, ids: Option<u32>) {
+        if let Some(ids) = ids {
+            self.ids.give_back(ids);
+        }
+    }
+}
