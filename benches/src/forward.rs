@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use async_trait::async_trait;
 use conman_auth::{ClusterSecret, FleetTls};
 use conman_core::{Activity, Closing};
-use conman_fleet::{Dialer, PeerAcceptor, PeerAddress, PeerClient, ToNode};
+use conman_fleet::{Dialer, PeerAcceptor, PeerAddress, PeerBackend, PeerClient};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
     Backend, Directory, Gate, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Refusal,
@@ -85,11 +85,11 @@ fn serve_peers(
         .map_err(|error| anyhow!("starting the listener for nodes: {error}"))
 }
 
-fn to_node(node: SocketAddr, secret: Option<Arc<ClusterSecret>>) -> Result<Arc<ToNode>> {
+fn to_node(node: SocketAddr, secret: Option<Arc<ClusterSecret>>) -> Result<Arc<PeerBackend>> {
     let dialer = Dialer::new(ENTRY, tls(secret, ENTRY)?);
     let address = PeerAddress::new(OWNER, &format!("https://{node}"));
-    Ok(Arc::new(ToNode {
-        pulse: PeerClient::new(dialer.clone()).pulse().clone(),
+    Ok(Arc::new(PeerBackend {
+        liveness: PeerClient::new(dialer.clone()).liveness().clone(),
         dialer,
         address: address.context("the node's address")?,
     }))

@@ -10,9 +10,10 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::{Caller, CallerOrigin, Scope};
+use conman_fleet::remote_caller;
 use conman_listen::Place;
 
-use crate::hop::{self, ByPeer, Hop};
+use crate::hop::{ByPeer, Hop};
 use crate::problem::{ApiError, Kind};
 use crate::server::Peer;
 use crate::{ApiState, Listener};
@@ -43,14 +44,16 @@ pub(crate) async fn authenticate(
     }
     if listener == Listener::Peers {
         // The listener accepts only nodes.
-        return match hop::of_peer(&parts.headers) {
-            Ok(caller) => {
+        return match remote_caller(&parts.headers) {
+            Some(caller) => {
                 tracing::Span::current().record("caller", caller.name.as_str());
                 parts.extensions.insert(caller);
                 parts.extensions.insert(ByPeer);
                 next.run(Request::from_parts(parts, body)).await
             }
-            Err(refusal) => refusal.into_response(),
+            None => Kind::BAD_REQUEST
+                .because("the request of the other node does not name its caller")
+                .into_response(),
         };
     }
     let judged = peer(parts.extensions.get::<Peer>(), listener).and_then(|peer| {

@@ -3,10 +3,8 @@
 use conman_core::listing::ListQuery;
 use conman_fleet::FleetMap;
 use conman_node::{SessionsHandle, StatusHandle};
-use conman_proto::{
-    NodeInFleet, NodeLoad, NodeStanding, NodeState, RuntimeKind, Session, SessionList,
-};
-use conman_registry::{FleetSession, Peer, PeerStanding, Standing};
+use conman_proto::{NodeInFleet, NodeLoad, NodeState, RuntimeKind, Session, SessionList};
+use conman_registry::{FleetSession, Peer};
 use jiff::Timestamp;
 
 use crate::node_errors::chain;
@@ -95,46 +93,28 @@ pub(crate) fn node(own: &StatusHandle, map: &FleetMap, name: &str) -> Option<con
 
 fn show_node(own: &StatusHandle, map: &FleetMap, peer: &Peer) -> conman_proto::Node {
     let mine = peer.name == map.me();
-    let told = peer.announcement.as_ref();
+    let announced = peer.announcement.as_ref();
     let view = if mine {
         Some(own.view())
     } else {
-        told.and_then(|told| told.view.clone())
-    };
-    let standing = if mine {
-        own_standing(&map.fleet().standing().borrow())
-    } else {
-        match peer.standing {
-            PeerStanding::Live if told.is_none() => NodeStanding::Joining,
-            PeerStanding::Live if peer.is_late => NodeStanding::Late,
-            PeerStanding::Live => NodeStanding::Live,
-            PeerStanding::Silent => NodeStanding::Silent,
-            PeerStanding::Fenced => NodeStanding::Fenced,
-        }
+        announced.and_then(|announced| announced.view.clone())
     };
     let mut view = view.unwrap_or_else(|| unknown(&peer.name));
     view.fleet = Some(NodeInFleet {
-        standing,
-        draining: told.is_some_and(|told| told.draining),
-        told_ago_ms: told.map(|_| peer.announced_ago_ms),
-        peer_url: told.and_then(|told| told.peer_url.clone()),
-        labels: told.map(|told| told.labels.clone()).unwrap_or_default(),
-        load: told.map(|told| NodeLoad {
-            cpu_pressure_percent: told.load.cpu_pressure_percent,
-            memory_available_bytes: told.load.memory_available_bytes,
-            memory_total_bytes: told.load.memory_total_bytes,
+        standing: map.standing(peer),
+        draining: announced.is_some_and(|announced| announced.draining),
+        told_ago_ms: announced.map(|_| peer.announced_ago_ms),
+        peer_url: announced.and_then(|announced| announced.peer_url.clone()),
+        labels: announced
+            .map(|announced| announced.labels.clone())
+            .unwrap_or_default(),
+        load: announced.map(|announced| NodeLoad {
+            cpu_pressure_percent: announced.load.cpu_pressure_percent,
+            memory_available_bytes: announced.load.memory_available_bytes,
+            memory_total_bytes: announced.load.memory_total_bytes,
         }),
     });
     view
-}
-
-fn own_standing(standing: &Standing) -> NodeStanding {
-    match standing {
-        Standing::Alone | Standing::Live => NodeStanding::Live,
-        Standing::Joining { .. } => NodeStanding::Joining,
-        Standing::Late => NodeStanding::Late,
-        Standing::Fenced => NodeStanding::Fenced,
-    }
 }
 
 /// A node that has not announced itself.

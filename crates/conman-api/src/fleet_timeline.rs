@@ -3,29 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use conman_auth::Caller;
-use conman_fleet::{FleetMap, PlacementRequest, SessionLocation};
-use conman_node::Node;
-use conman_proto::{
-    NodeReason, NodeStanding, SessionId, SessionInFleet, SessionOwnership, Timeline,
+use conman_fleet::{
+    BufferedRequest, FleetMap, PlacementRequest, SessionLocation, node_api, read_json,
 };
+use conman_node::Node;
+use conman_proto::{NodeReason, SessionId, SessionInFleet, SessionOwnership, Timeline};
 use conman_registry::{Peer, PeerStanding};
 use futures_util::{StreamExt as _, stream};
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http::{Method, StatusCode};
 use tokio::time::timeout;
 
-use crate::fleet_list;
-use crate::hop;
 use crate::node_errors::chain;
-use crate::routes::peers::timeline_of;
 
-/// Nodes that are asked at a time.
+/// Nodes that are requested at a time.
 const PARALLEL: usize = 16;
 
 /// Time for one node's answer, including the connection.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest answer of a node: more than its journal has of one session.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
@@ -42,22 +37,22 @@ pub(crate) async fn gather(
 ) -> Timeline {
     let id = own.id.clone();
     let peers = map.fleet().peers();
-    // A node that was declared dead has gone, or reports itself when it is back.
-    let (gone, others): (Vec<&Peer>, Vec<&Peer>) = peers
+    // A node that was declared dead does not answer, or reports itself when it is back.
+    let (lost, others): (Vec<&Peer>, Vec<&Peer>) = peers
         .iter()
         .filter(|peer| peer.name != map.me())
         .partition(|peer| peer.standing == PeerStanding::Fenced);
     let others: Vec<String> = others.iter().map(|peer| peer.name.clone()).collect();
-    let asked = stream::iter(others.into_iter().map(|name| {
+    let requests = stream::iter(others.into_iter().map(|name| {
         let (map, id, caller) = (Arc::clone(map), id.clone(), caller.clone());
         async move {
-            let answer = timeout(PATIENCE, ask(&map, &name, &id, &caller)).await;
-            let late = || format!("it did not answer within {} s", PATIENCE.as_secs());
+            let answer = timeout(ANSWER_TIMEOUT, request_timeline(&map, &name, &id, &caller)).await;
+            let late = || format!("it did not answer within {} s", ANSWER_TIMEOUT.as_secs());
             (name, answer.unwrap_or_else(|_| Err(late())))
         }
     }));
-    let answers = asked.buffered(PARALLEL).collect::<Vec<_>>();
-    let (answers, mut fleet) = tokio::join!(answers, stands(node, map, &id));
+    let answers = requests.buffered(PARALLEL).collect::<Vec<_>>();
+    let (answers, mut fleet) = tokio::join!(answers, ownership(node, map, &id));
     let mut all = own;
     for (name, answer) in answers {
         match answer {
@@ -65,7 +60,7 @@ pub(crate) async fn gather(
             Err(why) => fleet.unasked.push(NodeReason { node: name, why }),
         }
     }
-    let owner = gone
+    let owner = lost
         .iter()
         .find(|peer| fleet.node.as_deref() == Some(&*peer.name));
     if let Some(owner) = owner {
@@ -93,30 +88,25 @@ fn add(all: &mut Timeline, other: Timeline) {
     all.truncated |= other.truncated;
 }
 
-async fn ask(
+async fn request_timeline(
     map: &FleetMap,
     name: &str,
     id: &SessionId,
     caller: &Caller,
 ) -> Result<Timeline, String> {
-    let address = map.node(name).address.map_err(|why| why.to_string())?;
-    let (header, value) = hop::caller_header(caller);
-    let request = Request::get(timeline_of(id))
-        .header(header, value)
-        .body(Empty::<Bytes>::new())
-        .map_err(|error| chain(&error))?;
-    let response = map.client().ask(&address, request).await;
+    let target = node_api::timeline(id).parse();
+    let target = target.map_err(|error| chain(&error as &http::uri::InvalidUri))?;
+    let request = BufferedRequest::new(Method::GET, target, caller.clone());
+    let response = map.call(&map.node(name), &request, None).await;
     let response = response.map_err(|error| chain(&error))?;
     if response.status() != StatusCode::OK {
         return Err(format!("it answered {}", response.status()));
     }
-    let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect();
-    let body = body.await.map_err(|error| chain(&*error))?.to_bytes();
-    serde_json::from_slice(&body).map_err(|error| chain(&error))
+    read_json(response.into_body(), MAX_ANSWER_BYTES).await
 }
 
 /// The session's state in the fleet, according to the registry.
-async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
+async fn ownership(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     let mut fleet = SessionInFleet {
         ownership: SessionOwnership::Unknown,
         node: None,
@@ -127,7 +117,7 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
         unasked: Vec::new(),
         registry_error: None,
     };
-    let located = match timeout(PATIENCE, map.whereabouts(id)).await {
+    let located = match timeout(ANSWER_TIMEOUT, map.locate_fresh(id)).await {
         Ok(Ok(located)) => located,
         Ok(Err(error)) => {
             fleet.registry_error = Some(chain(&error));
@@ -158,20 +148,16 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
     };
     fleet.ownership = ownership;
     fleet.generation = generation;
-    fleet.standing = owner
-        .as_deref()
-        .and_then(|owner| standing(node, map, owner));
+    let peers = map.fleet().peers();
+    let peer = owner
+        .as_ref()
+        .and_then(|owner| peers.iter().find(|peer| peer.name == *owner));
+    fleet.standing = peer.map(|peer| map.standing(peer));
     fleet.node = owner;
     if ownership != SessionOwnership::Owned
-        && let Ok(Ok(Some(record))) = timeout(PATIENCE, node.sessions().record(id)).await
+        && let Ok(Ok(Some(record))) = timeout(ANSWER_TIMEOUT, node.sessions().record(id)).await
     {
-        let wanted = PlacementRequest {
-            template: record.spec.template.clone(),
-            runtime: Some(record.spec.runtime),
-            labels: record.spec.node_labels.clone(),
-            memory_bytes: record.spec.memory_bytes.unwrap_or_default(),
-        };
-        let placement = map.place(id, &wanted);
+        let placement = map.place(id, &PlacementRequest::from(&record.spec));
         fleet.takers = placement.candidates;
         let refused = placement.refused.into_iter();
         fleet.refused = refused
@@ -182,9 +168,4 @@ async fn stands(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFleet {
             .collect();
     }
     fleet
-}
-
-fn standing(node: &Node, map: &FleetMap, name: &str) -> Option<NodeStanding> {
-    let view = fleet_list::node(node.status(), map, name)?;
-    view.fleet.map(|fleet| fleet.standing)
 }

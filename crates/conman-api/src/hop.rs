@@ -11,46 +11,36 @@
 //! session is. A PUT for a session without an owner goes to the nodes that placement names, in
 //! turn. The first node that claims the session has it, and the others send their callers there.
 
-mod another;
-mod caller;
+mod forwarded_request;
+mod lost_session;
 mod placement_request;
-mod send;
-mod until_gone;
-mod visit;
+mod put_start;
+mod start_answer;
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
 use conman_auth::Caller;
-use conman_fleet::FleetMap;
+use conman_fleet::{
+    BufferedRequest, CallError, FleetMap, X_CONMAN_ENDED, X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED,
+};
 use conman_node::Node;
 use conman_proto::{Generation, SessionId};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
+use crate::json_body;
 use crate::problem::{ApiError, Kind};
 
-pub(crate) use caller::of_peer;
 pub(crate) use placement_request::{NODE_LABEL, labels_of};
 
-/// The caller, according to the forwarding node: the scope, and the percent-encoded name.
-const X_CONMAN_CALLER: HeaderName = HeaderName::from_static("x-conman-caller");
-/// The generation of which the sender takes the other node for the owner.
-const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
-/// `1`: the sender knows that the generation has ended, and requests exactly that one.
-const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
-/// On answers to nodes: the request belongs elsewhere, and nothing was done.
-pub(crate) const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
 /// On streamed answers to nodes: this node's name.
 pub(crate) const X_CONMAN_NODE: HeaderName = HeaderName::from_static("x-conman-node");
 const NOT_OWNER: HeaderValue = HeaderValue::from_static("not-owner");
-
-/// The header that names the caller to another node.
-pub(crate) fn caller_header(caller: &Caller) -> (HeaderName, HeaderValue) {
-    (X_CONMAN_CALLER, caller::to_header(caller))
-}
 
 /// The request came from another node, on behalf of a caller there.
 #[derive(Debug, Clone, Copy)]
@@ -88,10 +78,10 @@ pub(crate) async fn to_owner(
         let as_owner = request.headers().contains_key(X_CONMAN_GENERATION);
         let starts = request.method() == Method::PUT && as_owner;
         let mut response = next.run(request).await;
-        if starts && !hop.node.sessions().is_live(&id) && another::wants_another(&response) {
+        if starts && !hop.node.sessions().is_live(&id) && start_answer::wants_another(&response) {
             // It has ended here, and this node does not take it again.
             let headers = response.headers_mut();
-            headers.insert(X_CONMAN_TURNED, NOT_OWNER);
+            headers.insert(&X_CONMAN_MISDIRECTED, NOT_OWNER);
         }
         return response;
     }
@@ -100,7 +90,7 @@ pub(crate) async fn to_owner(
     if hop.node.sessions().owns(&id) && !decides {
         return next.run(request).await;
     }
-    visit::Visit::begin(hop, id, (request, limit), next).await
+    forwarded_request::ForwardedRequest::begin(hop, id, (request, limit), next).await
 }
 
 /// The layer of routes for one node: lets that node answer.
@@ -123,15 +113,42 @@ pub(crate) async fn to_node(
         joining if joining.has_not_announced() => hop.map.announced(name).await,
         known => known,
     };
-    let sent = match send::Parcel::pack(request, limit).await {
-        Ok(parcel) => parcel.send(&hop, &node, None).await,
+    let request = match buffer(request, limit).await {
+        Ok(request) => request,
         Err(refusal) => return refusal.into_response(),
     };
-    match sent {
-        Ok(response) => response,
-        Err(send::Unsent::Unreachable(why)) => unreachable(&why).into_response(),
-        Err(send::Unsent::Unanswered(why)) => unanswered(&why).into_response(),
-        Err(send::Unsent::Refused(error) | send::Unsent::Broken(error)) => error.into_response(),
+    match hop.map.call(&node, &request, None).await {
+        Ok(response) => response.map(Body::new),
+        Err(error) => ApiError::from(error).into_response(),
+    }
+}
+
+/// Reads the body, within the bounds of the route's handler; nothing for a method whose handlers
+/// read none.
+async fn buffer(request: Request, limit: BodyLimit) -> Result<BufferedRequest, ApiError> {
+    let (parts, body) = request.into_parts();
+    let caller = parts.extensions.get::<Caller>().cloned();
+    let caller =
+        caller.ok_or_else(|| Kind::INTERNAL.because("the caller was not authenticated"))?;
+    let body = match parts.method {
+        Method::POST | Method::PUT => json_body::collect(&parts.headers, body, limit.0).await?,
+        _ => Bytes::new(),
+    };
+    Ok(BufferedRequest {
+        parts,
+        body,
+        caller,
+    })
+}
+
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Misdirected { .. } => Kind::ELSEWHERE.because(error.to_string()),
+            CallError::Unreachable { why } => unreachable(&why),
+            CallError::Refused(refused) => Kind::NODE_REFUSES.because(refused.to_string()),
+            CallError::Unanswered { why } => unanswered(&why),
+        }
     }
 }
 
@@ -155,16 +172,16 @@ impl Hop {
             // forwarding node has found no owner, and the claim decides.
             return !headers.contains_key(X_CONMAN_GENERATION) || self.node.sessions().is_live(id);
         }
-        let asked = headers
+        let requested = headers
             .get(X_CONMAN_GENERATION)
             .and_then(|value| value.to_str().ok()?.parse().ok())
             .and_then(Generation::new);
         let ended = headers.contains_key(X_CONMAN_ENDED);
-        match (self.node.sessions().get(id), asked) {
-            (Some(session), Some(asked)) if session.state.is_ended() => {
-                ended && session.generation == asked
+        match (self.node.sessions().get(id), requested) {
+            (Some(session), Some(requested)) if session.state.is_ended() => {
+                ended && session.generation == requested
             }
-            (Some(session), Some(asked)) => session.generation >= asked,
+            (Some(session), Some(requested)) => session.generation >= requested,
             // Its start is not recorded yet.
             (None, Some(_)) => self.node.sessions().is_live(id),
             (_, None) => false,
@@ -178,12 +195,12 @@ pub(crate) fn not_owner(me: &str, id: &SessionId) -> ApiError {
         .because(format!(
             "node `{me}` does not own session `{id}`; ask again, any node knows who does"
         ))
-        .header(X_CONMAN_TURNED, NOT_OWNER)
+        .header(X_CONMAN_MISDIRECTED.clone(), NOT_OWNER)
 }
 
 /// Marks an answer that leaves the request to another node.
-pub(crate) fn turned(error: ApiError) -> ApiError {
-    error.header(X_CONMAN_TURNED, NOT_OWNER)
+pub(crate) fn misdirected(error: ApiError) -> ApiError {
+    error.header(X_CONMAN_MISDIRECTED.clone(), NOT_OWNER)
 }
 
 /// For a request that is not repeated automatically.

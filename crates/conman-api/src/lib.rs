@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod api_backend;
 mod cors;
 mod events;
 mod exec_collect;
@@ -55,8 +56,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use api_backend::ApiBackend;
 pub use events::StreamPlaces;
-pub use node_errors::route_problem;
+pub use node_errors::{locate_problem, route_problem};
 pub use routes::peers::Ready;
 pub use server::{Peer, ServeOptions, serve_node, serve_tcp, serve_unix};
 

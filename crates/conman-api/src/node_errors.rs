@@ -1,8 +1,8 @@
 //! Maps each error of the node to a problem. This is the only place. Every match is exhaustive,
 //! so that a new error needs a decision.
 
-use std::error::Error;
-
+pub(crate) use conman_core::error_chain as chain;
+use conman_fleet::LocateError;
 use conman_node::{
     AccessError, DrainError, EnsureError, FailureKind, PreemptError, RestartError, RouteError,
     StopError,
@@ -23,7 +23,7 @@ impl From<EnsureError> for ApiError {
             .retryable(error.is_retryable())
             .limit(limit_met(&error));
         if is_elsewhere(&error) {
-            crate::hop::turned(refusal)
+            crate::hop::misdirected(refusal)
         } else {
             refusal
         }
@@ -39,7 +39,7 @@ impl From<StopError> for ApiError {
         };
         let refusal = kind.because(chain(&error));
         match error {
-            StopError::Moved { .. } => crate::hop::turned(refusal),
+            StopError::Moved { .. } => crate::hop::misdirected(refusal),
             _ => refusal,
         }
     }
@@ -49,7 +49,7 @@ impl From<RestartError> for ApiError {
     fn from(error: RestartError) -> Self {
         match error {
             RestartError::NotWanted { .. } => {
-                crate::hop::turned(Kind::ELSEWHERE.because(chain(&error)))
+                crate::hop::misdirected(Kind::ELSEWHERE.because(chain(&error)))
             }
             RestartError::NotStarted { source, .. } => source.into(),
         }
@@ -125,12 +125,28 @@ pub fn route_problem(error: &RouteError) -> Problem {
     problem
 }
 
+/// The problem of a session that is not reached or started, for servers of sessions.
+#[must_use]
+pub fn locate_problem(error: &LocateError) -> Problem {
+    let kind = match error {
+        LocateError::Route(error) => return route_problem(error),
+        LocateError::Answered { problem, .. } => return (**problem).clone(),
+        LocateError::Registry(_) => Kind::NO_REGISTRY,
+        LocateError::Unreachable(_) | LocateError::NoAnswer { .. } => Kind::NODE_UNREACHABLE,
+        LocateError::Refused(_) => Kind::NODE_REFUSES,
+        LocateError::NoNode { .. } => Kind::NO_NODE,
+        LocateError::Moves { .. } => Kind::MOVES,
+        LocateError::TooManyWaiting { .. } | LocateError::TooManySessions { .. } => Kind::CROWDED,
+    };
+    kind.because(chain(error)).into_problem()
+}
+
 /// [`route_problem`] for another node: it also says if a third node has the session.
 pub(crate) fn route_error(error: &RouteError) -> ApiError {
     let refusal = ApiError::from(Box::new(route_problem(error)));
     match error {
         RouteError::NotStarted { source, .. } if is_elsewhere(source) => {
-            crate::hop::turned(refusal)
+            crate::hop::misdirected(refusal)
         }
         _ => refusal,
     }
@@ -214,16 +230,4 @@ fn runtime_kind(error: &RuntimeError) -> Kind {
         | RuntimeError::StillAlive { .. } => Kind::INTERNAL,
         RuntimeError::Host { .. } => Kind::HOST_FAILED,
     }
-}
-
-/// An error with its causes: no error repeats its source's text.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

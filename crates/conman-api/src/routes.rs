@@ -17,6 +17,7 @@ use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use conman_auth::Scope;
+use conman_fleet::node_api;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt as _};
 use utoipa_axum::routes;
 
@@ -96,15 +97,15 @@ fn at_node(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState>
 /// The routes for other nodes only, which are not in the description.
 pub(crate) fn for_peers() -> Router<ApiState> {
     let read = Router::new()
-        .route(peers::EVENTS, get(peers::events))
-        .route(peers::TIMELINE, get(peers::timeline))
+        .route(node_api::EVENTS, get(peers::events))
+        .route(node_api::TIMELINE, get(peers::timeline))
         .route_layer(from_fn_with_state(
             Needed::Scope(Scope::Read),
             access::require,
         ));
     let frontend = Router::new()
-        .route(peers::READY, post(peers::ready))
-        .route(peers::RESTART, post(peers::restart))
+        .route(node_api::READY, post(peers::ready))
+        .route(node_api::RESTART, post(peers::restart))
         .route_layer(from_fn_with_state(
             Needed::Scope(Scope::Frontend),
             access::require,

@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use conman_proto::{RuntimeKind, SessionId};
+use conman_proto::{NodeStanding, RuntimeKind, SessionId};
 
 /// How much busier a node may be than another and still be preferred, because it received the
 /// request, which saves all of the session's traffic a hop, or because it comes first in the
@@ -55,20 +55,6 @@ pub struct NodeView {
     /// Runtimes that could not start sessions when last checked, at most some seconds ago.
     pub ailing: BTreeSet<RuntimeKind>,
     pub load: NodeBusy,
-}
-
-/// Whether a node's ownership is valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeStanding {
-    Live,
-    /// It has announced nothing yet, or has not joined.
-    Joining,
-    /// Its renewal is late.
-    Late,
-    /// Not heard from for longer than its fence timeout.
-    Silent,
-    /// Frozen, or declared dead.
-    Fenced,
 }
 
 /// The load of a node.

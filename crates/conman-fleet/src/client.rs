@@ -3,7 +3,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use conman_core::Sparing;
-use http::header::{HeaderName, UPGRADE};
+use conman_proxy::X_CONMAN_MISDIRECTED;
+use http::header::UPGRADE;
 use http::{Method, Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -12,10 +13,9 @@ use thiserror::Error;
 use crate::PeerAddress;
 use crate::dial::{DialError, Dialer};
 use crate::idle::{Idle, Wire};
-use crate::pulse::{Pulse, Silent};
+use crate::liveness::{Liveness, Unresponsive};
 
-/// Why a node did not accept a request, set by its peer listener.
-const X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
+/// The reason of a node that is full.
 const NO_ROOM: &str = "no-room";
 
 /// Minimum interval between warnings that the same node refuses this one.
@@ -27,7 +27,7 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 pub struct PeerClient {
     dialer: Dialer,
     idle: Arc<Idle>,
-    pulse: Pulse,
+    liveness: Liveness,
     warnings: Arc<Warnings>,
 }
 
@@ -76,10 +76,10 @@ pub enum AskError {
     Refused(#[from] RefusedBy),
     /// Nothing of the request was sent.
     #[error(transparent)]
-    Stopped(Silent),
+    Stopped(Unresponsive),
     /// It may have been executed.
     #[error(transparent)]
-    Silent(#[from] Silent),
+    Silent(#[from] Unresponsive),
     /// Nothing was done.
     #[error("node `{node}` has reached its limit of peer connections; try again shortly")]
     NoRoom { node: String },
@@ -93,11 +93,11 @@ impl PeerClient {
             began: Instant::now(),
             sparing: Mutex::new(Sparing::new(every_ms)),
         });
-        let pulse = Pulse::new(dialer.clone());
+        let liveness = Liveness::new(dialer.clone());
         Self {
             dialer,
             idle: Arc::default(),
-            pulse,
+            liveness,
             warnings,
         }
     }
@@ -110,8 +110,8 @@ impl PeerClient {
 
     /// Which nodes do not answer.
     #[must_use]
-    pub fn pulse(&self) -> &Pulse {
-        &self.pulse
+    pub fn liveness(&self) -> &Liveness {
+        &self.liveness
     }
 
     /// Returns that a node refuses this one, and logs it with a rate limit.
@@ -143,7 +143,7 @@ impl PeerClient {
         B: Body<Data = Bytes> + Clone + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        self.pulse.check(to).await.map_err(AskError::Stopped)?;
+        self.liveness.check(to).await.map_err(AskError::Stopped)?;
         if may_be_repeated(&request)
             && let Some(wire) = self.idle.take(&self.dialer, to)
         {
@@ -157,7 +157,7 @@ impl PeerClient {
                 answer => return answer,
             }
         }
-        let opened = self.pulse.while_it_answers(to, async {
+        let opened = self.liveness.while_it_answers(to, async {
             let mut wire = Wire::open(&self.dialer, to).await?;
             let response = wire.send(&self.dialer, to, request).await?;
             Ok((response, wire))
@@ -180,7 +180,7 @@ impl PeerClient {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let sent = wire.send(&self.dialer, to, request);
-        let response = self.pulse.while_it_answers(to, sent).await??;
+        let response = self.liveness.while_it_answers(to, sent).await??;
         self.judged(to, (response, wire))
     }
 
@@ -191,8 +191,8 @@ impl PeerClient {
         to: &PeerAddress,
         (response, wire): (Response<Incoming>, Wire),
     ) -> Result<Response<Incoming>, AskError> {
-        let turned = response.headers().get(X_CONMAN_TURNED);
-        if turned.is_some_and(|why| why == NO_ROOM) {
+        let misdirected = response.headers().get(&X_CONMAN_MISDIRECTED);
+        if misdirected.is_some_and(|why| why == NO_ROOM) {
             return Err(AskError::NoRoom {
                 node: to.node.clone(),
             });

@@ -32,8 +32,8 @@ impl Cause {
         let Some(node) = node else {
             return otherwise;
         };
-        let told = node.announcement.as_ref();
-        let state = told.and_then(|told| told.view.as_ref().map(|view| view.state));
+        let announced = node.announcement.as_ref();
+        let state = announced.and_then(|announced| announced.view.as_ref().map(|view| view.state));
         match (node.standing, state) {
             (PeerStanding::Fenced, _) => Self::Fenced,
             (_, Some(NodeState::Preempted)) => Self::Preempted,
@@ -82,13 +82,13 @@ impl Drop for Held {
     }
 }
 
-/// Says what the figures mean, and begins them all at nothing.
+/// Describes the metrics, and sets them to zero.
 pub fn describe() {
     metrics::describe_gauge!(
         HELD,
-        "Requests that wait at this node for a session, by why"
+        "Requests that wait at this node for a session, by cause"
     );
-    metrics::describe_histogram!(SECONDS, "How long requests waited at this node, by why");
+    metrics::describe_histogram!(SECONDS, "How long requests waited at this node, by cause");
     for cause in [
         Cause::Starting,
         Cause::Ended,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_befalls_a_node_is_the_cause_whatever_a_connection_waits_for() {
+    fn the_state_of_the_node_is_the_cause_whatever_a_connection_waits_for() {
         use NodeState::{Draining, Live, Preempted, Recovering};
         use PeerStanding::{Fenced, Silent};
         for (standing, state, cause) in [
@@ -155,7 +155,7 @@ mod tests {
             (Silent, None, Some(Cause::Silent)),
             (Silent, Some(Live), Some(Cause::Silent)),
             (Silent, Some(Recovering), Some(Cause::Silent)),
-            // What it has said explains its silence.
+            // What it announced explains its silence.
             (Silent, Some(Draining), Some(Cause::Draining)),
             (Silent, Some(Preempted), Some(Cause::Preempted)),
             (Fenced, None, Some(Cause::Fenced)),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_counted_by_its_cause_and_timed_when_it_is_over() {
+    fn held_requests_are_counted_by_cause_and_timed_at_their_end() {
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, || {
             describe();

@@ -3,16 +3,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conman_core::Closing;
-use conman_core::placement::{
-    self, Demand, NodeBusy, NodeStanding, NodeView, Placement, PlacementLimits,
-};
-use conman_proto::{Generation, RuntimeKind, SessionId};
+use conman_core::placement::{self, Demand, NodeBusy, NodeView, Placement, PlacementLimits};
+use conman_proto::{Generation, NodeStanding, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
-
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-use crate::gone::GoneNodes;
 use crate::holding::{Cause, Held};
+use crate::lost_nodes::StreamsByNode;
 use crate::{PeerAddress, PeerClient};
 
 /// Default limit of requests that wait for a node: half of the API's connections.
@@ -26,7 +23,7 @@ pub struct FleetMap {
     limits: PlacementLimits,
     /// Places for requests that wait for a node.
     places: Semaphore,
-    gone: GoneNodes,
+    streams: StreamsByNode,
 }
 
 /// The place of a request that waits for a node.
@@ -107,10 +104,21 @@ pub struct PlacementRequest {
     pub memory_bytes: u64,
 }
 
+impl From<&ResolvedSpec> for PlacementRequest {
+    fn from(spec: &ResolvedSpec) -> Self {
+        Self {
+            template: spec.template.clone(),
+            runtime: Some(spec.runtime),
+            labels: spec.node_labels.clone(),
+            memory_bytes: spec.memory_bytes.unwrap_or_default(),
+        }
+    }
+}
+
 /// How long a request waits for the announcement of a node that has just joined: it arrives within
 /// a second or two, unless the node has many sessions to adopt first.
 const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
-const ANNOUNCED_LOOK: Duration = Duration::from_millis(250);
+const ANNOUNCED_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a lookup is retried if the registry does not answer; etcd elects a leader within two
 /// election timeouts, by default one second each.
@@ -125,7 +133,7 @@ impl FleetMap {
             client,
             limits,
             places: Semaphore::new(MAX_WAITING),
-            gone: GoneNodes::default(),
+            streams: StreamsByNode::default(),
         }
     }
 
@@ -173,9 +181,9 @@ impl FleetMap {
     ///
     /// # Errors
     /// The registry does not answer.
-    pub async fn whereabouts(&self, id: &SessionId) -> Result<SessionLocation, RegistryError> {
-        let sighting = self.fleet.locate(id, true).await?;
-        Ok(self.place_of(sighting.located))
+    pub async fn locate_fresh(&self, id: &SessionId) -> Result<SessionLocation, RegistryError> {
+        let seen = self.fleet.locate(id, true).await?;
+        Ok(self.location_of(seen.located))
     }
 
     /// The location of a session, from the cache unless `fresh` is set. If it is not cached, the
@@ -184,7 +192,7 @@ impl FleetMap {
     ///
     /// # Errors
     /// The registry does not answer.
-    pub async fn look(
+    pub async fn locate(
         &self,
         id: &SessionId,
         fresh: &mut bool,
@@ -192,9 +200,9 @@ impl FleetMap {
         let until = Instant::now() + REGISTRY_SOON;
         loop {
             match self.fleet.locate(id, *fresh).await {
-                Ok(sighting) => {
-                    *fresh = sighting.fresh;
-                    return Ok(self.place_of(sighting.located));
+                Ok(seen) => {
+                    *fresh = seen.fresh;
+                    return Ok(self.location_of(seen.located));
                 }
                 Err(RegistryError::Unavailable { .. }) if Instant::now() < until => {
                     tokio::time::sleep(REGISTRY_PAUSE).await;
@@ -204,7 +212,7 @@ impl FleetMap {
         }
     }
 
-    fn place_of(&self, located: Option<Located>) -> SessionLocation {
+    fn location_of(&self, located: Option<Located>) -> SessionLocation {
         let Some(located) = located else {
             return SessionLocation::NoOwner;
         };
@@ -221,7 +229,7 @@ impl FleetMap {
             // A node that is not heard from may still own it; that node's answer decides.
             Some(PeerStanding::Live | PeerStanding::Silent) | None => {
                 SessionLocation::There(Owner {
-                    node: way_to(&node, peer.as_ref()),
+                    node: node_of(&node, peer.as_ref()),
                     generation,
                 })
             }
@@ -231,7 +239,7 @@ impl FleetMap {
     /// Another node by its name.
     #[must_use]
     pub fn node(&self, name: &str) -> Node {
-        way_to(name, self.peer(name).as_ref())
+        node_of(name, self.peer(name).as_ref())
     }
 
     /// Like [`Self::node`], but waits until a node that has just joined has announced its address,
@@ -247,9 +255,9 @@ impl FleetMap {
                 peer.standing == PeerStanding::Live && peer.announcement.is_none()
             });
             if !joins || Instant::now() >= until {
-                return way_to(name, peer.as_ref());
+                return node_of(name, peer.as_ref());
             }
-            tokio::time::sleep(ANNOUNCED_LOOK).await;
+            tokio::time::sleep(ANNOUNCED_INTERVAL).await;
         }
     }
 
@@ -258,29 +266,47 @@ impl FleetMap {
         peers.iter().find(|peer| peer.name == name).cloned()
     }
 
-    /// Notifies once [`Self::tell_of_gone_nodes`] finds that this incarnation of the node is lost.
+    /// Notifies once [`Self::close_streams_of_lost_nodes`] finds that this incarnation of the node is
+    /// lost.
     #[must_use]
-    pub fn gone(&self, node: &Node) -> watch::Receiver<Option<Closing>> {
-        self.gone.watch(node, Instant::now())
+    pub fn lost(&self, node: &Node) -> watch::Receiver<Option<Closing>> {
+        self.streams.watch(node, Instant::now())
     }
 
     /// Ends the streams with lost nodes, so that their clients connect again.
-    pub fn tell_of_gone_nodes(&self) {
+    pub fn close_streams_of_lost_nodes(&self) {
         // Taken before the nodes are read, so that no data counts as newer than it is.
         let now = Instant::now();
-        self.gone.tell(&self.fleet.peers(), now);
+        self.streams.close_lost(&self.fleet.peers(), now);
+    }
+
+    /// Whether a node owns what it owns, as far as this node knows.
+    #[must_use]
+    pub fn standing(&self, peer: &Peer) -> NodeStanding {
+        if peer.name == self.me() {
+            return match *self.fleet.standing().borrow() {
+                Standing::Alone | Standing::Live => NodeStanding::Live,
+                Standing::Joining { .. } => NodeStanding::Joining,
+                Standing::Late => NodeStanding::Late,
+                Standing::Fenced => NodeStanding::Fenced,
+            };
+        }
+        match peer.standing {
+            PeerStanding::Live if peer.announcement.is_none() => NodeStanding::Joining,
+            PeerStanding::Live if peer.is_late => NodeStanding::Late,
+            PeerStanding::Live => NodeStanding::Live,
+            PeerStanding::Silent => NodeStanding::Silent,
+            PeerStanding::Fenced => NodeStanding::Fenced,
+        }
     }
 
     /// The nodes that may start a session, best first, and why the others may not.
     #[must_use]
     pub fn place(&self, session: &SessionId, wanted: &PlacementRequest) -> Placement {
-        let me = self.fleet.me();
-        let own = own_standing(&self.fleet.standing().borrow());
-        let nodes: Vec<NodeView> = self
-            .fleet
-            .peers()
+        let peers = self.fleet.peers();
+        let nodes: Vec<NodeView> = peers
             .iter()
-            .map(|peer| view(peer, (peer.name == me).then_some(own)))
+            .map(|peer| view(peer, self.standing(peer)))
             .collect();
         let demand = Demand {
             session,
@@ -289,68 +315,51 @@ impl FleetMap {
             labels: &wanted.labels,
             memory_bytes: wanted.memory_bytes,
         };
-        placement::place(me, &nodes, demand, &self.limits)
+        placement::place(self.me(), &nodes, demand, &self.limits)
     }
 }
 
-fn own_standing(standing: &Standing) -> NodeStanding {
-    match standing {
-        Standing::Alone | Standing::Live => NodeStanding::Live,
-        Standing::Joining { .. } => NodeStanding::Joining,
-        Standing::Late => NodeStanding::Late,
-        Standing::Fenced => NodeStanding::Fenced,
-    }
-}
-
-fn view(peer: &Peer, own: Option<NodeStanding>) -> NodeView {
-    let told = peer.announcement.clone().unwrap_or_default();
-    let standing = match (own, peer.standing) {
-        (Some(own), _) => own,
-        (None, PeerStanding::Live) if peer.announcement.is_none() => NodeStanding::Joining,
-        (None, PeerStanding::Live) if peer.is_late => NodeStanding::Late,
-        (None, PeerStanding::Live) => NodeStanding::Live,
-        (None, PeerStanding::Silent) => NodeStanding::Silent,
-        (None, PeerStanding::Fenced) => NodeStanding::Fenced,
-    };
-    let view = told.view.as_ref();
+fn view(peer: &Peer, standing: NodeStanding) -> NodeView {
+    let announced = peer.announcement.clone().unwrap_or_default();
+    let view = announced.view.as_ref();
     NodeView {
         name: peer.name.clone(),
         standing,
-        draining: told.draining,
-        reachable: told.peer_url.is_some(),
+        draining: announced.draining,
+        reachable: announced.peer_url.is_some(),
         told_ago_ms: peer.announced_ago_ms,
-        labels: told.labels,
-        templates: told.templates,
-        max_sessions: told.max_sessions,
+        labels: announced.labels,
+        templates: announced.templates,
+        max_sessions: announced.max_sessions,
         runtime: view.map(|view| view.runtime),
         runtimes: view.and_then(runtimes),
         ailing: view.map(ailing).unwrap_or_default(),
         load: NodeBusy {
-            sessions: told.load.sessions,
-            starting: told.load.starting,
-            cpu_pressure_percent: told.load.cpu_pressure_percent,
-            memory_available_bytes: told.load.memory_available_bytes,
-            memory_total_bytes: told.load.memory_total_bytes,
+            sessions: announced.load.sessions,
+            starting: announced.load.starting,
+            cpu_pressure_percent: announced.load.cpu_pressure_percent,
+            memory_available_bytes: announced.load.memory_available_bytes,
+            memory_total_bytes: announced.load.memory_total_bytes,
         },
     }
 }
 
 /// All runtimes of a node, if it announces them.
 fn runtimes(view: &conman_proto::Node) -> Option<BTreeSet<RuntimeKind>> {
-    let told = view.runtimes.iter().map(|told| told.runtime);
-    Some(told.collect()).filter(|told: &BTreeSet<_>| !told.is_empty())
+    let runtimes = view.runtimes.iter().map(|announced| announced.runtime);
+    Some(runtimes.collect()).filter(|runtimes: &BTreeSet<_>| !runtimes.is_empty())
 }
 
 fn ailing(view: &conman_proto::Node) -> BTreeSet<RuntimeKind> {
-    let ailing = view.runtimes.iter().filter(|told| told.error.is_some());
+    let ailing = view.runtimes.iter().filter(|one| one.error.is_some());
     let default = view.runtime_error.as_ref().map(|_| view.runtime);
-    ailing.map(|told| told.runtime).chain(default).collect()
+    ailing.map(|one| one.runtime).chain(default).collect()
 }
 
-fn way_to(name: &str, peer: Option<&Peer>) -> Node {
-    let told = peer.and_then(|peer| peer.announcement.as_ref());
+fn node_of(name: &str, peer: Option<&Peer>) -> Node {
+    let announced = peer.and_then(|peer| peer.announcement.as_ref());
     let node = || name.to_owned();
-    let address = match told.map(|told| told.peer_url.as_deref()) {
+    let address = match announced.map(|announced| announced.peer_url.as_deref()) {
         Some(Some(url)) => PeerAddress::new(name, url).map_err(|error| NoAddress::Malformed {
             reason: error.to_string(),
         }),

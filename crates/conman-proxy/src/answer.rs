@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::address::AddressError;
 use crate::body::ResponseBody;
-use crate::peers::{NO_ROOM, X_CONMAN_TURNED};
+use crate::peers::{NO_ROOM, X_CONMAN_MISDIRECTED};
 use crate::{PeerRefusal, Refusal};
 
 /// Retry-After for a client that found no place.
@@ -78,7 +78,7 @@ pub(crate) enum Unforwarded {
         why: &'static str,
     },
     #[error("the session's node does not take the request: {why}")]
-    TurnedAway {
+    Misdirected {
         session: SessionId,
         why: PeerRefusal,
     },
@@ -108,7 +108,7 @@ impl Unforwarded {
                 headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
                 response
             }
-            Self::NotHere(turned) => not_here(&turned),
+            Self::NotHere(refusal) => not_here(&refusal),
             other => {
                 let closes = other.closes_connection();
                 let (problem, retry_after_s) = other.into_problem();
@@ -143,7 +143,7 @@ impl Unforwarded {
             | Self::ConnectFailed { .. }
             | Self::Unanswered { .. }
             | Self::AnswerTimeout { .. }
-            | Self::TurnedAway { .. }
+            | Self::Misdirected { .. }
             | Self::NodeSilent { .. }
             | Self::NotHere(_)
             | Self::BadAnswer { .. } => false,
@@ -198,7 +198,7 @@ impl Unforwarded {
                 Problem::new("redirect", "See the location", 500, "a redirect"),
                 None,
             ),
-            Self::TurnedAway {
+            Self::Misdirected {
                 session,
                 why: why @ PeerRefusal::Refused,
             } => (
@@ -210,7 +210,7 @@ impl Unforwarded {
                 ),
                 None,
             ),
-            Self::TurnedAway { session, why } => (
+            Self::Misdirected { session, why } => (
                 retryable(Problem::new(
                     "session-elsewhere",
                     "The session's node does not accept the request",
@@ -234,8 +234,8 @@ impl Unforwarded {
                 ),
                 None,
             ),
-            Self::NotHere(turned) => (
-                Problem::new("not-here", "Not here", 421, turned.to_string()),
+            Self::NotHere(refusal) => (
+                Problem::new("not-here", "Not here", 421, refusal.to_string()),
                 None,
             ),
             Self::BrowserPath { session, host } => (
@@ -400,9 +400,9 @@ fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<R
 
 /// The answer to a node whose request is misdirected. It has no body, so that the connection can
 /// be reused at once.
-fn not_here(turned: &PeerRefusal) -> Response<ResponseBody> {
+fn not_here(refusal: &PeerRefusal) -> Response<ResponseBody> {
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
-    *response.status_mut() = match turned {
+    *response.status_mut() = match refusal {
         PeerRefusal::NotReady => StatusCode::SERVICE_UNAVAILABLE,
         PeerRefusal::NotOwner | PeerRefusal::Unreachable(_) | PeerRefusal::Refused => {
             StatusCode::MISDIRECTED_REQUEST
@@ -410,7 +410,7 @@ fn not_here(turned: &PeerRefusal) -> Response<ResponseBody> {
     };
     response
         .headers_mut()
-        .insert(&X_CONMAN_TURNED, turned.header());
+        .insert(&X_CONMAN_MISDIRECTED, refusal.header());
     response
 }
 
@@ -440,14 +440,14 @@ pub(crate) fn no_room(to_nodes: bool) -> Bytes {
         )
     };
     let body = serde_json::to_string(&problem).unwrap_or_default();
-    let turned = if to_nodes {
-        format!("{X_CONMAN_TURNED}: {NO_ROOM}\r\n")
+    let refusal = if to_nodes {
+        format!("{X_CONMAN_MISDIRECTED}: {NO_ROOM}\r\n")
     } else {
         String::new()
     };
     Bytes::from(format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: {PROBLEM_CONTENT_TYPE}\r\n\
-         cache-control: no-store\r\nretry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n{turned}\
+         cache-control: no-store\r\nretry-after: {RETRY_AFTER_S}\r\nconnection: close\r\n{refusal}\
          content-length: {}\r\n\r\n{body}",
         body.len()
     ))

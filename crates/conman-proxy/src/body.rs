@@ -15,8 +15,8 @@ use tokio::time::Sleep;
 
 use crate::ProxyOptions;
 use crate::client_io::{BodyWatch, Ticket};
+use crate::deferred_body::BodyClaim;
 use crate::headers::strip_forged;
-use crate::loan::Promise;
 use crate::pool::Lease;
 use crate::watchdog::Watchdog;
 
@@ -36,7 +36,7 @@ pub(crate) enum BodyError {
     #[error("the session ended during its answer")]
     SessionEnded,
     #[error("the body goes to another node")]
-    TakenBack,
+    Revoked,
 }
 
 /// An error of a request's body, passed from the body to the task that waits for the answer.
@@ -65,7 +65,7 @@ impl Fault {
 pub(crate) struct RequestBody {
     inner: Option<Incoming>,
     /// Leads to the body until it is requested.
-    promise: Option<Promise>,
+    claim: Option<BodyClaim>,
     /// Reports malformed bodies that hyper accepts.
     watch: Option<BodyWatch>,
     /// Set while the session has not requested the body of an `Expect: 100-continue`.
@@ -86,7 +86,7 @@ impl RequestBody {
     ) -> Self {
         Self {
             inner: Some(inner),
-            promise: None,
+            claim: None,
             watch: Some(watch),
             wait: None,
             stall: Watchdog::default(),
@@ -97,9 +97,9 @@ impl RequestBody {
     }
 
     /// A body that is sent once it is requested.
-    pub(crate) fn promised(promise: Promise, options: &ProxyOptions, fault: Arc<Fault>) -> Self {
+    pub(crate) fn claimed(claim: BodyClaim, options: &ProxyOptions, fault: Arc<Fault>) -> Self {
         Self {
-            promise: Some(promise),
+            claim: Some(claim),
             stall_timeout: options.body_stall_timeout,
             trust_forwarded: options.trust_forwarded,
             fault,
@@ -111,7 +111,7 @@ impl RequestBody {
     pub(crate) fn empty() -> Self {
         Self {
             inner: None,
-            promise: None,
+            claim: None,
             watch: None,
             wait: None,
             stall: Watchdog::default(),
@@ -168,11 +168,11 @@ impl Body for RequestBody {
             ready!(wait.poll(cx));
             this.wait = None;
         }
-        if let Some(promise) = &this.promise {
-            let Ok((inner, watch)) = ready!(promise.poll(cx)) else {
-                return Poll::Ready(Some(Err(BodyError::TakenBack)));
+        if let Some(claim) = &this.claim {
+            let Ok((inner, watch)) = ready!(claim.poll(cx)) else {
+                return Poll::Ready(Some(Err(BodyError::Revoked)));
             };
-            (this.inner, this.watch, this.promise) = (Some(inner), Some(watch), None);
+            (this.inner, this.watch, this.claim) = (Some(inner), Some(watch), None);
         }
         let Some(inner) = &mut this.inner else {
             return Poll::Ready(None);
@@ -204,12 +204,12 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.promise.is_none() && self.inner.as_ref().is_none_or(Incoming::is_end_stream)
+        self.claim.is_none() && self.inner.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        if let Some(promise) = &self.promise {
-            return promise.size();
+        if let Some(claim) = &self.claim {
+            return claim.size();
         }
         self.inner
             .as_ref()

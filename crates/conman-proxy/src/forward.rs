@@ -19,12 +19,12 @@ use crate::answer_heads::HeadFault;
 use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
 use crate::client_io::{BodyWatch, Ticket};
 use crate::confine::{confine, is_browsers};
+use crate::deferred_body::DeferredBody;
 use crate::headers::{
     Provenance, X_FORWARDED_PREFIX, accepts_trailers, name_session, strip_forged, strip_hop_by_hop,
 };
 use crate::hop::{self, Wait};
-use crate::loan::Loan;
-use crate::peers::{PULSE, PeerTarget, X_CONMAN_EXPECT};
+use crate::peers::{LIVENESS, PeerTarget, X_CONMAN_EXPECT};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front};
@@ -173,10 +173,10 @@ async fn open_route(
     let mut times = 0;
     while times < MAX_CLOSED && route.backend.has_closed().await {
         times += 1;
-        let (id, turned) = (route.session.clone(), PeerRefusal::NotReady);
+        let (id, refusal) = (route.session.clone(), PeerRefusal::NotReady);
         let lookup = wait
             .directory
-            .route_anew(&route, &turned, times, wait.may_start);
+            .route_again(&route, &refusal, times, wait.may_start);
         route = worker
             .hold
             .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
@@ -194,7 +194,7 @@ async fn from_peer(
 ) -> Result<Response<ResponseBody>, Unforwarded> {
     let (mut parts, body) = request.into_parts();
     client.admission.place.known();
-    if parts.method == Method::GET && parts.uri.path() == PULSE {
+    if parts.method == Method::GET && parts.uri.path() == LIVENESS {
         let mut response = Response::new(ResponseBody::own(Bytes::new()));
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
@@ -295,7 +295,7 @@ pub(crate) enum BodySource {
     /// The receiver is decided.
     Own(RequestBody),
     /// For the node that requests it.
-    Lent(Arc<Loan>),
+    Deferred(Arc<DeferredBody>),
 }
 
 impl Outgoing {
@@ -363,7 +363,7 @@ impl Outgoing {
 
         let fault = Arc::new(Fault::default());
         if has_body && matches!(route.way, Way::Peer { .. }) {
-            let body = BodySource::Lent(Loan::new(body, watch));
+            let body = BodySource::Deferred(DeferredBody::new(body, watch));
             return Self { parts, body, fault };
         }
         let mut body = RequestBody::new(
@@ -405,10 +405,10 @@ impl BodySource {
     fn into_body(self, options: &ProxyOptions, fault: &Arc<Fault>) -> RequestBody {
         match self {
             Self::Own(body) => body,
-            Self::Lent(loan) => match loan.promise() {
-                Some(promise) => {
-                    loan.ask_for(promise.number());
-                    RequestBody::promised(promise, options, Arc::clone(fault))
+            Self::Deferred(deferred) => match deferred.claim() {
+                Some(claim) => {
+                    deferred.grant(claim.number());
+                    RequestBody::claimed(claim, options, Arc::clone(fault))
                 }
                 None => RequestBody::empty(),
             },
@@ -416,10 +416,10 @@ impl BodySource {
     }
 
     /// The deferred body that nodes may request, if there is a body.
-    pub(crate) fn loan(&self) -> Option<&Arc<Loan>> {
+    pub(crate) fn deferred(&self) -> Option<&Arc<DeferredBody>> {
         match self {
             Self::Own(_) => None,
-            Self::Lent(loan) => Some(loan),
+            Self::Deferred(deferred) => Some(deferred),
         }
     }
 }

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::answer::Unforwarded;
 use crate::body::{Fault, RequestBody, ResponseBody};
+use crate::deferred_body::DeferredBody;
 use crate::forward::{self, Outgoing, session_response};
-use crate::loan::Loan;
 use crate::peers::{EXPECT_OF_HOP, X_CONMAN_EXPECT};
 use crate::pool::{Lease, Wire};
 use crate::upgrade::{self, Offer};
@@ -20,7 +20,7 @@ use crate::{Directory, PeerRefusal, Route, Way, backend};
 
 /// How often one request may be misdirected before it is answered with an error: each time the
 /// session has moved, or its node was lost, and was looked up again.
-const MAX_TURNS: u32 = 16;
+const MAX_REFUSALS: u32 = 16;
 
 /// Result of an attempt with another node.
 pub(crate) enum Tried {
@@ -46,13 +46,13 @@ pub(crate) async fn forward(
     let mut times = 0;
     // An idempotent request may be sent twice (RFC 9110, section 9.2.2): nothing of an answer has
     // been passed on, and there is no body.
-    let mut may_repeat = head.method.is_safe() && body.loan().is_none();
+    let mut may_repeat = head.method.is_safe() && body.deferred().is_none();
     loop {
         forward::readdress(&mut head, &route);
         let tried = match (&route.way, &offer) {
             (_, Some(_)) => upgrade::forward(client, &route, head.clone(), &mut offer).await?,
             (Way::Peer { .. }, None) => {
-                match send(client, &route, &head, body.loan(), &fault).await {
+                match send(client, &route, &head, body.deferred(), &fault).await {
                     Err(Unforwarded::Unanswered { source, .. })
                         if may_repeat && Instant::now() < wait.until =>
                     {
@@ -69,19 +69,19 @@ pub(crate) async fn forward(
                 return forward::forward(client, &route, outgoing).await;
             }
         };
-        let turned = match tried {
+        let refusal = match tried {
             Tried::Answered(response) => return Ok(*response),
-            Tried::Refused(turned) => turned,
+            Tried::Refused(refusal) => refusal,
         };
-        worker.meters.turned(&turned);
+        worker.meters.peer_refusal(&refusal);
         times += 1;
-        tracing::debug!(session = %route.session, %turned, times, "the node refused the request");
-        if times >= MAX_TURNS {
-            return Err(exhausted(&route.session, &turned));
+        tracing::debug!(session = %route.session, %refusal, times, "the node refused the request");
+        if times >= MAX_REFUSALS {
+            return Err(exhausted(&route.session, &refusal));
         }
         let lookup = wait
             .directory
-            .route_anew(&route, &turned, times, wait.may_start);
+            .route_again(&route, &refusal, times, wait.may_start);
         let found = worker
             .hold
             .wait(
@@ -109,15 +109,15 @@ impl Tried {
     pub(crate) fn answered(self, route: &Route) -> Result<Response<ResponseBody>, Unforwarded> {
         match self {
             Self::Answered(response) => Ok(*response),
-            Self::Refused(turned) => Err(exhausted(&route.session, &turned)),
+            Self::Refused(refusal) => Err(exhausted(&route.session, &refusal)),
         }
     }
 }
 
-fn exhausted(session: &SessionId, turned: &PeerRefusal) -> Unforwarded {
-    Unforwarded::TurnedAway {
+fn exhausted(session: &SessionId, refusal: &PeerRefusal) -> Unforwarded {
+    Unforwarded::Misdirected {
         session: session.clone(),
-        why: turned.clone(),
+        why: refusal.clone(),
     }
 }
 
@@ -126,7 +126,7 @@ async fn send(
     client: &Arc<ClientConnection>,
     route: &Route,
     head: &Parts,
-    loan: Option<&Arc<Loan>>,
+    deferred: Option<&Arc<DeferredBody>>,
     fault: &Arc<Fault>,
 ) -> Result<Tried, Unforwarded> {
     let worker = &client.worker;
@@ -143,10 +143,10 @@ async fn send(
             Some(wire) => wire,
             None => match open(client, route).await {
                 Ok(wire) => wire,
-                Err(turned) => return Ok(Tried::Refused(turned)),
+                Err(refusal) => return Ok(Tried::Refused(refusal)),
             },
         };
-        let Some((request, promised)) = promise(head, loan, client, fault) else {
+        let Some((request, claimed)) = claim(head, deferred, client, fault) else {
             return Err(exhausted(&route.session, &PeerRefusal::NotOwner));
         };
         wire.awaited.begin();
@@ -154,12 +154,12 @@ async fn send(
         let sent = client.within_response_timeout(&route.session, sent);
         let error = match while_there(route, sent).await?? {
             Ok(response) => {
-                return arrived(client, route, head, (response, wire, activity), promised);
+                return arrived(client, route, head, (response, wire, activity), claimed);
             }
             Err(error) => error,
         };
-        if let Some(turned) = PeerRefusal::by(error.error()) {
-            return Ok(Tried::Refused(turned));
+        if let Some(refusal) = PeerRefusal::by(error.error()) {
+            return Ok(Tried::Refused(refusal));
         }
         let mut error = error;
         // The node closed the connection at this moment: not a byte was sent on it.
@@ -199,25 +199,25 @@ pub(crate) async fn while_there<T>(
     }
 }
 
-/// The deferred body of an attempt and the number of its promise, if there is a body.
-type Promised<'loan> = Option<(&'loan Arc<Loan>, u64)>;
+/// The deferred body of an attempt and the number of its claim, if there is a body.
+type Claimed<'body> = Option<(&'body Arc<DeferredBody>, u64)>;
 
-/// A request with a promise of the body; `None` if the body was given to a node already.
-fn promise<'loan>(
+/// A request with a claim of the body; `None` if the body was given to a node already.
+fn claim<'body>(
     head: &Parts,
-    loan: Option<&'loan Arc<Loan>>,
+    deferred: Option<&'body Arc<DeferredBody>>,
     client: &ClientConnection,
     fault: &Arc<Fault>,
-) -> Option<(Request<RequestBody>, Promised<'loan>)> {
-    let Some(loan) = loan else {
+) -> Option<(Request<RequestBody>, Claimed<'body>)> {
+    let Some(deferred) = deferred else {
         return Some((
             Request::from_parts(head.clone(), RequestBody::empty()),
             None,
         ));
     };
-    let promise = loan.promise()?;
-    let number = promise.number();
-    let body = RequestBody::promised(promise, &client.worker.options, Arc::clone(fault));
+    let claim = deferred.claim()?;
+    let number = claim.number();
+    let body = RequestBody::claimed(claim, &client.worker.options, Arc::clone(fault));
     let mut request = Request::from_parts(head.clone(), body);
     let headers = request.headers_mut();
     if headers
@@ -226,13 +226,13 @@ fn promise<'loan>(
     {
         headers.insert(&X_CONMAN_EXPECT, EXPECT_OF_HOP);
     }
-    let asked = Arc::clone(loan);
+    let asked = Arc::clone(deferred);
     hyper::ext::on_informational(&mut request, move |informational| {
         if informational.status() == http::StatusCode::CONTINUE {
-            asked.ask_for(number);
+            asked.grant(number);
         }
     });
-    Some((request, Some((loan, number))))
+    Some((request, Some((deferred, number))))
 }
 
 fn arrived(
@@ -240,20 +240,20 @@ fn arrived(
     route: &Route,
     head: &Parts,
     (response, wire, activity): (Response<Incoming>, Wire, ActivityGuard),
-    promised: Promised<'_>,
+    claimed: Claimed<'_>,
 ) -> Result<Tried, Unforwarded> {
     let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, true);
-    if let Some(turned) = PeerRefusal::of(response.headers()) {
-        // With a promised body, the connection's end is undecided, so it is not reused.
-        if promised.is_none() && http_body::Body::is_end_stream(response.body()) {
+    if let Some(refusal) = PeerRefusal::of(response.headers()) {
+        // With a claimed body, the connection's end is undecided, so it is not reused.
+        if claimed.is_none() && http_body::Body::is_end_stream(response.body()) {
             lease.give_back();
         }
-        return Ok(Tried::Refused(turned));
+        return Ok(Tried::Refused(refusal));
     }
-    if let Some((loan, number)) = promised {
+    if let Some((deferred, number)) = claimed {
         // Answered without requesting the body. Whether it is still wanted shows in whether the
         // connection is closed.
-        loan.ask_for(number);
+        deferred.grant(number);
     }
     let head_only = head.method == Method::HEAD;
     session_response(client, route, head_only, response, lease, activity)

@@ -13,7 +13,7 @@ pub(crate) struct Meters {
     connections: Level,
     tunnels: Level,
     held: Level,
-    turned: [Counter; 4],
+    peer_refusals: [Counter; 4],
     requests: [Counter; 5],
     refused: [Counter; 3],
     panics: Counter,
@@ -81,12 +81,12 @@ impl Meters {
             |why| counter!("conman_proxy_refused_total", "listener" => listener, "reason" => why);
         let bytes =
             |to| counter!("conman_proxy_tunnel_bytes_total", "listener" => listener, "to" => to);
-        let turned = |why| counter!("conman_proxy_peer_refusals_total", "reason" => why);
+        let refusal = |why| counter!("conman_proxy_peer_refusals_total", "reason" => why);
         Self {
             connections: Level::new(gauge!("conman_proxy_connections", "listener" => listener)),
             tunnels: Level::new(gauge!("conman_proxy_tunnels", "listener" => listener)),
             held: Level::new(gauge!("conman_proxy_held", "listener" => listener)),
-            turned: ["not-owner", "not-ready", "unreachable", "refused"].map(turned),
+            peer_refusals: ["not-owner", "not-ready", "unreachable", "refused"].map(refusal),
             requests: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(requests),
             refused: ["connections", "descriptors", "held"].map(refused),
             panics: counter!("conman_proxy_panics_total", "listener" => listener),
@@ -112,14 +112,14 @@ impl Meters {
         self.refused[why as usize].increment(1);
     }
 
-    pub(crate) fn turned(&self, why: &PeerRefusal) {
+    pub(crate) fn peer_refusal(&self, why: &PeerRefusal) {
         let index = match why {
             PeerRefusal::NotOwner => 0,
             PeerRefusal::NotReady => 1,
             PeerRefusal::Unreachable(_) => 2,
             PeerRefusal::Refused => 3,
         };
-        self.turned[index].increment(1);
+        self.peer_refusals[index].increment(1);
     }
 
     pub(crate) fn panicked(&self) {

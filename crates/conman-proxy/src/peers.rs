@@ -11,10 +11,11 @@ use tokio::net::TcpStream;
 use crate::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION};
 use crate::{Backend, Route, Stream};
 
-/// Why a node refused another one's request as misdirected; only on answers to nodes.
-pub(crate) static X_CONMAN_TURNED: HeaderName = HeaderName::from_static("x-conman-turned");
+/// Why a node refused another one's request as misdirected, only on answers to nodes: nothing was
+/// done.
+pub static X_CONMAN_MISDIRECTED: HeaderName = HeaderName::from_static("x-conman-misdirected");
 /// The path of liveness checks between nodes; the listener answers them itself.
-pub(crate) const PULSE: &str = "/peer/pulse";
+pub const LIVENESS: &str = "/peer/liveness";
 /// `hop`: the `Expect` of a request is the entry node's, not the client's.
 pub(crate) static X_CONMAN_EXPECT: HeaderName = HeaderName::from_static("x-conman-expect");
 /// The one value of [`X_CONMAN_EXPECT`].
@@ -72,7 +73,7 @@ pub enum PeerRefusal {
 impl PeerRefusal {
     /// The reason in an answer, if that refuses the request.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
-        match headers.get(&X_CONMAN_TURNED)?.to_str().ok()? {
+        match headers.get(&X_CONMAN_MISDIRECTED)?.to_str().ok()? {
             NOT_OWNER => Some(Self::NotOwner),
             NOT_READY => Some(Self::NotReady),
             NO_ROOM => Some(Self::Unreachable(
@@ -192,11 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn why_a_request_was_turned_away_is_read_as_it_was_written() {
-        for turned in [PeerRefusal::NotOwner, PeerRefusal::NotReady] {
+    fn the_reason_of_a_refusal_is_read_as_it_was_written() {
+        for refusal in [PeerRefusal::NotOwner, PeerRefusal::NotReady] {
             let mut headers = HeaderMap::new();
-            headers.insert(&X_CONMAN_TURNED, turned.header());
-            assert_eq!(PeerRefusal::of(&headers), Some(turned));
+            headers.insert(&X_CONMAN_MISDIRECTED, refusal.header());
+            assert_eq!(PeerRefusal::of(&headers), Some(refusal));
         }
         assert_eq!(PeerRefusal::of(&HeaderMap::new()), None);
     }

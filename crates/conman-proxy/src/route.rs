@@ -30,7 +30,7 @@ pub trait Directory: Send + Sync + 'static {
     ///
     /// # Errors
     /// The answer for the client if the session cannot be reached.
-    async fn route_anew(
+    async fn route_again(
         &self,
         from: &Route,
         why: &PeerRefusal,

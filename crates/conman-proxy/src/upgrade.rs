@@ -93,7 +93,7 @@ pub(crate) async fn forward(
     let mut wire = if matches!(route.way, Way::Peer { .. }) {
         match hop::open(client, route).await {
             Ok(wire) => wire,
-            Err(turned) => return Ok(Tried::Refused(turned)),
+            Err(refusal) => return Ok(Tried::Refused(refusal)),
         }
     } else {
         let stream = backend::connect(route, options).await?;
@@ -113,15 +113,15 @@ pub(crate) async fn forward(
     let mut response = match hop::while_there(route, sent).await?? {
         Ok(response) => response,
         Err(error) => match PeerRefusal::by(&error) {
-            Some(turned) => return Ok(Tried::Refused(turned)),
+            Some(refusal) => return Ok(Tried::Refused(refusal)),
             None => return Err(unanswered(error)),
         },
     };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         if matches!(route.way, Way::Peer { .. })
-            && let Some(turned) = PeerRefusal::of(response.headers())
+            && let Some(refusal) = PeerRefusal::of(response.headers())
         {
-            return Ok(Tried::Refused(turned));
+            return Ok(Tried::Refused(refusal));
         }
         let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, false);
         return session_response(client, route, false, response, lease, activity)

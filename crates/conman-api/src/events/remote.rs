@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use conman_auth::Caller;
-use conman_fleet::FleetMap;
+use conman_fleet::node_api::EVENTS;
+use conman_fleet::{FleetMap, caller_header, read_json};
 use conman_proto::{Problem, SessionId};
 use conman_registry::PeerStanding;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -19,7 +20,6 @@ use super::local::ALIVE_EVERY;
 use super::{Frame, From};
 use crate::hop;
 use crate::node_errors::chain;
-use crate::routes::peers::EVENTS;
 
 /// Time for the head of an answer, including the connection.
 const ASK_PATIENCE: Duration = Duration::from_secs(5);
@@ -174,7 +174,7 @@ impl Remote {
         if let Some(session) = &self.asked.session {
             target.push_str(&format!("&session={session}"));
         }
-        let (name, value) = hop::caller_header(&self.asked.caller);
+        let (name, value) = caller_header(&self.asked.caller);
         let request = Request::get(target)
             .header(name, value)
             .body(Empty::<Bytes>::new())
@@ -217,18 +217,9 @@ fn not_it(who: &str) -> String {
 }
 
 async fn refused(status: StatusCode, body: Incoming) -> String {
-    let body = timeout(
-        ASK_PATIENCE,
-        Limited::new(body, MAX_PROBLEM_BYTES).collect(),
-    )
-    .await;
-    let problem = body
-        .ok()
-        .and_then(Result::ok)
-        .and_then(|body| serde_json::from_slice::<Problem>(&body.to_bytes()).ok());
-    match problem {
-        Some(problem) => problem.detail,
-        None => format!("it answered {status}"),
+    match read_json::<Problem, _>(body, MAX_PROBLEM_BYTES).await {
+        Ok(problem) => problem.detail,
+        Err(_) => format!("it answered {status}"),
     }
 }
 

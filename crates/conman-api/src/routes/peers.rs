@@ -19,23 +19,6 @@ use crate::node_errors::route_error;
 use crate::path_params::SessionPath;
 use crate::problem::ApiError;
 
-/// Path of the request to make a session ready.
-pub(crate) const READY: &str = "/peer/sessions/{id}/ready";
-
-/// Path of the request for a node's events.
-pub(crate) const EVENTS: &str = "/peer/events";
-
-/// Path of the request to restart a session that lost its node.
-pub(crate) const RESTART: &str = "/peer/sessions/{id}/restart";
-
-/// Path of the request for a node's knowledge of a session.
-pub(crate) const TIMELINE: &str = "/peer/sessions/{id}/timeline";
-
-/// The path of [`TIMELINE`] for one session.
-pub(crate) fn timeline_of(id: &SessionId) -> String {
-    format!("/peer/sessions/{id}/timeline")
-}
-
 /// Answer of `ready` and `restart`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {

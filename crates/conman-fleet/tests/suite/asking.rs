@@ -10,10 +10,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
-use conman_fleet::{AskError, DialError, Dialer, PULSE, PeerAcceptor, PeerAddress, PeerClient};
+use conman_fleet::{AskError, DialError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, OwnSessions, PeerAccept, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route, Stream,
+    Backend, LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route,
+    Stream,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Full};
@@ -256,7 +257,7 @@ async fn whoever_has_no_certificate_of_the_fleet_gets_no_answer_out_of_a_node() 
         "{error}"
     );
     // Which is an answer.
-    assert!(client.pulse().answers(&to).await);
+    assert!(client.liveness().answers(&to).await);
 }
 
 #[tokio::test]
@@ -324,12 +325,12 @@ impl Real {
         Self { proxy, tls }
     }
 
-    /// Asks it for its pulse, and keeps the connection while the answer is kept.
-    async fn pulse(&self) -> Result<Response<hyper::body::Incoming>, AskError> {
+    /// Probes it, and keeps the connection while the answer is kept.
+    async fn probe(&self) -> Result<Response<hyper::body::Incoming>, AskError> {
         let at = self.proxy.local_addr();
         let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
         let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&self.tls))));
-        let request = Request::get(PULSE).body(Empty::<Bytes>::new());
+        let request = Request::get(LIVENESS).body(Empty::<Bytes>::new());
         client.ask(&to, request.expect("a request")).await
     }
 }
@@ -344,7 +345,7 @@ async fn handshakes_that_are_never_finished_take_no_nodes_place() {
     let node = Real::new(&folder, options);
     let silent = async || TcpStream::connect(node.proxy.local_addr()).await;
     let (mut oldest, _other) = (silent().await.expect("it listens"), silent().await);
-    let answer = timeout(PATIENCE, node.pulse()).await.expect("an end");
+    let answer = timeout(PATIENCE, node.probe()).await.expect("an end");
     assert_eq!(answer.expect("known").status(), StatusCode::NO_CONTENT);
     let end = timeout(PATIENCE, oldest.read(&mut [0])).await;
     assert!(matches!(end.expect("an end"), Ok(0)), "it had to leave");
@@ -363,7 +364,7 @@ async fn a_listener_that_is_full_before_tls_says_that_it_has_taken_nothing() {
     let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
     let dialer = Dialer::new("a", Some(Arc::clone(&node.tls)));
     let mut only = dialer.dial(&to).await.expect("a connection");
-    let request = format!("GET {PULSE} HTTP/1.1\r\nHost: b\r\n\r\n");
+    let request = format!("GET {LIVENESS} HTTP/1.1\r\nHost: b\r\n\r\n");
     only.write_all(request.as_bytes()).await.expect("sent");
     let mut status = [0; 12];
     timeout(PATIENCE, only.read_exact(&mut status))
@@ -371,7 +372,7 @@ async fn a_listener_that_is_full_before_tls_says_that_it_has_taken_nothing() {
         .expect("an end")
         .expect("an answer");
     assert_eq!(&status, b"HTTP/1.1 204");
-    let asked = timeout(PATIENCE, node.pulse()).await.expect("an end");
+    let asked = timeout(PATIENCE, node.probe()).await.expect("an end");
     let error = asked.expect_err("it is full");
     assert!(
         matches!(error, AskError::Dial(DialError::NoRoom { .. })),
@@ -394,7 +395,7 @@ async fn a_node_whose_daemon_stands_still_is_given_up_and_then_not_asked_anythin
     let asked = client.ask(&to, request().expect("a request"));
     let asked = timeout(PATIENCE, asked).await.expect("an end");
     assert!(matches!(asked, Err(AskError::Silent(_))), "{asked:?}");
-    assert!(client.pulse().was_silent(&to));
+    assert!(client.liveness().was_silent(&to));
     let asked = client.ask(&to, request().expect("a request"));
     let asked = timeout(PATIENCE, asked).await.expect("an end");
     let error = asked.expect_err("still");
@@ -404,8 +405,8 @@ async fn a_node_whose_daemon_stands_still_is_given_up_and_then_not_asked_anythin
 
 #[tokio::test]
 async fn a_node_that_has_long_to_do_is_waited_for_while_it_answers_anything() {
-    let (pulses, mut seen) = watch::channel(0);
-    let at = slow_node(pulses, 2).await;
+    let (probes, mut seen) = watch::channel(0);
+    let at = slow_node(probes, 2).await;
     let asking = ask(at, "http", None);
     let answer = timeout(PATIENCE, asking).await.expect("an end");
     assert_eq!(answer.expect("an answer"), "after long");
@@ -413,24 +414,24 @@ async fn a_node_that_has_long_to_do_is_waited_for_while_it_answers_anything() {
 }
 
 /// A node `b` that answers once it was asked so many times whether it lives.
-async fn slow_node(pulses: watch::Sender<u32>, wanted: u32) -> SocketAddr {
+async fn slow_node(probes: watch::Sender<u32>, wanted: u32) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("bound");
     let acceptor = PeerAcceptor::new(None);
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
-            let (acceptor, pulses) = (acceptor.clone(), pulses.clone());
+            let (acceptor, probes) = (acceptor.clone(), probes.clone());
             tokio::spawn(async move {
                 let stream = acceptor.accept(socket).await.expect("without TLS");
                 let service = service_fn(move |request: Request<hyper::body::Incoming>| {
-                    let pulses = pulses.clone();
+                    let probes = probes.clone();
                     async move {
-                        let told = if request.uri().path() == PULSE {
-                            pulses.send_modify(|pulses| *pulses += 1);
+                        let told = if request.uri().path() == LIVENESS {
+                            probes.send_modify(|probes| *probes += 1);
                             ""
                         } else {
-                            let mut seen = pulses.subscribe();
-                            let enough = seen.wait_for(|pulses| *pulses >= wanted).await;
+                            let mut seen = probes.subscribe();
+                            let enough = seen.wait_for(|probes| *probes >= wanted).await;
                             enough.expect("it is kept");
                             "after long"
                         };

@@ -15,13 +15,13 @@ async fn a_look_up_goes_on_while_the_registry_has_no_leader_for_a_moment() {
     let id = "alice".parse().expect("an id");
     fleet.cut("me");
     let mut fresh = true;
-    let mut looking = Box::pin(map.look(&id, &mut fresh));
+    let mut looking = Box::pin(map.locate(&id, &mut fresh));
     assert!((&mut looking).now_or_never().is_none(), "it goes on");
     fleet.heal("me");
     assert_eq!(looking.await.expect("answered"), SessionLocation::NoOwner);
 
     fleet.cut("me");
-    let looked = map.look(&id, &mut fresh).await;
+    let looked = map.locate(&id, &mut fresh).await;
     assert!(
         matches!(looked, Err(RegistryError::Unavailable { .. })),
         "and not for ever: {looked:?}"

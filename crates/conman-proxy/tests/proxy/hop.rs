@@ -2,7 +2,7 @@
 //! for nodes, all in this process.
 
 mod listener;
+mod misdirected;
 mod nodes;
 mod passing;
-mod turned;
 mod unanswered;

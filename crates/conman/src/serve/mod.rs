@@ -20,9 +20,7 @@ mod listeners;
 mod name;
 mod peers;
 mod renewal;
-mod restarter;
 mod runtimes;
-mod seeker;
 mod service_manager;
 mod signals;
 mod state;
@@ -42,8 +40,8 @@ use conman_cli::ServeArgs;
 use conman_core::naming::instance_cgroup;
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
-use conman_core::{CgroupDriver, Instance};
-use conman_fleet::{FleetMap, PeerClient};
+use conman_core::{CgroupDriver, Instance, error_chain as chain};
+use conman_fleet::{FleetMap, Locator, PeerClient, run_restarter};
 use conman_linux::Cgroups;
 use conman_node::{AccessHandle, EmergencyThread, Node, NodeOptions, UrlScheme};
 use conman_proxy::{Proxy, ProxyOptions};
@@ -57,7 +55,6 @@ use listeners::Listeners;
 use peers::Credentials;
 use renewal::Renewal;
 use runtimes::Runtimes;
-use seeker::Seeker;
 use signals::Signals;
 use state::State;
 
@@ -114,17 +111,6 @@ pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => crate::fail(&format!("{error:#}")),
     }
-}
-
-/// An error with its causes, as one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 fn start(
@@ -305,9 +291,9 @@ async fn serve(
         let map = FleetMap::new(fleet, client, PlacementLimits::default());
         Arc::new(map.waiting(waiting.max(1)))
     });
-    let seeker = map.as_ref().map(|map| {
+    let locator = map.as_ref().map(|map| {
         let dialer = credentials.dialer(&config.name);
-        Seeker::new(
+        Locator::new(
             Arc::clone(&node),
             Arc::clone(map),
             dialer,
@@ -315,21 +301,18 @@ async fn serve(
             closing.clone(),
         )
     });
-    if let Some(seeker) = &seeker {
-        let retention = Retention::default();
-        restarter::run(
-            &node,
-            fleet,
-            seeker,
+    if let Some(locator) = &locator {
+        run_restarter(
+            locator,
             &state.vitals,
-            retention,
+            Retention::default(),
             closing.clone(),
         );
     }
     let proxy = start_proxy(
         &config,
         &listeners,
-        (node.access(), seeker),
+        (node.access(), locator),
         &tokens,
         &connect_tokens,
         &state.vitals,
@@ -545,7 +528,7 @@ fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
 fn start_proxy(
     config: &Config,
     listeners: &Listeners,
-    (access, seeker): (&AccessHandle, Option<Arc<Seeker>>),
+    (access, locator): (&AccessHandle, Option<Arc<Locator>>),
     tokens: &Option<Arc<TokenFile>>,
     connect_tokens: &Arc<ConnectTokens>,
     vitals: &Vitals,
@@ -576,7 +559,7 @@ fn start_proxy(
     Proxy::start(
         listener,
         options,
-        Arc::new(directory::NodeDirectory::new(access.clone(), seeker)),
+        Arc::new(directory::NodeDirectory::new(access.clone(), locator)),
         Arc::new(gate::SessionGate::new(guard)),
     )
     .context("cannot start the sessions listener's threads")

@@ -1,29 +1,18 @@
 //! The listener for other nodes, and the connections to them.
 
-use std::io;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use async_trait::async_trait;
 use axum::Router;
-use conman_api::{ServeOptions, serve_node};
+use conman_api::{ApiBackend, ServeOptions};
 use conman_auth::{ClusterSecret, FleetTls};
-use conman_fleet::{Dialer, PeerAcceptor};
-use conman_node::{AccessHandle, NotHere};
-use conman_proto::{Generation, SessionId};
-use conman_proxy::{
-    Backend, HOP_HEAD_BYTES, HOP_HEADERS, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions,
-    Route, Stream,
-};
+use conman_fleet::{Dialer, NodeSessions, PeerAcceptor};
+use conman_node::AccessHandle;
+use conman_proxy::{PeerFront, Proxy, ProxyOptions};
 use conman_vitals::Vitals;
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use super::directory::own_route;
 use crate::config::Config;
-
-/// Buffered bytes between the listener and the API, in each direction.
-const API_PIPE_BYTES: usize = 64 * 1024;
 
 /// The credentials that authenticate nodes.
 #[derive(Debug, Clone)]
@@ -66,7 +55,7 @@ pub(super) fn start(
     listener: std::net::TcpListener,
     credentials: &Credentials,
     access: &AccessHandle,
-    serving: (Router, ServeOptions, CancellationToken),
+    (router, api_options, closing): (Router, ServeOptions, CancellationToken),
     vitals: &Vitals,
 ) -> Result<Proxy> {
     let options = ProxyOptions {
@@ -78,64 +67,11 @@ pub(super) fn start(
         ..ProxyOptions::default()
     }
     .for_nodes();
-    start_with(options, listener, credentials, access, serving)
-}
-
-/// Like [`start`], with these options.
-pub(super) fn start_with(
-    proxied: ProxyOptions,
-    listener: std::net::TcpListener,
-    credentials: &Credentials,
-    access: &AccessHandle,
-    (api, options, closing): (Router, ServeOptions, CancellationToken),
-) -> Result<Proxy> {
     let front = PeerFront {
         accept: Arc::new(PeerAcceptor::new(credentials.tls.clone())),
-        sessions: Arc::new(Own(access.clone())),
-        api: Arc::new(Api {
-            router: api,
-            options: ServeOptions {
-                max_headers: options.max_headers + HOP_HEADERS,
-                max_header_bytes: options.max_header_bytes + HOP_HEAD_BYTES,
-                ..options
-            },
-            closing,
-            main: Handle::current(),
-        }),
+        sessions: Arc::new(NodeSessions(access.clone())),
+        api: Arc::new(ApiBackend::new(router, api_options, closing)),
     };
-    Proxy::start_peers(listener, proxied, front)
+    Proxy::start_peers(listener, options, front)
         .context("cannot start the threads of the listener for nodes")
-}
-
-/// The sessions of this node.
-struct Own(AccessHandle);
-
-impl OwnSessions for Own {
-    fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal> {
-        match self.0.own_route(id, generation) {
-            Ok(route) => Ok(own_route(route)),
-            Err(NotHere::NotOwner) => Err(PeerRefusal::NotOwner),
-            Err(NotHere::NotReady) => Err(PeerRefusal::NotReady),
-        }
-    }
-}
-
-/// The API of this node, at the other end of a pipe. It runs on the main runtime, so that it does
-/// not delay session traffic.
-struct Api {
-    router: Router,
-    options: ServeOptions,
-    closing: CancellationToken,
-    main: Handle,
-}
-
-#[async_trait]
-impl Backend for Api {
-    async fn connect(&self) -> io::Result<Stream> {
-        let (here, there) = tokio::io::duplex(API_PIPE_BYTES);
-        let (router, options) = (self.router.clone(), self.options.clone());
-        self.main
-            .spawn(serve_node(there, router, options, self.closing.clone()));
-        Ok(Stream::Other(Box::new(here)))
-    }
 }

@@ -179,7 +179,7 @@ async fn a_life_that_has_ended_does_not_answer_for_the_one_that_goes_on_elsewher
         .expect("a request");
     let answer = client.ask(&to, request).await.expect("an answer");
     assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST);
-    assert_eq!(answer.headers()["x-conman-turned"], "not-owner");
+    assert_eq!(answer.headers()["x-conman-misdirected"], "not-owner");
     assert!(a.api.node.sessions().is_live(&present.id));
 }
 

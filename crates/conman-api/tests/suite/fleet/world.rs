@@ -1,25 +1,19 @@
 //! Nodes that share one registry.
 
-use std::io;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use axum::Router;
-use conman_api::{ServeOptions, serve_node};
+use conman_api::{ApiBackend, ServeOptions};
 use conman_auth::{ClusterSecret, FleetTls};
 use conman_core::placement::PlacementLimits;
 use conman_fleet::{Dialer, FleetMap, PeerAcceptor, PeerAddress, PeerClient};
 use conman_node::NodeOptions;
 use conman_proto::{EnsureResponse, Generation, RuntimeKind, Session, SessionId};
-use conman_proxy::{
-    Backend, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route, Stream,
-};
+use conman_proxy::{OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route};
 use conman_registry::{Announcement, Fleet, Peer, Registry};
 use conman_testkit::{ModelFleet, ModelNode};
 use http::{Method, StatusCode};
-use tokio_util::sync::CancellationToken;
 
 use crate::stage::{Answer, Api, Stage, session};
 
@@ -171,11 +165,11 @@ impl Node {
         let front = PeerFront {
             accept: Arc::new(PeerAcceptor::new(tls)),
             sessions: Arc::new(NoSessions),
-            api: Arc::new(Pipe {
-                router: api.peers.clone(),
-                closing: api.closing.clone(),
-                main: tokio::runtime::Handle::current(),
-            }),
+            api: Arc::new(ApiBackend::new(
+                api.peers.clone(),
+                ServeOptions::default(),
+                api.closing.clone(),
+            )),
         };
         let options = ProxyOptions {
             workers: 1,
@@ -215,23 +209,6 @@ struct NoSessions;
 impl OwnSessions for NoSessions {
     fn own(&self, _: &SessionId, _: Generation) -> Result<Route, PeerRefusal> {
         Err(PeerRefusal::NotOwner)
-    }
-}
-
-struct Pipe {
-    router: Router,
-    closing: CancellationToken,
-    main: tokio::runtime::Handle,
-}
-
-#[async_trait]
-impl Backend for Pipe {
-    async fn connect(&self) -> io::Result<Stream> {
-        let (here, there) = tokio::io::duplex(64 * 1024);
-        let options = ServeOptions::default();
-        let serving = serve_node(there, self.router.clone(), options, self.closing.clone());
-        self.main.spawn(serving);
-        Ok(Stream::Other(Box::new(here)))
     }
 }
 

@@ -14,7 +14,7 @@ async fn known(owner: &Owner) -> Client {
 
 /// A request of a node.
 async fn pulse(client: &mut Client) {
-    let request = "GET /peer/pulse HTTP/1.1\r\nHost: b\r\n\r\n";
+    let request = "GET /peer/liveness HTTP/1.1\r\nHost: b\r\n\r\n";
     client.send(request).await;
     let head = client.read_head().await;
     assert_eq!(status(&head), "204", "{head}");
@@ -36,7 +36,7 @@ async fn a_listener_for_nodes_that_is_full_says_that_it_has_taken_nothing() {
     client.send(GET_ALICE).await;
     until("it is held", || entry.0.stats().held == 1).await;
     assert!(matches!(
-        believed.turned()[..],
+        believed.refusal()[..],
         [PeerRefusal::Unreachable(_)]
     ));
 }

@@ -263,7 +263,7 @@ impl Believed {
         }
     }
 
-    pub(crate) fn turned(&self) -> Vec<PeerRefusal> {
+    pub(crate) fn refusal(&self) -> Vec<PeerRefusal> {
         self.anew.lock().expect("sound").clone()
     }
 }
@@ -276,7 +276,7 @@ impl Directory for Believed {
         Ok(self.route_to(id, owner.expect("waited for")))
     }
 
-    async fn route_anew(
+    async fn route_again(
         &self,
         from: &Route,
         why: &PeerRefusal,

@@ -82,7 +82,7 @@ async fn an_upload_reaches_the_session_whole_and_without_an_expect_of_the_hop() 
     assert!(head.contains("content-length: 10\r\n"), "{head}");
     session.read_until("0123456789").await;
     session
-        .send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Conman-Turned: not-owner\r\n\r\nok")
+        .send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Conman-Misdirected: not-owner\r\n\r\nok")
         .await;
     let answer = client.read_to_end().await;
     assert_eq!((status(&answer), body(&answer)), ("200", "ok"), "{answer}");

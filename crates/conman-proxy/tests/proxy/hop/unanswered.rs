@@ -33,7 +33,7 @@ async fn an_answer_of_a_node_that_falls_silent_or_is_declared_dead_is_not_waited
         }
         let head = client.read_head().await;
         assert_eq!(status(&head), "502", "{head}");
-        assert!(believed.turned().is_empty());
+        assert!(believed.refusal().is_empty());
     }
 }
 
@@ -58,7 +58,7 @@ async fn what_changes_nothing_is_sent_once_more_where_its_node_broke_before_it_a
     let echoed = client.read_head().await;
     assert!(echoed.starts_with("GET /again "), "{echoed}");
     assert!(matches!(
-        believed.turned()[..],
+        believed.refusal()[..],
         [PeerRefusal::Unreachable(_)]
     ));
 }
@@ -87,7 +87,7 @@ async fn what_broke_is_sent_twice_at_most_and_once_where_it_may_change_something
         }
         let head = client.read_head().await;
         assert_eq!(status(&head), "502", "{method} {more}: {head}");
-        assert_eq!(believed.turned().len(), times - 1, "{method} {more}");
+        assert_eq!(believed.refusal().len(), times - 1, "{method} {more}");
         assert!(node.try_accept().is_none(), "{method} {more}");
     }
 }

@@ -1,0 +1,93 @@
+//! Waits for the node of a session: until the session is ready there or lost, or the node
+//! reachable.
+
+use conman_proto::SessionId;
+use conman_registry::PeerStanding;
+
+use super::node_requests::NodeAnswer;
+use super::{LONGEST_PAUSE, LOST_NODE_INTERVAL, Locator, PAUSE, pause};
+use crate::{LocateError, NoAddress, PeerAddress, SessionLocation, node_api};
+
+impl Locator {
+    /// Waits until the session's node reports that it takes requests.
+    pub(super) async fn until_ready(
+        &self,
+        id: &SessionId,
+        name: &str,
+        may_start: bool,
+    ) -> Result<(), LocateError> {
+        let target = node_api::ready(id, may_start, name, false);
+        let error = match self.post(name, target).await {
+            NodeAnswer::Ready | NodeAnswer::Elsewhere => return Ok(()),
+            NodeAnswer::Failed(error) => error,
+        };
+        match error {
+            LocateError::Refused(_) => Err(error),
+            // How long and how many requests wait here does not depend on that.
+            _ if error.is_crowded() => {
+                tokio::time::sleep(LONGEST_PAUSE).await;
+                Ok(())
+            }
+            LocateError::Answered { .. } => {
+                // A node's answer about a session that it has lost meanwhile is of no interest.
+                match self.map.locate_fresh(id).await {
+                    Ok(SessionLocation::There(owner)) if *owner.node.name == *name => Err(error),
+                    // The next look-up reports that the registry does not answer.
+                    Ok(_) | Err(_) => Ok(()),
+                }
+            }
+            _ => {
+                tokio::time::sleep(PAUSE).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns when a node that answers but is silent in the registry no longer owns the session:
+    /// its ownership expires, and its sessions are frozen.
+    pub(super) async fn until_lost(&self, id: &SessionId, name: &str) {
+        loop {
+            tokio::time::sleep(LOST_NODE_INTERVAL).await;
+            let peers = self.map.fleet().peers();
+            let peer = peers.iter().find(|peer| peer.name == name);
+            // Other nodes cannot claim its sessions before it is declared dead.
+            if peer.is_some_and(|peer| peer.standing != PeerStanding::Fenced) {
+                continue;
+            }
+            match self.map.locate_fresh(id).await {
+                Ok(SessionLocation::There(owner)) if *owner.node.name == *name => {}
+                Ok(_) => return,
+                // While the registry does not answer, nothing has changed.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Returns when the node can be reached, or no longer owns the session.
+    pub(super) async fn until_reachable(&self, id: &SessionId, name: &str) {
+        for times in 1.. {
+            tokio::time::sleep(pause(times)).await;
+            // While the registry does not answer, nothing has changed.
+            let Ok(now) = self.map.locate_fresh(id).await else {
+                continue;
+            };
+            match now {
+                SessionLocation::There(owner) if *owner.node.name == *name => {
+                    match owner.node.address {
+                        Ok(address) if self.answers(&address).await => return,
+                        Ok(_) | Err(NoAddress::NotYet { .. }) => {}
+                        // The next look-up reports why it cannot be reached.
+                        Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => return,
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Whether a node answers; valid until the session's owner is looked up again.
+    async fn answers(&self, address: &PeerAddress) -> bool {
+        let liveness = self.map.client().liveness();
+        tokio::time::timeout(LONGEST_PAUSE, liveness.answers(address)).await == Ok(true)
+    }
+}

@@ -1,0 +1,33 @@
+use std::io;
+
+use async_trait::async_trait;
+use conman_proxy::{Backend, Stream};
+
+use crate::PeerAddress;
+use crate::dial::Dialer;
+use crate::liveness::{Liveness, Unresponsive};
+
+/// Connects the proxy to another node's peer listener.
+#[derive(Debug)]
+pub struct PeerBackend {
+    pub dialer: Dialer,
+    pub liveness: Liveness,
+    pub address: PeerAddress,
+}
+
+#[async_trait]
+impl Backend for PeerBackend {
+    async fn connect(&self) -> io::Result<Stream> {
+        let stopped = |error: Unresponsive| io::Error::new(io::ErrorKind::TimedOut, error);
+        self.liveness.check(&self.address).await.map_err(stopped)?;
+        Ok(self.dialer.dial(&self.address).await?)
+    }
+
+    fn was_silent(&self) -> bool {
+        self.liveness.was_silent(&self.address)
+    }
+
+    async fn falls_silent(&self) -> String {
+        self.liveness.falls_silent(&self.address).await.to_string()
+    }
+}

@@ -1,0 +1,240 @@
+//! Calls of another node's API, on behalf of a caller.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use conman_auth::Caller;
+use conman_core::{Closing, error_chain};
+use conman_proto::Generation;
+use conman_proxy::X_CONMAN_MISDIRECTED;
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
+    HeaderValue, ORIGIN, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use thiserror::Error;
+use tokio::sync::watch;
+
+use crate::caller_header::caller_header;
+use crate::remote_body::RemoteBody;
+use crate::{AskError, FleetMap, Node, RefusedBy};
+
+/// The generation of which the sender takes the other node for the owner.
+pub const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
+/// `1`: the sender knows that the generation has ended, and requests exactly that one.
+pub const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
+
+/// Buffer of a tunnel between two nodes, in each direction.
+const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
+
+/// Headers that end at this node: those of the connection, and the caller's credentials.
+const HOP_HEADERS: [HeaderName; 13] = [
+    AUTHORIZATION,
+    CONNECTION,
+    CONTENT_LENGTH,
+    COOKIE,
+    EXPECT,
+    HOST,
+    ORIGIN,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HeaderName::from_static("keep-alive"),
+];
+
+/// The generation that a request is about.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpectedGeneration {
+    pub generation: Generation,
+    pub ended: bool,
+}
+
+/// A request with its small body, which can be sent more than once.
+#[derive(Debug, Clone)]
+pub struct BufferedRequest {
+    /// With the caller's connection in `extensions` if it may be upgraded.
+    pub parts: Parts,
+    pub body: Bytes,
+    pub caller: Caller,
+}
+
+/// Why a call has no answer, by what may be done next.
+#[derive(Debug, Clone, Error)]
+pub enum CallError {
+    /// Nothing was done.
+    #[error("node `{node}` does not own the session")]
+    Misdirected { node: Arc<str> },
+    /// Nothing was sent, or nothing that may not be repeated.
+    #[error("{why}")]
+    Unreachable { why: String },
+    /// Nothing was done: the node does not accept this one.
+    #[error(transparent)]
+    Refused(RefusedBy),
+    /// It may have been carried out.
+    #[error("{why}")]
+    Unanswered { why: String },
+}
+
+impl BufferedRequest {
+    /// A request without a body.
+    #[must_use]
+    pub fn new(method: Method, target: Uri, caller: Caller) -> Self {
+        let (mut parts, body) = Request::new(Bytes::new()).into_parts();
+        (parts.method, parts.uri) = (method, target);
+        Self {
+            parts,
+            body,
+            caller,
+        }
+    }
+
+    fn outgoing(&self, expected: Option<ExpectedGeneration>) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = self.parts.method.clone();
+        let target = self.parts.uri.path_and_query().cloned();
+        *request.uri_mut() = target.map_or_else(|| Uri::from_static("/"), Uri::from);
+        let headers = request.headers_mut();
+        headers.clone_from(&self.parts.headers);
+        let upgrade = headers.get(UPGRADE).cloned();
+        strip(headers);
+        if let Some(upgrade) = upgrade.filter(|_| self.on_upgrade().is_some()) {
+            headers.insert(UPGRADE, upgrade);
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        }
+        let (name, caller) = caller_header(&self.caller);
+        headers.insert(name, caller);
+        if let Some(expected) = expected {
+            let generation = HeaderValue::from(expected.generation.get());
+            headers.insert(X_CONMAN_GENERATION, generation);
+            if expected.ended {
+                headers.insert(X_CONMAN_ENDED, HeaderValue::from_static("1"));
+            }
+        }
+        request
+    }
+
+    fn on_upgrade(&self) -> Option<OnUpgrade> {
+        self.parts.extensions.get::<OnUpgrade>().cloned()
+    }
+}
+
+impl FleetMap {
+    /// Sends a request to a node, and returns the answer for the caller.
+    ///
+    /// # Errors
+    /// There is no answer, or the node refuses the request as misdirected.
+    pub async fn call(
+        &self,
+        node: &Node,
+        request: &BufferedRequest,
+        expected: Option<ExpectedGeneration>,
+    ) -> Result<Response<RemoteBody>, CallError> {
+        let address = node.address.clone();
+        let address = address.map_err(|why| unreachable(&why))?;
+        let asked = self.client().ask(&address, request.outgoing(expected));
+        let response = match asked.await {
+            Ok(response) => response,
+            Err(error @ (AskError::Dial(_) | AskError::NoRoom { .. } | AskError::Stopped(_))) => {
+                return Err(unreachable(&error));
+            }
+            Err(AskError::Refused(refused)) => return Err(CallError::Refused(refused)),
+            // An idempotent request may be repeated although the answer was lost.
+            Err(error @ (AskError::Silent(_) | AskError::Unanswered { .. }))
+                if request.parts.method == Method::PUT =>
+            {
+                return Err(unreachable(&error));
+            }
+            Err(
+                error @ (AskError::Silent(_)
+                | AskError::Unanswered { .. }
+                | AskError::Request { .. }),
+            ) => {
+                let why = error_chain(&error);
+                return Err(CallError::Unanswered { why });
+            }
+        };
+        if response.headers().contains_key(&X_CONMAN_MISDIRECTED) {
+            let node = Arc::clone(&node.name);
+            return Err(CallError::Misdirected { node });
+        }
+        let lost = self.lost(node);
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return switch(request, response, lost);
+        }
+        let (mut parts, body) = response.into_parts();
+        let length = parts.headers.get(CONTENT_LENGTH).cloned();
+        strip(&mut parts.headers);
+        if let Some(length) = length {
+            parts.headers.insert(CONTENT_LENGTH, length);
+        }
+        Ok(Response::from_parts(parts, RemoteBody::new(body, lost)))
+    }
+}
+
+fn unreachable(error: &dyn std::error::Error) -> CallError {
+    let why = error_chain(error);
+    CallError::Unreachable { why }
+}
+
+/// Connects the two connections once both have switched to the protocol that the other node
+/// accepted.
+fn switch(
+    request: &BufferedRequest,
+    mut response: Response<Incoming>,
+    mut lost: watch::Receiver<Option<Closing>>,
+) -> Result<Response<RemoteBody>, CallError> {
+    let Some(here) = request.on_upgrade() else {
+        let why = "the node switches to a protocol that was not requested".to_owned();
+        return Err(CallError::Unanswered { why });
+    };
+    let there = hyper::upgrade::on(&mut response);
+    let (mut parts, empty) = response.into_parts();
+    let empty = RemoteBody::new(empty, lost.clone());
+    tokio::spawn(async move {
+        let (Ok(here), Ok(there)) = tokio::join!(here, there) else {
+            return;
+        };
+        let (mut here, mut there) = (TokioIo::new(here), TokioIo::new(there));
+        let ended = tokio::io::copy_bidirectional_with_sizes(
+            &mut here,
+            &mut there,
+            TUNNEL_BUFFER_BYTES,
+            TUNNEL_BUFFER_BYTES,
+        );
+        tokio::select! {
+            ended = ended => tracing::trace!(?ended, "a tunnel to another node ended"),
+            // Bytes on the way to or from a lost node are lost in any case.
+            _ = lost.wait_for(Option::is_some) => {
+                tracing::trace!("a tunnel's node is lost");
+            }
+        }
+    });
+    let upgrade = parts.headers.get(UPGRADE).cloned();
+    strip(&mut parts.headers);
+    if let Some(upgrade) = upgrade {
+        parts.headers.insert(UPGRADE, upgrade);
+    }
+    let connection = HeaderValue::from_static("upgrade");
+    parts.headers.insert(CONNECTION, connection);
+    parts.extensions = http::Extensions::new();
+    Ok(Response::from_parts(parts, empty))
+}
+
+/// Removes headers that end at this node.
+fn strip(headers: &mut HeaderMap) {
+    let reserved: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| name.as_str().starts_with("x-conman-"))
+        .cloned()
+        .collect();
+    for name in reserved.iter().chain(&HOP_HEADERS) {
+        headers.remove(name);
+    }
+}
