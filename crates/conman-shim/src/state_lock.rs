@@ -4,9 +4,15 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::{Errno, retry_on_intr};
+
+/// How long the lock may outlive a shim that was killed: a helper process that it has just forked holds
+/// the lock until it runs and closes what it inherited.
+const INHERITED_TIMEOUT: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How the lock was acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +40,10 @@ pub(crate) fn acquire(state_file: &Path, standby: bool) -> io::Result<(File, Acq
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the shim has no runtime, and serves no client yet"
+)]
 fn acquire_once(path: &Path, standby: bool) -> io::Result<(File, Acquired)> {
     let file = File::options()
         .write(true)
@@ -47,7 +57,13 @@ fn acquire_once(path: &Path, standby: bool) -> io::Result<(File, Acquired)> {
             let what = format!("cannot open {}: {error}", path.display());
             io::Error::new(error.kind(), what)
         })?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    let until = Instant::now() + INHERITED_TIMEOUT;
+    let mut taken = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+    while taken == Err(Errno::WOULDBLOCK) && !standby && Instant::now() < until {
+        std::thread::sleep(RETRY_INTERVAL);
+        taken = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+    }
+    match taken {
         Ok(()) => Ok((file, Acquired::Immediately)),
         Err(Errno::WOULDBLOCK) if standby => {
             tracing::info!(lock = %path.display(), "another shim runs; waiting to succeed it");
