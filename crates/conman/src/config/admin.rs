@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use conman_cli::DEFAULT_SOCKET;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
 use super::load::{DEFAULT_PATH, read};
 
@@ -31,23 +31,9 @@ fn named_by(path: &Path, owner: u32) -> Option<PathBuf> {
     fs::metadata(path).ok().filter(is_owners)?;
     let text = read(path).ok()?;
     let (table, _mistakes) = DeTable::parse_recoverable(&text);
-    let DeValue::Table(listen) = field(table.get_ref(), "listen")? else {
-        return None;
-    };
-    let DeValue::String(admin) = field(listen, "admin")? else {
-        return None;
-    };
-    let admin = PathBuf::from(&**admin);
-    admin.is_absolute().then_some(admin)
-}
-
-fn field<'table, 'text>(
-    table: &'table DeTable<'text>,
-    name: &str,
-) -> Option<&'table DeValue<'text>> {
-    let mut fields = table.iter();
-    let found = fields.find(|(key, _)| key.get_ref() == name)?;
-    Some(found.1.get_ref())
+    let listen = table.get_ref().get("listen")?.get_ref();
+    let admin = Path::new(listen.get("admin")?.get_ref().as_str()?);
+    admin.is_absolute().then(|| admin.to_owned())
 }
 
 #[cfg(test)]

@@ -4,19 +4,17 @@ use conman_auth::FleetTlsFiles;
 use conman_fleet::PeerAddress;
 
 use super::Fleet;
-use super::load::absolute_path;
 use super::reader::Section;
 
 /// Reads `[fleet]`; `peers` is the listen address for other nodes.
 pub(super) fn fleet(section: &Section<'_, '_>, peers: Option<SocketAddr>) -> Fleet {
-    let path = |field: &str| section.parsed(field, absolute_path);
-    let secret_file = path("secret_file");
+    let secret_file = section.path("secret_file");
     let tls_section = section.section("tls");
-    let tls_path = |field: &str| tls_section.parsed(field, absolute_path);
-    let tls = match (tls_path("ca"), tls_path("cert"), tls_path("key")) {
-        (Some(ca), Some(cert), Some(key)) => Some(FleetTlsFiles { ca, cert, key }),
-        (None, None, None) => None,
-        (ca, cert, key) => {
+    let files = ["ca", "cert", "key"].map(|field| tls_section.path(field));
+    let tls = match files {
+        [Some(ca), Some(cert), Some(key)] => Some(FleetTlsFiles { ca, cert, key }),
+        [None, None, None] => None,
+        [ca, cert, key] => {
             for (name, file) in [("ca", ca), ("cert", cert), ("key", key)] {
                 if file.is_none() {
                     tls_section.mistake(name, "is missing: `ca`, `cert` and `key` go together");

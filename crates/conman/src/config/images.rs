@@ -3,7 +3,6 @@ use std::time::Duration;
 
 use conman_image::ImageLimits;
 
-use super::load::absolute_path;
 use super::reader::Section;
 use super::{Images, Login};
 
@@ -74,15 +73,13 @@ fn is_registry(name: &str) -> bool {
 
 fn login(section: &Section<'_, '_>) -> Option<Login> {
     let user = section.string("user");
-    let password_file = section.parsed("password_file", absolute_path);
+    let password_file = section.path("password_file");
     section.finish();
-    for (field, given) in [
-        ("user", user.is_some()),
-        ("password_file", password_file.is_some()),
-    ] {
-        if !given {
-            section.mistake(field, "is required");
-        }
+    if user.is_none() {
+        section.mistake("user", "is required");
+    }
+    if password_file.is_none() {
+        section.mistake("password_file", "is required");
     }
     Some(Login {
         user: user?,

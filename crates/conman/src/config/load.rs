@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read as _;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_auth::{HostRules, OriginRules};
+use conman_cli::DEFAULT_SOCKET;
 use conman_core::{DEFAULT_BIND_FIRST_ID, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, SpecPolicy};
 use conman_node::{NOTICE_SOURCES, NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
@@ -100,13 +101,14 @@ pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
 }
 
 pub(super) fn parse(text: &str, path: Option<&Path>) -> Result<Config, ConfigError> {
-    let reader = Reader::new(text);
     let (table, errors) = DeTable::parse_recoverable(text);
+    let reader = Reader::new(text, table.get_ref());
     for error in errors {
-        let line = reader.line_of(error.span().map_or(0, |span| span.start));
-        reader.report(line, error.message().to_owned());
+        let offset = error.span().map_or(0, |span| span.start);
+        reader.report(offset, error.message().to_owned());
     }
-    let config = config(&reader, &Section::new(&reader, "", table.get_ref()));
+    let root = Section::new(&reader, String::new(), Some(table.get_ref()));
+    let config = config(&reader, &root);
     let mistakes = reader.into_mistakes();
     if mistakes.is_empty() {
         Ok(config)
@@ -129,7 +131,9 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
             "must be 1 to 253 letters, digits, '-', '_' and '.', and not `self`".to_owned()
         })
     });
-    let state_dir = absolute(&node, "state_dir", "/var/lib/conman");
+    let state_dir = node
+        .path("state_dir")
+        .unwrap_or_else(|| "/var/lib/conman".into());
     let runtime = node
         .parsed("runtime", runtime_kind)
         .unwrap_or(RuntimeKind::Native);
@@ -174,16 +178,14 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     }
     let preempt = preempt(&root.section("preempt"));
     let docker = root.section("docker");
-    let docker_socket = absolute(&docker, "socket", "/var/run/docker.sock");
+    let docker_socket = docker
+        .path("socket")
+        .unwrap_or_else(|| "/var/run/docker.sock".into());
     docker.finish();
     let images = images::images(&root.section("images"));
     let log = root.section("log");
     let log_format = log
-        .parsed("format", |format| match format {
-            "text" => Ok(LogFormat::Text),
-            "json" => Ok(LogFormat::Json),
-            _ => Err("must be \"text\" or \"json\"".to_owned()),
-        })
+        .get("format", "\"text\" or \"json\"")
         .unwrap_or(LogFormat::Text);
     log.finish();
     let binds = root.section("binds");
@@ -253,15 +255,16 @@ fn policy_mistakes(reader: &Reader<'_>, policy: &SpecPolicy) {
 }
 
 fn listen(section: &Section<'_, '_>) -> Listen {
-    let address = |field: &str, port: u16| {
-        section
-            .parsed(field, |text| {
-                text.parse::<SocketAddr>()
-                    .map_err(|_| "must be ADDRESS:PORT, for example \"127.0.0.1:7700\"".to_owned())
-            })
-            .unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+    let address = |field: &str| {
+        section.parsed(field, |text| {
+            text.parse::<SocketAddr>()
+                .map_err(|_| "must be ADDRESS:PORT, for example \"127.0.0.1:7700\"".to_owned())
+        })
     };
-    let (api, sessions) = (address("api", 7700), address("sessions", 7701));
+    let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let api = address("api").unwrap_or(loopback(7700));
+    let sessions = address("sessions").unwrap_or(loopback(7701));
+    let peers = address("peers");
     if api == sessions && api.port() != 0 {
         section.mistake(
             "sessions",
@@ -269,11 +272,9 @@ fn listen(section: &Section<'_, '_>) -> Listen {
              their content is hostile to it",
         );
     }
-    let peers = section.parsed("peers", |text| {
-        text.parse::<SocketAddr>()
-            .map_err(|_| "must be ADDRESS:PORT, for example \"10.0.0.1:7702\"".to_owned())
-    });
-    let admin = absolute(section, "admin", "/run/conman/conman.sock");
+    let admin = section
+        .path("admin")
+        .unwrap_or_else(|| DEFAULT_SOCKET.into());
     let domain = section
         .string("domain")
         .unwrap_or_else(|| "localhost".to_owned());
@@ -293,8 +294,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         }
     }
     let url = section.parsed("url", url_scheme);
-    let secure_urls = url.as_ref().is_some_and(|(_, secure)| *secure);
-    let urls = url.map(|(scheme, _)| scheme);
+    let (urls, secure_urls) = url.unzip();
     let proxy = ProxyOptions {
         domain: Some(domain.clone()),
         ..ProxyOptions::default()
@@ -302,10 +302,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
     for mistake in proxy.validate().err().unwrap_or_default() {
         section.mistake(mistake.field, mistake.rule);
     }
-    let trust_forwarded = section.boolean("trust_forwarded").unwrap_or(false);
-    let browser_paths = section.boolean("browser_paths").unwrap_or(false);
-    section.finish();
-    Listen {
+    let listen = Listen {
         api,
         sessions,
         peers,
@@ -314,10 +311,12 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         hosts,
         allowed_origins,
         urls,
-        secure_urls,
-        trust_forwarded,
-        browser_paths,
-    }
+        secure_urls: secure_urls.unwrap_or(false),
+        trust_forwarded: section.boolean("trust_forwarded").unwrap_or(false),
+        browser_paths: section.boolean("browser_paths").unwrap_or(false),
+    };
+    section.finish();
+    listen
 }
 
 /// `https://{id}.example.org/` or `https://example.org/s/{id}/`.
@@ -328,28 +327,18 @@ fn url_scheme(pattern: &str) -> Result<(UrlScheme, bool), String> {
         return Err(rule.to_owned());
     }
     let rest = rest.trim_end_matches('/');
-    let plain = |text: &str| {
-        !text.is_empty()
-            && text
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-.:[]".contains(&b))
+    let plain = |text: &&str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte);
+        !text.is_empty() && text.bytes().all(plain)
     };
-    if let Some(authority) = rest
-        .strip_prefix("{id}.")
-        .filter(|authority| plain(authority))
-    {
-        return Ok((UrlScheme::host(scheme, authority), scheme == "https"));
-    }
-    match rest
-        .strip_suffix("/s/{id}")
-        .filter(|authority| plain(authority))
-    {
-        Some(authority) => {
-            let base = format!("{scheme}://{authority}");
-            Ok((UrlScheme::path(&base), scheme == "https"))
-        }
-        None => Err(rule.to_owned()),
-    }
+    let urls = if let Some(authority) = rest.strip_prefix("{id}.").filter(plain) {
+        UrlScheme::host(scheme, authority)
+    } else if let Some(authority) = rest.strip_suffix("/s/{id}").filter(plain) {
+        UrlScheme::path(&format!("{scheme}://{authority}"))
+    } else {
+        return Err(rule.to_owned());
+    };
+    Ok((urls, scheme == "https"))
 }
 
 fn limits(section: &Section<'_, '_>) -> Limits {
@@ -432,16 +421,10 @@ fn spec_limits(section: &Section<'_, '_>, policy: &mut SpecPolicy) {
 }
 
 fn preempt(section: &Section<'_, '_>) -> Preempt {
+    let meanings = "\"preempt\" (SIGTERM means that the machine stops) or \"leave\" (only the \
+                    daemon stops)";
     let on_sigterm = section
-        .parsed("on_sigterm", |text| match text {
-            "preempt" => Ok(OnSigterm::Preempt),
-            "leave" => Ok(OnSigterm::Leave),
-            _ => Err(
-                "must be \"preempt\" (SIGTERM means that the machine stops) or \"leave\" \
-                      (only the daemon stops)"
-                    .to_owned(),
-            ),
-        })
+        .get("on_sigterm", meanings)
         .unwrap_or(OnSigterm::Leave);
     let budget_ms = section
         .integer("budget_ms", 0..=3_600_000)
@@ -471,22 +454,6 @@ pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {
         "docker" => Ok(RuntimeKind::Docker),
         _ => Err("must be \"native\" or \"docker\"".to_owned()),
     }
-}
-
-fn absolute(section: &Section<'_, '_>, field: &str, default: &str) -> PathBuf {
-    let path = section.parsed(field, absolute_path);
-    path.unwrap_or_else(|| PathBuf::from(default))
-}
-
-pub(super) fn absolute_path(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    let plain = path.is_absolute()
-        && !path
-            .components()
-            .any(|part| part == std::path::Component::ParentDir);
-    plain
-        .then_some(path)
-        .ok_or_else(|| "must be an absolute path without `..`".to_owned())
 }
 
 /// The kernel's name for this machine, cut to the characters that a node's name may have.

@@ -24,6 +24,7 @@ use conman_image::ImageLimits;
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_shim::IdPool;
+use serde::Deserialize;
 
 pub(crate) use admin::admin_socket;
 pub(crate) use load::{ConfigError, load};
@@ -164,7 +165,8 @@ pub(crate) struct Login {
 }
 
 /// What SIGTERM means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum OnSigterm {
     /// The machine stops: kill and release every session, then stop.
     Preempt,
@@ -173,7 +175,8 @@ pub(crate) enum OnSigterm {
 }
 
 /// Format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum LogFormat {
     Text,
     Json,

@@ -5,10 +5,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::Component::ParentDir;
+use std::path::PathBuf;
 
 use conman_core::nearest;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 /// One mistake in a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,39 +20,46 @@ pub(crate) struct Mistake {
     pub(crate) text: String,
 }
 
-/// Collects mistakes. Remembers each field's place for mistakes that are found later.
+/// Collects mistakes. Knows each field's place, also for mistakes that are found later.
 #[derive(Debug)]
 pub(crate) struct Reader<'s> {
     source: &'s str,
     mistakes: RefCell<Vec<Mistake>>,
-    lines: RefCell<BTreeMap<String, usize>>,
+    /// Offsets in the source, by the fields' full names.
+    offsets: BTreeMap<String, usize>,
 }
 
 impl<'s> Reader<'s> {
-    pub(crate) fn new(source: &'s str) -> Self {
+    pub(crate) fn new(source: &'s str, root: &DeTable<'s>) -> Self {
+        let mut offsets = BTreeMap::new();
+        find_fields("", root, &mut offsets);
         Self {
             source,
             mistakes: RefCell::default(),
-            lines: RefCell::default(),
+            offsets,
         }
     }
 
     /// Reports a mistake in the field at `path`, or in the nearest enclosing table that exists in
     /// the file.
     pub(crate) fn mistake(&self, path: &str, text: impl fmt::Display) {
-        let lines = self.lines.borrow();
         let mut known = path;
-        let line = loop {
-            if let Some(line) = lines.get(known) {
-                break *line;
+        let offset = loop {
+            if let Some(offset) = self.offsets.get(known) {
+                break *offset;
             }
             match known.rfind(['.', '[']) {
                 Some(end) => known = &known[..end],
-                None => break 1,
+                None => break 0,
             }
         };
-        drop(lines);
-        self.report(line, format!("`{path}` {text}"));
+        self.report(offset, format!("`{path}` {text}"));
+    }
+
+    pub(crate) fn report(&self, offset: usize, text: String) {
+        let before = self.source.get(..offset).unwrap_or(self.source);
+        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        self.mistakes.borrow_mut().push(Mistake { line, text });
     }
 
     pub(crate) fn into_mistakes(self) -> Vec<Mistake> {
@@ -57,14 +67,15 @@ impl<'s> Reader<'s> {
         mistakes.sort();
         mistakes
     }
+}
 
-    pub(crate) fn report(&self, line: usize, text: String) {
-        self.mistakes.borrow_mut().push(Mistake { line, text });
-    }
-
-    pub(crate) fn line_of(&self, offset: usize) -> usize {
-        let before = self.source.get(..offset).unwrap_or(self.source);
-        before.bytes().filter(|byte| *byte == b'\n').count() + 1
+fn find_fields(path: &str, table: &DeTable<'_>, offsets: &mut BTreeMap<String, usize>) {
+    for (key, value) in table {
+        let path = join(path, key.get_ref());
+        if let DeValue::Table(table) = value.get_ref() {
+            find_fields(&path, table, offsets);
+        }
+        offsets.insert(path, key.span().start);
     }
 }
 
@@ -72,54 +83,46 @@ impl<'s> Reader<'s> {
 pub(crate) struct Section<'r, 's> {
     reader: &'r Reader<'s>,
     path: String,
-    fields: BTreeMap<&'r str, &'r Spanned<DeValue<'s>>>,
+    /// `None` if the file does not hold it.
+    table: Option<&'r DeTable<'s>>,
     known: RefCell<Vec<String>>,
 }
 
 impl<'r, 's> Section<'r, 's> {
-    pub(crate) fn new(reader: &'r Reader<'s>, path: &str, table: &'r DeTable<'s>) -> Self {
-        let mut lines = reader.lines.borrow_mut();
-        let fields = table
-            .iter()
-            .map(|(key, value)| {
-                let name: &str = key.get_ref();
-                lines.insert(join(path, name), reader.line_of(key.span().start));
-                (name, value)
-            })
-            .collect();
-        drop(lines);
+    pub(crate) fn new(
+        reader: &'r Reader<'s>,
+        path: String,
+        table: Option<&'r DeTable<'s>>,
+    ) -> Self {
         Self {
             reader,
-            path: path.to_owned(),
-            fields,
+            path,
+            table,
             known: RefCell::default(),
         }
-    }
-
-    /// A table that does not exist in the file.
-    pub(crate) fn absent(reader: &'r Reader<'s>, path: &str) -> Self {
-        Self {
-            reader,
-            path: path.to_owned(),
-            fields: BTreeMap::new(),
-            known: RefCell::default(),
-        }
-    }
-
-    /// The field's full name.
-    pub(crate) fn path(&self, field: &str) -> String {
-        join(&self.path, field)
     }
 
     pub(crate) fn mistake(&self, field: &str, text: impl fmt::Display) {
-        self.reader.mistake(&self.path(field), text);
+        self.reader.mistake(&join(&self.path, field), text);
+    }
+
+    /// The field's value; `expected` describes the values that `T` can have.
+    pub(crate) fn get<T: DeserializeOwned>(&self, field: &str, expected: &str) -> Option<T> {
+        let value = self.take(field)?;
+        let read = T::deserialize(ValueDeserializer::from(value.clone())).ok();
+        if read.is_none() {
+            let found = match value.get_ref() {
+                DeValue::String(text) => format!("{text:?}"),
+                DeValue::Integer(digits) => digits.to_string(),
+                other => format!("of type {}", other.type_str()),
+            };
+            self.mistake(field, format_args!("is {found}, but must be {expected}"));
+        }
+        read
     }
 
     pub(crate) fn string(&self, field: &str) -> Option<String> {
-        match self.take(field)? {
-            DeValue::String(text) => Some(text.clone().into_owned()),
-            other => self.wrong(field, "a string", other),
-        }
+        self.get(field, "a string")
     }
 
     /// A string that `parse` converts; its error text says what is allowed.
@@ -132,11 +135,19 @@ impl<'r, 's> Section<'r, 's> {
         parse(&text).map_err(|rule| self.mistake(field, rule)).ok()
     }
 
+    /// An absolute path without `..`.
+    pub(crate) fn path(&self, field: &str) -> Option<PathBuf> {
+        self.parsed(field, |text| {
+            let path = PathBuf::from(text);
+            let plain = path.is_absolute() && !path.components().any(|part| part == ParentDir);
+            plain
+                .then_some(path)
+                .ok_or_else(|| "must be an absolute path without `..`".to_owned())
+        })
+    }
+
     pub(crate) fn boolean(&self, field: &str) -> Option<bool> {
-        match self.take(field)? {
-            DeValue::Boolean(value) => Some(*value),
-            other => self.wrong(field, "true or false", other),
-        }
+        self.get(field, "true or false")
     }
 
     pub(crate) fn integer<T: TryFrom<u64>>(
@@ -145,76 +156,48 @@ impl<'r, 's> Section<'r, 's> {
         range: RangeInclusive<u64>,
     ) -> Option<T> {
         let expected = format!("a whole number from {} to {}", range.start(), range.end());
-        match self.take(field)? {
-            DeValue::Integer(digits) => {
-                let value = u64::from_str_radix(digits.as_str(), digits.radix()).ok();
-                let value = value.filter(|value| range.contains(value));
-                let value = value.and_then(|value| T::try_from(value).ok());
-                if value.is_none() {
-                    self.mistake(field, format_args!("is {digits}, but must be {expected}"));
-                }
-                value
-            }
-            other => self.wrong(field, &expected, other),
+        let value = self.get::<u64>(field, &expected)?;
+        let fitting = T::try_from(value).ok().filter(|_| range.contains(&value));
+        if fitting.is_none() {
+            self.mistake(field, format_args!("is {value}, but must be {expected}"));
         }
+        fitting
     }
 
     pub(crate) fn number(&self, field: &str) -> Option<f64> {
-        match self.take(field)? {
-            DeValue::Integer(digits) => digits.as_str().parse().ok(),
-            DeValue::Float(digits) => digits.as_str().parse().ok(),
-            other => self.wrong(field, "a number", other),
-        }
+        self.get(field, "a number")
     }
 
     pub(crate) fn strings(&self, field: &str) -> Option<Vec<String>> {
-        let DeValue::Array(array) = self.take(field)? else {
-            self.mistake(field, "must be a list of strings");
-            return None;
-        };
-        let strings: Option<Vec<String>> = array
-            .iter()
-            .map(|value| match value.get_ref() {
-                DeValue::String(text) => Some(text.clone().into_owned()),
-                _ => None,
-            })
-            .collect();
-        if strings.is_none() {
-            self.mistake(field, "must be a list of strings");
-        }
-        strings
+        self.get(field, "a list that holds only strings")
     }
 
     pub(crate) fn string_map(&self, field: &str) -> Option<BTreeMap<String, String>> {
-        let DeValue::Table(table) = self.take(field)? else {
-            self.mistake(field, "must be a table of strings");
-            return None;
-        };
-        let section = Section::new(self.reader, &self.path(field), table);
-        let names: Vec<&str> = section.fields.keys().copied().collect();
-        names
-            .into_iter()
-            .map(|name| section.string(name).map(|value| (name.to_owned(), value)))
+        self.take(field)?;
+        let entries = self.section(field);
+        entries
+            .names()
+            .map(|name| Some((name.to_owned(), entries.string(name)?)))
             .collect()
     }
 
     /// The table of this name; an empty one if it is absent or not a table.
     pub(crate) fn section(&self, field: &str) -> Section<'r, 's> {
-        match self.take(field) {
-            Some(DeValue::Table(table)) => Section::new(self.reader, &self.path(field), table),
-            Some(other) => {
-                self.wrong::<()>(field, "a table", other);
-                Section::absent(self.reader, &self.path(field))
-            }
-            None => Section::absent(self.reader, &self.path(field)),
+        let value = self.take(field).map(Spanned::get_ref);
+        let table = value.and_then(DeValue::as_table);
+        if let (Some(other), None) = (value, table) {
+            let found = other.type_str();
+            self.mistake(
+                field,
+                format_args!("is of type {found}, but must be a table"),
+            );
         }
+        Section::new(self.reader, join(&self.path, field), table)
     }
 
     /// Every table below this one, by name.
     pub(crate) fn sections(&self) -> Vec<(String, Section<'r, 's>)> {
-        let names: Vec<&str> = self.fields.keys().copied().collect();
-        names
-            .into_iter()
+        self.names()
             .map(|name| (name.to_owned(), self.section(name)))
             .collect()
     }
@@ -222,14 +205,13 @@ impl<'r, 's> Section<'r, 's> {
     /// Reports every field that was not read.
     pub(crate) fn finish(&self) {
         let known = self.known.borrow();
-        for name in self.fields.keys() {
+        for name in self.names() {
             if known.iter().any(|known| known == name) {
                 continue;
             }
-            let place = if self.path.is_empty() {
-                "this file".to_owned()
-            } else {
-                format!("[{}]", self.path)
+            let place = match self.path.as_str() {
+                "" => "this file".to_owned(),
+                path => format!("[{path}]"),
             };
             let hint = match nearest(name, known.iter().map(String::as_str)) {
                 Some(nearest) => format!("did you mean `{nearest}`?"),
@@ -239,39 +221,23 @@ impl<'r, 's> Section<'r, 's> {
         }
     }
 
-    fn take(&self, field: &str) -> Option<&'r DeValue<'s>> {
+    fn names(&self) -> impl Iterator<Item = &'r str> + use<'r, 's> {
+        let keys = self.table.into_iter().flat_map(|table| table.keys());
+        keys.map(|key| &**key.get_ref())
+    }
+
+    fn take(&self, field: &str) -> Option<&'r Spanned<DeValue<'s>>> {
         let mut known = self.known.borrow_mut();
         if !known.iter().any(|name| name == field) {
             known.push(field.to_owned());
         }
-        self.fields.get(field).map(|value| value.get_ref())
-    }
-
-    fn wrong<T>(&self, field: &str, expected: &str, found: &DeValue<'_>) -> Option<T> {
-        self.mistake(
-            field,
-            format_args!("is {}, but must be {expected}", kind(found)),
-        );
-        None
-    }
-}
-
-fn kind(value: &DeValue<'_>) -> &'static str {
-    match value {
-        DeValue::String(_) => "a string",
-        DeValue::Integer(_) => "a whole number",
-        DeValue::Float(_) => "a number with a fraction",
-        DeValue::Boolean(_) => "true or false",
-        DeValue::Datetime(_) => "a date",
-        DeValue::Array(_) => "a list",
-        DeValue::Table(_) => "a table",
+        self.table?.get(field)
     }
 }
 
 fn join(path: &str, field: &str) -> String {
-    if path.is_empty() {
-        field.to_owned()
-    } else {
-        format!("{path}.{field}")
+    match path {
+        "" => field.to_owned(),
+        path => format!("{path}.{field}"),
     }
 }

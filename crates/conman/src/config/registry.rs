@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use conman_core::ownership::{KILLS_PER_MS, Timing};
 
 use super::Config;
-use super::load::absolute_path;
 use super::reader::{Reader, Section};
 
 const DEFAULT_PREFIX: &str = "/conman/";
@@ -57,13 +56,13 @@ pub(super) fn registry(
     let login = pair(
         registry,
         ("user", registry.string("user")),
-        ("password_file", file(registry, "password_file")),
+        ("password_file", registry.path("password_file")),
     );
-    let ca_file = file(registry, "ca_file");
+    let ca_file = registry.path("ca_file");
     let identity_files = pair(
         registry,
-        ("cert_file", file(registry, "cert_file")),
-        ("key_file", file(registry, "key_file")),
+        ("cert_file", registry.path("cert_file")),
+        ("key_file", registry.path("key_file")),
     );
     let compact = registry.boolean("compact").unwrap_or(true);
     registry.finish();
@@ -152,10 +151,6 @@ pub(super) fn kill_mistakes(reader: &Reader<'_>, config: &Config, shared: &Share
             sessions.div_ceil(KILLS_PER_MS),
         ),
     );
-}
-
-fn file(section: &Section<'_, '_>, field: &str) -> Option<PathBuf> {
-    section.parsed(field, absolute_path)
 }
 
 /// Both fields or none.

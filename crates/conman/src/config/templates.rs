@@ -1,5 +1,5 @@
 use conman_core::Template;
-use conman_proto::{Network, OnNodeLoss, SessionRequest};
+use conman_proto::SessionRequest;
 
 use super::load::runtime_kind;
 use super::reader::Section;
@@ -10,11 +10,6 @@ const ANY: std::ops::RangeInclusive<u64> = 0..=u64::MAX >> 1;
 
 /// Reads one `[templates.<name>]`.
 pub(super) fn template(section: Section<'_, '_>) -> Template {
-    let network = section.parsed("network", |text| match text {
-        "loopback" => Ok(Network::Loopback),
-        "bridge" => Ok(Network::Bridge),
-        _ => Err("must be \"loopback\" or \"bridge\"".to_owned()),
-    });
     let request = SessionRequest {
         template: None,
         image: section.string("image"),
@@ -24,7 +19,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         port: section.integer("port", 1..=65_535).map(Some),
         ready_path: section.string("ready_path"),
         ready_timeout_s: section.integer("ready_timeout_s", ANY),
-        network,
+        network: section.get("network", "\"loopback\" or \"bridge\""),
         memory_bytes: section.integer("memory_bytes", ANY),
         disk_bytes: section.integer("disk_bytes", ANY),
         disk_inodes: section.integer("disk_inodes", ANY),
@@ -37,11 +32,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         preempt_signal: section.string("preempt_signal"),
         preempt_grace_ms: section.integer("preempt_grace_ms", ANY),
         tty: section.boolean("tty"),
-        on_node_loss: section.parsed("on_node_loss", |text| match text {
-            "wait" => Ok(OnNodeLoss::Wait),
-            "restart" => Ok(OnNodeLoss::Restart),
-            _ => Err("must be \"wait\" or \"restart\"".to_owned()),
-        }),
+        on_node_loss: section.get("on_node_loss", "\"wait\" or \"restart\""),
         node_labels: section.string_map("node_labels"),
     };
     let template = Template {

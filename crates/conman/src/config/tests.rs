@@ -99,7 +99,7 @@ fn a_template_says_what_becomes_of_its_sessions_without_their_node() {
     assert_eq!(request.on_node_loss, Some(OnNodeLoss::Restart));
     let text = mistakes("[templates.a]\nimage = \"a\"\non_node_loss = \"resume\"\n");
     assert!(
-        text.contains("conman.toml:3: `templates.a.on_node_loss` must be \"wait\" or \"restart\""),
+        text.contains("conman.toml:3: `templates.a.on_node_loss` is \"resume\", but must be \"wait\" or \"restart\""),
         "{text}"
     );
 }
@@ -120,6 +120,31 @@ fn every_mistake_is_told_at_once_with_its_line() {
     ] {
         assert!(text.contains(part), "{part:?} is missing in:\n{text}");
     }
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_named_with_what_it_must_be() {
+    let text = mistakes(
+        "listen = 1\n[node]\nname = 5\n[limits]\nmax_cpus = \"two\"\nmax_events = -1\n\
+         max_pids = 0x1_0000_0000\n[docker]\nsocket = [\"/a\"]\n[fleet.labels]\na = \"1\"\n\
+         b = true\n[images]\nregistries = [\n\"a\",\n1]\n[templates]\nx = \"y\"\n",
+    );
+    for part in [
+        "9 mistakes",
+        "1: `listen` is of type integer, but must be a table",
+        "3: `node.name` is 5, but must be a string",
+        "5: `limits.max_cpus` is \"two\", but must be a number",
+        "6: `limits.max_events` is -1, but must be a whole number from 100 to 10000000",
+        "7: `limits.max_pids` is 4294967296, but must be a whole number from 0 to 4294967295",
+        "9: `docker.socket` is of type array, but must be a string",
+        "12: `fleet.labels.b` is of type boolean, but must be a string",
+        "14: `images.registries` is of type array, but must be a list that holds only strings",
+        "18: `templates.x` is of type string, but must be a table",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+    let policy = accepted("[limits]\nmax_cpus = 0x2\n").policy;
+    assert_eq!(policy.max_cpus, Some(2.0));
 }
 
 #[test]
