@@ -210,6 +210,10 @@ impl DeadManFence {
             }
         }
         effects.extend(fired.then_some(Effect::ReleaseAll));
+        if fired && self.unverified.is_empty() {
+            // Nothing that is due later would publish it.
+            effects.extend(self.publish_change());
+        }
         (admitted, effects)
     }
 

@@ -11,6 +11,7 @@ use conman_linux::{PidFd, ProcessIdentity};
 use super::{Control, host_error, spec_error};
 use crate::containers::Container;
 use crate::fence::slot;
+use crate::ledger::Record;
 use crate::protocol::{CallError, ContainerState, Reply};
 use crate::spec::check_name;
 
@@ -37,8 +38,17 @@ impl Control {
         }
         let mut container = Container::starting(cgroup, None, None, None);
         container.external = true;
-        self.containers.adopt(name.clone(), container);
-        self.record(&name);
+        let line = Record::Put {
+            name: name.as_str(),
+            container: &container,
+        };
+        // The start is ordered after this answer, and a later shim must find it.
+        if let Err(error) = self.ledger.append(&line) {
+            self.change(FenceEvent::StartOver(slot(&name)));
+            self.change(FenceEvent::Forget(slot(&name)));
+            return Err(host_error("record the start of", &name)(error));
+        }
+        self.containers.adopt(name, container);
         Ok(Reply::Done)
     }
 

@@ -41,10 +41,11 @@ impl Control {
         }
     }
 
-    /// Records that a start is about to be ordered.
+    /// Records that a start is about to be ordered. It does not compact the file: that would drop the line
+    /// of a start that is not among the others yet.
     pub(super) fn record_start(&mut self, start: &Pending) -> io::Result<()> {
         let container = start.container();
-        self.append(&Record::Put {
+        self.ledger.append(&Record::Put {
             name: &start.name,
             container: &container,
         })
