@@ -108,6 +108,20 @@ impl EmergencyThread {
     }
 }
 
+/// The commands from before the node was up, without the notices that their source has withdrawn since.
+fn queued(queue: &mut mpsc::Receiver<Command>) -> Vec<Command> {
+    let mut commands: Vec<Command> = Vec::new();
+    while let Ok(command) = queue.try_recv() {
+        if let Command::Readmit(by, _) = &command {
+            commands.retain(
+                |earlier| !matches!(earlier, Command::Preempt(notice) if notice.origin == *by),
+            );
+        }
+        commands.push(command);
+    }
+    commands
+}
+
 /// The preemption under way.
 struct Running {
     work: Pin<Box<dyn Future<Output = preemption::Outcome> + Send>>,
@@ -138,7 +152,7 @@ impl EmergencyLoop {
     }
 
     async fn run(mut self, mut queue: mpsc::Receiver<Command>, caught_up: oneshot::Sender<()>) {
-        while let Ok(command) = queue.try_recv() {
+        for command in queued(&mut queue) {
             if self.obey(command).is_break() {
                 return;
             }

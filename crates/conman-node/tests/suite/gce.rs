@@ -268,6 +268,29 @@ fn a_notice_that_arrives_before_the_node_is_up_is_acted_on() {
 }
 
 #[test]
+fn a_notice_that_is_withdrawn_before_the_node_is_up_kills_nothing() {
+    let stage = Stage::new();
+    let earlier = stage.boot();
+    earlier.start("alice", &idle());
+    earlier.vanish();
+    let (_server, metadata, address) = serve();
+    metadata.set("preempted", "TRUE");
+    let emergency = watching(&format!("http://{address}"));
+    let waiting = || {
+        let asked = metadata.asked("preempted");
+        asked.iter().filter(|asked| asked.waits).count()
+    };
+    eventually("the notice to arrive", || (waiting() > 0).then_some(()));
+    metadata.set("preempted", "FALSE");
+    eventually("its withdrawal to arrive", || (waiting() > 1).then_some(()));
+
+    let daemon = stage.boot_after(emergency);
+    daemon.await_state("alice", SessionState::Running);
+    assert_eq!(stage.alive(), 1);
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
+}
+
+#[test]
 fn a_withdrawn_notice_admits_sessions_again() {
     let stage = Stage::new();
     let Scene {
