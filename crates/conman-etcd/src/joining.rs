@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use super::codec::{self, Holder};
 use super::forgetting;
 use super::from_alone::FromAlone;
-use super::schema;
+use super::schema::{self, SchemaError};
 use super::shared::{Shared, boot_time};
 use super::store::{Additions, ReadError};
 use super::wire::{self, TxnRequest};
@@ -23,6 +23,8 @@ use conman_registry::{FenceLink, FenceLinkError, FenceOrder};
 
 /// Pause between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Pause after a registry of another format: each attempt reads all of it, and another fleet may be using it.
+const OTHER_FORMAT_PAUSE: Duration = Duration::from_secs(30);
 
 /// What the protocol starts with.
 #[derive(Debug)]
@@ -43,10 +45,40 @@ pub(super) async fn join(
     loop {
         match attempt(shared, link, me, from_alone.floor, &mut is_held).await {
             Ok(joined) => return joined,
-            Err(reason) => {
+            Err(Obstacle { reason, pause }) => {
                 shared.stands(Standing::Joining { reason });
-                sleep(RETRY_PAUSE).await;
+                sleep(pause).await;
             }
+        }
+    }
+}
+
+/// Why an attempt failed, and how long to wait before the next one.
+struct Obstacle {
+    reason: String,
+    pause: Duration,
+}
+
+impl From<String> for Obstacle {
+    fn from(reason: String) -> Self {
+        Self {
+            reason,
+            pause: RETRY_PAUSE,
+        }
+    }
+}
+
+impl From<SchemaError> for Obstacle {
+    fn from(error: SchemaError) -> Self {
+        let pause = match &error {
+            SchemaError::OtherFormat { .. } => OTHER_FORMAT_PAUSE,
+            SchemaError::Read(_) | SchemaError::Foreign { .. } | SchemaError::NotWritten { .. } => {
+                RETRY_PAUSE
+            }
+        };
+        Self {
+            reason: error.to_string(),
+            pause,
         }
     }
 }
@@ -57,16 +89,14 @@ async fn attempt(
     me: &Holder,
     floor: Option<Generation>,
     is_held: &mut bool,
-) -> Result<Joined, String> {
+) -> Result<Joined, Obstacle> {
     if !*is_held {
         hold(link.as_ref())
             .await
             .map_err(|error| error.to_string())?;
         *is_held = true;
     }
-    schema::check(&shared.store)
-        .await
-        .map_err(|error| error.to_string())?;
+    schema::check(&shared.store).await?;
     if let Some(floor) = floor {
         raise_floor(shared, floor).await?;
     }

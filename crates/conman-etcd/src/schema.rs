@@ -7,6 +7,9 @@ use super::codec::{self, SchemaText};
 use super::store::{Entry, ReadError, Store};
 use super::wire::{self, TxnRequest};
 
+/// Keys of one read of a registry of another format.
+const PAGE: i64 = 512;
+
 /// Why the registry is not used. Each attempt checks again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SchemaError {
@@ -43,13 +46,24 @@ fn remedy(prefix: &str, found: u32, floor: u64) -> String {
 
 /// The greatest number called `generation` in a registry of any format.
 async fn greatest_generation(store: &Store) -> Result<u64, ReadError> {
-    let entries = store.all_below(&store.keys.all()).await?;
     let generation = |(_, bytes, _): &Entry| {
         let value: serde_json::Value = serde_json::from_slice(bytes).ok()?;
         let within = value["record"]["generation"].as_u64();
         value["generation"].as_u64().max(within)
     };
-    Ok(entries.iter().filter_map(generation).max().unwrap_or(0))
+    let parent = store.keys.all();
+    let (mut from, mut greatest) = (parent.clone(), 0);
+    loop {
+        let (entries, more) = store.records_below(&from, &parent, PAGE).await?;
+        greatest = entries
+            .iter()
+            .filter_map(generation)
+            .fold(greatest, u64::max);
+        match entries.into_iter().next_back() {
+            Some((last, ..)) if more => from = [last.as_slice(), b"\0"].concat(),
+            _ => return Ok(greatest),
+        }
+    }
 }
 
 /// Checks the format, and writes it where nothing is stored yet.

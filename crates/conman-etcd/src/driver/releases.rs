@@ -353,6 +353,8 @@ fn unheard(record: &SessionRecord) -> Ending {
         return abandoned();
     }
     Ending {
+        // Without a start time, it counts as a failed start for the limit of restarts.
+        cause: Some(started_at.map_or(EndCause::StartFailed, |_| EndCause::Unknown)),
         reason: "it has ended for an unknown reason".to_owned(),
         started_at,
         ..abandoned()
