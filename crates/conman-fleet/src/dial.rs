@@ -200,7 +200,11 @@ impl From<DialError> for io::Error {
         let kind = match &error {
             DialError::Connect { source, .. }
             | DialError::Tls { source, .. }
-            | DialError::NoRoom { source, .. } => source.kind(),
+            | DialError::NoRoom { source, .. } => match source.kind() {
+                // The kind means a refused certificate; a firewall's refusal is not one.
+                io::ErrorKind::PermissionDenied => io::ErrorKind::HostUnreachable,
+                kind => kind,
+            },
             // As if the other node had refused this one's certificate.
             DialError::Foreign { .. } => io::ErrorKind::PermissionDenied,
             DialError::Timeout { .. } => io::ErrorKind::TimedOut,

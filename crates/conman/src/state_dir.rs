@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use conman_core::Instance;
 use conman_linux::{FORMAT, StateFile};
+use conman_registry::fleet_mark::was_in_fleet;
 use conman_registry::{start_afresh, used_through};
 use serde::{Deserialize, Serialize};
 
@@ -87,7 +88,7 @@ fn read_instance(directory: &Path) -> Result<Option<Instance>> {
     match error.kind() {
         // Before 0.1.0 it held nothing but the id.
         _ if fs::read_to_string(file.path()).is_ok_and(|text| Instance::parse(text.trim()).is_ok()) => {
-            let hint = start_afresh(FORMAT - 1, used_through(directory));
+            let hint = start_afresh(FORMAT - 1, floor(directory));
             bail!("{} is of a conman from before 0.1.0; {hint}", directory.display())
         }
         ErrorKind::Unsupported => {
@@ -98,6 +99,15 @@ fn read_instance(directory: &Path) -> Result<Option<Instance>> {
             format!("{path} does not contain an instance id; restore it, since containers are found by it")
         }),
         _ => Err(error).with_context(|| format!("cannot read {path}")),
+    }
+}
+
+/// The greatest generation that the node may have used; `None` if it is not known, as for a node that has
+/// been in a fleet, whose generations the fleet gave out.
+fn floor(directory: &Path) -> Option<u64> {
+    match was_in_fleet(directory) {
+        Ok(false) => used_through(directory),
+        Ok(true) | Err(_) => None,
     }
 }
 
