@@ -17,6 +17,7 @@ mod kept_exec;
 mod log_line;
 mod node;
 mod problem;
+mod problem_kind;
 mod session;
 mod session_id;
 mod spec;
@@ -44,6 +45,7 @@ pub use node::{
     NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness, Unreleased,
 };
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
+pub use problem_kind::ProblemKind;
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
 pub use spec::{

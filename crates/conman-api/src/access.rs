@@ -14,7 +14,7 @@ use conman_fleet::remote_caller;
 use conman_listen::Place;
 
 use crate::hop::{ByPeer, Hop};
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::server::Peer;
 use crate::{ApiState, Listener};
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use conman_proto::{ExecResult, ExecStatus};
 use conman_runtime::{ExecIo, OutputStream};
 
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Kept of each output stream. The rest is read, so that the command continues, and dropped.
 const MAX_OUTPUT_BYTES: usize = 1024 * 1024;

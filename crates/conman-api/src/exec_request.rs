@@ -5,7 +5,7 @@ use std::time::Duration;
 use conman_proto::{ExecRequest, FieldError};
 use conman_runtime::{ExecPlan, TERMINAL_SIZE};
 
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 const MAX_COMMAND_ITEMS: usize = 256;
 const MAX_COMMAND_BYTES: usize = 64 * 1024;

@@ -8,7 +8,7 @@ use conman_registry::{FleetSession, Peer};
 use jiff::Timestamp;
 
 use crate::node_errors::chain;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Records per page of the registry.
 const PAGE: usize = 500;

@@ -34,7 +34,7 @@ use conman_proto::{Generation, SessionId};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::json_body;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 pub(crate) use placement_request::{NODE_LABEL, labels_of};
 

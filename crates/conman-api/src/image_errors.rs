@@ -7,7 +7,7 @@ use conman_image::{ImportError, KeeperError, PullError, StoreError};
 use conman_proto::FieldError;
 
 use crate::node_errors::chain;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// The field of the mistake in the request.
 const BODY: &str = "body";
@@ -42,7 +42,7 @@ pub(crate) fn pull_problem(error: &PullError) -> ApiError {
         PullError::Busy { .. } => Kind::IMAGES_BUSY,
         PullError::Aborted { .. } => Kind::INTERNAL,
     };
-    if kind.status.is_client_error() {
+    if kind.status < 500 {
         in_field(kind, PULL, error)
     } else {
         kind.because(chain(error))

@@ -10,7 +10,7 @@ use http::{HeaderMap, Request};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::{field_errors, json_value};
 
 /// Bound on every body except a command's: enough for the largest valid spec (64 KiB of

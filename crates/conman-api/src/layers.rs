@@ -16,7 +16,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use crate::problem::{self, Kind};
+use crate::problem::{self, IntoApiError as _, Kind};
 use crate::server::Peer;
 
 /// Answers have the id of their request's log line.

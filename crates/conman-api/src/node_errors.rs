@@ -11,7 +11,7 @@ use conman_proto::{LimitMet, Problem};
 use conman_registry::{JournalError, RegistryError};
 use conman_runtime::RuntimeError;
 
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 impl From<EnsureError> for ApiError {
     fn from(error: EnsureError) -> Self {
@@ -138,7 +138,7 @@ pub fn locate_problem(error: &LocateError) -> Problem {
         LocateError::Moves { .. } => Kind::MOVES,
         LocateError::TooManyWaiting { .. } | LocateError::TooManySessions { .. } => Kind::CROWDED,
     };
-    kind.because(chain(error)).into_problem()
+    *kind.problem(chain(error))
 }
 
 /// [`route_problem`] for another node: it also says if a third node has the session.

@@ -6,7 +6,7 @@ use conman_proto::{ExecId, SessionId};
 use http::request::Parts;
 
 use crate::field_errors;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// `{id}` of a session's path.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use http::Uri;
 use percent_encoding::percent_decode_str;
 
 use crate::field_errors;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Most parameters in one query; hyper bounds the bytes.
 const MAX_PARAMETERS: usize = 128;

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use conman_proto::Problem;
+use conman_proto::{Problem, ProblemKind};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 
 use crate::host_rules::HostPort;
 use crate::origin_rules::{Asker, Site};
-use crate::{Caller, CallerOrigin, HostRules, OriginRules, Scope, TokenFile, bearer, problems};
+use crate::{Caller, CallerOrigin, HostRules, OriginRules, Scope, TokenFile, bearer};
 
 /// The source of a request to the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl ApiGuard {
 
     fn check_admin(&self, parts: &Parts, uid: u32) -> Result<(), Box<Problem>> {
         if uid != 0 && uid != self.own_uid {
-            return Err(problems::forbidden(format!(
+            return Err(ProblemKind::FORBIDDEN.problem(format!(
                 "only root and uid {} may use the admin socket; you are uid {uid}",
                 self.own_uid
             )));
@@ -114,9 +114,8 @@ impl ApiGuard {
         // Browsers cannot use a Unix socket: a page's request was forwarded by another program.
         match self.origins.asker(&parts.headers, None) {
             Asker::Unnamed => Ok(()),
-            Asker::Own | Asker::Allowed | Asker::Foreign(_) => Err(problems::origin_refused(
-                "the admin socket does not answer requests from web pages",
-            )),
+            Asker::Own | Asker::Allowed | Asker::Foreign(_) => Err(ProblemKind::ORIGIN_REFUSED
+                .problem("the admin socket does not answer requests from web pages")),
         }
     }
 
@@ -129,12 +128,12 @@ impl ApiGuard {
             | (Asker::Unnamed, Site::HereOrUnknown | Site::Navigating { cross_site: false }) => {
                 Ok(())
             }
-            (Asker::Foreign(origin), _) => Err(problems::origin_refused(format!(
+            (Asker::Foreign(origin), _) => Err(ProblemKind::ORIGIN_REFUSED.problem(format!(
                 "pages of `{origin}` may not use this API; if one of yours needs to, add its \
                  origin to `allowed_origins` under [listen] in the configuration"
             ))),
             (Asker::Unnamed, Site::Navigating { cross_site: true } | Site::Elsewhere) => {
-                Err(problems::origin_refused(
+                Err(ProblemKind::ORIGIN_REFUSED.problem(
                     "a page of another origin made this request (Sec-Fetch-Site); open the URL \
                      directly, or add the page's origin to `allowed_origins` under [listen] in \
                      the configuration",
@@ -148,15 +147,15 @@ fn by_token(parts: &Parts, tokens: &TokenFile) -> Result<Caller, Box<Problem>> {
     let mut values = parts.headers.get_all(AUTHORIZATION).iter();
     let (value, second) = (values.next(), values.next());
     let Some(value) = value.filter(|_| second.is_none()) else {
-        return Err(problems::unauthenticated(
+        return Err(ProblemKind::UNAUTHENTICATED.problem(
             "send one header `Authorization: Bearer TOKEN`; `conman auth new-token` makes tokens",
         ));
     };
     let token = bearer::of_header(value.as_bytes()).ok_or_else(|| {
-        problems::unauthenticated("the Authorization header is not `Bearer TOKEN`")
+        ProblemKind::UNAUTHENTICATED.problem("the Authorization header is not `Bearer TOKEN`")
     })?;
     tokens.find(token).ok_or_else(|| {
-        problems::unauthenticated(
+        ProblemKind::UNAUTHENTICATED.problem(
             "the token is unknown: it was mistyped, removed from the token file, or the daemon \
              has not read the file again since it was added (SIGHUP makes it)",
         )
@@ -171,7 +170,7 @@ fn local(address: SocketAddr) -> Result<Caller, Box<Problem>> {
             origin: CallerOrigin::Local,
         })
     } else {
-        Err(problems::unauthenticated(
+        Err(ProblemKind::UNAUTHENTICATED.problem(
             "no tokens are configured, so only clients on this host are allowed; set `tokens_file` \
              under [auth] in the configuration",
         ))
@@ -187,7 +186,7 @@ impl Caller {
         if self.scope >= needed {
             Ok(())
         } else {
-            Err(problems::forbidden(format!(
+            Err(ProblemKind::FORBIDDEN.problem(format!(
                 "this needs the scope `{needed}`; the token `{}` has `{}`",
                 self.name, self.scope
             )))

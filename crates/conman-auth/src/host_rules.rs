@@ -10,9 +10,7 @@ use http::request::Parts;
 use http::uri::Authority;
 use http::{Uri, Version};
 
-use conman_proto::Problem;
-
-use crate::problems;
+use conman_proto::{Problem, ProblemKind};
 
 /// The host names that one listener serves.
 ///
@@ -72,7 +70,7 @@ impl HostRules {
             } else {
                 let message = format!(
                     "`{}` is not a host name: write it without scheme, port and wildcard",
-                    problems::quoted(host.as_bytes())
+                    quoted(host.as_bytes())
                 );
                 mistakes.push(HostMistake { index, message });
             }
@@ -95,21 +93,22 @@ impl HostRules {
         let mut values = parts.headers.get_all(HOST).iter();
         let (value, second) = (values.next(), values.next());
         if second.is_some() {
-            return Err(problems::bad_request("the request has more than one Host"));
+            return Err(ProblemKind::BAD_REQUEST.problem("the request has more than one Host"));
         }
         let Some(value) = value else {
             return if parts.version <= Version::HTTP_10 {
                 Ok(None)
             } else {
-                Err(problems::bad_request("the request has no Host"))
+                Err(ProblemKind::BAD_REQUEST.problem("the request has no Host"))
             };
         };
         let host = HostPort::parse(value.as_bytes()).ok_or_else(|| {
-            let given = problems::quoted(value.as_bytes());
-            problems::bad_request(format!("the Host `{given}` is not a host name or address"))
+            let given = quoted(value.as_bytes());
+            ProblemKind::BAD_REQUEST
+                .problem(format!("the Host `{given}` is not a host name or address"))
         })?;
         if let Some(other) = other_authority(&parts.uri, &host) {
-            return Err(problems::bad_request(format!(
+            return Err(ProblemKind::BAD_REQUEST.problem(format!(
                 "the request is for `{other}` by its target and for `{host}` by its Host"
             )));
         }
@@ -140,10 +139,10 @@ impl HostRules {
     }
 
     fn refusal(&self, host: &HostPort) -> Box<Problem> {
-        problems::host_refused(format!(
+        ProblemKind::HOST_REFUSED.problem(format!(
             "requests for `{}` are not served here; if that is a name of this host, add it to \
              `hosts` under [listen] in the configuration",
-            problems::quoted(host.host.as_bytes())
+            quoted(host.host.as_bytes())
         ))
     }
 }
@@ -182,7 +181,7 @@ impl HostPort {
 fn other_authority(uri: &Uri, host: &HostPort) -> Option<String> {
     let authority = uri.authority().map(Authority::as_str)?;
     let same = HostPort::parse(authority.as_bytes()).is_some_and(|other| other == *host);
-    (!same).then(|| problems::quoted(authority.as_bytes()))
+    (!same).then(|| quoted(authority.as_bytes()))
 }
 
 fn address(host: &str) -> Option<IpAddr> {
@@ -205,6 +204,13 @@ fn is_host_name(text: &str) -> bool {
                 && !label.starts_with('-')
                 && !label.ends_with('-')
         })
+}
+
+/// A client's text for a detail: truncated and without control characters.
+pub(crate) fn quoted(bytes: &[u8]) -> String {
+    const LONGEST: usize = 100;
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(LONGEST)]);
+    text.escape_debug().collect()
 }
 
 #[cfg(test)]

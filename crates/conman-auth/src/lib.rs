@@ -33,7 +33,6 @@ mod host_rules;
 mod key_file;
 mod origin_rules;
 mod peer;
-mod problems;
 mod session_guard;
 mod token_file;
 mod token_set;

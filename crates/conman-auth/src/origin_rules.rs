@@ -5,8 +5,7 @@ use std::fmt;
 use http::HeaderMap;
 use http::header::{HeaderName, ORIGIN};
 
-use crate::host_rules::HostPort;
-use crate::problems;
+use crate::host_rules::{HostPort, quoted};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
@@ -73,7 +72,7 @@ impl OriginRules {
                     message: format!(
                         "`{}` is not an origin: write scheme://host or scheme://host:port, \
                          without a path or wildcard",
-                        problems::quoted(text.as_bytes())
+                        quoted(text.as_bytes())
                     ),
                 }),
             }
@@ -99,7 +98,7 @@ impl OriginRules {
         let Some(value) = values.next() else {
             return Asker::Unnamed;
         };
-        let foreign = || Asker::Foreign(problems::quoted(value.as_bytes()));
+        let foreign = || Asker::Foreign(quoted(value.as_bytes()));
         if values.next().is_some() {
             return foreign();
         }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_proto::{Problem, SessionId};
+use conman_proto::{Problem, ProblemKind, SessionId};
 use http::header::UPGRADE;
 use http::request::Parts;
 use http::{HeaderValue, Method};
@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use crate::connect_tokens::MintedToken;
 use crate::credentials::{COOKIE_NAME, Credentials};
 use crate::origin_rules::{Asker, Site};
-use crate::{ConnectTokenError, ConnectTokens, HostRules, OriginRules, Scope, TokenFile, problems};
+use crate::{ConnectTokenError, ConnectTokens, HostRules, OriginRules, Scope, TokenFile};
 
 /// Options of a [`SessionGuard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,7 +167,7 @@ impl SessionGuard {
             return Ok(Authority::Local);
         }
         Err(refused.unwrap_or_else(|| {
-            problems::unauthenticated(if credentials.any_explicit() {
+            ProblemKind::UNAUTHENTICATED.problem(if credentials.any_explicit() {
                 "the bearer token is unknown: it was mistyped, or removed from the token file"
             } else if credentials.cookies.is_empty() {
                 "connect with a token for this session, as `Authorization: Bearer TOKEN`, as the \
@@ -219,14 +219,8 @@ impl SessionGuard {
             Some(cookie) => Some(cookie),
             None if by_url => {
                 let minted = self.connect.mint_cookie(id, self.options.cookie_ttl, now);
-                let failed = |error: crate::MintError| {
-                    Box::new(Problem::new(
-                        "internal",
-                        "conman has a bug",
-                        500,
-                        error.to_string(),
-                    ))
-                };
+                let failed =
+                    |error: crate::MintError| ProblemKind::INTERNAL.problem(error.to_string());
                 Some(minted.map_err(failed)?)
             }
             None => None,
@@ -259,7 +253,7 @@ impl SessionGuard {
             "{COOKIE_NAME}={value}; Path={path}; Max-Age={max_age_s}; HttpOnly; SameSite=Lax{secure}"
         );
         HeaderValue::try_from(text)
-            .map_err(|_| problems::bad_request("the path of the session is not valid"))
+            .map_err(|_| ProblemKind::BAD_REQUEST.problem("the path of the session is not valid"))
     }
 }
 
@@ -267,7 +261,7 @@ impl SessionGuard {
 fn check_page(parts: &Parts, asker: &Asker, authority: Authority) -> Result<(), Box<Problem>> {
     let acts = !is_plain_read(parts);
     if acts && let Asker::Foreign(origin) = asker {
-        return Err(problems::origin_refused(format!(
+        return Err(ProblemKind::ORIGIN_REFUSED.problem(format!(
             "pages of `{origin}` may not open WebSockets to this session or change anything in \
              it; if one of yours needs to, add its origin to `allowed_origins` under [listen] in \
              the configuration"
@@ -280,7 +274,7 @@ fn check_page(parts: &Parts, asker: &Asker, authority: Authority) -> Result<(), 
     // Browsers send the origin of every state-changing request; a cookie without it is not from a
     // browser.
     if acts && authority == Authority::Cookie && *asker == Asker::Unnamed {
-        return Err(problems::origin_refused(
+        return Err(ProblemKind::ORIGIN_REFUSED.problem(
             "a cookie alone, without an Origin, does not suffice for this request; clients other \
              than browsers send the token as `Authorization: Bearer TOKEN`",
         ));
@@ -293,7 +287,7 @@ fn check_page(parts: &Parts, asker: &Asker, authority: Authority) -> Result<(), 
         Asker::Unnamed => Site::of(&parts.headers) == Site::Elsewhere,
     };
     if ambient && elsewhere {
-        return Err(problems::origin_refused(
+        return Err(ProblemKind::ORIGIN_REFUSED.problem(
             "a page of another origin made this request (Origin, Sec-Fetch-Site) without a token",
         ));
     }
@@ -306,7 +300,7 @@ fn is_plain_read(parts: &Parts) -> bool {
 }
 
 fn refusal(error: ConnectTokenError, id: &SessionId) -> Box<Problem> {
-    problems::unauthenticated(match error {
+    ProblemKind::UNAUTHENTICATED.problem(match error {
         ConnectTokenError::Expired => {
             format!("the token for the session `{id}` has expired; get a new one")
         }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_proto::{PROBLEM_CONTENT_TYPE, Problem, SessionId};
+use conman_proto::{PROBLEM_CONTENT_TYPE, Problem, ProblemKind, SessionId};
 use http::header::{
     CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, REFERRER_POLICY, RETRY_AFTER,
     SET_COOKIE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
@@ -16,6 +16,19 @@ use crate::{PeerRefusal, Refusal};
 
 /// Retry-After for a client that found no place.
 const RETRY_AFTER_S: u32 = 1;
+
+/// A request that is no HTTP.
+const MALFORMED: ProblemKind = ProblemKind {
+    title: "The request is malformed",
+    ..ProblemKind::BAD_REQUEST
+};
+
+/// A node that does not accept a request, for the client of another node.
+const NOT_ACCEPTED: ProblemKind = ProblemKind {
+    title: "The session's node does not accept the request",
+    status: 503,
+    ..ProblemKind::ELSEWHERE
+};
 
 /// Why the proxy answers a request instead of forwarding it.
 #[derive(Debug, Error)]
@@ -153,213 +166,134 @@ impl Unforwarded {
     /// Problem details and `Retry-After`. Redirects are not problems; they become one only if a
     /// caller asks for it.
     fn into_problem(self) -> (Problem, Option<u32>) {
-        let retryable = |problem: Problem| Problem {
-            retryable: true,
-            ..problem
-        };
-        match self {
-            Self::Refused(refusal) => (refusal.problem, refusal.retry_after_s),
-            Self::Denied(problem) => (*problem, None),
+        let (kind, detail) = match self {
+            Self::Refused(refusal) => return (refusal.problem, refusal.retry_after_s),
+            Self::Denied(problem) => return (*problem, None),
             Self::Ambiguous => (
-                bad_request(
-                    "the request's head can be read in more than one way: send one `Content-Length` \
-                 or `Transfer-Encoding: chunked`, lines ended by CRLF, and no folded lines",
-                ),
-                None,
+                MALFORMED,
+                "the request's head can be read in more than one way: send one `Content-Length` \
+                 or `Transfer-Encoding: chunked`, lines ended by CRLF, and no folded lines"
+                    .to_owned(),
             ),
             Self::Hosts(count) => (
-                bad_request(format!(
-                    "the request has {count} `Host` fields: HTTP/1.1 requires exactly one",
-                )),
-                None,
+                MALFORMED,
+                format!("the request has {count} `Host` fields: HTTP/1.1 requires exactly one"),
             ),
             Self::Address(AddressError::Target) => (
-                bad_request(
-                    "the request's target is neither a path nor an http URL: the sessions listener \
-                 serves sessions and is not a forward proxy",
-                ),
-                None,
+                MALFORMED,
+                "the request's target is neither a path nor an http URL: the sessions listener \
+                 serves sessions and is not a forward proxy"
+                    .to_owned(),
             ),
             Self::Address(AddressError::Host) => (
-                bad_request("the request's host is not a host name with an optional port"),
-                None,
+                MALFORMED,
+                "the request's host is not a host name with an optional port".to_owned(),
             ),
             Self::Address(AddressError::Unknown) => (
-                Problem::new(
-                    "unknown-address",
-                    "The address names no session",
-                    404,
-                    "neither the host nor the path names a session: use `/s/{id}/…`, or \
-                 `{id}.` before the sessions domain",
-                ),
-                None,
+                ProblemKind::UNKNOWN_ADDRESS,
+                "neither the host nor the path names a session: use `/s/{id}/…`, or \
+                 `{id}.` before the sessions domain"
+                    .to_owned(),
             ),
-            Self::AddSlash { .. } | Self::TokenExchanged { .. } => (
-                Problem::new("redirect", "See the location", 500, "a redirect"),
-                None,
-            ),
+            Self::AddSlash { .. } | Self::TokenExchanged { .. } => {
+                (ProblemKind::REDIRECT, "a redirect".to_owned())
+            }
             Self::Misdirected {
                 session,
                 why: why @ PeerRefusal::Refused,
             } => (
-                Problem::new(
-                    "node-refuses",
-                    "The session's node does not know this one",
-                    502,
-                    format!("session `{session}` is on another node of the fleet: {why}"),
-                ),
-                None,
+                ProblemKind::NODE_REFUSES,
+                format!("session `{session}` is on another node of the fleet: {why}"),
             ),
             Self::Misdirected { session, why } => (
-                retryable(Problem::new(
-                    "session-elsewhere",
-                    "The session's node does not accept the request",
-                    503,
-                    format!(
-                        "session `{session}` is on another node of the fleet, which did not accept \
+                NOT_ACCEPTED,
+                format!(
+                    "session `{session}` is on another node of the fleet, which did not accept \
                      the request: {why}. Try again; `conman nodes` shows the nodes"
-                    ),
-                )),
-                Some(RETRY_AFTER_S),
+                ),
             ),
             Self::NodeSilent { session, why } => (
-                Problem::new(
-                    "node-silent",
-                    "The session's node did not answer",
-                    502,
-                    format!(
-                        "session `{session}` is on another node of the fleet: {why}; the request \
+                ProblemKind::NODE_SILENT,
+                format!(
+                    "session `{session}` is on another node of the fleet: {why}; the request \
                      may have been carried out. `conman nodes` shows the nodes"
-                    ),
                 ),
-                None,
             ),
-            Self::NotHere(refusal) => (
-                Problem::new("not-here", "Not here", 421, refusal.to_string()),
-                None,
-            ),
-            Self::BrowserPath { session, host } => (
-                Problem::new(
-                    "browser-path",
-                    "Browsers need the session's own host",
-                    403,
-                    browser_path(&session, host),
-                ),
-                None,
-            ),
+            Self::NotHere(refusal) => (ProblemKind::NOT_HERE, refusal.to_string()),
+            Self::BrowserPath { session, host } => {
+                (ProblemKind::BROWSER_PATH, browser_path(&session, host))
+            }
             Self::HoldFull { session } => (
-                retryable(Problem::new(
-                    "too-many-held",
-                    "Too many requests wait",
-                    503,
-                    format!(
-                        "too many requests already wait for their sessions, so this one for \
+                ProblemKind::TOO_MANY_HELD,
+                format!(
+                    "too many requests already wait for their sessions, so this one for \
                      `{session}` was not held: try again shortly"
-                    ),
-                )),
-                Some(RETRY_AFTER_S),
+                ),
             ),
             Self::HoldTimeout { session, waited } => (
-                retryable(Problem::new(
-                    "session-not-ready",
-                    "The session is not ready",
-                    503,
-                    format!(
-                        "session `{session}` could not take the request within {} s: see what \
+                ProblemKind::SESSION_NOT_READY,
+                format!(
+                    "session `{session}` could not take the request within {} s: see what \
                      it waits for in its timeline, or try again",
-                        waited.as_secs()
-                    ),
-                )),
-                Some(RETRY_AFTER_S),
+                    waited.as_secs()
+                ),
             ),
             Self::ConnectRefused { session } => (
-                retryable(Problem::new(
-                    "connection-refused",
-                    "Nothing listens on the session's port",
-                    502,
-                    format!(
-                        "session `{session}` runs, but nothing in it accepts connections on its \
+                ProblemKind::CONNECTION_REFUSED,
+                format!(
+                    "session `{session}` runs, but nothing in it accepts connections on its \
                      port: check in its logs whether its program still serves"
-                    ),
-                )),
-                None,
+                ),
             ),
             Self::ConnectTimeout { session, waited } => (
-                retryable(Problem::new(
-                    "connect-timeout",
-                    "The session's port does not answer",
-                    504,
-                    format!(
-                        "the port of session `{session}` accepted no connection within {} s: its \
+                ProblemKind::CONNECT_TIMEOUT,
+                format!(
+                    "the port of session `{session}` accepted no connection within {} s: its \
                      program may be stopped or overloaded; see its logs",
-                        waited.as_secs()
-                    ),
-                )),
-                Some(RETRY_AFTER_S),
+                    waited.as_secs()
+                ),
             ),
             Self::ConnectFailed { session, source } => (
-                retryable(Problem::new(
-                    "connect-failed",
-                    "The session cannot be reached",
-                    502,
-                    format!(
-                        "no connection to session `{session}`: {source}; check its state, it may \
+                ProblemKind::CONNECT_FAILED,
+                format!(
+                    "no connection to session `{session}`: {source}; check its state, it may \
                      just have ended"
-                    ),
-                )),
-                Some(RETRY_AFTER_S),
+                ),
             ),
             Self::Unanswered { session, .. } => (
-                Problem::new(
-                    "no-answer",
-                    "The session did not answer",
-                    502,
-                    format!(
-                        "session `{session}` closed the connection before it answered; the \
+                ProblemKind::NO_ANSWER,
+                format!(
+                    "session `{session}` closed the connection before it answered; the \
                      request may have been carried out. See its logs"
-                    ),
                 ),
-                None,
             ),
             Self::AnswerTimeout { session, waited } => (
-                Problem::new(
-                    "answer-timeout",
-                    "The session did not answer in time",
-                    504,
-                    format!(
-                        "session `{session}` did not answer within {} s; the request may still \
+                ProblemKind::ANSWER_TIMEOUT,
+                format!(
+                    "session `{session}` did not answer within {} s; the request may still \
                      be carried out",
-                        waited.as_secs()
-                    ),
+                    waited.as_secs()
                 ),
-                None,
             ),
             Self::BadAnswer { session, why } => (
-                Problem::new(
-                    "bad-answer",
-                    "The session's answer is malformed",
-                    502,
-                    format!("session `{session}` answered with {why}: correct its program"),
-                ),
-                None,
+                ProblemKind::BAD_ANSWER,
+                format!("session `{session}` answered with {why}: correct its program"),
             ),
             Self::BodyStalled { waited } => (
-                Problem::new(
-                    "body-timeout",
-                    "The request's body stopped arriving",
-                    408,
-                    format!(
-                        "no byte of the request's body arrived for {} s",
-                        waited.as_secs()
-                    ),
+                ProblemKind::BODY_TIMEOUT,
+                format!(
+                    "no byte of the request's body arrived for {} s",
+                    waited.as_secs()
                 ),
-                None,
             ),
             Self::BodyBroken => (
-                bad_request("the request's body ended early or is not well-formed chunked coding"),
-                None,
+                MALFORMED,
+                "the request's body ended early or is not well-formed chunked coding".to_owned(),
             ),
-        }
+        };
+        // Nothing listens on the port: only a change within the session helps.
+        let waits = kind.retryable && kind != ProblemKind::CONNECTION_REFUSED;
+        (*kind.problem(detail), waits.then_some(RETRY_AFTER_S))
     }
 }
 
@@ -374,10 +308,6 @@ fn browser_path(session: &SessionId, host: Option<String>) -> String {
          `Upgrade-Insecure-Requests` or conman's cookie; `listen.browser_paths = true` allows \
          browsers"
     )
-}
-
-fn bad_request(detail: impl Into<String>) -> Problem {
-    Problem::new("bad-request", "The request is malformed", 400, detail)
 }
 
 fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<ResponseBody> {
@@ -430,15 +360,8 @@ fn redirect(status: StatusCode, location: &str) -> Response<ResponseBody> {
 /// The bytes for a connection above the limit, ready to be written without an HTTP server. They
 /// inform a node that nothing of its request was taken.
 pub(crate) fn no_room(to_nodes: bool) -> Bytes {
-    let problem = Problem {
-        retryable: true,
-        ..Problem::new(
-            "too-many-connections",
-            "Too many connections",
-            503,
-            "the listener serves as many connections as it may: try again shortly",
-        )
-    };
+    let problem = ProblemKind::TOO_MANY_CONNECTIONS
+        .problem("the listener serves as many connections as it may: try again shortly");
     let body = serde_json::to_string(&problem).unwrap_or_default();
     let refusal = if to_nodes {
         format!("{X_CONMAN_MISDIRECTED}: {NO_ROOM}\r\n")

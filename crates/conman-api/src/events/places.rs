@@ -6,7 +6,7 @@ use std::time::Instant;
 use conman_auth::Caller;
 use conman_core::Sparing;
 
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Each stream opens a connection to every other node.
 const MOST: usize = 100;

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::start_answer::wants_another;
 use super::{BodyLimit, Hop, buffer, unanswered, unreachable};
 use crate::node_errors::chain;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// How often a misdirected request is sent to the next node, while the session moves.
 const MAX_TRIES: u32 = 6;

@@ -9,7 +9,7 @@ use http::Method;
 
 use super::forwarded_request::{ForwardedRequest, Step};
 use crate::node_errors::chain;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::routes::sessions::stopped_by;
 
 impl ForwardedRequest {

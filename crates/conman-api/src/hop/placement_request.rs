@@ -7,7 +7,7 @@ use conman_fleet::PlacementRequest;
 use conman_proto::{FieldError, SessionRequest};
 use http::Uri;
 
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 
 /// `key=value`: only a node with this label; repeated: with all of them.

@@ -13,7 +13,7 @@ use super::forwarded_request::{ForwardedRequest, Step, stepped};
 use super::placement_request;
 use super::start_answer::{lacks, wants_another};
 use crate::node_errors::locate_problem;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 impl ForwardedRequest {
     /// Makes one of the nodes that may run the session start it.

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::ApiState;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::NodePath;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 
 const MAX_GRACE_MS: u32 = 3_600_000;

@@ -16,7 +16,7 @@ use http::{HeaderMap, Uri};
 use crate::events::{Merged, OnlyOf, Position, is_for};
 use crate::hop::ByPeer;
 use crate::path_params::SessionPath;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 use crate::{ApiState, fleet_timeline};
 

@@ -15,7 +15,7 @@ use crate::exec_request::{self, Form};
 use crate::exec_socket::{self, MAX_MESSAGE_BYTES, MAX_WRITE_BUFFER_BYTES};
 use crate::json_body::{self, MAX_EXEC_BODY_BYTES};
 use crate::path_params::SessionPath;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 use crate::{ApiState, exec_collect};
 

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::image_errors::pull_problem;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::ImagePath;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 use crate::{ApiState, field_errors, image_view};
 

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::node_errors::chain;
 use crate::path_params::NodePath;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 use crate::{ApiState, fleet_list};
 

@@ -10,7 +10,7 @@ use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::ApiState;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 
 /// Content type of the Prometheus text format.

@@ -12,7 +12,7 @@ use http::{StatusCode, Uri};
 
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 use crate::{ApiState, access, fleet_list, hop};
 

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use crate::ApiState;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
-use crate::problem::{ApiError, Kind};
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 
 const DEFAULT_TTL_S: u32 = 300;
