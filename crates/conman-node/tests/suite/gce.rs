@@ -272,6 +272,7 @@ fn a_notice_that_is_withdrawn_before_the_node_is_up_kills_nothing() {
     let stage = Stage::new();
     let earlier = stage.boot();
     earlier.start("alice", &idle());
+    let alive = stage.alive();
     earlier.vanish();
     let (_server, metadata, address) = serve();
     metadata.set("preempted", "TRUE");
@@ -286,7 +287,7 @@ fn a_notice_that_is_withdrawn_before_the_node_is_up_kills_nothing() {
 
     let daemon = stage.boot_after(emergency);
     daemon.await_state("alice", SessionState::Running);
-    assert_eq!(stage.alive(), 1);
+    assert_eq!(stage.alive(), alive);
     assert_eq!(daemon.node.status().view().state, NodeState::Live);
 }
 
