@@ -7,7 +7,7 @@ use super::assert_the_same;
 
 /// Who has the lock of the shim, and who waits for it.
 const LOCK: &str = r#"set -eu
-directory="/run/conman-$(cat /var/lib/conman/instance)"
+directory="/run/conman-$(sed 's/.*"instance":"\([^"]*\)".*/\1/' /var/lib/conman/instance)"
 holder() { awk -v i=":$(stat -c %i "$directory/shim.lock")\$" '$2 == "FLOCK" && $6 ~ i { print $5 }' /proc/locks; }
 waiter() { awk -v i=":$(stat -c %i "$directory/shim.lock")\$" '$2 == "->" && $7 ~ i { print $6 }' /proc/locks; }
 unit() { systemctl show -P MainPID conman-shim; }
