@@ -194,14 +194,19 @@ async fn from_peer(
 ) -> Result<Response<ResponseBody>, Unforwarded> {
     let (mut parts, body) = request.into_parts();
     client.admission.place.known();
-    if parts.method == Method::GET && parts.uri.path() == LIVENESS {
+    let target = PeerTarget::of(&parts.headers);
+    // A session may have a page at this path too.
+    if matches!(target, Some(PeerTarget::Api))
+        && parts.method == Method::GET
+        && parts.uri.path() == LIVENESS
+    {
         let mut response = Response::new(ResponseBody::own(Bytes::new()));
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
     }
-    let asked = PeerTarget::of(&parts.headers).ok_or(Unforwarded::Ambiguous)?;
+    let target = target.ok_or(Unforwarded::Ambiguous)?;
     let mut offer = Offer::of(&mut parts, !body.is_end_stream());
-    let (route, origin) = match asked {
+    let (route, origin) = match target {
         PeerTarget::Session(id, generation) => {
             let route = front.sessions.own(&id, generation);
             let route = route.map_err(Unforwarded::NotHere)?;

@@ -43,6 +43,19 @@ async fn a_session_sees_the_client_and_nothing_of_the_hop() {
 }
 
 #[tokio::test]
+async fn a_session_answers_at_the_path_of_the_nodes_liveness_check() {
+    let owner = Owner::of_echo().await;
+    let entry = Entry::new(&Believed::new(owner.address));
+    let answer = entry
+        .exchange(
+            "GET /peer/liveness HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n",
+        )
+        .await;
+    assert_eq!(status(&answer), "200", "{answer}");
+    assert!(body(&answer).starts_with("GET /peer/liveness "), "{answer}");
+}
+
+#[tokio::test]
 async fn requests_for_many_sessions_of_a_node_share_its_connections() {
     let owner = Owner::new().await;
     let target = serve_echo_head().await;
