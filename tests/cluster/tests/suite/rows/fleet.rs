@@ -178,7 +178,7 @@ impl Fleet {
     }
 
     /// Has all nodes but one drain, or not any more, and waits until each knows that of each.
-    async fn others_drain(&self, node: usize, drain: bool) {
+    pub(crate) async fn others_drain(&self, node: usize, drain: bool) {
         let others: Vec<usize> = (0..self.cluster.nodes().len())
             .filter(|other| *other != node)
             .collect();

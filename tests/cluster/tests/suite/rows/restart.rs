@@ -96,7 +96,10 @@ async fn row_12_sessions_that_could_not_be_frozen_in_time_come_back_unasked() {
         return;
     };
     for daemon_sees_it in [true, false] {
+        // Otherwise placement avoids this node while other tests load the machine.
+        fleet.others_drain(0, true).await;
         let before = started(&mut fleet, 0).await;
+        fleet.others_drain(0, false).await;
         let socket = fleet.node(0).shim_socket().expect("it has begun");
         let mut shim = Client::connect(&socket, PATIENCE).expect("connected");
         let at_once = Request::FreezePatience { freeze_ms: 0 };
