@@ -49,6 +49,30 @@ pub struct Node {
     pub fleet: Option<NodeInFleet>,
 }
 
+impl Node {
+    /// A node that has not announced itself: only its name is known.
+    #[must_use]
+    pub fn unannounced(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            instance: String::new(),
+            version: String::new(),
+            state: NodeState::Recovering,
+            runtime: RuntimeKind::Native,
+            runtime_error: None,
+            runtimes: Vec::new(),
+            sessions_running: 0,
+            sessions_starting: 0,
+            sessions_stuck: 0,
+            max_sessions: 0,
+            host_limit: None,
+            connections: 0,
+            started_at: Timestamp::UNIX_EPOCH,
+            fleet: None,
+        }
+    }
+}
+
 /// A runtime of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeRuntime {

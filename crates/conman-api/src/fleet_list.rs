@@ -3,9 +3,8 @@
 use conman_core::listing::ListQuery;
 use conman_fleet::FleetMap;
 use conman_node::{SessionsHandle, StatusHandle};
-use conman_proto::{NodeInFleet, NodeLoad, NodeState, RuntimeKind, Session, SessionList};
+use conman_proto::{NodeInFleet, NodeLoad, Session, SessionList};
 use conman_registry::{FleetSession, Peer};
-use jiff::Timestamp;
 
 use crate::node_errors::chain;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -99,7 +98,7 @@ fn show_node(own: &StatusHandle, map: &FleetMap, peer: &Peer) -> conman_proto::N
     } else {
         announced.and_then(|announced| announced.view.clone())
     };
-    let mut view = view.unwrap_or_else(|| unknown(&peer.name));
+    let mut view = view.unwrap_or_else(|| conman_proto::Node::unannounced(&peer.name));
     view.fleet = Some(NodeInFleet {
         standing: map.standing(peer),
         draining: announced.is_some_and(|announced| announced.draining),
@@ -115,25 +114,4 @@ fn show_node(own: &StatusHandle, map: &FleetMap, peer: &Peer) -> conman_proto::N
         }),
     });
     view
-}
-
-/// A node that has not announced itself.
-fn unknown(name: &str) -> conman_proto::Node {
-    conman_proto::Node {
-        name: name.to_owned(),
-        instance: String::new(),
-        version: String::new(),
-        state: NodeState::Recovering,
-        runtime: RuntimeKind::Native,
-        runtime_error: None,
-        runtimes: Vec::new(),
-        sessions_running: 0,
-        sessions_starting: 0,
-        sessions_stuck: 0,
-        max_sessions: 0,
-        host_limit: None,
-        connections: 0,
-        started_at: Timestamp::UNIX_EPOCH,
-        fleet: None,
-    }
 }

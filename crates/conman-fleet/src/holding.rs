@@ -103,30 +103,15 @@ pub fn describe() {
 
 #[cfg(test)]
 mod tests {
-    use conman_proto::RuntimeKind;
     use conman_registry::Announcement;
-    use jiff::Timestamp;
     use metrics_exporter_prometheus::PrometheusBuilder;
 
     use super::*;
 
     fn peer(standing: PeerStanding, state: Option<NodeState>) -> Peer {
         let view = |state| conman_proto::Node {
-            name: "n1".to_owned(),
-            instance: String::new(),
-            version: String::new(),
             state,
-            runtime: RuntimeKind::Native,
-            runtime_error: None,
-            runtimes: Vec::new(),
-            sessions_running: 0,
-            sessions_starting: 0,
-            sessions_stuck: 0,
-            max_sessions: 0,
-            host_limit: None,
-            connections: 0,
-            started_at: Timestamp::UNIX_EPOCH,
-            fleet: None,
+            ..conman_proto::Node::unannounced("n1")
         };
         Peer {
             name: "n1".to_owned(),

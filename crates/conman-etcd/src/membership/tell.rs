@@ -156,21 +156,8 @@ mod tests {
 
     fn shown() -> conman_proto::Node {
         conman_proto::Node {
-            name: "a".to_owned(),
-            instance: String::new(),
-            version: String::new(),
             state: conman_proto::NodeState::Live,
-            runtime: conman_proto::RuntimeKind::Native,
-            runtime_error: None,
-            runtimes: Vec::new(),
-            sessions_running: 0,
-            sessions_starting: 0,
-            sessions_stuck: 0,
-            max_sessions: 0,
-            host_limit: None,
-            connections: 0,
-            started_at: jiff::Timestamp::UNIX_EPOCH,
-            fleet: None,
+            ..conman_proto::Node::unannounced("a")
         }
     }
 }
