@@ -352,11 +352,13 @@ port = 8080
 image = "{image}"
 command = {echo}
 port = 8080
+memory_bytes = 4294967296
 
 [templates.echo-bridge]
 image = "{image}"
 command = {echo}
 port = 8080
+memory_bytes = 4294967296
 network = "bridge"
 "#
     )

@@ -176,11 +176,14 @@ async fn handshake(stream: &mut TcpStream, target: &Target) -> Result<()> {
             bail!("the response's head has no end");
         }
     }
-    let head = String::from_utf8_lossy(&head);
-    ensure!(
-        head.starts_with("HTTP/1.1 101 "),
-        "answered: {}",
-        head.lines().next().unwrap_or("")
-    );
-    Ok(())
+    if head.starts_with(b"HTTP/1.1 101 ") {
+        return Ok(());
+    }
+    let mut problem = vec![0; MAX_HEAD_BYTES];
+    let length = stream.read(&mut problem).await.unwrap_or(0);
+    bail!(
+        "answered: {} {}",
+        String::from_utf8_lossy(&head).lines().next().unwrap_or(""),
+        String::from_utf8_lossy(&problem[..length])
+    )
 }
