@@ -1,0 +1,29 @@
+//! The network plane: addresses, links and rules of sessions.
+//!
+//! It knows nothing of sessions but an opaque *owner*. It owns:
+//! - the [`AddressPool`], which gives addresses to owners;
+//! - one thread that changes links over netlink ([`Writer`]), with a bounded queue of requests;
+//! - one thread that learns which links disappear (`link_watch`): only then is an address free again;
+//! - the names and interface groups by which an instance's links are told from all others
+//!   ([`LinkIdentity`]);
+//! - the host's rules for these links ([`RuleSet`]), and a task that restores them ([`RulesKeeper`]).
+#![forbid(unsafe_code)]
+
+mod link_identity;
+mod link_messages;
+mod link_watch;
+mod netlink;
+mod plane;
+mod pool;
+mod rule_set;
+mod rules_keeper;
+mod writer;
+
+pub use link_identity::{GROUP_MASK, LinkIdentity};
+pub use link_messages::{Link, SESSION_LINK};
+pub use netlink::{Change, RouteSocket};
+pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};
+pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};
+pub use rule_set::{Class, RuleSet};
+pub use rules_keeper::{RulesError, RulesKeeper};
+pub use writer::{Namespace, Writer};

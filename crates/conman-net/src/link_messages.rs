@@ -1,0 +1,231 @@
+//! The messages that create, find and delete links, as data.
+//!
+//! A link is a veth pair: the host's end has a route to the session's addresses, the session's end has
+//! the addresses and a default route. Both ends have the same hardware address and no ARP, so neither
+//! looks for the other, and there is nothing to spoof. No end gets link-local addresses.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
+};
+use netlink_packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
+    LinkFlags, LinkInfo, LinkMessage,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope,
+    RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use crate::link_identity::{link_index, link_mac};
+use crate::netlink::Change;
+use crate::pool::Addresses;
+
+/// Name of a session's end.
+pub const SESSION_LINK: &str = "eth0";
+
+/// Next hop of a session. No interface has the address, and none answers for it.
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Number of queues of each end, in each direction: more would only cost memory.
+const QUEUES: u32 = 1;
+
+/// A link that is to exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Name of the host's end.
+    pub name: String,
+    pub addresses: Addresses,
+    pub group: u32,
+    /// In bytes.
+    pub mtu: u32,
+}
+
+impl Link {
+    /// Changes in the host's namespace that create the link, with its other end in `namespace`.
+    pub fn host_changes(&self, namespace: BorrowedFd<'_>, ipv6: bool) -> Vec<Change> {
+        let index = link_index(self.addresses.v4);
+        let mut changes = vec![Change::Create(self.pair(index, namespace))];
+        changes.extend(bring_up(index, ipv6));
+        let to_session = |destination| {
+            let mut route = route(destination, index);
+            route.header.scope = RouteScope::Link;
+            Change::Create(RouteNetlinkMessage::NewRoute(route))
+        };
+        changes.push(to_session(self.addresses.v4.into()));
+        changes.extend(self.addresses.v6.map(|v6| to_session(v6.into())));
+        changes
+    }
+
+    /// Changes in the session's namespace that make its end usable.
+    pub fn session_changes(&self, ipv6: bool) -> Vec<Change> {
+        let index = link_index(self.addresses.v4);
+        let mut changes = bring_up(index, ipv6);
+        changes.push(address(self.addresses.v4.into(), index));
+        changes.push(default_route(
+            Ipv4Addr::UNSPECIFIED.into(),
+            GATEWAY.into(),
+            index,
+        ));
+        if let Some(v6) = self.addresses.v6 {
+            changes.push(address(v6.into(), index));
+            changes.push(default_route(
+                Ipv6Addr::UNSPECIFIED.into(),
+                GATEWAY6.into(),
+                index,
+            ));
+        }
+        changes
+    }
+
+    fn pair(&self, index: u32, namespace: BorrowedFd<'_>) -> RouteNetlinkMessage {
+        let end = |name: &str| {
+            let mut end = LinkMessage::default();
+            end.header.index = index;
+            end.header.flags = LinkFlags::Noarp;
+            end.header.change_mask = LinkFlags::Noarp;
+            end.attributes = vec![
+                LinkAttribute::IfName(name.to_owned()),
+                LinkAttribute::Address(link_mac(self.addresses.v4).to_vec()),
+                LinkAttribute::Mtu(self.mtu),
+                LinkAttribute::NumTxQueues(QUEUES),
+                LinkAttribute::NumRxQueues(QUEUES),
+            ];
+            end
+        };
+        let mut session = end(SESSION_LINK);
+        session
+            .attributes
+            .push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
+        let mut host = end(&self.name);
+        host.attributes.push(LinkAttribute::Group(self.group));
+        host.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(session))),
+        ]));
+        RouteNetlinkMessage::NewLink(host)
+    }
+}
+
+/// The request for the list of all links.
+pub(crate) fn all_links() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetLink(LinkMessage::default())
+}
+
+/// Succeeds if the link exists, and fails with ENODEV otherwise.
+pub(crate) fn find_link(index: u32) -> Change {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    Change::Apply(RouteNetlinkMessage::GetLink(message))
+}
+
+/// Deletes one link, which takes the kernel a hundred times longer than one of a group.
+pub(crate) fn delete_link(index: u32) -> Change {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    Change::Apply(RouteNetlinkMessage::DelLink(message))
+}
+
+/// Moves a link to a group.
+pub(crate) fn set_group(index: u32, group: u32) -> Change {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::Group(group));
+    Change::Apply(RouteNetlinkMessage::SetLink(message))
+}
+
+/// Deletes all links of a group at once.
+pub(crate) fn delete_group(group: u32) -> Change {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::Group(group));
+    Change::Apply(RouteNetlinkMessage::DelLink(message))
+}
+
+/// Without link-local addresses, which the kernel would choose when the link comes up.
+fn bring_up(index: u32, ipv6: bool) -> Vec<Change> {
+    let change = |edit: &dyn Fn(&mut LinkMessage)| {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        edit(&mut message);
+        Change::Apply(RouteNetlinkMessage::SetLink(message))
+    };
+    let no_addresses = change(&|message| {
+        let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+        let mode = vec![AfSpecUnspec::Inet6(vec![mode])];
+        message.attributes.push(LinkAttribute::AfSpecUnspec(mode));
+    });
+    let up = change(&|message| {
+        message.header.flags = LinkFlags::Up;
+        message.header.change_mask = LinkFlags::Up;
+    });
+    ipv6.then_some(no_addresses)
+        .into_iter()
+        .chain([up])
+        .collect()
+}
+
+fn family(address: IpAddr) -> (AddressFamily, u8) {
+    match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    }
+}
+
+fn address(address: IpAddr, index: u32) -> Change {
+    let (family, prefix) = family(address);
+    let mut message = AddressMessage::default();
+    message.header.family = family;
+    message.header.prefix_len = prefix;
+    message.header.scope = AddressScope::Universe;
+    message.header.index = index;
+    message.attributes = vec![
+        AddressAttribute::Local(address),
+        AddressAttribute::Address(address),
+    ];
+    if address.is_ipv6() {
+        message.header.flags = AddressHeaderFlags::Nodad;
+        message
+            .attributes
+            .push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    Change::Create(RouteNetlinkMessage::NewAddress(message))
+}
+
+/// A route to one address through the interface.
+fn route(destination: IpAddr, index: u32) -> RouteMessage {
+    let (family, prefix) = family(destination);
+    let mut message = RouteMessage::default();
+    message.header.address_family = family;
+    message.header.destination_prefix_length = prefix;
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    message.header.protocol = RouteProtocol::Static;
+    message.header.scope = RouteScope::Universe;
+    message.header.kind = RouteType::Unicast;
+    message.attributes = vec![
+        RouteAttribute::Destination(route_address(destination)),
+        RouteAttribute::Oif(index),
+    ];
+    message
+}
+
+fn default_route(everything: IpAddr, gateway: IpAddr, index: u32) -> Change {
+    let mut message = route(everything, index);
+    message.header.destination_prefix_length = 0;
+    // The gateway is in no network of the interface.
+    message.header.flags = RouteFlags::Onlink;
+    message
+        .attributes
+        .push(RouteAttribute::Gateway(route_address(gateway)));
+    Change::Create(RouteNetlinkMessage::NewRoute(message))
+}
+
+fn route_address(address: IpAddr) -> RouteAddress {
+    match address {
+        IpAddr::V4(v4) => RouteAddress::Inet(v4),
+        IpAddr::V6(v6) => RouteAddress::Inet6(v6),
+    }
+}

@@ -1,0 +1,217 @@
+//! A netlink socket for routing messages: requests in batches, answers matched by sequence number.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
+};
+
+/// Messages sent at once: their answers fit into the smallest receive buffer, and no other user of rtnl
+/// waits long.
+const BATCH: usize = 32;
+
+/// The kernel answers while it takes a request, so that a missing answer is lost.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Largest datagram: the kernel fills 32 KiB at most for a dump.
+const DATAGRAM_BYTES: usize = 64 * 1_024;
+
+/// The kernel rounds lengths of messages up to this.
+const ALIGNMENT: usize = 4;
+
+/// Attempts of a dump that changes of the kernel's tables interrupt.
+const DUMP_ATTEMPTS: usize = 10;
+
+/// A socket for routing messages in one network namespace.
+#[derive(Debug)]
+pub struct RouteSocket {
+    socket: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+/// A change of the kernel's tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Creates something that must not exist.
+    Create(RouteNetlinkMessage),
+    /// Changes or deletes something that exists.
+    Apply(RouteNetlinkMessage),
+}
+
+impl RouteSocket {
+    /// Opens a socket in the network namespace of the calling thread.
+    pub fn open() -> io::Result<Self> {
+        let socket = open_netlink(None, 0)?;
+        Self::from_fd(socket)
+    }
+
+    /// Uses a socket that was opened in another namespace.
+    pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        Ok(Self {
+            socket,
+            sequence: 0,
+            buffer: vec![0; DATAGRAM_BYTES],
+        })
+    }
+
+    /// Sends changes, in this order. The kernel continues after one that fails. Returns an answer for each;
+    /// `Err` means that it is unknown which were made.
+    pub fn change(&mut self, changes: &[Change]) -> io::Result<Vec<io::Result<()>>> {
+        let mut answers = Vec::with_capacity(changes.len());
+        for batch in changes.chunks(BATCH) {
+            answers.extend(self.change_batch(batch)?);
+        }
+        Ok(answers)
+    }
+
+    /// Makes changes of which every one must succeed. The error is the first one's.
+    pub fn change_all(&mut self, changes: &[Change]) -> io::Result<()> {
+        self.change(changes)?.into_iter().collect()
+    }
+
+    fn change_batch(&mut self, batch: &[Change]) -> io::Result<Vec<io::Result<()>>> {
+        let mut bytes = Vec::new();
+        let mut waiting = HashMap::new();
+        for (index, change) in batch.iter().enumerate() {
+            let (message, flags) = match change {
+                Change::Create(message) => (message, NLM_F_CREATE | NLM_F_EXCL),
+                Change::Apply(message) => (message, 0),
+            };
+            let sequence = self.push(&mut bytes, message, flags | NLM_F_ACK);
+            waiting.insert(sequence, index);
+        }
+        self.send(&bytes)?;
+        let mut answers: Vec<_> = batch.iter().map(|_| Ok(())).collect();
+        while !waiting.is_empty() {
+            for (header, payload) in self.receive()? {
+                // Answers of an earlier, interrupted call have other numbers.
+                if let NetlinkPayload::Error(error) = payload
+                    && let Some(index) = waiting.remove(&header.sequence_number)
+                {
+                    answers[index] = error.code.map_or(Ok(()), |_| Err(error.to_io()));
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Lists what a request for a list names. If a change interrupts it, it is repeated.
+    pub fn dump(&mut self, request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+        for _ in 0..DUMP_ATTEMPTS {
+            if let Some(list) = self.dump_once(request)? {
+                return Ok(list);
+            }
+        }
+        Err(io::Error::other(
+            "other changes interrupt the list of links or routes",
+        ))
+    }
+
+    /// `None` when it is not consistent.
+    fn dump_once(
+        &mut self,
+        request: &RouteNetlinkMessage,
+    ) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
+        let mut bytes = Vec::new();
+        let sequence = self.push(&mut bytes, request, NLM_F_DUMP);
+        self.send(&bytes)?;
+        let (mut list, mut consistent) = (Vec::new(), true);
+        loop {
+            for (header, payload) in self.receive()? {
+                if header.sequence_number != sequence {
+                    continue;
+                }
+                consistent &= header.flags & netlink_packet_core::NLM_F_DUMP_INTR == 0;
+                match payload {
+                    NetlinkPayload::InnerMessage(message) => list.push(message),
+                    NetlinkPayload::Done(_) => return Ok(consistent.then_some(list)),
+                    NetlinkPayload::Error(error) if error.code.is_some() => {
+                        return Err(error.to_io());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Appends a request, and returns its sequence number.
+    fn push(&mut self, bytes: &mut Vec<u8>, message: &RouteNetlinkMessage, flags: u16) -> u32 {
+        // Number 0 is that of notifications.
+        self.sequence = self.sequence.checked_add(1).unwrap_or(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, message.clone().into());
+        message.finalize();
+        let start = bytes.len();
+        bytes.resize(start + message.buffer_len().next_multiple_of(ALIGNMENT), 0);
+        message.serialize(&mut bytes[start..]);
+        self.sequence
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        let kernel = SocketAddrNetlink::new(0, 0);
+        sendto(&self.socket, bytes, SendFlags::empty(), &kernel)?;
+        Ok(())
+    }
+
+    fn receive(&mut self) -> io::Result<Vec<(NetlinkHeader, NetlinkPayload<RouteNetlinkMessage>)>> {
+        receive(self.socket.as_fd(), &mut self.buffer, RecvFlags::empty())
+    }
+}
+
+/// Opens a socket of a netlink family (`None` is routing) that is a member of these groups (bits).
+pub(crate) fn open_netlink(
+    family: Option<rustix::net::Protocol>,
+    groups: u32,
+) -> io::Result<OwnedFd> {
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        family,
+    )?;
+    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Sets the size of the receive buffer in bytes, up to the host's `net.core.rmem_max`.
+pub(crate) fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    Ok(set_socket_recv_buffer_size(socket, bytes)?)
+}
+
+/// Receives one datagram, and parses its messages. ENOBUFS means that messages were lost.
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<Vec<(NetlinkHeader, NetlinkPayload<RouteNetlinkMessage>)>> {
+    let (_, length) = rustix::io::retry_on_intr(|| recv(socket, &mut *buffer, flags))?;
+    let mut rest = buffer.get(..length).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message of the kernel is too large",
+        )
+    })?;
+    let mut messages = Vec::new();
+    while !rest.is_empty() {
+        let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let length = (message.header.length as usize).next_multiple_of(ALIGNMENT);
+        rest = rest.get(length..).unwrap_or_default();
+        messages.push(message.into_parts());
+    }
+    Ok(messages)
+}

@@ -1,0 +1,217 @@
+//! One instance's links on a host, from the address to the proof that a link is gone.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use rustix::io::Errno;
+
+use crate::link_identity::{LinkIdentity, link_index};
+use crate::link_messages::{Link, all_links, delete_group, delete_link, find_link, set_group};
+use crate::link_watch;
+use crate::pool::{AddressPool, Addresses, PoolExhausted, PoolNetworks};
+use crate::writer::{Namespace, Writer};
+
+/// Interval of the sweeps. A link whose namespace is dead disappears within it, so that a sweep finds only
+/// what something else keeps.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Links deleted at once. The kernel holds rtnl meanwhile: 0.4 ms for each with addresses and routes, so
+/// other users wait less than 100 ms.
+const SWEEP_LINKS: usize = 200;
+
+/// Holds the notifications of about a thousand links that disappear at once.
+pub const NOTIFICATION_BYTES: usize = 4 << 20;
+
+/// Settings of a plane.
+#[derive(Debug, Clone)]
+pub struct PlaneOptions {
+    /// Eight hexadecimal digits.
+    pub instance: String,
+    pub networks: PoolNetworks,
+    /// Of links, in bytes.
+    pub mtu: u32,
+    /// Buffer for the kernel's notifications about links.
+    pub notification_bytes: usize,
+}
+
+impl PlaneOptions {
+    /// The usual ones.
+    pub fn new(instance: &str, networks: PoolNetworks) -> Self {
+        Self {
+            instance: instance.to_owned(),
+            networks,
+            mtu: 1_500,
+            notification_bytes: NOTIFICATION_BYTES,
+        }
+    }
+}
+
+/// One instance's links.
+#[derive(Debug)]
+pub struct Plane {
+    identity: LinkIdentity,
+    mtu: u32,
+    writer: Writer,
+    pool: Arc<Mutex<AddressPool>>,
+}
+
+impl Plane {
+    /// Opens the plane in the network namespace of the calling thread, and starts its threads. Changes nothing
+    /// on the host.
+    pub fn open(options: &PlaneOptions) -> io::Result<Self> {
+        let pool = Arc::new(Mutex::new(AddressPool::new(options.networks)));
+        link_watch::start(&pool, options.notification_bytes)?;
+        Ok(Self {
+            identity: LinkIdentity::new(&options.instance),
+            mtu: options.mtu,
+            writer: Writer::start()?,
+            pool,
+        })
+    }
+
+    /// Takes addresses for an owner.
+    pub fn take(&self, owner: &str) -> Result<Addresses, PoolExhausted> {
+        self.pool().take(owner)
+    }
+
+    /// Keeps the addresses of an owner that has lived longer than this plane. To be called for all of them
+    /// before the first sweep.
+    pub fn adopt(&self, owner: &str, addresses: Addresses) {
+        self.pool().adopt(owner, addresses.v4);
+    }
+
+    /// Creates and configures an owner's link. The other end is in `namespace`.
+    pub async fn connect(
+        &self,
+        addresses: Addresses,
+        class: u16,
+        namespace: Namespace,
+    ) -> io::Result<()> {
+        let link = Link {
+            name: self.identity.name(addresses.v4),
+            addresses,
+            group: self.identity.group(class),
+            mtu: self.mtu,
+        };
+        self.writer.connect(link, namespace).await
+    }
+
+    /// The owner has ended. Its addresses return to the pool once its link is certainly gone.
+    pub async fn leave(&self, addresses: Addresses) {
+        self.pool().leave(addresses.v4);
+        let index = link_index(addresses.v4);
+        // The watch reports only links that disappear from now on.
+        let found = self.writer.change(vec![find_link(index)]).await;
+        if let Ok([Err(error)]) = found.as_deref()
+            && Errno::from_io_error(error) == Some(Errno::NODEV)
+        {
+            self.pool().link_is_gone(index);
+        }
+    }
+
+    /// The number of addresses that wait for the end of their links.
+    pub fn leaving(&self) -> usize {
+        self.pool().leaving().len()
+    }
+
+    /// Deletes the links of this instance that have no owner, which a crash has left, and then, for as long as
+    /// it is polled, those that outlive their owners.
+    pub async fn sweep(&self) {
+        let mut outlived = BTreeSet::new();
+        let mut all = true;
+        loop {
+            let swept = self
+                .sweep_links(|index| all || outlived.contains(&index))
+                .await;
+            match &swept {
+                Ok(0) => {}
+                Ok(count) => tracing::info!(count, "deleted links without an owner"),
+                Err(error) => tracing::warn!(%error, "cannot delete links without an owner"),
+            }
+            all &= swept.is_err();
+            outlived = self.pool().leaving();
+            // Cancel safe, as everything here: a later sweep continues.
+            tokio::time::sleep(SWEEP_INTERVAL).await;
+            let leaving = self.pool().leaving();
+            outlived.retain(|index| leaving.contains(index));
+        }
+    }
+
+    /// Returns the number of deleted links: those without a living owner that `chosen` accepts.
+    async fn sweep_links(&self, chosen: impl Fn(u32) -> bool) -> io::Result<usize> {
+        let links = self.writer.dump(all_links()).await?;
+        let links: Vec<FoundLink> = links.into_iter().filter_map(FoundLink::of).collect();
+        let taken = self.pool().taken();
+        let swept: Vec<u32> = links
+            .iter()
+            .filter(|link| self.identity.owns(&link.name) && !taken.contains(&link.index))
+            .map(|link| link.index)
+            .filter(|index| chosen(*index))
+            .collect();
+        let group = self.identity.sweep_group();
+        let foreign = links
+            .iter()
+            .any(|link| link.group == group && !self.identity.owns(&link.name));
+        for chunk in swept.chunks(SWEEP_LINKS) {
+            let changes = if foreign {
+                // Slower, but other programs' links stay.
+                chunk.iter().map(|index| delete_link(*index)).collect()
+            } else {
+                let moved = chunk.iter().map(|index| set_group(*index, group));
+                moved.chain([delete_group(group)]).collect()
+            };
+            for answer in self.writer.change(changes).await? {
+                match answer {
+                    // It has disappeared meanwhile.
+                    Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => {}
+                    other => other?,
+                }
+            }
+        }
+        Ok(swept.len())
+    }
+
+    fn pool(&self) -> MutexGuard<'_, AddressPool> {
+        lock(&self.pool)
+    }
+}
+
+/// A panic while the lock is held cannot leave half a change: each is one map operation.
+pub(crate) fn lock(pool: &Mutex<AddressPool>) -> MutexGuard<'_, AddressPool> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A link of the host.
+struct FoundLink {
+    index: u32,
+    name: String,
+    group: u32,
+}
+
+impl FoundLink {
+    fn of(message: RouteNetlinkMessage) -> Option<Self> {
+        let RouteNetlinkMessage::NewLink(LinkMessage {
+            header, attributes, ..
+        }) = message
+        else {
+            return None;
+        };
+        let mut link = Self {
+            index: header.index,
+            name: String::new(),
+            group: 0,
+        };
+        for attribute in attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Group(group) => link.group = group,
+                _ => {}
+            }
+        }
+        Some(link)
+    }
+}

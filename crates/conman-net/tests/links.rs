@@ -1,0 +1,3 @@
+//! Links between network namespaces that the tests make; they need root.
+
+mod suite;

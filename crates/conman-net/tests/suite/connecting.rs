@@ -1,0 +1,110 @@
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use conman_net::{NOTIFICATION_BYTES, Plane, PlaneOptions, PoolNetworks};
+
+use super::namespace::Host;
+
+pub(super) const INSTANCE: &str = "0a1b2c3d";
+
+pub(super) fn plane(host: &Host, pool: &'static [&'static str]) -> Plane {
+    plane_with(host, pool, NOTIFICATION_BYTES)
+}
+
+pub(super) fn plane_with(
+    host: &Host,
+    pool: &'static [&'static str],
+    notification_bytes: usize,
+) -> Plane {
+    host.run(move || {
+        let networks = PoolNetworks::parse(pool).expect("a pool");
+        let options = PlaneOptions {
+            notification_bytes,
+            ..PlaneOptions::new(INSTANCE, networks)
+        };
+        Plane::open(&options).expect("a plane")
+    })
+}
+
+#[tokio::test]
+async fn a_session_and_its_host_reach_each_other_over_both_families() {
+    let (host, session) = (Host::new(), Host::new());
+    host.shell("ip address add 192.0.2.1/32 dev lo; ip address add 2001:db8::1/128 dev lo");
+    let plane = plane(&host, &["10.88.0.0/16", "fd00:88::/64"]);
+    let addresses = plane.take("a").expect("free");
+    plane
+        .connect(addresses, 7, session.namespace())
+        .await
+        .expect("connected");
+    assert_eq!(session.links(), ["eth0"]);
+    let v6 = addresses.v6.expect("the pool has IPv6");
+    for address in [
+        SocketAddr::new(addresses.v4.into(), 80),
+        SocketAddr::new(v6.into(), 80),
+    ] {
+        let listener = session
+            .run(move || TcpListener::bind(address))
+            .expect("its address");
+        let mut client = host
+            .run(move || TcpStream::connect_timeout(&address, Duration::from_secs(5)))
+            .expect("the route to it");
+        let (mut server, from) = listener.accept().expect("connected");
+        client.write_all(b"hello").expect("sent");
+        let mut received = [0; 5];
+        server.read_exact(&mut received).expect("received");
+        assert_eq!(&received, b"hello", "from {from}");
+    }
+    let ours = host.shell("ip -d -o link");
+    let line = ours
+        .lines()
+        .find(|line| line.contains("c0a1b2c3d"))
+        .expect("the host's end");
+    for part in [
+        "NOARP",
+        "numtxqueues 1",
+        "numrxqueues 1",
+        "addrgenmode none",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    // Nothing but the route makes the address known.
+    assert!(!host.shell("ip -o address").contains("fe80"));
+    assert!(!session.shell("ip -o address").contains("fe80"));
+}
+
+#[tokio::test]
+async fn a_link_that_exists_already_is_refused_and_left_as_it_is() {
+    let (host, first, second) = (Host::new(), Host::new(), Host::new());
+    let plane = plane(&host, &["10.88.0.0/16"]);
+    let addresses = plane.take("a").expect("free");
+    plane
+        .connect(addresses, 7, first.namespace())
+        .await
+        .expect("connected");
+    let refused = plane.connect(addresses, 7, second.namespace()).await;
+    refused.expect_err("the name and the index are in use");
+    assert_eq!(
+        (first.links(), second.links()),
+        (vec!["eth0".to_owned()], vec![])
+    );
+}
+
+#[tokio::test]
+async fn a_link_whose_configuration_fails_is_removed() {
+    let (host, session) = (Host::new(), Host::new());
+    let plane = plane(&host, &["10.88.0.0/16"]);
+    let addresses = plane.take("a").expect("free");
+    let mut namespace = session.namespace();
+    // A socket of another namespace: the session's end is not there.
+    namespace.socket = Host::new().namespace().socket;
+    plane
+        .connect(addresses, 7, namespace)
+        .await
+        .expect_err("no such link there");
+    assert_eq!((host.links(), session.links()), (vec![], vec![]));
+    plane
+        .connect(addresses, 7, session.namespace())
+        .await
+        .expect("as if nothing had happened");
+}

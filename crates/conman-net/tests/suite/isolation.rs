@@ -1,0 +1,271 @@
+//! What sessions reach: a node with an uplink, a network beyond it, and sessions of several classes.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use conman_net::{Addresses, Class, Plane, RuleSet, RulesKeeper};
+
+use super::connecting::{INSTANCE, plane};
+use super::namespace::Host;
+
+/// A refusal arrives at once; only packets that are dropped take this long.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The instance's rules must be back within this time.
+const RESTORED_WITHIN: Duration = Duration::from_secs(1);
+
+/// Beyond the node: a listed private address, one that the operator allows, a public one, a name server,
+/// and metadata.
+const LISTED: IpAddr = v4(10, 1, 0, 5);
+const ALLOWED: IpAddr = v4(10, 3, 0, 6);
+const PUBLIC: IpAddr = v4(198, 41, 0, 10);
+const NAME_SERVER: IpAddr = v4(10, 2, 0, 53);
+const METADATA: IpAddr = v4(169, 254, 169, 254);
+/// The node's own.
+const NODE: IpAddr = v4(192, 0, 2, 1);
+
+const PORT: u16 = 5_432;
+
+const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+}
+
+struct World {
+    node: Host,
+    beyond: Host,
+    plane: Plane,
+    _servers: Vec<TcpListener>,
+}
+
+impl World {
+    fn new() -> Self {
+        let (node, beyond) = (Host::new(), Host::new());
+        let there = beyond.path();
+        node.shell(&format!(
+            "ip link add uplink type veth peer name uplink netns {there}
+             ip address add 192.0.2.1/24 dev uplink; ip link set uplink up
+             ip route add default via 192.0.2.2
+             echo 1 > /proc/sys/net/ipv4/ip_forward"
+        ));
+        // It has no route to the sessions, as a real network has none.
+        beyond.shell(
+            "ip address add 192.0.2.2/24 dev uplink; ip link set uplink up
+             for a in 10.1.0.5 10.3.0.6 198.41.0.10 10.2.0.53 169.254.169.254; do
+                 ip address add $a/32 dev lo
+             done",
+        );
+        let mut servers = Vec::new();
+        for host in [&node, &beyond] {
+            for port in [PORT, PORT + 1] {
+                let server = host.run(move || TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)));
+                servers.push(server.expect("listening"));
+            }
+        }
+        let plane = plane(&node, &["10.88.0.0/16"]);
+        Self {
+            node,
+            beyond,
+            plane,
+            _servers: servers,
+        }
+    }
+
+    async fn session(&self, class: u16) -> Session {
+        let host = Host::new();
+        let addresses = self.plane.take("a session").expect("free");
+        let connected = self.plane.connect(addresses, class, host.namespace());
+        connected.await.expect("connected");
+        let server = host.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)));
+        Session {
+            host,
+            addresses,
+            _server: server.expect("listening"),
+        }
+    }
+
+    /// Applies the rules and keeps them until the sender is dropped.
+    fn keep(&self) -> tokio::sync::oneshot::Sender<()> {
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        self.node.run(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            let mut keeper = runtime.block_on(async {
+                let mut keeper = RulesKeeper::check(INSTANCE, &rules())
+                    .await
+                    .expect("accepted");
+                keeper.apply().await.expect("applied");
+                keeper
+            });
+            // A new thread begins in the namespace of its creator, and so does its child `nft`.
+            std::thread::spawn(move || {
+                runtime.block_on(async {
+                    tokio::select! {
+                        () = keeper.keep() => {}
+                        _ = stopped => {}
+                    }
+                });
+            });
+        });
+        stop
+    }
+}
+
+/// Class 1 lists a network, class 2 is allowed the internet, class 3 nothing.
+fn rules() -> RuleSet {
+    let networks = |texts: &[&str]| {
+        let parsed = texts.iter().map(|text| text.parse().expect("a network"));
+        parsed.collect::<Vec<_>>()
+    };
+    let class = |number, internet, networks| Class {
+        number,
+        internet,
+        networks,
+    };
+    RuleSet {
+        classes: vec![
+            class(1, false, vec![(networks(&["10.1.0.0/16"])[0], PORT)]),
+            class(2, true, vec![]),
+            class(3, false, vec![]),
+        ],
+        dns: vec![NAME_SERVER],
+        special: networks(&["10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "fc00::/7"]),
+        allowed: networks(&["10.3.0.6/32"]),
+    }
+}
+
+struct Session {
+    host: Host,
+    addresses: Addresses,
+    _server: TcpListener,
+}
+
+impl Session {
+    fn address(&self) -> IpAddr {
+        IpAddr::V4(self.addresses.v4)
+    }
+
+    fn reaches(&self, address: IpAddr, port: u16) -> bool {
+        let address = SocketAddr::new(address, port);
+        self.host
+            .run(move || TcpStream::connect_timeout(&address, PATIENCE).is_ok())
+    }
+
+    /// Whether a datagram from this source address arrives at `server`.
+    fn sends(&self, from: IpAddr, server: &UdpSocket) -> bool {
+        let to = server.local_addr().expect("bound");
+        self.host.run(move || {
+            let socket = UdpSocket::bind((from, 0)).expect("the session has the address");
+            // Whether it arrived is seen at the server.
+            let _ = socket.send_to(b"x", to);
+        });
+        server.set_read_timeout(Some(PATIENCE)).expect("set");
+        match server.recv_from(&mut [0]) {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_reaches_what_its_class_lists_and_nothing_else() {
+    let world = World::new();
+    let _keeping = world.keep();
+    let listing = world.session(1).await;
+    let internet = world.session(2).await;
+    let nothing = world.session(3).await;
+    let unknown = world.session(4).await;
+    let peer = world.session(2).await;
+    let reached_by_internet = [
+        (PUBLIC, PORT),
+        (PUBLIC, PORT + 1),
+        (ALLOWED, PORT),
+        (ALLOWED, PORT + 1),
+    ];
+    let table = [
+        (&listing, "listing", &[(LISTED, PORT)][..]),
+        (&internet, "internet", &reached_by_internet[..]),
+        (&nothing, "nothing", &[]),
+        (&unknown, "unknown", &[]),
+    ];
+    for (session, name, reached) in table {
+        for address in [
+            LISTED,
+            ALLOWED,
+            PUBLIC,
+            METADATA,
+            NODE,
+            NAME_SERVER,
+            peer.address(),
+        ] {
+            for port in [PORT, PORT + 1] {
+                let expected = reached.contains(&(address, port));
+                let reaches = session.reaches(address, port);
+                assert_eq!(reaches, expected, "{name} to {address}:{port}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_uses_its_name_server_and_only_its_own_source_address() {
+    let world = World::new();
+    let _keeping = world.keep();
+    let session = world.session(1).await;
+    let own = session.address();
+    let bind = |address: IpAddr, port: u16| {
+        let bound = world.beyond.run(move || UdpSocket::bind((address, port)));
+        bound.expect("bound")
+    };
+    let (names, listed) = (bind(NAME_SERVER, 53), bind(LISTED, PORT));
+    assert!(session.sends(own, &names), "the name server");
+    assert!(session.sends(own, &listed), "a listed network");
+    assert!(!session.sends(own, &bind(LISTED, PORT + 1)), "another port");
+    session.host.shell("ip address add 10.88.7.7/32 dev eth0");
+    assert!(
+        !session.sends(v4(10, 88, 7, 7), &listed),
+        "a spoofed source"
+    );
+    let peer = world.session(2).await;
+    let address = peer.address();
+    let at_peer = peer.host.run(move || UdpSocket::bind((address, PORT)));
+    assert!(
+        !session.sends(own, &at_peer.expect("bound")),
+        "another session"
+    );
+}
+
+/// Row 32 of the fault matrix.
+#[tokio::test]
+async fn row_32_a_flushed_ruleset_is_back_within_a_second() {
+    let world = World::new();
+    let _keeping = world.keep();
+    let session = world.session(1).await;
+    let peer = world.session(1).await;
+    for round in 0..3 {
+        world.node.shell("nft flush ruleset");
+        let flushed = Instant::now();
+        while session.reaches(peer.address(), PORT) || session.reaches(NODE, PORT) {
+            assert!(flushed.elapsed() < RESTORED_WITHIN, "{round}: not back yet");
+        }
+        // It is masqueraded; nothing beyond would answer otherwise.
+        while !session.reaches(LISTED, PORT) {
+            assert!(
+                flushed.elapsed() < RESTORED_WITHIN,
+                "{round}: not complete yet"
+            );
+        }
+    }
+    // Other programs' tables stay as they are.
+    world
+        .node
+        .shell("nft add table inet other; nft delete table inet conman_0a1b2c3d");
+    let deleted = Instant::now();
+    while session.reaches(peer.address(), PORT) {
+        assert!(deleted.elapsed() < RESTORED_WITHIN, "not back yet");
+    }
+    assert!(world.node.shell("nft list tables").contains("inet other"));
+}

@@ -1,0 +1,4 @@
+mod connecting;
+mod isolation;
+mod namespace;
+mod sweeping;
