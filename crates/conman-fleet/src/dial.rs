@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_auth::FleetTls;
+use conman_core::error_chain;
 use conman_proxy::Stream;
 use rustls::{CertificateError, ClientConfig, InvalidMessage};
 use thiserror::Error;
@@ -210,12 +211,6 @@ impl From<DialError> for io::Error {
             DialError::Timeout { .. } => io::ErrorKind::TimedOut,
             DialError::Mismatch { .. } => io::ErrorKind::InvalidInput,
         };
-        let mut text = error.to_string();
-        let mut cause = std::error::Error::source(&error);
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        Self::new(kind, text)
+        Self::new(kind, error_chain(&error))
     }
 }

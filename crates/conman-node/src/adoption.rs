@@ -77,7 +77,7 @@ async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError
     loop {
         match context.registry.list().await {
             Err(error @ RegistryError::Unavailable { .. }) if Instant::now() < deadline => {
-                let error = crate::error_chain(&error);
+                let error = conman_core::error_chain(&error);
                 tracing::warn!(error, "cannot list the registry's records; retrying");
                 sleep(ASK_AGAIN).await;
             }
@@ -475,7 +475,7 @@ pub(crate) fn forget(context: &Arc<Context>, mut forgotten: Vec<Arc<SessionHandl
                 continue;
             };
             if let Err(error) = context.registry.forget(id, generation).await {
-                let reason = crate::error_chain(&error);
+                let reason = conman_core::error_chain(&error);
                 tracing::debug!(
                     session = %id,
                     reason,

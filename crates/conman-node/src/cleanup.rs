@@ -172,7 +172,7 @@ async fn clean(context: &Context, kind: RuntimeKind, keys: Vec<ContainerKey>) {
                 if failures % JOURNAL_EVERY == 1 {
                     let message = format!(
                         "{}; trying again in {} s",
-                        crate::error_chain(&error),
+                        conman_core::error_chain(&error),
                         pause_after(failures).max(took).as_secs_f64()
                     );
                     context.note_session(

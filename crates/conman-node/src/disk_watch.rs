@@ -192,7 +192,7 @@ async fn measure_all(context: &Context, schedule: &mut Schedule) {
             Ok(Some(usage)) => end(&handle, usage, limits),
             Ok(None) => {}
             Err(error) => {
-                let error = crate::error_chain(&error);
+                let error = conman_core::error_chain(&error);
                 tracing::warn!(session = %key, error, "cannot measure a session's disk usage");
             }
         }

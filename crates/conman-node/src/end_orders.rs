@@ -221,7 +221,7 @@ async fn carry_out(
             certify(context, turns, key, why.unwrap_or(HAS_ENDED)).await
         }
         Ok(Err(error)) => {
-            let reason = crate::error_chain(&error);
+            let reason = conman_core::error_chain(&error);
             tracing::debug!(
                 session = %id,
                 %generation,

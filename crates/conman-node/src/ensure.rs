@@ -111,7 +111,7 @@ pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Optio
     Some(format!(
         "{}: {}",
         crate::phases::CREATE,
-        crate::error_chain(&error)
+        conman_core::error_chain(&error)
     ))
 }
 

@@ -88,15 +88,3 @@ pub use revival::{Former, Relocate, WithoutImage, end_of};
 pub use route::SessionRoute;
 pub use sessions::SessionsHandle;
 pub use status::StatusHandle;
-
-/// An error and its causes, as one line for people.
-pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}

@@ -86,7 +86,7 @@ async fn sweep_one(context: &Context, runtime: &dyn Runtime) -> bool {
             all_well
         }
         Ok(Err(error)) => {
-            let reason = crate::error_chain(&error);
+            let reason = conman_core::error_chain(&error);
             tracing::debug!(runtime = %runtime.kind(), reason, "cannot list containers");
             false
         }

@@ -55,7 +55,7 @@ pub(crate) async fn run(context: Arc<Context>, health: Arc<RuntimeHealth>) {
             let asked = pulse.wait(PATIENCE, timeout(PATIENCE, runtime.info()));
             let latest = match asked.await {
                 Ok(Ok(info)) => Ok(info),
-                Ok(Err(error)) => Err(crate::error_chain(&error)),
+                Ok(Err(error)) => Err(conman_core::error_chain(&error)),
                 Err(_) => Err(format!(
                     "{kind} did not answer within {} s",
                     PATIENCE.as_secs()

@@ -152,7 +152,7 @@ fn report(notices: &NoticeSender, signal: &Signal, value: &Value) -> bool {
 }
 
 fn warn_of(notices: &NoticeSender, signal: &Signal, error: &MetadataError) {
-    let reason = crate::error_chain(error);
+    let reason = conman_core::error_chain(error);
     notices.warn(format!(
         "cannot read {} from the metadata server; retrying: {reason}",
         signal.key

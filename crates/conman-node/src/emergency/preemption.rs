@@ -301,8 +301,10 @@ impl Preemption {
                 // Dead already: its certificate comes at once.
                 Ok(false) => {}
                 Err(error) => {
-                    let reason =
-                        format!("SIGKILL could not be sent: {}", crate::error_chain(&error));
+                    let reason = format!(
+                        "SIGKILL could not be sent: {}",
+                        conman_core::error_chain(&error)
+                    );
                     self.set(&id, Progress::Failed(Some(generation), reason));
                     continue;
                 }
@@ -447,7 +449,10 @@ impl Preemption {
                     self.releases.put_back(release);
                 }
                 Err(error) => {
-                    let reason = format!("its release was refused: {}", crate::error_chain(&error));
+                    let reason = format!(
+                        "its release was refused: {}",
+                        conman_core::error_chain(&error)
+                    );
                     self.set(&id, Progress::Failed(Some(generation), reason));
                 }
             }

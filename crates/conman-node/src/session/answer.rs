@@ -84,7 +84,7 @@ impl StepFailure {
             ..Self::new(
                 kind,
                 phase,
-                format_args!("{}{remedy}", crate::error_chain(error)),
+                format_args!("{}{remedy}", conman_core::error_chain(error)),
             )
         }
     }

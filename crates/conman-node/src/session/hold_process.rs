@@ -26,7 +26,7 @@ pub(super) fn hold(runtime: &dyn Runtime, key: &ContainerKey, pid: i32) -> Hold 
         Err(error) => Hold::Failed(StepFailure::new(
             FailureKind::Host,
             phases::VERIFY,
-            format_args!("{}; see to the host", crate::error_chain(&error)),
+            format_args!("{}; see to the host", conman_core::error_chain(&error)),
         )),
     }
 }

@@ -101,7 +101,7 @@ async fn may_start(
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(StepFailure::new(
                 FailureKind::Registry,
-                phase, format!("not sent, because {}", crate::error_chain(&error)),
+                phase, format!("not sent, because {}", conman_core::error_chain(&error)),
             )),
             Err(_) => Err(StepFailure::new(
                 FailureKind::Registry,

@@ -295,7 +295,7 @@ impl Publisher {
             let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
             tokio::spawn(async move {
                 if let Err(error) = crate::ensure::call_off(&context, &handle).await {
-                    let reason = crate::error_chain(&error);
+                    let reason = conman_core::error_chain(&error);
                     tracing::warn!(
                         session = %handle.id,
                         reason,

@@ -119,7 +119,7 @@ pub(super) async fn release(
         Ok(Some(Err(RegistryError::Superseded { .. }))) => {
             return Err(ReleaseFailure::Superseded(ending));
         }
-        Ok(Some(Err(error))) => crate::error_chain(&error),
+        Ok(Some(Err(error))) => conman_core::error_chain(&error),
         Ok(None) => "the registry returned no result".to_owned(),
         Err(_) => slow(),
     };

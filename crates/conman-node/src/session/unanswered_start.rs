@@ -46,7 +46,7 @@ async fn kill_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
 }
 
 async fn ask(runtime: &dyn Runtime, key: &ContainerKey) -> StartOutcome {
-    let unknown = |error: &RuntimeError| StartOutcome::Unknown(crate::error_chain(error));
+    let unknown = |error: &RuntimeError| StartOutcome::Unknown(conman_core::error_chain(error));
     match runtime.find(key).await {
         Err(error) => unknown(&error),
         // It was created before its start was sent, so its absence means that it was removed.

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::naming;
+use conman_core::{error_chain, naming};
 use conman_linux::{PidFd, ProcessError};
 use conman_proto::RuntimeKind;
 use conman_shim::{CallError, Reply, Request};
@@ -342,16 +342,11 @@ fn held(
 
 /// Docker has started the container, but the fence does not know its first process.
 fn uncertain(key: &ContainerKey, error: &(dyn std::error::Error + 'static)) -> RuntimeError {
-    let mut reason = format!("Docker has started {key}, and the fence has not taken it: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        reason.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
+    let error = error_chain(error);
     RuntimeError::Unavailable {
         runtime: RuntimeKind::Docker,
         action: "start",
-        reason,
+        reason: format!("Docker has started {key}, and the fence has not taken it: {error}"),
     }
 }
 

@@ -28,7 +28,7 @@ impl Driver {
         match input {
             Input::Due(Timer::Machine) => vec![Event::Tick],
             Input::Stop(StopOrder { cause, why }) => {
-                self.told_stop = true;
+                self.stop_ordered = true;
                 self.fail_with(FailureKind::of_stop(cause));
                 vec![Event::StopAsked(cause, why)]
             }
@@ -168,7 +168,7 @@ impl Driver {
     }
 
     fn absorb_claim_failure(&mut self, error: RegistryError) -> Event {
-        let why = format!("{}: {}", phases::CLAIM, crate::error_chain(&error));
+        let why = format!("{}: {}", phases::CLAIM, conman_core::error_chain(&error));
         self.failed_phase = Some(phases::CLAIM);
         self.failure = Some(Failure::Unclaimed(Arc::new(error)));
         Event::ClaimFailed(why)

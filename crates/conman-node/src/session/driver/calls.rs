@@ -137,7 +137,7 @@ impl Driver {
             let bound = context.options.bounds.registry;
             Answer::Record(match timeout(bound, recorded).await {
                 Ok(Ok(())) => Ok(Instant::now()),
-                Ok(Err(error)) => Err(registry_failure(&crate::error_chain(&error))),
+                Ok(Err(error)) => Err(registry_failure(&conman_core::error_chain(&error))),
                 Err(_) => Err(registry_failure(&format!(
                     "no answer within {} s",
                     bound.as_secs()
@@ -212,7 +212,9 @@ impl Driver {
             Ok(true) => self.publisher.killed(self.life.generation(), &self.why()),
             // Dead already: its certificate is on the way.
             Ok(false) => {}
-            Err(error) => self.publisher.kill_failed(&crate::error_chain(&error)),
+            Err(error) => self
+                .publisher
+                .kill_failed(&conman_core::error_chain(&error)),
         }
     }
 

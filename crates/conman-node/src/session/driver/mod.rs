@@ -91,7 +91,7 @@ struct Driver {
     ending: Option<Ending>,
     was_running: bool,
     /// Whether the machine has received these orders from outside.
-    told_stop: bool,
+    stop_ordered: bool,
     told_fate: bool,
 }
 
@@ -170,7 +170,7 @@ impl Driver {
             ending: None,
             was_running: false,
             unrun_exit_code: None,
-            told_stop: false,
+            stop_ordered: false,
             told_fate: false,
         };
         match beginning {
@@ -228,7 +228,7 @@ impl Driver {
             biased;
             // Cancel safe, like all others: each waits for a state that stays, and the set keeps calls that
             // are not taken.
-            Ok(order) = stop.wait_for(Option::is_some), if !self.told_stop => {
+            Ok(order) = stop.wait_for(Option::is_some), if !self.stop_ordered => {
                 match order.clone() {
                     Some(order) => Input::Stop(order),
                     None => Input::Due(Timer::Machine),
@@ -302,7 +302,7 @@ impl Driver {
                 .set_state(&key.session, key.generation, state)
                 .await
             {
-                let reason = crate::error_chain(&error);
+                let reason = conman_core::error_chain(&error);
                 tracing::debug!(session = %key.session, reason, "cannot record a session's state");
             }
         });
