@@ -6,16 +6,14 @@
 //! ([`generations`]) and `lock`.
 
 mod commit;
-#[cfg(test)]
-mod equivalence;
-#[cfg(test)]
-mod failing_disk;
 mod generations;
 mod mirror;
 mod opening;
 mod queue;
 mod room;
 mod schema;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::path::Path;

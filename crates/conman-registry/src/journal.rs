@@ -10,13 +10,13 @@
 //! it.
 
 mod error;
-#[cfg(test)]
-mod failing_disk;
 mod follow;
 mod opening;
 mod queue;
 mod tables;
 mod tail;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::path::{Path, PathBuf};

@@ -179,7 +179,7 @@ fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Op
     let stored = content.map(|content| content.counters.reserved_through);
     match (found, stored) {
         (Found::Through { through, .. }, stored) => Some((*through).max(stored.unwrap_or(0))),
-        (Found::Missing | Found::Damaged | Found::OtherFormat { .. }, Some(stored)) => {
+        (_, Some(stored)) => {
             tracing::warn!(
                 floor = stored,
                 "the generations file is missing or damaged; recreated from the registry file"
@@ -188,7 +188,7 @@ fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Op
         }
         // An unused directory.
         (Found::Missing, None) if !lock.was_used() => Some(0),
-        (Found::Missing | Found::Damaged | Found::OtherFormat { .. }, None) => None,
+        (_, None) => None,
     }
 }
 

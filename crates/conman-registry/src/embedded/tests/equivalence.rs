@@ -10,11 +10,10 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::{EmbeddedOptions, EmbeddedRegistry};
 use crate::database::faults::Faults;
 use crate::{
-    ContainerIdentity, Ending, ModelRegistry, Phase, Phases, RecordState, Registry, RegistryError,
-    Release, SessionRecord,
+    ContainerIdentity, EmbeddedOptions, EmbeddedRegistry, Ending, ModelRegistry, Phase, Phases,
+    RecordState, Registry, RegistryError, Release, SessionRecord,
 };
 
 const IDS: [&str; 3] = ["a", "b", "c"];

@@ -6,10 +6,9 @@ use conman_proto::{ResolvedSpec, SessionId};
 use futures_util::FutureExt as _;
 use tempfile::TempDir;
 
-use super::EmbeddedRegistry;
 use super::equivalence::{Spec, ending, open, resolved};
 use crate::database::faults::Faults;
-use crate::{Registry, RegistryError, Release, SessionRecord};
+use crate::{EmbeddedRegistry, Registry, RegistryError, Release, SessionRecord};
 
 const CALLERS: usize = 50;
 const FOREVER: i64 = i64::MAX;

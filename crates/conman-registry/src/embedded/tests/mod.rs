@@ -1,0 +1,2 @@
+mod equivalence;
+mod failing_disk;
