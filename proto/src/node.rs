@@ -87,12 +87,12 @@ pub struct NodeInFleet {
     pub standing: NodeStanding,
     /// Takes no new sessions.
     pub draining: bool,
-    /// Since what is shown of it was told, in milliseconds; null when it has told nothing.
-    pub told_ago_ms: Option<u64>,
+    /// Age of its latest announcement, in milliseconds; null before its first one.
+    pub announced_ago_ms: Option<u64>,
     /// Where it listens for other nodes.
     pub peer_url: Option<String>,
     pub labels: BTreeMap<String, String>,
-    /// Null when it has told nothing.
+    /// Null before its first announcement.
     pub load: Option<NodeLoad>,
 }
 

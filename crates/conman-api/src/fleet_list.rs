@@ -102,7 +102,7 @@ fn show_node(own: &StatusHandle, map: &FleetMap, peer: &Peer) -> conman_proto::N
     view.fleet = Some(NodeInFleet {
         standing: map.standing(peer),
         draining: announced.is_some_and(|announced| announced.draining),
-        told_ago_ms: announced.map(|_| peer.announced_ago_ms),
+        announced_ago_ms: announced.map(|_| peer.announced_ago_ms),
         peer_url: announced.and_then(|announced| announced.peer_url.clone()),
         labels: announced
             .map(|announced| announced.labels.clone())

@@ -109,10 +109,7 @@ pub(crate) async fn to_node(
     if mine || !known || request.extensions().get::<ByPeer>().is_some() {
         return next.run(request).await;
     }
-    let node = match hop.map.node(name) {
-        joining if joining.has_not_announced() => hop.map.announced(name).await,
-        known => known,
-    };
+    let node = hop.map.node(name);
     let request = match buffer(request, limit).await {
         Ok(request) => request,
         Err(refusal) => return refusal.into_response(),

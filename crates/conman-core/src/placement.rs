@@ -43,7 +43,7 @@ pub struct NodeView {
     /// Whether it has announced its peer listener; ignored for the node that received the request.
     pub reachable: bool,
     /// Age of its data.
-    pub told_ago_ms: u64,
+    pub announced_ago_ms: u64,
     pub labels: BTreeMap<String, String>,
     /// Names of its templates.
     pub templates: Vec<String>,
@@ -137,7 +137,7 @@ pub enum Unfit {
     Fenced,
     Unreachable,
     Stale {
-        told_ago_ms: u64,
+        announced_ago_ms: u64,
     },
     Full {
         max_sessions: u32,
@@ -174,8 +174,12 @@ impl fmt::Display for Unfit {
             Self::Silent => formatter.write_str("has not been heard from for a while"),
             Self::Fenced => formatter.write_str("is fenced"),
             Self::Unreachable => formatter.write_str("has announced no `listen.peers`"),
-            Self::Stale { told_ago_ms } => {
-                write!(formatter, "announced itself {} s ago", told_ago_ms / 1_000)
+            Self::Stale { announced_ago_ms } => {
+                write!(
+                    formatter,
+                    "announced itself {} s ago",
+                    announced_ago_ms / 1_000
+                )
             }
             Self::Full { max_sessions } => {
                 write!(
@@ -284,9 +288,9 @@ fn unfit(
     if !is_me && !node.reachable {
         return Some(Unfit::Unreachable);
     }
-    if !is_me && node.told_ago_ms > limits.stale_after_ms {
-        let told_ago_ms = node.told_ago_ms;
-        return Some(Unfit::Stale { told_ago_ms });
+    if !is_me && node.announced_ago_ms > limits.stale_after_ms {
+        let announced_ago_ms = node.announced_ago_ms;
+        return Some(Unfit::Stale { announced_ago_ms });
     }
     if let Some(template) = demand.template
         && !node.templates.iter().any(|known| known == template)
@@ -340,7 +344,7 @@ fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String>
     // Sorted in reverse: the last element is the next one.
     let mut hashed: Vec<(u64, &NodeView)> = nodes
         .into_iter()
-        .map(|node| (rank(session, &node.name), node))
+        .map(|node| (rank(session.as_str(), &node.name), node))
         .collect();
     hashed.sort_unstable_by(|(one, a), (other, b)| other.cmp(one).then(b.name.cmp(&a.name)));
     let mut rest: Vec<&NodeView> = hashed.into_iter().map(|(_, node)| node).collect();
@@ -390,10 +394,23 @@ fn busyness(node: &NodeView) -> f64 {
     sessions.max(memory).max(pressure) + f64::from(load.starting) * STARTING_WEIGHT
 }
 
+/// The position of node `me` among the `live` nodes in the order that `name` gives them: 0 is first.
+/// `None` if it is not among them.
+#[must_use]
+pub fn turn(me: &str, live: &[&str], name: &str) -> Option<usize> {
+    let score = |node: &str| rank(name, node);
+    live.contains(&me).then(|| {
+        let mine = (score(me), me);
+        live.iter()
+            .filter(|other| (score(other), **other) > mine)
+            .count()
+    })
+}
+
 /// A number that depends on both names and looks random: FNV-1a, then the finalizer of splitmix64,
 /// because FNV's upper bits hardly depend on the last letters.
-pub(crate) fn rank(session: &SessionId, node: &str) -> u64 {
-    let bytes = session.as_str().bytes().chain([0]).chain(node.bytes());
+fn rank(name: &str, node: &str) -> u64 {
+    let bytes = name.bytes().chain([0]).chain(node.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });

@@ -20,7 +20,6 @@ use conman_proto::{Generation, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, Se
 use jiff::Timestamp;
 
 use crate::EndCause;
-use crate::placement::rank;
 
 /// Maximum number of restarts in a row within [`WINDOW_S`].
 pub const MAX_RESTARTS: u32 = 5;
@@ -168,19 +167,6 @@ pub fn judge(
         because,
         count: count + 1,
         since: earlier.map_or(now, |restarted| restarted.since),
-    })
-}
-
-/// The position of this node among the `live` nodes for restarting the session: 0 is first. `None`
-/// if it is not among them.
-#[must_use]
-pub fn turn(me: &str, live: &[&str], session: &SessionId) -> Option<usize> {
-    let score = |name: &str| rank(session, name);
-    live.contains(&me).then(|| {
-        let mine = (score(me), me);
-        live.iter()
-            .filter(|other| (score(other), **other) > mine)
-            .count()
     })
 }
 

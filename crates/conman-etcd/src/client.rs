@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conman_core::{Sparing, error_chain};
 use futures_util::future::BoxFuture;
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -17,8 +18,8 @@ use tonic_prost::ProstCodec;
 
 use super::call_error::{CallError, is_about_sign_in};
 use super::figures;
-use super::passed_over::PassedOver;
 use super::seen::{Before, Seen};
+use super::shared::boot_time;
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, CompactionRequest, CompactionResponse, RangeRequest,
     RangeResponse, ResponseHeader, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest,
@@ -84,6 +85,9 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// After this time without an answer to a ping, a watch notices that its etcd is gone.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Interval between repeated warnings about an endpoint.
+const SAY_AGAIN_MS: u64 = 600_000;
 
 /// How etcd is reached.
 #[derive(Clone, PartialEq, Eq)]
@@ -218,7 +222,8 @@ pub(super) struct Client {
     way: Mutex<Way>,
     /// The endpoint in use.
     current: AtomicUsize,
-    passed_over: PassedOver,
+    /// Rate limit of warnings about endpoints that fail.
+    said: Mutex<Sparing>,
     patience: Duration,
     credentials: Mutex<Option<EtcdCredentials>>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -239,7 +244,7 @@ impl Client {
             names: endpoints.iter().map(name).collect(),
             way: Mutex::new(Way::new(endpoints)),
             current: AtomicUsize::new(0),
-            passed_over: PassedOver::default(),
+            said: Mutex::new(Sparing::new(SAY_AGAIN_MS)),
             patience,
             credentials: Mutex::new(access.credentials.clone()),
             token: Mutex::default(),
@@ -285,11 +290,6 @@ impl Client {
         // It may take as long as a large read, and must not delay a renewal.
         let method = COMPACT.bulk(i64::MAX);
         self.timed(method, CompactionRequest { revision }).await
-    }
-
-    /// Timeout of every call except a watch.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
     }
 
     /// Reads at most as many records as the request's limit.
@@ -371,10 +371,7 @@ impl Client {
             let token = (method != AUTHENTICATE).then(|| self.token()).flatten();
             let call = send(channel, method, request.clone(), token);
             let status = match timeout_at(deadline, call).await {
-                Ok(Ok(answer)) => {
-                    self.passed_over.serves(index);
-                    return Ok(answer);
-                }
+                Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(status)) => status,
                 Err(_) => {
                     let reason = format!(
@@ -385,8 +382,7 @@ impl Client {
                     self.way().replace(method.lines, index);
                     // A large read may be slow; renewals detect an endpoint that hangs.
                     if method.max_answer_bytes == MAX_ANSWER_BYTES {
-                        self.turn(index);
-                        self.passed_over.failed(index, reason.clone());
+                        self.pass_over(index, &reason);
                     }
                     // Whatever happened at earlier endpoints, this one may have received the call.
                     return Err(CallError::Late { reason });
@@ -395,8 +391,7 @@ impl Client {
             let error = self.failed(index, method.path, &status);
             let at_fault = !matches!(error, CallError::Refused { .. } | CallError::TooLong { .. });
             if at_fault {
-                self.turn(index);
-                self.passed_over.failed(index, error.to_string());
+                self.pass_over(index, &error.to_string());
             }
             if !matches!(error, CallError::NotSent { .. }) {
                 return Err(error);
@@ -498,6 +493,19 @@ impl Client {
         (index, self.way().lines(which)[index].clone())
     }
 
+    /// Selects the next endpoint, and logs why. Otherwise a wrong certificate or a dead member would
+    /// go unnoticed until the last endpoint fails.
+    fn pass_over(&self, from: usize, why: &str) {
+        self.turn(from);
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.names.len() > 1 && said.say(why, boot_time().0).is_some() {
+            tracing::warn!(
+                why,
+                "etcd endpoint failed; using another one of `registry.endpoints`"
+            );
+        }
+    }
+
     /// Selects the next endpoint, unless another caller already has.
     fn turn(&self, from: usize) {
         let next = (from + 1) % self.names.len();
@@ -582,7 +590,7 @@ fn endpoint(
     endpoint
         .tls_config(config)
         .map_err(|error| AccessError::Tls {
-            reason: chain(&error),
+            reason: error_chain(&error),
         })
 }
 
@@ -613,14 +621,4 @@ fn attach<T>(request: &mut Request<T>, token: Option<MetadataValue<Ascii>>) {
     if let Some(token) = token {
         request.metadata_mut().insert("token", token);
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

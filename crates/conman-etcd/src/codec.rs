@@ -7,13 +7,11 @@
 //! | `node/NAME`, `heartbeat/NAME`, `takeover-delay/NAME`, `owner/SESSION`, `floor` | the protocol's | decide |
 //! | `lost-node/NAME` | the `node/NAME` of a node that was forgotten, until it comes back | decides likewise |
 //! | `holder/NAME` | which installation may use that name | decides which may rejoin |
-//! | `lost-for/NAME` | how long a node has been lost | decides when it is forgotten |
 //! | `session/ID` | the session's record and its owner | informs |
 //! | `peer/NAME` | what a node publishes about itself | informs |
 
-use std::time::Duration;
-
-use conman_core::ownership::{Heartbeat, Key, NodeRecord, NodeState, OwnedState, Ownership, Value};
+use conman_core::ownership::{Key, NodeRecord, Value};
+use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -30,38 +28,13 @@ pub(super) struct BadValue {
     reason: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum NodeStateText {
-    Live,
-    Fenced,
-}
-
 #[derive(Debug, Serialize, Deserialize)]
 struct NodeText {
-    incarnation: u64,
-    state: NodeStateText,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct HeartbeatText {
-    incarnation: u64,
-    attempt: u64,
-}
-
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum OwnedText {
-    Owned,
-    Released,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct OwnershipText {
-    owner: String,
-    incarnation: u64,
-    generation: u64,
-    state: OwnedText,
+    #[serde(flatten)]
+    record: NodeRecord,
+    /// When it was declared dead. Decides only how long the node and its sessions stay listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fenced_at: Option<Timestamp>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -95,13 +68,6 @@ pub(super) struct SessionDetails {
 pub(super) struct PeerText {
     pub(super) incarnation: u64,
     pub(super) announcement: Announcement,
-}
-
-/// An unreadable value counts as none: the node is forgotten later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct LostForText {
-    pub(super) incarnation: u64,
-    pub(super) lost_ms: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,10 +138,6 @@ impl Keys {
         self.below("lost-node/", name)
     }
 
-    pub(super) fn lost_for(&self) -> Vec<u8> {
-        self.below("lost-for/", "")
-    }
-
     pub(super) fn told(&self, session: &str) -> Vec<u8> {
         self.below("session/", session)
     }
@@ -201,26 +163,9 @@ impl Keys {
 
 pub(super) fn encode(value: &Value) -> Vec<u8> {
     match value {
-        Value::Node(record) => text(&NodeText {
-            incarnation: record.incarnation,
-            state: match record.state {
-                NodeState::Live => NodeStateText::Live,
-                NodeState::Fenced => NodeStateText::Fenced,
-            },
-        }),
-        Value::Heartbeat(heartbeat) => text(&HeartbeatText {
-            incarnation: heartbeat.incarnation,
-            attempt: heartbeat.attempt,
-        }),
-        Value::Session(ownership) => text(&OwnershipText {
-            owner: ownership.owner.to_string(),
-            incarnation: ownership.incarnation,
-            generation: ownership.generation,
-            state: match ownership.state {
-                OwnedState::Owned => OwnedText::Owned,
-                OwnedState::Released => OwnedText::Released,
-            },
-        }),
+        Value::Node(record) => text(record),
+        Value::Heartbeat(heartbeat) => text(heartbeat),
+        Value::Session(ownership) => text(ownership),
         Value::Floor(generation) => text(&FloorText {
             generation: *generation,
         }),
@@ -236,9 +181,17 @@ pub(super) fn text<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// Rounded down to whole milliseconds.
-pub(super) fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+/// The record of a node that is declared dead now.
+pub(super) fn fenced_now(record: NodeRecord) -> Vec<u8> {
+    text(&NodeText {
+        record,
+        fenced_at: Some(Timestamp::now()),
+    })
+}
+
+/// When the node of this record was declared dead.
+pub(super) fn fenced_at(bytes: &[u8]) -> Option<Timestamp> {
+    serde_json::from_slice::<NodeText>(bytes).ok()?.fenced_at
 }
 
 pub(super) fn parse<T: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<T, BadValue> {
@@ -250,48 +203,20 @@ pub(super) fn parse<T: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<T, 
 
 pub(super) fn decode(kind: &Key, key: &[u8], bytes: &[u8]) -> Result<Value, BadValue> {
     Ok(match kind {
-        Key::Node(_) => {
-            let read: NodeText = parse(key, bytes)?;
-            Value::Node(NodeRecord {
-                incarnation: read.incarnation,
-                state: match read.state {
-                    NodeStateText::Live => NodeState::Live,
-                    NodeStateText::Fenced => NodeState::Fenced,
-                },
-            })
-        }
-        Key::Heartbeat(_) => {
-            let read: HeartbeatText = parse(key, bytes)?;
-            Value::Heartbeat(Heartbeat {
-                incarnation: read.incarnation,
-                attempt: read.attempt,
-            })
-        }
-        Key::Session(_) => {
-            let read: OwnershipText = parse(key, bytes)?;
-            Value::Session(Ownership {
-                owner: read.owner.into(),
-                incarnation: read.incarnation,
-                generation: read.generation,
-                state: match read.state {
-                    OwnedText::Owned => OwnedState::Owned,
-                    OwnedText::Released => OwnedState::Released,
-                },
-            })
-        }
-        Key::Floor => {
-            let read: FloorText = parse(key, bytes)?;
-            Value::Floor(read.generation)
-        }
+        Key::Node(_) => Value::Node(parse(key, bytes)?),
+        Key::Heartbeat(_) => Value::Heartbeat(parse(key, bytes)?),
+        Key::Session(_) => Value::Session(parse(key, bytes)?),
+        Key::Floor => Value::Floor(parse::<FloorText>(key, bytes)?.generation),
         Key::Silence(_) => {
-            let read: TakeoverDelayText = parse(key, bytes)?;
-            Value::Silence(read.takeover_delay_ms)
+            Value::Silence(parse::<TakeoverDelayText>(key, bytes)?.takeover_delay_ms)
         }
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use conman_core::ownership::{Heartbeat, NodeState, OwnedState, Ownership};
+
     use super::*;
 
     fn values() -> Vec<(Key, Value)> {
@@ -352,6 +277,19 @@ mod tests {
             ],
             "a change of these is another format"
         );
+    }
+
+    #[test]
+    fn the_record_of_a_dead_node_says_since_when() {
+        let record = NodeRecord {
+            incarnation: 3,
+            state: NodeState::Fenced,
+        };
+        let bytes = fenced_now(record);
+        let read = decode(&Key::Node("a".into()), b"k", &bytes).expect("read back");
+        assert_eq!(read, Value::Node(record));
+        assert!(fenced_at(&bytes).is_some_and(|at| at <= Timestamp::now()));
+        assert_eq!(fenced_at(&encode(&read)), None, "of an earlier build");
     }
 
     #[test]

@@ -72,7 +72,7 @@ enum Wake {
 }
 
 /// Why serving ended.
-enum Left {
+enum ServeEnd {
     /// No caller is left.
     Unused,
     /// Another installation uses this node's name, or the node was forgotten.
@@ -111,8 +111,8 @@ impl Driver {
             // Above every number that was sent.
             self.next_attempt += ATTEMPTS_OF_A_PROTOCOL;
             match left {
-                Left::Unused => return,
-                Left::NameLost => {}
+                ServeEnd::Unused => return,
+                ServeEnd::NameLost => {}
             }
         }
     }
@@ -198,7 +198,7 @@ impl<'a> Serving<'a> {
         }
     }
 
-    async fn run(mut self, pulse: &Pulse) -> Left {
+    async fn run(mut self, pulse: &Pulse) -> ServeEnd {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -206,7 +206,7 @@ impl<'a> Serving<'a> {
             self.settle();
             if let Some(why) = self.name_lost {
                 self.leave(why);
-                return Left::NameLost;
+                return ServeEnd::NameLost;
             }
             let wake = tokio::select! {
                 // Cancel safe: a result is taken only when it is returned.
@@ -224,7 +224,7 @@ impl<'a> Serving<'a> {
             };
             match wake {
                 Wake::Done(done) => self.done(done),
-                Wake::Command(None) => return Left::Unused,
+                Wake::Command(None) => return ServeEnd::Unused,
                 Wake::Command(Some(command)) => self.take(command),
                 Wake::Fence(Some(event)) => self.hear(event),
                 Wake::Fence(None) => conman_vitals::end(fence_orders::NAME, "it has returned"),

@@ -6,12 +6,10 @@
 //! ```
 //! Its incarnation must only grow, or a late claim of an earlier life would be mistaken for a
 //! current one. So the record is moved aside, and moved back before a node of that name joins; a
-//! rejoin commits only while there is none aside. Everything else about the node is deleted, except
-//! for how long it has been lost, which is needed while records of its sessions exist.
+//! rejoin commits only while there is none aside. Everything else about the node is deleted.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 
 use conman_core::ownership::{Answer, Key, NodeState, OwnedState, Value};
 
@@ -38,31 +36,6 @@ pub(super) async fn forget(shared: &Shared, node: &str) -> Result<(), ForgetErro
     // Ownership counts only if it is read after the node was seen to be fenced.
     let owners = owners(shared).await?;
     put_aside(shared, gone, &owners).await
-}
-
-/// Forgets the nodes that have been lost for long; failures are retried later.
-pub(super) async fn forget_all(shared: Arc<Shared>, nodes: Vec<String>) {
-    let mut found = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        match look(&shared, &node).await {
-            Ok(gone) => found.push(gone),
-            Err(error) => tracing::debug!(node, %error, "cannot forget a lost node yet"),
-        }
-    }
-    let owners = match owners(&shared).await {
-        Ok(owners) => owners,
-        Err(error) => {
-            tracing::debug!(%error, "cannot forget lost nodes yet");
-            return;
-        }
-    };
-    for gone in found {
-        let node = gone.node.clone();
-        match put_aside(&shared, gone, &owners).await {
-            Ok(()) => tracing::info!(node, "forgot a lost node"),
-            Err(error) => tracing::debug!(node, %error, "cannot forget a lost node yet"),
-        }
-    }
 }
 
 /// Reads whether a node is fenced.

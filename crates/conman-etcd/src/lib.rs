@@ -12,7 +12,6 @@
 //! linearizable reads: no leases, no locks, and watches are hints.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +19,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::ownership::{Key, OwnedState, Timing, Value};
-use conman_core::retention::Age;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_vitals::{Vitals, essential};
 use tokio::runtime::Handle;
@@ -35,7 +33,6 @@ use conman_registry::{
     RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
 };
 
-mod ages;
 mod call_error;
 mod client;
 mod codec;
@@ -50,8 +47,6 @@ mod listing;
 mod membership;
 mod notes;
 mod orders;
-mod page_size;
-mod passed_over;
 mod records;
 mod rendezvous;
 mod schema;
@@ -63,7 +58,6 @@ mod wire;
 
 pub use client::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
 pub use compaction::COMPACT_EVERY;
-pub use membership::FORGET_AFTER;
 pub use orders::{Order, Orders};
 
 use client::Client;
@@ -113,8 +107,6 @@ pub struct EtcdOptions {
     pub timing: Timing,
     /// Accepts an etcd that has lost its state, with all generations up to this one used up.
     pub accept_above: Option<Generation>,
-    /// Lost nodes are forgotten after this time: [`FORGET_AFTER`].
-    pub forget_after: Duration,
     /// How often one of the nodes compacts etcd; `None` where an operator compacts it or needs its
     /// history.
     pub compact_every: Option<Duration>,
@@ -229,13 +221,7 @@ impl EtcdRegistry {
             .name("fleet".to_owned())
             .spawn(move || {
                 runtime.block_on(async {
-                    let looking = membership::run(
-                        Arc::clone(&helpers),
-                        members,
-                        watched,
-                        options.forget_after,
-                        pulse,
-                    );
+                    let looking = membership::run(Arc::clone(&helpers), members, watched, pulse);
                     tokio::spawn(essential(MEMBERSHIP, looking));
                     let watching = hints::watch(Arc::clone(&helpers), nodes, |_, _| true);
                     tokio::spawn(essential("watch of nodes", watching));
@@ -512,15 +498,6 @@ impl Fleet for EtcdRegistry {
         let (shared, node) = (Arc::clone(&self.shared), node.to_owned());
         let forgetting = async move { Ok(forgetting::forget(&shared, &node).await) };
         self.run(forgetting).await?
-    }
-
-    async fn count_gone(
-        &self,
-        seen: BTreeMap<String, Option<Age>>,
-    ) -> Result<BTreeMap<String, Age>, RegistryError> {
-        let (shared, membership) = (Arc::clone(&self.shared), Arc::clone(&self.membership));
-        self.run_list(async move { ages::count(&shared, &membership, seen).await })
-            .await
     }
 
     async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {

@@ -169,7 +169,7 @@ pub(super) async fn page(
     let mut page = SessionPage::default();
     let (mut entries, mut bytes) = (Vec::new(), 0);
     loop {
-        let most = i64::try_from(limit - entries.len()).unwrap_or(1);
+        let most = limit - entries.len();
         let (some, more) = shared
             .store
             .records_below(&from, &parent, most)

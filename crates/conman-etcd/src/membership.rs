@@ -4,21 +4,21 @@
 //! Everything is read again each renewal interval, whatever the watches deliver; they only cause an
 //! earlier read. So nothing depends on a watch that lags, breaks or is compacted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::Sparing;
 use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState, Timing};
-use conman_core::retention::Age;
 use conman_vitals::Pulse;
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::codec::{self, Keys, PeerText};
+use super::figures;
 use super::rendezvous;
 use super::shared::{Shared, boot_time};
-use super::{figures, forgetting};
 use conman_registry::{Announcement, NodeLoad, Peer, PeerStanding};
 
 pub(super) mod hints;
@@ -34,13 +34,6 @@ const HURRY_PAUSE: Duration = Duration::from_millis(100);
 /// Far above the timeout of a call to etcd, with all endpoints.
 const CALL_BOUND: Duration = Duration::from_secs(30);
 
-/// A lost node is forgotten after this time: a day, in which an operator may want to see what
-/// happened to it.
-pub const FORGET_AFTER: Duration = Duration::from_hours(24);
-
-/// Minimum interval between attempts to forget, each of which reads the owners of all sessions.
-const FORGET_INTERVAL: Duration = Duration::from_hours(1);
-
 /// Interval between repeated warnings.
 const SAY_AGAIN_MS: u64 = 600_000;
 
@@ -52,28 +45,12 @@ struct Known {
     odd: bool,
     heartbeat: Option<Heartbeat>,
     heartbeat_at: BootTime,
-    gone: Option<Gone>,
+    fenced_at: Option<Timestamp>,
     /// How long it is not heard from before it is declared dead; 0 where it does not say.
     patience_ms: u64,
     text: Option<PeerText>,
     text_revision: i64,
     text_at: BootTime,
-    /// Start of the read that returned this state.
-    seen_at: BootTime,
-}
-
-/// Since when it has been seen to be fenced.
-#[derive(Debug, Clone, Copy)]
-struct Gone {
-    since: BootTime,
-    /// How long other daemons observed it before.
-    before_ms: u64,
-}
-
-impl Gone {
-    fn for_ms(&self, now: BootTime) -> u64 {
-        self.before_ms.saturating_add(now.since(self.since))
-    }
 }
 
 #[derive(Debug, Default)]
@@ -96,10 +73,10 @@ impl Membership {
                 name: name.clone(),
                 incarnation: known.record.incarnation,
                 standing: standing(known, now, fence_ms),
+                fenced_at: known.fenced_at,
                 is_late: is_late(known, now, timing),
                 announcement: known.text.as_ref().map(|text| text.announcement.clone()),
                 announced_ago_ms: now.since(known.text_at),
-                seen_ago_ms: now.since(known.seen_at),
             })
             .collect();
         let (me, incarnation) = me;
@@ -112,10 +89,10 @@ impl Membership {
                     name: me.to_owned(),
                     incarnation,
                     standing: PeerStanding::Live,
+                    fenced_at: None,
                     is_late: false,
                     announcement: None,
                     announced_ago_ms: 0,
-                    seen_ago_ms: 0,
                 },
             };
             // Anything else stored is from an earlier life.
@@ -168,13 +145,14 @@ impl Membership {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies the result of a read that began at `began` and has ended.
-    fn take(&self, began: BootTime, now: BootTime, read: Read) {
+    /// Applies the result of a read that has ended.
+    fn take(&self, now: BootTime, read: Read) {
         let mut known = self.known();
         known.retain(|name, _| read.contains_key(name));
         for (name, read) in read {
             let OneRead {
                 record,
+                fenced_at,
                 heartbeat,
                 is_told_of,
                 text,
@@ -186,29 +164,18 @@ impl Membership {
                 odd,
                 heartbeat,
                 heartbeat_at: now,
-                gone: None,
+                fenced_at,
                 patience_ms,
                 text: None,
                 text_revision: 0,
                 text_at: BootTime(0),
-                seen_at: began,
             });
-            one.seen_at = began;
             if one.heartbeat != heartbeat {
                 one.heartbeat = heartbeat;
                 one.heartbeat_at = now;
             }
-            // With another incarnation it is another death.
-            if one.record != record || record.state == NodeState::Live {
-                one.gone = None;
-            }
-            if record.state == NodeState::Fenced {
-                one.gone.get_or_insert(Gone {
-                    since: now,
-                    before_ms: 0,
-                });
-            }
             one.record = record;
+            one.fenced_at = fenced_at;
             one.odd = odd;
             one.patience_ms = patience_ms;
             match text {
@@ -243,47 +210,6 @@ impl Membership {
         known.contains_key(me) && awake.all(|(name, _)| me <= name.as_str())
     }
 
-    /// The nodes that have been lost for long.
-    fn long_gone(&self, now: BootTime, forget_after: Duration) -> Vec<String> {
-        let known = self.known();
-        let long_gone = known.iter().filter(|(_, one)| {
-            one.gone
-                .is_some_and(|gone| u128::from(gone.for_ms(now)) >= forget_after.as_millis())
-        });
-        long_gone.map(|(name, _)| name.clone()).collect()
-    }
-
-    /// For how long the listed lost nodes have been observed to be lost.
-    pub(super) fn ages(&self, now: BootTime) -> BTreeMap<String, Age> {
-        let known = self.known();
-        let ages = known.iter().filter_map(|(name, one)| {
-            let age = Age {
-                incarnation: one.record.incarnation,
-                gone_for: Duration::from_millis(one.gone?.for_ms(now)),
-            };
-            Some((name.clone(), age))
-        });
-        ages.collect()
-    }
-
-    /// Takes over other nodes' observations, which were read before `now`.
-    pub(super) fn learn(&self, ages: &BTreeMap<String, Age>, now: BootTime) {
-        let mut known = self.known();
-        for (name, age) in ages {
-            let Some(one) = known.get_mut(name) else {
-                continue;
-            };
-            let before_ms = codec::whole_ms(age.gone_for);
-            if one.record.incarnation == age.incarnation
-                && let Some(gone) = &mut one.gone
-                && gone.for_ms(now) < before_ms
-            {
-                let since = now;
-                *gone = Gone { since, before_ms };
-            }
-        }
-    }
-
     /// The nodes that this one has to watch.
     fn observed(&self, me: &str, now: BootTime, fence_ms: u64) -> Vec<NodeName> {
         let known = self.known();
@@ -315,10 +241,6 @@ fn is_news(before: &Announcement, after: &Announcement) -> bool {
     settled(before) != settled(after)
 }
 
-fn has_passed(now: BootTime, since: BootTime, time: Duration) -> bool {
-    u128::from(now.since(since)) >= time.as_millis()
-}
-
 fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
     match known.record.state {
         NodeState::Fenced => PeerStanding::Fenced,
@@ -340,17 +262,13 @@ pub(super) async fn run(
     shared: Arc<Shared>,
     membership: Arc<Membership>,
     observed: watch::Sender<Vec<NodeName>>,
-    forget_after: Duration,
     pulse: Pulse,
 ) {
     let interval = Duration::from_millis(shared.timing.renew_ms);
     let mut said = Sparing::new(SAY_AGAIN_MS);
     let mut announced: Option<(BootTime, PeerText)> = None;
-    let mut forgot_at: Option<BootTime> = None;
-    let forget_every = FORGET_INTERVAL.min(forget_after);
     loop {
         pulse.beat().await;
-        let began = boot_time();
         match pulse.wait(CALL_BOUND, look(&shared)).await {
             Ok((read, oddities)) => {
                 let now = boot_time();
@@ -359,22 +277,12 @@ pub(super) async fn run(
                         tracing::warn!("{what}");
                     }
                 }
-                membership.take(began, now, read);
+                membership.take(now, read);
                 let fence_ms = shared.timing.fence_ms;
                 // Each time: the recorder may be installed after this task has started.
                 figures::describe();
                 let me = (&*shared.me, *shared.incarnation.borrow());
                 figures::peers(&membership.peers(me, &shared.timing));
-                let gone = membership.long_gone(now, forget_after);
-                // One node does it for all: it reads every session's owner.
-                if !gone.is_empty()
-                    && membership.is_first(&shared.me, fence_ms)
-                    && forgot_at.is_none_or(|at| has_passed(now, at, forget_every))
-                {
-                    forgot_at = Some(now);
-                    // In a separate task: it takes long.
-                    tokio::spawn(forgetting::forget_all(Arc::clone(&shared), gone));
-                }
                 let mine = membership.observed(&shared.me, now, fence_ms);
                 observed.send_if_modified(|watched| {
                     let changed = *watched != mine;
@@ -411,66 +319,6 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_long_gone_a_day_after_it_was_first_seen_to_be() {
-        let membership = Membership::default();
-        let mut now = BootTime(0);
-        let mut look = |incarnation, state, later_ms| {
-            now = now.plus(later_ms);
-            let record = NodeRecord { incarnation, state };
-            membership.take(now, now, [("a".to_owned(), OneRead::of(record))].into());
-            membership.long_gone(now, FORGET_AFTER)
-        };
-        let day = u64::try_from(FORGET_AFTER.as_millis()).expect("a day");
-        assert!(look(1, NodeState::Live, 0).is_empty());
-        assert!(look(1, NodeState::Fenced, 2 * day).is_empty());
-        assert!(look(1, NodeState::Fenced, day - 1).is_empty());
-        // It was back, observed or not.
-        assert!(look(2, NodeState::Fenced, day).is_empty());
-        assert_eq!(look(2, NodeState::Fenced, day), ["a"]);
-        assert!(look(3, NodeState::Live, 0).is_empty());
-        assert!(look(3, NodeState::Fenced, 0).is_empty());
-    }
-
-    #[test]
-    fn a_node_is_gone_for_as_long_as_others_saw_before_unless_it_was_back_since() {
-        let day = u64::try_from(FORGET_AFTER.as_millis()).expect("a day");
-        let membership = Membership::default();
-        let look = |incarnation, state, now| {
-            let record = NodeRecord { incarnation, state };
-            membership.take(now, now, [("a".to_owned(), OneRead::of(record))].into());
-            membership.long_gone(now, FORGET_AFTER)
-        };
-        let learn = |incarnation, gone_ms, now| {
-            let gone_for = Duration::from_millis(gone_ms);
-            let age = Age {
-                incarnation,
-                gone_for,
-            };
-            membership.learn(&[("a".to_owned(), age)].into(), now);
-        };
-        // The machine has just booted.
-        let now = BootTime(5);
-        learn(3, day, now);
-        assert!(look(3, NodeState::Fenced, now).is_empty());
-        learn(2, day, now);
-        learn(4, day, now);
-        assert!(look(3, NodeState::Fenced, now).is_empty());
-        learn(3, day - 10, now);
-        // Less than what is known.
-        learn(3, day - 20, now.plus(9));
-        assert!(look(3, NodeState::Fenced, now.plus(9)).is_empty());
-        assert_eq!(look(3, NodeState::Fenced, now.plus(10)), ["a"]);
-        let age = membership.ages(now.plus(10))["a"];
-        assert_eq!((age.incarnation, age.gone_for), (3, FORGET_AFTER));
-
-        assert!(look(4, NodeState::Live, now).is_empty());
-        learn(4, day, now);
-        assert!(membership.ages(now).is_empty());
-        assert!(look(4, NodeState::Fenced, now).is_empty());
-        assert_eq!(membership.ages(now)["a"], Age::new(4));
-    }
-
-    #[test]
     fn a_node_is_late_before_it_is_silent() {
         let membership = Membership::default();
         let record = NodeRecord {
@@ -478,7 +326,7 @@ mod tests {
             state: NodeState::Live,
         };
         let read = [("a".to_owned(), OneRead::of(record))].into();
-        membership.take(BootTime(0), BootTime(0), read);
+        membership.take(BootTime(0), read);
         let timing = Timing::default();
         let known = membership.known();
         let at = |ms| {
@@ -507,7 +355,7 @@ mod tests {
                 };
                 (name.to_owned(), OneRead::of(record))
             });
-            membership.take(boot_time(), boot_time(), read.into());
+            membership.take(boot_time(), read.into());
             membership.is_first(me, 5_000)
         };
         let (live, fenced) = (NodeState::Live, NodeState::Fenced);
@@ -540,12 +388,10 @@ mod tests {
         let (live, fenced) = (NodeState::Live, NodeState::Fenced);
         membership.take(
             now,
-            now,
             read([("a", live, 1), ("b", live, 9), ("c", fenced, 99)]),
         );
         assert_eq!(membership.longest_patience_ms(), 9);
         membership.take(
-            now,
             now,
             read([("a", live, 1), ("b", fenced, 9), ("c", live, 7)]),
         );
@@ -591,7 +437,7 @@ mod tests {
                 },
             )
         });
-        membership.take(boot_time(), boot_time(), read.into());
+        membership.take(boot_time(), read.into());
         membership.announce(told("two"));
         let peers = membership.peers(("b", 8), &Timing::default());
         assert_eq!(names(&peers), ["a", "b", "c"]);

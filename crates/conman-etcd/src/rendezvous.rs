@@ -2,32 +2,15 @@
 //! the same on all nodes that know the same others. Nodes that differ watch too much or too little
 //! for a moment, which costs reads or time, but never safety.
 
-use sha2::{Digest, Sha256};
+use conman_core::placement::turn;
 
 /// Number of observers of a node: one may be slow, another may die at the same time.
 const OBSERVERS: usize = 3;
 
 /// Whether `me` watches `node`, when these nodes are awake.
 pub(super) fn observes(me: &str, node: &str, awake: &[&str]) -> bool {
-    if me == node {
-        return false;
-    }
-    let mine = score(me, node);
-    let before = awake
-        .iter()
-        .filter(|other| **other != me && **other != node)
-        .filter(|other| (score(other, node), **other) > (mine, me))
-        .count();
-    before < OBSERVERS
-}
-
-fn score(observer: &str, node: &str) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    hash.update(observer.as_bytes());
-    // No name contains this byte, so that two pairs never have the same text.
-    hash.update([0]);
-    hash.update(node.as_bytes());
-    hash.finalize().into()
+    let others: Vec<&str> = awake.iter().copied().filter(|name| *name != node).collect();
+    me != node && turn(me, &others, node).is_none_or(|turn| turn < OBSERVERS)
 }
 
 #[cfg(test)]

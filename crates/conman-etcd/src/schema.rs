@@ -8,7 +8,7 @@ use super::store::{Entry, ReadError, Store};
 use super::wire::{self, TxnRequest};
 
 /// Keys of one read of a registry of another format.
-const PAGE: i64 = 512;
+const PAGE: usize = 512;
 
 /// Why the registry is not used. Each attempt checks again.
 #[derive(Debug, thiserror::Error)]

@@ -2,16 +2,16 @@
 //! reports the result of each.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::ownership::{Answer, Key, Request, Transaction, Value};
+use conman_core::ownership::{Answer, Key, NodeState, Request, Transaction, Value};
 use tokio::time::Instant;
 
 use super::call_error::CallError;
 use super::client::Client;
 use super::codec::{self, BadValue, Keys};
-use super::page_size::PageSize;
 use super::wire::{
     self, Compare, KeyValue, Operation, Outcome, RangeRequest, RangeResponse, RequestOp,
     TxnRequest, TxnResponse,
@@ -21,14 +21,18 @@ use super::wire::{
 const PAGE: i64 = 512;
 
 /// Reads in one transaction: etcd's default limit is 128 operations.
-const MAX_READS: i64 = 64;
+const MAX_READS: usize = 64;
 
 /// A read of several pages of one revision is restarted so often when the revision is compacted;
 /// then it fails.
 const MAX_COMPACTED: u32 = 3;
 
+/// Records in one read: most are small, and some as large as etcd allows. A read that is too large or
+/// too slow is repeated with half as many; one that succeeds lets the next have twice as many.
+const RECORDS: usize = 128;
+
 /// No further attempt starts after this time; the next caller's attempts continue with the reduced
-/// page size.
+/// number.
 const TRIES_BOUND: Duration = Duration::from_secs(6);
 
 /// Sessions released by one transaction. etcd's default limit is 128 operations, and each release
@@ -90,18 +94,20 @@ pub(super) type Entry = (Vec<u8>, Vec<u8>, i64);
 pub(super) struct Store {
     pub(super) client: Arc<Client>,
     pub(super) keys: Keys,
-    records: Arc<PageSize>,
-    foreign: Arc<Mutex<Foreign>>,
+    /// Records in the next read.
+    records: Arc<AtomicUsize>,
+    verbatim: Arc<Mutex<Verbatim>>,
 }
 
-/// Values with fields that only a later conman writes, and their bytes, by key: as they were read last.
-type Foreign = HashMap<Vec<u8>, (Value, Vec<u8>)>;
+/// Values with fields that the protocol does not know, and their bytes, by key: as they were read or
+/// written last.
+type Verbatim = HashMap<Vec<u8>, (Value, Vec<u8>)>;
 
 impl Store {
     pub(super) fn new(client: Client, keys: Keys) -> Self {
         Self {
-            records: Arc::new(PageSize::new(client.patience())),
-            foreign: Arc::default(),
+            records: Arc::new(AtomicUsize::new(RECORDS)),
+            verbatim: Arc::default(),
             client: Arc::new(client),
             keys,
         }
@@ -110,19 +116,37 @@ impl Store {
     /// Reads a value that a later transaction may compare.
     pub(super) fn decode(&self, kind: &Key, key: &[u8], bytes: &[u8]) -> Result<Value, BadValue> {
         let value = codec::decode(kind, key, bytes)?;
-        let mut foreign = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verbatim = self.verbatim();
         if codec::encode(&value) == bytes {
-            foreign.remove(key);
+            verbatim.remove(key);
         } else {
-            foreign.insert(key.to_owned(), (value.clone(), bytes.to_owned()));
+            verbatim.insert(key.to_owned(), (value.clone(), bytes.to_owned()));
         }
         Ok(value)
     }
 
+    /// The bytes to write. The time at which a node is declared dead is added here: the protocol has
+    /// no wall clock.
+    fn written(&self, key: &[u8], value: &Value) -> Vec<u8> {
+        match value {
+            Value::Node(record) if record.state == NodeState::Fenced => {
+                let bytes = codec::fenced_now(*record);
+                let entry = (value.clone(), bytes.clone());
+                self.verbatim().insert(key.to_owned(), entry);
+                bytes
+            }
+            value => codec::encode(value),
+        }
+    }
+
+    /// Every step leaves the map valid, so a panic elsewhere does no harm.
+    fn verbatim(&self) -> MutexGuard<'_, Verbatim> {
+        self.verbatim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The bytes of a value that was read from this key, or is about to be written there.
     pub(super) fn stored(&self, key: &[u8], value: &Value) -> Vec<u8> {
-        let foreign = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
-        match foreign.get(key) {
+        match self.verbatim().get(key) {
             Some((known, bytes)) if known == value => bytes.clone(),
             _ => codec::encode(value),
         }
@@ -154,7 +178,10 @@ impl Store {
                 }
                 let key = self.keys.of(key);
                 request.success.push(match value {
-                    Some(value) => wire::put(key, codec::encode(value)),
+                    Some(value) => {
+                        let bytes = self.written(&key, value);
+                        wire::put(key, bytes)
+                    }
                     None => wire::delete(key),
                 });
             }
@@ -290,10 +317,10 @@ impl Store {
         &self,
         names: &[Vec<u8>],
     ) -> Result<(Vec<Entry>, usize), ReadError> {
-        let most = i64::try_from(names.len()).unwrap_or(i64::MAX);
-        let mut tries = self.tries(most.min(MAX_READS));
+        let ends = Instant::now() + TRIES_BOUND;
         loop {
-            let count = usize::try_from(tries.records).unwrap_or(1);
+            let most = self.records.load(Ordering::Relaxed).min(MAX_READS);
+            let count = names.len().min(most);
             let request = TxnRequest {
                 compare: Vec::new(),
                 success: names.iter().take(count).cloned().map(wire::get).collect(),
@@ -301,12 +328,11 @@ impl Store {
             match self.client.bulk_reads(request).await {
                 Ok(answer) => {
                     let ranges = ranges(answer, count)?;
+                    self.read_records(count);
                     let kvs = ranges.into_iter().flat_map(|range| range.kvs);
-                    let entries: Vec<Entry> = kvs.map(entry).collect();
-                    tries.came(&entries);
-                    return Ok((entries, count));
+                    return Ok((kvs.map(entry).collect(), count));
                 }
-                Err(error) => tries.failed(error)?,
+                Err(error) => self.read_fewer(error, count, ends)?,
             }
         }
     }
@@ -317,34 +343,41 @@ impl Store {
         &self,
         from: &[u8],
         parent: &[u8],
-        most: i64,
+        most: usize,
     ) -> Result<(Vec<Entry>, bool), ReadError> {
-        let mut tries = self.tries(most);
+        let ends = Instant::now() + TRIES_BOUND;
         loop {
+            let limit = self.records.load(Ordering::Relaxed).min(most);
             let request = RangeRequest {
                 key: from.to_vec(),
                 range_end: wire::behind(parent),
-                limit: tries.records,
+                limit: i64::try_from(limit).unwrap_or(1),
                 ..RangeRequest::default()
             };
             match self.client.bulk_range(request).await {
                 Ok(answer) => {
-                    let entries: Vec<Entry> = answer.kvs.into_iter().map(entry).collect();
-                    tries.came(&entries);
-                    return Ok((entries, answer.more));
+                    self.read_records(limit);
+                    return Ok((answer.kvs.into_iter().map(entry).collect(), answer.more));
                 }
-                Err(error) => tries.failed(error)?,
+                Err(error) => self.read_fewer(error, limit, ends)?,
             }
         }
     }
 
-    fn tries(&self, most: i64) -> Tries<'_> {
-        let now = Instant::now();
-        Tries {
-            size: &self.records,
-            records: self.records.get().min(most).max(1),
-            began: now,
-            ends: now + TRIES_BOUND,
+    fn read_records(&self, count: usize) {
+        let next = (2 * count).min(RECORDS);
+        self.records.fetch_max(next, Ordering::Relaxed);
+    }
+
+    /// Fails when no further attempt is to be made.
+    fn read_fewer(&self, error: CallError, count: usize, ends: Instant) -> Result<(), CallError> {
+        if !error.is_about_size() || count <= 1 {
+            return Err(error);
+        }
+        self.records.fetch_min(count / 2, Ordering::Relaxed);
+        match Instant::now() < ends {
+            true => Ok(()),
+            false => Err(error),
         }
     }
 
@@ -404,35 +437,6 @@ impl Store {
         };
         let entries = answer.kvs.into_iter().map(entry);
         Ok((entries.collect(), answer.more, at))
-    }
-}
-
-/// Reduces the number of records until a read succeeds.
-struct Tries<'a> {
-    size: &'a PageSize,
-    records: i64,
-    began: Instant,
-    ends: Instant,
-}
-
-impl Tries<'_> {
-    fn came(&self, entries: &[Entry]) {
-        let bytes = entries.iter().map(|(_, value, _)| value.len()).sum();
-        self.size.came(entries.len(), bytes, self.began.elapsed());
-    }
-
-    /// Fails when no further attempt is to be made.
-    fn failed(&mut self, error: CallError) -> Result<(), CallError> {
-        if !error.is_about_size() || self.records == 1 {
-            return Err(error);
-        }
-        self.size.was_too_much(self.records);
-        self.records = (self.records / 2).max(1);
-        self.began = Instant::now();
-        match self.began < self.ends {
-            true => Ok(()),
-            false => Err(error),
-        }
     }
 }
 

@@ -54,12 +54,12 @@ pub struct RefusedBy {
 
 /// Why a node has not answered.
 #[derive(Debug, Error)]
-pub enum AskError {
+pub enum RequestError {
     /// Nothing of the request was sent.
     #[error(transparent)]
     Dial(#[from] DialError),
     #[error("cannot build the request to node `{node}`")]
-    Request {
+    Invalid {
         node: String,
         #[source]
         source: http::Error,
@@ -76,10 +76,10 @@ pub enum AskError {
     Refused(#[from] RefusedBy),
     /// Nothing of the request was sent.
     #[error(transparent)]
-    Stopped(Unresponsive),
+    NotSent(Unresponsive),
     /// It may have been executed.
     #[error(transparent)]
-    Silent(#[from] Unresponsive),
+    Unresponsive(#[from] Unresponsive),
     /// Nothing was done.
     #[error("node `{node}` has reached its limit of peer connections; try again shortly")]
     NoRoom { node: String },
@@ -134,25 +134,30 @@ impl PeerClient {
     /// # Errors
     /// There is no connection, or it broke before the answer; the node does not answer, or refuses
     /// this one's requests.
-    pub async fn ask<B>(
+    pub async fn request<B>(
         &self,
         to: &PeerAddress,
         request: Request<B>,
-    ) -> Result<Response<Incoming>, AskError>
+    ) -> Result<Response<Incoming>, RequestError>
     where
         B: Body<Data = Bytes> + Clone + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        self.liveness.check(to).await.map_err(AskError::Stopped)?;
+        self.liveness
+            .check(to)
+            .await
+            .map_err(RequestError::NotSent)?;
         if may_be_repeated(&request)
             && let Some(wire) = self.idle.take(&self.dialer, to)
         {
-            match self.ask_on(wire, to, request.clone()).await {
+            match self.request_on(wire, to, request.clone()).await {
                 // Closed meanwhile, or the node has restarted: a new connection shows which.
-                Err(AskError::Unanswered { .. } | AskError::Refused(_)) => self.idle.forget(to),
-                Err(AskError::Silent(silent)) => {
+                Err(RequestError::Unanswered { .. } | RequestError::Refused(_)) => {
+                    self.idle.forget(to)
+                }
+                Err(RequestError::Unresponsive(silent)) => {
                     self.idle.forget(to);
-                    return Err(AskError::Stopped(silent));
+                    return Err(RequestError::NotSent(silent));
                 }
                 answer => return answer,
             }
@@ -164,17 +169,17 @@ impl PeerClient {
         });
         let answer = opened.await?.and_then(|answer| self.judged(to, answer));
         match answer {
-            Err(AskError::Refused(_)) => Err(self.refused_by(&to.node).into()),
+            Err(RequestError::Refused(_)) => Err(self.refused_by(&to.node).into()),
             answer => answer,
         }
     }
 
-    async fn ask_on<B>(
+    async fn request_on<B>(
         &self,
         mut wire: Wire,
         to: &PeerAddress,
         request: Request<B>,
-    ) -> Result<Response<Incoming>, AskError>
+    ) -> Result<Response<Incoming>, RequestError>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -190,10 +195,10 @@ impl PeerClient {
         &self,
         to: &PeerAddress,
         (response, wire): (Response<Incoming>, Wire),
-    ) -> Result<Response<Incoming>, AskError> {
+    ) -> Result<Response<Incoming>, RequestError> {
         let misdirected = response.headers().get(&X_CONMAN_MISDIRECTED);
         if misdirected.is_some_and(|why| why == NO_ROOM) {
-            return Err(AskError::NoRoom {
+            return Err(RequestError::NoRoom {
                 node: to.node.clone(),
             });
         }

@@ -22,7 +22,7 @@ use rustls::ClientConfig;
 use tokio::time::{Instant, sleep};
 
 use crate::PeerAddress;
-use crate::client::{AskError, RefusedBy};
+use crate::client::{RefusedBy, RequestError};
 use crate::dial::{DialError, Dialer};
 
 /// Maximum size of an answer's head.
@@ -55,15 +55,15 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// Opens a new connection. Cancelling closes what was opened.
-    pub(crate) async fn open(dialer: &Dialer, to: &PeerAddress) -> Result<Self, AskError> {
+    pub(crate) async fn open(dialer: &Dialer, to: &PeerAddress) -> Result<Self, RequestError> {
         let opened = Instant::now();
         let certificates = dialer.certificates();
         let stream = dialer.dial(to).await.map_err(|error| match error {
             DialError::Foreign { .. } => {
                 tracing::debug!(node = to.node, %error, "cannot connect to a node");
-                AskError::Refused(refused(dialer, to))
+                RequestError::Refused(refused(dialer, to))
             }
-            error => AskError::Dial(error),
+            error => RequestError::Dial(error),
         })?;
         let (sender, connection) = Builder::new()
             .max_buf_size(MAX_HEAD_BYTES)
@@ -91,7 +91,7 @@ impl Wire {
         dialer: &Dialer,
         to: &PeerAddress,
         request: Request<B>,
-    ) -> Result<Response<Incoming>, AskError>
+    ) -> Result<Response<Incoming>, RequestError>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -102,10 +102,11 @@ impl Wire {
             Some(target) => Uri::from(target),
             None => Uri::from_static("/"),
         };
-        let host = HeaderValue::from_str(&to.to_string()).map_err(|error| AskError::Request {
-            node: to.node.clone(),
-            source: error.into(),
-        })?;
+        let host =
+            HeaderValue::from_str(&to.to_string()).map_err(|error| RequestError::Invalid {
+                node: to.node.clone(),
+                source: error.into(),
+            })?;
         parts.headers.insert(HOST, host);
         let body = body.map_err(Into::into).boxed_unsync();
         self.sender
@@ -125,10 +126,10 @@ impl Wire {
     }
 }
 
-fn unanswered(dialer: &Dialer, to: &PeerAddress, source: hyper::Error) -> AskError {
+fn unanswered(dialer: &Dialer, to: &PeerAddress, source: hyper::Error) -> RequestError {
     match PeerRefusal::by(&source) {
-        Some(_) => AskError::Refused(refused(dialer, to)),
-        None => AskError::Unanswered {
+        Some(_) => RequestError::Refused(refused(dialer, to)),
+        None => RequestError::Unanswered {
             node: to.node.clone(),
             source,
         },

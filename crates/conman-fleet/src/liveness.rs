@@ -20,7 +20,7 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::PeerAddress;
-use crate::client::AskError;
+use crate::client::RequestError;
 use crate::dial::{DialError, Dialer};
 use crate::idle::Wire;
 
@@ -88,7 +88,7 @@ impl Liveness {
 
     /// Returns when a node, of which an answer is expected from here on, no longer answers.
     /// Cancel safe.
-    pub async fn falls_silent(&self, of: &PeerAddress) -> Unresponsive {
+    pub async fn becomes_unresponsive(&self, of: &PeerAddress) -> Unresponsive {
         match self.while_it_answers(of, pending::<()>()).await {
             Err(silent) => silent,
             Ok(()) => silent(of),
@@ -97,7 +97,7 @@ impl Liveness {
 
     /// Whether the node did not answer the latest probe.
     #[must_use]
-    pub fn was_silent(&self, of: &PeerAddress) -> bool {
+    pub fn was_unresponsive(&self, of: &PeerAddress) -> bool {
         let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         nodes
             .get(of)
@@ -114,7 +114,7 @@ impl Liveness {
     /// # Errors
     /// It still does not answer.
     pub async fn check(&self, of: &PeerAddress) -> Result<(), Unresponsive> {
-        if self.was_silent(of) && !self.answers(of).await {
+        if self.was_unresponsive(of) && !self.answers(of).await {
             return Err(silent(of));
         }
         Ok(())
@@ -150,9 +150,9 @@ impl Liveness {
             Ok(_) => true,
             // Something accepted the connection, and at least answered that it is full.
             Err(
-                AskError::Unanswered { .. }
-                | AskError::Refused(_)
-                | AskError::Dial(DialError::Tls { .. } | DialError::NoRoom { .. }),
+                RequestError::Unanswered { .. }
+                | RequestError::Refused(_)
+                | RequestError::Dial(DialError::Tls { .. } | DialError::NoRoom { .. }),
             ) => true,
             Err(error) => {
                 tracing::debug!(node = of.node, %error, "node does not answer a probe");

@@ -27,7 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::restart::LostSession;
 use self::shared_waits::SharedWait;
-use crate::holding::{self, Cause, Held};
+use crate::hold::pause;
+use crate::hold_metrics::{self, Cause, Held};
 use crate::locate_error::{has_ended, is_elsewhere};
 use crate::{
     Dialer, FleetMap, LocateError, NoAddress, Owner, PeerAddress, PeerBackend, SessionLocation,
@@ -36,9 +37,6 @@ use crate::{
 
 /// Look-ups of one call. Each but the first reads the registry, after a wait.
 const MAX_LOOKUPS: u32 = 8;
-/// Pause between two attempts, at first and at most.
-const PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Interval between checks for lost nodes.
 const LOST_NODE_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -82,7 +80,7 @@ impl Locator {
         max_held: usize,
         closing: CancellationToken,
     ) -> Arc<Self> {
-        holding::describe();
+        hold_metrics::describe();
         let locator = Arc::new(Self {
             node,
             map,
@@ -285,8 +283,4 @@ impl Locator {
             }),
         }
     }
-}
-
-fn pause(times: u32) -> Duration {
-    (PAUSE * 2_u32.saturating_pow(times.min(8).saturating_sub(1))).min(LONGEST_PAUSE)
 }

@@ -6,9 +6,8 @@ use conman_core::Closing;
 use conman_core::placement::{self, Demand, NodeBusy, NodeView, Placement, PlacementLimits};
 use conman_proto::{Generation, NodeStanding, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, watch};
 
-use crate::holding::{Cause, Held};
 use crate::lost_nodes::StreamsByNode;
 use crate::{PeerAddress, PeerClient};
 
@@ -22,15 +21,8 @@ pub struct FleetMap {
     client: PeerClient,
     limits: PlacementLimits,
     /// Places for requests that wait for a node.
-    places: Semaphore,
+    pub(crate) places: Semaphore,
     streams: StreamsByNode,
-}
-
-/// The place of a request that waits for a node.
-#[derive(Debug)]
-pub struct Waiting<'map> {
-    _held: Held,
-    _place: SemaphorePermit<'map>,
 }
 
 /// The location of a session.
@@ -67,14 +59,6 @@ pub struct Node {
     pub name: Arc<str>,
     pub incarnation: u64,
     pub address: Result<PeerAddress, NoAddress>,
-}
-
-impl Node {
-    /// Whether it may be about to announce its address.
-    #[must_use]
-    pub fn has_not_announced(&self) -> bool {
-        matches!(self.address, Err(NoAddress::NotYet { .. }))
-    }
 }
 
 /// Why another node cannot be reached, and what to do.
@@ -115,11 +99,6 @@ impl From<&ResolvedSpec> for PlacementRequest {
     }
 }
 
-/// How long a request waits for the announcement of a node that has just joined: it arrives within
-/// a second or two, unless the node has many sessions to adopt first.
-const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
-const ANNOUNCED_INTERVAL: Duration = Duration::from_millis(250);
-
 /// How long a lookup is retried if the registry does not answer; etcd elects a leader within two
 /// election timeouts, by default one second each.
 const REGISTRY_SOON: Duration = Duration::from_secs(3);
@@ -142,17 +121,6 @@ impl FleetMap {
     pub fn waiting(mut self, places: usize) -> Self {
         self.places = Semaphore::new(places.min(Semaphore::MAX_PERMITS));
         self
-    }
-
-    /// A place to wait for a node that cannot be reached; `None` if all are taken.
-    #[must_use]
-    pub fn wait_for(&self, node: &str) -> Option<Waiting<'_>> {
-        let place = self.places.try_acquire().ok()?;
-        let peer = self.peer(node);
-        Some(Waiting {
-            _held: Held::new(Cause::of(peer.as_ref(), Cause::Silent)),
-            _place: place,
-        })
     }
 
     /// This node's name.
@@ -242,26 +210,7 @@ impl FleetMap {
         node_of(name, self.peer(name).as_ref())
     }
 
-    /// Like [`Self::node`], but waits until a node that has just joined has announced its address,
-    /// with a time limit. Does not wait if too many requests wait for nodes already.
-    pub async fn announced(&self, name: &str) -> Node {
-        let Some(_waiting) = self.wait_for(name) else {
-            return self.node(name);
-        };
-        let until = Instant::now() + ANNOUNCED_SOON;
-        loop {
-            let peer = self.peer(name);
-            let joins = peer.as_ref().is_some_and(|peer| {
-                peer.standing == PeerStanding::Live && peer.announcement.is_none()
-            });
-            if !joins || Instant::now() >= until {
-                return node_of(name, peer.as_ref());
-            }
-            tokio::time::sleep(ANNOUNCED_INTERVAL).await;
-        }
-    }
-
-    fn peer(&self, name: &str) -> Option<Peer> {
+    pub(crate) fn peer(&self, name: &str) -> Option<Peer> {
         let peers = self.fleet.peers();
         peers.iter().find(|peer| peer.name == name).cloned()
     }
@@ -327,7 +276,7 @@ fn view(peer: &Peer, standing: NodeStanding) -> NodeView {
         standing,
         draining: announced.draining,
         reachable: announced.peer_url.is_some(),
-        told_ago_ms: peer.announced_ago_ms,
+        announced_ago_ms: peer.announced_ago_ms,
         labels: announced.labels,
         templates: announced.templates,
         max_sessions: announced.max_sessions,

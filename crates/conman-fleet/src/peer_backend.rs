@@ -23,11 +23,14 @@ impl Backend for PeerBackend {
         Ok(self.dialer.dial(&self.address).await?)
     }
 
-    fn was_silent(&self) -> bool {
-        self.liveness.was_silent(&self.address)
+    fn was_unresponsive(&self) -> bool {
+        self.liveness.was_unresponsive(&self.address)
     }
 
-    async fn falls_silent(&self) -> String {
-        self.liveness.falls_silent(&self.address).await.to_string()
+    async fn becomes_unresponsive(&self) -> String {
+        self.liveness
+            .becomes_unresponsive(&self.address)
+            .await
+            .to_string()
     }
 }

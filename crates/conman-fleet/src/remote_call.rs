@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::caller_header::caller_header;
 use crate::remote_body::RemoteBody;
-use crate::{AskError, FleetMap, Node, RefusedBy};
+use crate::{FleetMap, NoAddress, Node, RefusedBy, RequestError};
 
 /// The generation of which the sender takes the other node for the owner.
 pub const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
@@ -126,7 +126,8 @@ impl BufferedRequest {
 }
 
 impl FleetMap {
-    /// Sends a request to a node, and returns the answer for the caller.
+    /// Sends a request to a node, and returns the answer for the caller. Waits a moment for the
+    /// address of a node that has just joined.
     ///
     /// # Errors
     /// There is no answer, or the node refuses the request as misdirected.
@@ -136,25 +137,32 @@ impl FleetMap {
         request: &BufferedRequest,
         expected: Option<ExpectedGeneration>,
     ) -> Result<Response<RemoteBody>, CallError> {
-        let address = node.address.clone();
+        let address = match &node.address {
+            Err(NoAddress::NotYet { .. }) => self.announced(&node.name).await.address,
+            known => known.clone(),
+        };
         let address = address.map_err(|why| unreachable(&why))?;
-        let asked = self.client().ask(&address, request.outgoing(expected));
+        let asked = self.client().request(&address, request.outgoing(expected));
         let response = match asked.await {
             Ok(response) => response,
-            Err(error @ (AskError::Dial(_) | AskError::NoRoom { .. } | AskError::Stopped(_))) => {
+            Err(
+                error @ (RequestError::Dial(_)
+                | RequestError::NoRoom { .. }
+                | RequestError::NotSent(_)),
+            ) => {
                 return Err(unreachable(&error));
             }
-            Err(AskError::Refused(refused)) => return Err(CallError::Refused(refused)),
+            Err(RequestError::Refused(refused)) => return Err(CallError::Refused(refused)),
             // An idempotent request may be repeated although the answer was lost.
-            Err(error @ (AskError::Silent(_) | AskError::Unanswered { .. }))
+            Err(error @ (RequestError::Unresponsive(_) | RequestError::Unanswered { .. }))
                 if request.parts.method == Method::PUT =>
             {
                 return Err(unreachable(&error));
             }
             Err(
-                error @ (AskError::Silent(_)
-                | AskError::Unanswered { .. }
-                | AskError::Request { .. }),
+                error @ (RequestError::Unresponsive(_)
+                | RequestError::Unanswered { .. }
+                | RequestError::Invalid { .. }),
             ) => {
                 let why = error_chain(&error);
                 return Err(CallError::Unanswered { why });

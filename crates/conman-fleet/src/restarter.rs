@@ -3,9 +3,8 @@
 //! One task reads the records periodically, and at once when a node is lost.
 //! `conman_core::restart` decides which node restarts a session, and when. Restarts run in
 //! separate tasks, a few at a time. Ownership does not depend on this: a restart is a claim like
-//! any other. Records of lost nodes that no node restarts are removed in time.
+//! any other. Lost nodes, and records that no node restarts, are removed in time.
 
-mod lost_node_times;
 mod record_sweep;
 mod relocation;
 
@@ -13,6 +12,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conman_core::placement;
 use conman_core::restart::{self, Verdict, Watch};
 use conman_core::retention::Retention;
 use conman_node::{Node, end_of};
@@ -62,18 +62,18 @@ pub fn run_restarter(
     retention: Retention,
     closing: CancellationToken,
 ) {
-    let node = locator.node();
+    let (node, fleet) = (locator.node(), locator.map().fleet());
     node.drain()
         .relocate_by(Arc::new(Relocator::new(locator, node)));
     let restarter = Restarter {
         node: Arc::clone(node),
-        fleet: Arc::clone(locator.map().fleet()),
+        fleet: Arc::clone(fleet),
         locator: Arc::clone(locator),
         watch: Arc::default(),
         parallel: Arc::new(Semaphore::new(MAX_PARALLEL)),
         began: Instant::now(),
         reported: HashSet::new(),
-        sweep: RecordSweep::new(Arc::clone(node), retention),
+        sweep: RecordSweep::new(Arc::clone(node), Arc::clone(fleet), retention),
     };
     // Orders dropped at shutdown are left to other nodes.
     let pulse = vitals.task(NAME);
@@ -111,7 +111,6 @@ impl Restarter {
                 continue;
             }
             let peers = self.fleet.peers();
-            self.sweep.update(&peers);
             let now_lost = lost_or_leaving(&peers);
             let is_new = now_lost != lost;
             lost = now_lost;
@@ -130,15 +129,8 @@ impl Restarter {
                 let begun = Instant::now();
                 let scanned_now = self.scan(pulse).await;
                 took = begun.elapsed();
-                match scanned_now {
-                    Ok(()) => {
-                        let exchange = self.sweep.exchange_times(&*self.fleet);
-                        pulse.wait(READ_TIMEOUT, exchange).await;
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot read the sessions' records");
-                        self.sweep.scan_failed();
-                    }
+                if let Err(error) = scanned_now {
+                    tracing::warn!(%error, "cannot read the sessions' records");
                 }
                 scanned = Some(Instant::now());
             }
@@ -150,6 +142,7 @@ impl Restarter {
         let peers = self.fleet.peers();
         let mut pending = HashSet::new();
         let mut after = None;
+        self.sweep.begin();
         loop {
             let page = self.fleet.sessions(after.as_ref(), PAGE);
             // A page is processed at once; reading it is bounded, whatever etcd does.
@@ -165,7 +158,10 @@ impl Restarter {
             }
         }
         lock(&self.watch).keep(|id| pending.contains(id));
-        self.sweep.start();
+        // One node removes lost nodes.
+        let is_first = first_live(&peers) == Some(self.fleet.me());
+        let lost = peers.iter().filter(|peer| is_first && is_lost(peer));
+        self.sweep.finish(lost);
         Ok(())
     }
 
@@ -173,13 +169,11 @@ impl Restarter {
     fn consider(&mut self, session: &FleetSession, peers: &[Peer]) -> bool {
         let record = &session.record;
         let known = peers.iter().find(|peer| peer.name == session.node);
-        let fenced = known.map(|peer| peer.standing == PeerStanding::Fenced);
-        let lost_for = match fenced.unwrap_or(true) {
-            true => Some(self.sweep.lost_for(&session.node, known)),
-            false => None,
-        };
-        if !record.state.is_ended() && fenced != Some(true) {
-            return false;
+        if !record.state.is_ended() {
+            match known.is_some_and(is_lost) {
+                true => self.sweep.owns_one(&session.node),
+                false => return false,
+            }
         }
         let (from, end) = (&session.node, end_of(record));
         let verdict = restart::judge(&record.spec, record.created_at, from, end, Timestamp::now());
@@ -195,7 +189,11 @@ impl Restarter {
                 {
                     self.give_up(session, count);
                 }
-                self.sweep.consider(session, lost_for.filter(|_| first));
+                match known.is_none_or(is_lost) {
+                    true if first => self.sweep.consider_lost(session, known),
+                    true => {}
+                    false => self.sweep.consider_live(session),
+                }
                 return false;
             }
         };
@@ -293,7 +291,19 @@ fn rank(me: &str, peers: &[Peer], id: &SessionId) -> Option<usize> {
         .filter(|peer| peer.standing == PeerStanding::Live && !is_leaving(peer))
         .map(|peer| peer.name.as_str())
         .collect();
-    restart::turn(me, &live, id)
+    placement::turn(me, &live, id.as_str())
+}
+
+fn is_lost(peer: &Peer) -> bool {
+    peer.standing == PeerStanding::Fenced
+}
+
+/// The live node with the least name.
+fn first_live(peers: &[Peer]) -> Option<&str> {
+    let mut live = peers
+        .iter()
+        .filter(|peer| peer.standing == PeerStanding::Live);
+    live.next().map(|peer| peer.name.as_str())
 }
 
 fn is_leaving(peer: &Peer) -> bool {
@@ -305,7 +315,7 @@ fn is_leaving(peer: &Peer) -> bool {
 fn lost_or_leaving(peers: &[Peer]) -> BTreeSet<(String, u64)> {
     peers
         .iter()
-        .filter(|peer| peer.standing == PeerStanding::Fenced || is_leaving(peer))
+        .filter(|peer| is_lost(peer) || is_leaving(peer))
         .map(|peer| (peer.name.clone(), peer.incarnation))
         .collect()
 }

@@ -134,7 +134,7 @@ async fn send(
     loop {
         // For a node that was silent, a new connection shows whether it still is, before anything
         // is sent.
-        let pooled = match route.backend.was_silent() {
+        let pooled = match route.backend.was_unresponsive() {
             true => None,
             false => worker.pool.take(route),
         };
@@ -195,7 +195,7 @@ pub(crate) async fn while_there<T>(
         // Watch channels keep their value; a dropped sender is the end, too.
         _ = closing.wait_for(Option::is_some) => Err(silent("it has been declared dead".to_owned())),
         // It only checks.
-        why = route.backend.falls_silent() => Err(silent(why)),
+        why = route.backend.becomes_unresponsive() => Err(silent(why)),
     }
 }
 

@@ -62,13 +62,13 @@ pub trait Backend: Send + Sync + 'static {
 
     /// For a node: whether it did not answer when it was last checked, so that older connections are
     /// useless.
-    fn was_silent(&self) -> bool {
+    fn was_unresponsive(&self) -> bool {
         false
     }
 
     /// For a node whose answer is awaited: returns once it stops answering, with the reason as text.
     /// Cancel safe.
-    async fn falls_silent(&self) -> String {
+    async fn becomes_unresponsive(&self) -> String {
         std::future::pending().await
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::ownership::Timing;
-use conman_core::retention::Age;
 use conman_proto::{Generation, SessionId};
+use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::{RegistryError, SessionRecord};
@@ -63,19 +63,7 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
 
     /// Removes a permanently lost node that owns nothing from the fleet. Its ended sessions stay.
     /// If a node of that name comes back, it joins like any other, with a greater incarnation.
-    /// Nodes that have been lost for a day are removed automatically.
     async fn forget_node(&self, node: &str) -> Result<(), ForgetError>;
-
-    /// Returns for how long each lost node has been lost, in total, as observed by this daemon and
-    /// all earlier ones. `seen` holds all lost nodes that records exist of, with what was observed
-    /// since; news in it is stored for later daemons. The answer omits nodes that are not lost.
-    /// Nothing is stored about a node that came back or has no records left.
-    async fn count_gone(
-        &self,
-        _seen: BTreeMap<String, Option<Age>>,
-    ) -> Result<BTreeMap<String, Age>, RegistryError> {
-        Ok(BTreeMap::new())
-    }
 
     /// A key that all nodes of the fleet share, and that only readers of its registry can learn;
     /// `None` where there are no other nodes.
@@ -124,6 +112,8 @@ pub struct Peer {
     pub name: String,
     pub incarnation: u64,
     pub standing: PeerStanding,
+    /// When it was declared dead, by the wall clock of the node that did it.
+    pub fenced_at: Option<Timestamp>,
     /// It is live, but its heartbeat has not changed for so long that new sessions are placed
     /// elsewhere.
     pub is_late: bool,
@@ -131,8 +121,6 @@ pub struct Peer {
     pub announcement: Option<Announcement>,
     /// Age of its latest announcement on this node.
     pub announced_ago_ms: u64,
-    /// Time since the start of the registry read that returned this state.
-    pub seen_ago_ms: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -341,13 +329,13 @@ mod tests {
             name: name.to_owned(),
             incarnation: 1,
             standing,
+            fenced_at: None,
             is_late: false,
             announcement: Some(Announcement {
                 reads,
                 ..Announcement::default()
             }),
             announced_ago_ms: 0,
-            seen_ago_ms: 0,
         };
         let next = READS + 1;
         let (live, silent) = (PeerStanding::Live, PeerStanding::Silent);

@@ -20,7 +20,6 @@ use conman_registry::{
     Standing,
 };
 
-mod ages;
 mod death;
 mod nodes;
 mod pages;
@@ -102,7 +101,6 @@ where
     W: World,
 {
     death::only_who_is_dead_and_owns_nothing_is_forgotten_and_it_may_come_back(&make().await).await;
-    ages::what_was_seen_of_a_node_that_is_gone_is_kept_until_it_is_back(&make().await).await;
 }
 
 /// Starts these nodes and waits until they have joined.

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use conman_core::retention::Age;
 use conman_proto::{Generation, SessionId};
+use jiff::Timestamp;
 use tokio::sync::watch;
 
 use conman_registry::{
@@ -19,7 +19,6 @@ use conman_registry::{
 };
 use conman_registry::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 
-mod ages;
 mod registry;
 
 use registry::Shared;
@@ -35,8 +34,6 @@ pub struct ModelFleet {
     members: Mutex<BTreeMap<String, Member>>,
     /// Error texts for sessions whose records cannot be read.
     unreadable: Mutex<BTreeMap<SessionId, String>>,
-    /// Retention ages of lost nodes.
-    ages: Mutex<BTreeMap<String, Age>>,
     /// Nodes whose releases are delayed.
     unheard: watch::Sender<BTreeSet<String>>,
     key: [u8; 32],
@@ -58,7 +55,18 @@ impl Member {
     fn rejoins(&mut self) {
         self.peer.incarnation += 1;
         self.peer.standing = PeerStanding::Live;
+        self.peer.fenced_at = None;
         self.is_forgotten = false;
+    }
+
+    /// Notes when the node was declared dead.
+    fn date(&mut self) {
+        match self.peer.standing {
+            PeerStanding::Fenced => {
+                self.peer.fenced_at.get_or_insert_with(Timestamp::now);
+            }
+            PeerStanding::Live | PeerStanding::Silent => self.peer.fenced_at = None,
+        }
     }
 }
 
@@ -73,7 +81,6 @@ impl ModelFleet {
             owners: Mutex::default(),
             members: Mutex::default(),
             unreadable: Mutex::default(),
-            ages: Mutex::default(),
             unheard: watch::Sender::default(),
             key,
         })
@@ -89,10 +96,10 @@ impl ModelFleet {
                 name: name.to_owned(),
                 incarnation: 0,
                 standing: PeerStanding::Live,
+                fenced_at: None,
                 is_late: false,
                 announcement: None,
                 announced_ago_ms: 0,
-                seen_ago_ms: 0,
             },
             is_forgotten: false,
             is_cut: false,
@@ -118,6 +125,7 @@ impl ModelFleet {
     pub fn change(&self, name: &str, change: impl FnOnce(&mut Peer)) {
         if let Some(member) = lock(&self.members).get_mut(name) {
             change(&mut member.peer);
+            member.date();
             member.told.clone_from(&member.peer.announcement);
         }
     }
@@ -144,6 +152,7 @@ impl ModelFleet {
         for member in lock(&self.members).values_mut() {
             if member.is_cut {
                 member.peer.standing = PeerStanding::Fenced;
+                member.date();
             }
         }
     }
@@ -336,14 +345,6 @@ impl Fleet for ModelNode {
             member.peer.announcement = None;
         }
         Ok(())
-    }
-
-    async fn count_gone(
-        &self,
-        seen: BTreeMap<String, Option<Age>>,
-    ) -> Result<BTreeMap<String, Age>, RegistryError> {
-        self.world.answers(&self.me)?;
-        Ok(self.world.count(&seen))
     }
 
     async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {

@@ -179,7 +179,7 @@ impl Remote {
             .header(name, value)
             .body(Empty::<Bytes>::new())
             .map_err(|error| chain(&error))?;
-        let asking = timeout(ASK_PATIENCE, self.map.client().ask(&address, request));
+        let asking = timeout(ASK_PATIENCE, self.map.client().request(&address, request));
         let response = asking
             .await
             .map_err(|_| format!("it did not answer within {} s", ASK_PATIENCE.as_secs()))?

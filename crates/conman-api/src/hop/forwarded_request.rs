@@ -8,13 +8,13 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use conman_fleet::hold::pause;
 use conman_fleet::{
-    BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation, Waiting,
-    X_CONMAN_MISDIRECTED,
+    BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation, X_CONMAN_MISDIRECTED,
 };
 use conman_proto::{Generation, SessionId, SessionState, StopReport};
 use http::Method;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::start_answer::wants_another;
 use super::{BodyLimit, Hop, buffer, unanswered, unreachable};
@@ -28,10 +28,6 @@ const MAX_TRIES: u32 = 6;
 /// cannot be reached: other nodes may have begun to count later, and the session must be claimed
 /// after that.
 const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
-
-/// Pause between two attempts while a node cannot be reached, at first and at most.
-const PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A request for a session that does not run on this node, or that is to be started on some node.
 pub(super) struct ForwardedRequest {
@@ -98,18 +94,16 @@ impl ForwardedRequest {
 
     async fn run(&self) -> Result<Response, ApiError> {
         let began = Instant::now();
-        let mut pause = PAUSE;
-        let (mut fresh, mut tries) = (false, 0);
+        let (mut fresh, mut tries, mut waits) = (false, 0, 0);
         let (mut unreached, mut deleted) = (None, None);
         let patience = self.hop.map.fleet().takeover() + AFTER_TAKEOVER;
-        let mut waiting = None;
         loop {
             let attempts = Attempts {
                 fresh,
                 unreached: unreached.take(),
                 deleted,
             };
-            let step = self.step(attempts, &mut waiting).await?;
+            let step = self.step(attempts).await?;
             fresh = true;
             tries += 1;
             match step {
@@ -118,8 +112,7 @@ impl ForwardedRequest {
                     metrics::counter!("conman_api_peer_refusals_total").increment(1);
                     // The first time, the registry was not read yet.
                     if tries > 1 {
-                        tokio::time::sleep(pause).await;
-                        pause = (pause * 2).min(LONGEST_PAUSE);
+                        tokio::time::sleep(pause(tries)).await;
                     }
                 }
                 Step::Moved => {
@@ -138,16 +131,21 @@ impl ForwardedRequest {
                 Step::Unreachable(node) if tries == 1 => unreached = Some(node),
                 // A request that starts or ends a session waits for the node's takeover.
                 Step::Unreachable(node) if self.decides() && began.elapsed() < patience => {
-                    if waiting.is_none() {
-                        let place = self.hop.map.wait_for(&node.node);
-                        let crowded = || match deleted {
+                    let Some(_waiting) = self.hop.map.wait_for(&node.node) else {
+                        return Err(match deleted {
                             Some(_) => unanswered(&node.why),
                             None => crowded(&node),
-                        };
-                        waiting = Some(place.ok_or_else(crowded)?);
+                        });
+                    };
+                    // It may be reachable but unusable, for example because it is full.
+                    waits += 1;
+                    if waits > 1 {
+                        tokio::time::sleep(pause(waits)).await;
                     }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    let left = patience.saturating_sub(began.elapsed());
+                    let reachable = self.hop.map.until_reachable(&self.id, &node.node);
+                    // At its end, the next attempt reports why.
+                    let _ = timeout(left, reachable).await;
                     tries = 2;
                 }
                 // It may have been done all the same.
@@ -181,11 +179,7 @@ impl ForwardedRequest {
     }
 
     /// One attempt; not with a node that was just unreachable.
-    async fn step(
-        &self,
-        attempts: Attempts,
-        waiting: &mut Option<Waiting<'_>>,
-    ) -> Result<Step, ApiError> {
+    async fn step(&self, attempts: Attempts) -> Result<Step, ApiError> {
         let Attempts {
             mut fresh,
             unreached,
@@ -213,10 +207,6 @@ impl ForwardedRequest {
                 // Nothing has changed.
                 None => fresh = true,
             }
-        }
-        if !matches!(location, SessionLocation::There(_)) {
-            // The wait is over; a start may take much longer.
-            *waiting = None;
         }
         match location {
             SessionLocation::There(owner) => match unreached {
@@ -316,11 +306,6 @@ impl ForwardedRequest {
             generation,
             ended: false,
         };
-        let announced = match node.has_not_announced() {
-            true => Some(self.hop.map.announced(&node.name).await),
-            false => None,
-        };
-        let node = announced.as_ref().unwrap_or(node);
         let sent = self.call(node, Some(expected)).await;
         let step = match sent {
             Err(CallError::Unanswered { why }) if self.ends() => {

@@ -217,7 +217,7 @@ fn fleet_row(node: &Node, now: Timestamp) -> Vec<Cell> {
     let fleet = node.fleet.as_ref();
     let or_nothing = |text: Option<String>| Cell::new(text.unwrap_or_else(|| NOTHING.to_owned()));
     // A node that has not announced itself is shown only with its name.
-    let told = fleet.and_then(|fleet| fleet.told_ago_ms);
+    let told = fleet.and_then(|fleet| fleet.announced_ago_ms);
     let load = fleet
         .and_then(|fleet| fleet.load)
         .filter(|_| told.is_some());

@@ -31,7 +31,7 @@ fn with_nodes(node: Value) -> Daemon {
 async fn nodes_of_a_fleet_are_listed_with_how_they_stand_and_what_they_have_to_do() {
     let fleet = |standing: &str| {
         json!({ "fleet": {
-            "standing": standing, "draining": false, "told_ago_ms": 61_500,
+            "standing": standing, "draining": false, "announced_ago_ms": 61_500,
             "peer_url": "http://10.0.0.1:7702", "labels": {"pool": "gpu"},
             "load": {
                 "cpu_pressure_percent": 12.4, "memory_available_bytes": 1_073_741_824_u64,
@@ -41,7 +41,7 @@ async fn nodes_of_a_fleet_are_listed_with_how_they_stand_and_what_they_have_to_d
     };
     let nothing = json!({
         "name": "n3", "version": "", "started_at": "1970-01-01T00:00:00Z", "fleet": {
-            "standing": "fenced", "draining": false, "told_ago_ms": null, "peer_url": null,
+            "standing": "fenced", "draining": false, "announced_ago_ms": null, "peer_url": null,
             "labels": {}, "load": null,
         },
     });

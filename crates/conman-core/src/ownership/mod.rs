@@ -30,6 +30,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 mod claim;
 mod fence;
 mod node;
@@ -71,13 +73,14 @@ impl BootTime {
 
 /// `node/<id>`: written only at a rejoin, a drain and a takeover. It is never deleted while claims
 /// of an earlier incarnation may still arrive, because its incarnation must only grow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     pub incarnation: u64,
     pub state: NodeState,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NodeState {
     Live,
     /// Declared dead by an observer: its sessions may be claimed until it rejoins.
@@ -85,14 +88,14 @@ pub enum NodeState {
 }
 
 /// `hb/<id>`: two sends of one node never have the same attempt number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
     pub incarnation: u64,
     pub attempt: u64,
 }
 
 /// The ownership part of `session/<id>`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ownership {
     pub owner: NodeName,
     pub incarnation: u64,
@@ -100,7 +103,8 @@ pub struct Ownership {
     pub state: OwnedState,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OwnedState {
     /// Recorded before the create is sent: a container may exist or still appear. Whether it
     /// starts, runs or is stuck is information for people and decides nothing here.

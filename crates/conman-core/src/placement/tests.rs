@@ -8,7 +8,7 @@ fn node(name: &str) -> NodeView {
         standing: NodeStanding::Live,
         draining: false,
         reachable: true,
-        told_ago_ms: 1_000,
+        announced_ago_ms: 1_000,
         labels: [("pool".to_owned(), "cpu".to_owned())].into(),
         templates: vec!["python".to_owned()],
         max_sessions: 100,
@@ -60,7 +60,7 @@ fn every_reason_against_a_node_is_told_in_words() {
         change("silent", &|node| node.standing = NodeStanding::Silent),
         change("fenced", &|node| node.standing = NodeStanding::Fenced),
         change("hidden", &|node| node.reachable = false),
-        change("stale", &|node| node.told_ago_ms = 20_000),
+        change("stale", &|node| node.announced_ago_ms = 20_000),
         change("full", &|node| node.load.sessions = 100),
         change("bare", &|node| node.templates.clear()),
         change("tight", &|node| node.load.memory_available_bytes = 5 << 30),
@@ -198,7 +198,7 @@ fn a_node_must_have_every_label_that_is_asked_for() {
 #[test]
 fn what_a_node_knows_of_itself_is_never_old_and_needs_no_listener() {
     let mut me = node("me");
-    me.told_ago_ms = u64::MAX;
+    me.announced_ago_ms = u64::MAX;
     me.reachable = false;
     assert_eq!(placed("me", &[me], "alice").candidates, ["me"]);
 }
@@ -316,7 +316,7 @@ prop_compose! {
             1 => Just(NodeStanding::Fenced),
         ],
         draining in prop::bool::weighted(0.2),
-        told_ago_ms in 0_u64..20_000,
+        announced_ago_ms in 0_u64..20_000,
         sessions in 0_u32..120,
         starting in 0_u32..10,
         cpu_pressure_percent in 0.0..100.0_f64,
@@ -328,7 +328,7 @@ prop_compose! {
             ailing: runtime_ails.then_some(RuntimeKind::Native).into_iter().collect(),
             standing,
             draining,
-            told_ago_ms,
+            announced_ago_ms,
             load: NodeBusy {
                 sessions,
                 starting,

@@ -1,6 +1,7 @@
 use conman_proto::SessionRequest;
 
 use super::*;
+use crate::placement::turn;
 use crate::{SpecPolicy, resolve};
 
 const NOW: i64 = 1_000_000;
@@ -192,13 +193,20 @@ fn of_the_live_nodes_each_has_a_turn_of_its_own() {
     let mut first = std::collections::BTreeSet::<&str>::new();
     for number in 0..64 {
         let id: SessionId = format!("s{number}").parse().expect("an id");
-        let mut turns: Vec<_> = nodes.iter().map(|me| turn(me, &nodes, &id)).collect();
-        first.extend(nodes.iter().filter(|me| turn(me, &nodes, &id) == Some(0)));
+        let mut turns: Vec<_> = nodes
+            .iter()
+            .map(|me| turn(me, &nodes, id.as_str()))
+            .collect();
+        first.extend(
+            nodes
+                .iter()
+                .filter(|me| turn(me, &nodes, id.as_str()) == Some(0)),
+        );
         turns.sort();
         assert_eq!(turns, [Some(0), Some(1), Some(2), Some(3)]);
     }
     assert_eq!(first.len(), nodes.len(), "none has to do all");
-    assert_eq!(turn("n9", &nodes, &id()), None);
+    assert_eq!(turn("n9", &nodes, "alice"), None);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use conman_core::ownership::{Heartbeat, Key, NodeRecord, Value};
+use jiff::Timestamp;
 
 use super::super::codec::{self, Keys, PeerText};
 use super::super::shared::Shared;
@@ -14,6 +15,7 @@ pub(super) type Read = HashMap<String, OneRead>;
 #[derive(Debug)]
 pub(super) struct OneRead {
     pub(super) record: NodeRecord,
+    pub(super) fenced_at: Option<Timestamp>,
     pub(super) heartbeat: Option<Heartbeat>,
     /// Whether there is an announcement, which may be unreadable.
     pub(super) is_told_of: bool,
@@ -27,6 +29,7 @@ impl OneRead {
     pub(super) fn of(record: NodeRecord) -> Self {
         Self {
             record,
+            fenced_at: None,
             heartbeat: None,
             is_told_of: false,
             text: None,
@@ -63,7 +66,12 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
         if let Some(name) = Keys::name_in(&parents[0], &key)
             && let Some(Value::Node(record)) = decode(&Key::Node("".into()), &key, &bytes)
         {
-            read.insert(name, OneRead::of(record));
+            let fenced_at = codec::fenced_at(&bytes);
+            let one = OneRead {
+                fenced_at,
+                ..OneRead::of(record)
+            };
+            read.insert(name, one);
         }
     }
     for (key, bytes, _) in heartbeats {

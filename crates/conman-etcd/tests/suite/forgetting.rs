@@ -1,24 +1,21 @@
 //! Nodes that are gone do not stay for ever, and come back as what they were.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::ownership::{Slot, SlotView};
-use conman_etcd::{EtcdOptions, EtcdRegistry};
+use conman_etcd::EtcdRegistry;
 use conman_registry::{
     Announcement, FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet as _,
-    ForgetError, MemoryFence, PeerStanding, Registry as _, RegistryError,
+    ForgetError, PeerStanding, Registry as _, RegistryError,
 };
+use conman_testkit::MemoryFence;
+use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::etcd::Etcd;
 use crate::node::{Node, id, options, short, until};
 use crate::proxy::{Proxy, Way};
-
-/// In place of a day.
-const SOON: Duration = Duration::from_secs(1);
 
 /// A fence that its node reaches only once it may: all that comes before the rejoin is done by then.
 #[derive(Debug)]
@@ -52,6 +49,8 @@ async fn between_recall_and_rejoin(etcd: &Etcd, b: &Node) -> (Node, Arc<Withheld
     drop(registry);
     is_fenced(b, "a").await;
     let before = incarnation(etcd, "node/a").await;
+    let died_at = fenced_at(b, "a");
+    assert!(died_at.is_some());
     forget(b, "a").await.expect("it owns nothing");
     assert_eq!(keys_of(etcd, "a"), ["lost-node/a"]);
     let fence = Arc::new(MemoryFence::holding(Vec::new()));
@@ -67,6 +66,8 @@ async fn between_recall_and_rejoin(etcd: &Etcd, b: &Node) -> (Node, Arc<Withheld
     })
     .await;
     assert_eq!(incarnation(etcd, "node/a").await, before);
+    is_fenced(b, "a").await;
+    assert_eq!(fenced_at(b, "a"), died_at, "it was not back");
     let node = Node {
         registry,
         fence,
@@ -100,6 +101,11 @@ fn standing(seen_by: &Node, name: &str) -> Option<PeerStanding> {
     let peers = seen_by.registry.peers();
     let peer = peers.iter().find(|peer| peer.name == name);
     peer.map(|peer| peer.standing)
+}
+
+fn fenced_at(seen_by: &Node, name: &str) -> Option<Timestamp> {
+    let peers = seen_by.registry.peers();
+    peers.iter().find(|peer| peer.name == name)?.fenced_at
 }
 
 async fn is_fenced(seen_by: &Node, name: &str) {
@@ -261,86 +267,4 @@ async fn a_node_that_is_forgotten_between_its_recall_and_its_rejoin_takes_its_re
     assert!(incarnation(&etcd, "node/a").await > before, "it only grows");
     assert!(!keys_of(&etcd, "a").contains(&"lost-node/a".to_owned()));
     a.claim_at_last("s").await;
-}
-
-#[tokio::test]
-async fn a_node_that_has_been_gone_for_long_is_forgotten_unasked_once_it_owns_nothing() {
-    let Some(etcd) = Etcd::start() else { return };
-    let dir = tempfile::tempdir().expect("a directory");
-    let b = Node::in_dir(dir, Vec::new(), |dir| EtcdOptions {
-        forget_after: SOON,
-        ..options(&etcd.url(), "b", short(), dir)
-    });
-    b.live().await;
-    let [a, owner] = ["a", "owner"].map(|name| Node::begin(&etcd.url(), name, short()));
-    a.live().await;
-    owner.live().await;
-    owner.claim_at_last("s").await;
-    drop(owner.registry);
-    drop(a.registry);
-    let is_forgotten = async |name: &str| keys_of(&etcd, name) == [format!("lost-node/{name}")];
-    until("it is forgotten", async || is_forgotten("a").await).await;
-    is_fenced(&b, "owner").await;
-    assert!(!is_forgotten("owner").await, "it owns one still");
-    b.claim_at_last("s").await;
-    until("it is, too", async || is_forgotten("owner").await).await;
-}
-
-#[tokio::test]
-async fn a_node_that_others_saw_to_be_gone_for_long_is_forgotten_after_the_time_that_is_left() {
-    const HOUR: Duration = Duration::from_secs(3_600);
-    let Some(etcd) = Etcd::start() else { return };
-    let keep = |name: &str, text: &str| {
-        let key = format!("/conman/lost-for/{name}");
-        etcd.ctl(&["put", &key, text]).expect("written");
-    };
-    let [a, later] = ["a", "later"].map(|name| Node::begin(&etcd.url(), name, short()));
-    a.live().await;
-    later.live().await;
-    let dir = tempfile::tempdir().expect("a directory");
-    let b = Node::in_dir(dir, Vec::new(), |dir| EtcdOptions {
-        forget_after: HOUR,
-        ..options(&etcd.url(), "b", short(), dir)
-    });
-    b.live().await;
-    drop(later.registry);
-    drop(a.registry);
-    is_fenced(&b, "later").await;
-    is_fenced(&b, "a").await;
-    let kept = |incarnation, lost_ms| {
-        let kept = serde_json::json!({"incarnation": incarnation, "lost_ms": lost_ms});
-        kept.to_string()
-    };
-    let count = async || {
-        until("it is counted", async || {
-            b.registry.count_gone(BTreeMap::new()).await.is_ok()
-        })
-        .await;
-    };
-    // What says nothing of its last life goes.
-    let life = incarnation(&etcd, "node/later").await;
-    for nothing in ["garbage", &kept(life - 1, u64::MAX)] {
-        keep("later", nothing);
-        count().await;
-        assert!(!keys_of(&etcd, "later").contains(&"lost-for/later".to_owned()));
-    }
-    keep("later", &kept(life, 1_800_000));
-    let life = incarnation(&etcd, "node/a").await;
-    keep("a", &kept(life, 3_599_000));
-    count().await;
-    until("it is forgotten", async || {
-        keys_of(&etcd, "a") == ["lost-for/a", "lost-node/a"]
-    })
-    .await;
-    let age = etcd.ctl(&["get", "--print-value-only", "/conman/lost-for/a"]);
-    assert_eq!(
-        age.expect("read").trim(),
-        format!(r#"{{"incarnation":{life},"lost_ms":3599000}}"#),
-        "nothing new is kept at once"
-    );
-    assert_eq!(standing(&b, "later"), Some(PeerStanding::Fenced));
-    // Nothing is left of it that this is kept for.
-    count().await;
-    assert_eq!(keys_of(&etcd, "a"), ["lost-node/a"]);
-    assert!(keys_of(&etcd, "later").contains(&"lost-for/later".to_owned()));
 }

@@ -8,9 +8,9 @@ use conman_core::ownership::{Slot, SlotView};
 use conman_etcd::{EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdStartError};
 use conman_proto::Generation;
 use conman_registry::{
-    Announcement, EmbeddedOptions, EmbeddedRegistry, Fleet as _, MemoryFence, Registry,
-    RegistryError, Standing,
+    Announcement, EmbeddedOptions, EmbeddedRegistry, Fleet as _, Registry, RegistryError, Standing,
 };
+use conman_testkit::MemoryFence;
 
 use crate::etcd::Etcd;
 use crate::node::{Node, id, options, patient, short, spec, until};

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ownership::{SlotView, Timing};
-use conman_etcd::{EtcdAccess, EtcdOptions, EtcdRegistry, FORGET_AFTER, Order};
+use conman_etcd::{EtcdAccess, EtcdOptions, EtcdRegistry, Order};
 use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
-use conman_registry::{Ending, Fleet, MemoryFence, Registry, RegistryError, Release, Standing};
+use conman_registry::{Ending, Fleet, Registry, RegistryError, Release, Standing};
+use conman_testkit::MemoryFence;
 use jiff::Timestamp;
 use tempfile::TempDir;
 
@@ -62,7 +63,6 @@ pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> Etcd
         prefix: "/conman/".to_owned(),
         timing,
         accept_above: None,
-        forget_after: FORGET_AFTER,
         compact_every: None,
         vitals: Default::default(),
     }

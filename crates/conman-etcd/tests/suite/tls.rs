@@ -143,7 +143,7 @@ async fn files_that_hold_no_certificates_are_refused_at_once() {
         ca: b"no certificate".to_vec(),
         identity: None,
     });
-    let fence = std::sync::Arc::new(conman_registry::MemoryFence::holding(Vec::new()));
+    let fence = std::sync::Arc::new(conman_testkit::MemoryFence::holding(Vec::new()));
     let refused = conman_etcd::EtcdRegistry::start(options, fence);
     let error = refused.expect_err("there is nothing to trust").to_string();
     assert!(error.contains("registry.ca_file"), "{error}");

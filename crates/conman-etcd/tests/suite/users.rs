@@ -1,12 +1,10 @@
 //! Users of etcd's who may do no more than a node needs, or less.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use conman_core::ownership::Timing;
-use conman_core::retention::Age;
 use conman_etcd::EtcdCredentials;
-use conman_registry::{Fleet as _, PeerStanding, Registry as _};
+use conman_registry::{Fleet as _, ForgetError, PeerStanding, Registry as _};
 
 use crate::etcd::Etcd;
 use crate::log;
@@ -90,27 +88,12 @@ async fn a_role_that_reads_and_writes_the_prefix_is_all_that_nodes_need() {
         peers.any(|peer| peer.name == "a" && peer.standing == PeerStanding::Fenced)
     })
     .await;
-    let peers = b.registry.peers();
-    let gone = peers.iter().find(|peer| peer.name == "a");
-    let age = Age {
-        incarnation: gone.expect("it is known").incarnation,
-        gone_for: Duration::from_secs(3_600),
-    };
-    for seen in [Some(age), None] {
-        let seen: BTreeMap<_, _> = [("a".to_owned(), seen)].into();
-        let mut counted = None;
-        until("it is counted", async || {
-            counted = b.registry.count_gone(seen.clone()).await.ok();
-            counted.is_some()
-        })
-        .await;
-        assert!(counted.is_some_and(|ages| ages["a"].gone_for >= age.gone_for));
+    loop {
+        match b.registry.forget_node("a").await {
+            Err(ForgetError::Registry(_)) => {}
+            forgotten => break forgotten.expect("it owns nothing"),
+        }
     }
-    let kept = as_root(&etcd, &["get", "/conman/lost-for/a", "--print-value-only"]);
-    assert_eq!(
-        kept.expect("read").trim(),
-        format!(r#"{{"incarnation":{},"lost_ms":3600000}}"#, age.incarnation)
-    );
 }
 
 /// Not every etcd lets such a user compact it.

@@ -1,12 +1,12 @@
-//! Waits for the node of a session: until the session is ready there or lost, or the node
-//! reachable.
+//! Waits for the node of a session: until the session is ready there, or lost.
 
 use conman_proto::SessionId;
 use conman_registry::PeerStanding;
 
 use super::node_requests::NodeAnswer;
-use super::{LONGEST_PAUSE, LOST_NODE_INTERVAL, Locator, PAUSE, pause};
-use crate::{LocateError, NoAddress, PeerAddress, SessionLocation, node_api};
+use super::{LOST_NODE_INTERVAL, Locator};
+use crate::hold::{LONGEST_PAUSE, pause};
+use crate::{LocateError, SessionLocation, node_api};
 
 impl Locator {
     /// Waits until the session's node reports that it takes requests.
@@ -37,7 +37,7 @@ impl Locator {
                 }
             }
             _ => {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(pause(1)).await;
                 Ok(())
             }
         }
@@ -61,33 +61,5 @@ impl Locator {
                 Err(_) => {}
             }
         }
-    }
-
-    /// Returns when the node can be reached, or no longer owns the session.
-    pub(super) async fn until_reachable(&self, id: &SessionId, name: &str) {
-        for times in 1.. {
-            tokio::time::sleep(pause(times)).await;
-            // While the registry does not answer, nothing has changed.
-            let Ok(now) = self.map.locate_fresh(id).await else {
-                continue;
-            };
-            match now {
-                SessionLocation::There(owner) if *owner.node.name == *name => {
-                    match owner.node.address {
-                        Ok(address) if self.answers(&address).await => return,
-                        Ok(_) | Err(NoAddress::NotYet { .. }) => {}
-                        // The next look-up reports why it cannot be reached.
-                        Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => return,
-                    }
-                }
-                _ => return,
-            }
-        }
-    }
-
-    /// Whether a node answers; valid until the session's owner is looked up again.
-    async fn answers(&self, address: &PeerAddress) -> bool {
-        let liveness = self.map.client().liveness();
-        tokio::time::timeout(LONGEST_PAUSE, liveness.answers(address)).await == Ok(true)
     }
 }

@@ -110,7 +110,7 @@ impl Locator {
                 () = self.until_lost(id, node) => Ok(()),
             },
             Awaited::Reachable { node } => {
-                self.until_reachable(id, node).await;
+                self.map.until_reachable(id, node).await;
                 Ok(())
             }
         }

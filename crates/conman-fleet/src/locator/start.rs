@@ -8,7 +8,8 @@ use conman_proto::SessionId;
 use conman_registry::RegistryError;
 
 use super::node_requests::NodeAnswer;
-use super::{FormerNode, Locator, pause};
+use super::{FormerNode, Locator};
+use crate::hold::pause;
 use crate::locate_error::is_elsewhere;
 use crate::{Attempt, LocateError, Missing, PlacementRequest, StartAttempts, StartOn, node_api};
 

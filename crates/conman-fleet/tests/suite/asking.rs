@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
-use conman_fleet::{AskError, DialError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
+use conman_fleet::{DialError, Dialer, PeerAcceptor, PeerAddress, PeerClient, RequestError};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
     Backend, LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route,
@@ -103,20 +103,24 @@ async fn node(tls: Option<Arc<FleetTls>>) -> SocketAddr {
     address
 }
 
-async fn ask(at: SocketAddr, scheme: &str, tls: Option<Arc<FleetTls>>) -> Result<String, AskError> {
+async fn ask(
+    at: SocketAddr,
+    scheme: &str,
+    tls: Option<Arc<FleetTls>>,
+) -> Result<String, RequestError> {
     let to = PeerAddress::new("b", &format!("{scheme}://{at}")).expect("an address");
     let client = PeerClient::new(Dialer::new("a", tls));
     let body = Full::new(Bytes::from(vec![b'x'; 1 << 20]));
     let request = Request::put("/v1/x?y=z").body(body).expect("a request");
-    let response = client.ask(&to, request).await?;
+    let response = client.request(&to, request).await?;
     let body = response.into_body().collect().await.expect("a body");
     Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
 }
 
 /// With both names and what to do.
-fn is_refused(answer: Result<String, AskError>) {
+fn is_refused(answer: Result<String, RequestError>) {
     let error = answer.expect_err("refused");
-    assert!(matches!(error, AskError::Refused(_)), "{error:?}");
+    assert!(matches!(error, RequestError::Refused(_)), "{error:?}");
     for part in ["node `a`", "node `b`", "`fleet.secret_file`"] {
         assert!(error.to_string().contains(part), "{error}");
     }
@@ -176,7 +180,7 @@ async fn another_node_at_the_address_is_asked_nothing() {
     let answer = ask(at, "https", Some(derived(&ours, "a"))).await;
     let error = answer.expect_err("it is not b");
     assert!(
-        matches!(error, AskError::Dial(DialError::Tls { .. })),
+        matches!(error, RequestError::Dial(DialError::Tls { .. })),
         "{error:?}"
     );
     assert!(
@@ -249,9 +253,9 @@ async fn whoever_has_no_certificate_of_the_fleet_gets_no_answer_out_of_a_node() 
     let tls = Some(stolen.tls(&folder, "10.0.0.1"));
     let client = PeerClient::new(Dialer::new("a", tls));
     let request = Request::get("/v1/x").body(Empty::<Bytes>::new());
-    let error = client.ask(&to, request.expect("a request")).await;
+    let error = client.request(&to, request.expect("a request")).await;
     let error = error.expect_err("nothing is taken of it");
-    assert!(matches!(error, AskError::Refused(_)), "{error:?}");
+    assert!(matches!(error, RequestError::Refused(_)), "{error:?}");
     assert!(
         error.to_string().contains("`fleet.tls.cert` of `a`"),
         "{error}"
@@ -279,7 +283,7 @@ async fn a_node_with_certificates_never_speaks_without_tls() {
     for (scheme, tls) in [("http", tls), ("https", None)] {
         let error = ask(at, scheme, tls).await.expect_err(scheme);
         assert!(
-            matches!(error, AskError::Dial(DialError::Mismatch { .. })),
+            matches!(error, RequestError::Dial(DialError::Mismatch { .. })),
             "{error:?}"
         );
     }
@@ -326,12 +330,12 @@ impl Real {
     }
 
     /// Probes it, and keeps the connection while the answer is kept.
-    async fn probe(&self) -> Result<Response<hyper::body::Incoming>, AskError> {
+    async fn probe(&self) -> Result<Response<hyper::body::Incoming>, RequestError> {
         let at = self.proxy.local_addr();
         let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
         let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&self.tls))));
         let request = Request::get(LIVENESS).body(Empty::<Bytes>::new());
-        client.ask(&to, request.expect("a request")).await
+        client.request(&to, request.expect("a request")).await
     }
 }
 
@@ -375,7 +379,7 @@ async fn a_listener_that_is_full_before_tls_says_that_it_has_taken_nothing() {
     let asked = timeout(PATIENCE, node.probe()).await.expect("an end");
     let error = asked.expect_err("it is full");
     assert!(
-        matches!(error, AskError::Dial(DialError::NoRoom { .. })),
+        matches!(error, RequestError::Dial(DialError::NoRoom { .. })),
         "{error:?}"
     );
     assert!(error.to_string().contains("try again"), "{error}");
@@ -392,14 +396,17 @@ async fn a_node_whose_daemon_stands_still_is_given_up_and_then_not_asked_anythin
     let to = PeerAddress::new("b", &format!("http://{at}")).expect("an address");
     let client = PeerClient::new(Dialer::new("a", None));
     let request = || Request::get("/v1/x").body(Empty::<Bytes>::new());
-    let asked = client.ask(&to, request().expect("a request"));
+    let asked = client.request(&to, request().expect("a request"));
     let asked = timeout(PATIENCE, asked).await.expect("an end");
-    assert!(matches!(asked, Err(AskError::Silent(_))), "{asked:?}");
-    assert!(client.liveness().was_silent(&to));
-    let asked = client.ask(&to, request().expect("a request"));
+    assert!(
+        matches!(asked, Err(RequestError::Unresponsive(_))),
+        "{asked:?}"
+    );
+    assert!(client.liveness().was_unresponsive(&to));
+    let asked = client.request(&to, request().expect("a request"));
     let asked = timeout(PATIENCE, asked).await.expect("an end");
     let error = asked.expect_err("still");
-    assert!(matches!(error, AskError::Stopped(_)), "{error:?}");
+    assert!(matches!(error, RequestError::NotSent(_)), "{error:?}");
     assert!(error.to_string().contains("node `b`"), "{error}");
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
-use conman_fleet::{AskError, Dialer, PeerAcceptor, PeerAddress, PeerClient};
+use conman_fleet::{Dialer, PeerAcceptor, PeerAddress, PeerClient, RequestError};
 use conman_proxy::PeerAccept as _;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -85,7 +85,7 @@ async fn ask(client: &PeerClient, to: &PeerAddress, method: Method) {
         .uri("/v1/sessions/x")
         .body(Full::new(Bytes::new()))
         .expect("a request");
-    let response = client.ask(to, request).await;
+    let response = client.request(to, request).await;
     let response = response.unwrap_or_else(|error| panic!("{method}: {error:?}"));
     assert_eq!(response.status(), StatusCode::OK);
     let body = response.into_body().collect().await.expect("a body");
@@ -165,7 +165,7 @@ async fn a_connection_whose_answer_goes_on_takes_no_other_request() {
     let client = PeerClient::new(Dialer::new("a", None));
     let request = Request::get("/v1/sessions/x/logs").body(Full::new(Bytes::new()));
     let at = node.at("http");
-    let going_on = client.ask(&at, request.expect("a request"));
+    let going_on = client.request(&at, request.expect("a request"));
     let mut going_on = going_on.await.expect("an answer").into_body();
     let frame = going_on.frame().await.expect("more").expect("a frame");
     assert_eq!(frame.into_data().expect("data"), "told");
@@ -240,6 +240,6 @@ async fn a_node_that_has_fallen_silent_while_a_connection_to_it_was_idle_has_don
     }
     // From here on the kernel alone takes what comes.
     let request = Request::get("/v1/sessions/x").body(Full::new(Bytes::new()));
-    let asked = client.ask(&to, request.expect("a request")).await;
-    assert!(matches!(asked, Err(AskError::Stopped(_))), "{asked:?}");
+    let asked = client.request(&to, request.expect("a request")).await;
+    assert!(matches!(asked, Err(RequestError::NotSent(_))), "{asked:?}");
 }

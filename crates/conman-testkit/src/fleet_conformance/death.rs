@@ -1,6 +1,7 @@
 //! Nodes that are cut off, declared dead, forgotten, and back.
 
 use conman_proto::Generation;
+use jiff::Timestamp;
 
 use super::nodes::hears;
 use super::{
@@ -58,11 +59,22 @@ pub(super) async fn only_who_is_dead_and_owns_nothing_is_forgotten_and_it_may_co
         })
         .await;
     }
-    let before = peer(&b, "a").expect("it is known").incarnation;
+    let before = is_dated(&b, &c);
     is_forgotten_once_it_owns_nothing(&b, &c, kept).await;
 
     world.heal("a").await;
     is_back(&a, [&b, &c], before).await;
+}
+
+/// All nodes state the same time of its death, which was a moment ago. Returns its incarnation.
+fn is_dated(b: &Member, c: &Member) -> u64 {
+    let [seen, other] = [b, c].map(|member| peer(member, "a").expect("it is known"));
+    assert_eq!(seen.fenced_at, other.fenced_at);
+    let fenced_at = seen.fenced_at.expect("it is dead");
+    let ago = Timestamp::now().duration_since(fenced_at);
+    assert!(!ago.is_negative() && ago.as_secs() < 300, "{ago}");
+    assert_eq!(peer(b, "b").and_then(|peer| peer.fenced_at), None);
+    seen.incarnation
 }
 
 async fn all_are_seen(member: &Member) {
@@ -162,8 +174,9 @@ async fn is_back(a: &Member, others: [&Member; 2], before: u64) {
     }
     for member in others {
         hears(member, "a", &unheard()).await;
-        let incarnation = peer(member, "a").expect("it is back").incarnation;
-        assert!(incarnation > before, "it only grows");
+        let back = peer(member, "a").expect("it is back");
+        assert!(back.incarnation > before, "it only grows");
+        assert_eq!(back.fenced_at, None);
     }
     let claimed = answered("a claim", async || {
         a.registry.claim(&id("kept"), &spec("suite")).await

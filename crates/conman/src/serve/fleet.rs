@@ -13,8 +13,7 @@ use conman_api::{ServeOptions, serve_tcp, serve_unix};
 use conman_auth::certificates_expire_at;
 use conman_core::Instance;
 use conman_etcd::{
-    COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, FORGET_AFTER,
-    Order, Orders,
+    COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, Order, Orders,
 };
 use conman_node::Node;
 use conman_proto::Generation;
@@ -69,7 +68,6 @@ pub(super) fn registry(
         prefix: fleet.prefix.clone(),
         timing: fleet.timing,
         accept_above: generation_floor,
-        forget_after: FORGET_AFTER,
         compact_every: fleet.compact.then_some(COMPACT_EVERY),
         vitals: vitals.clone(),
     };

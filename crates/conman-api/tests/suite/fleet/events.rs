@@ -329,7 +329,7 @@ async fn one_nodes_events_can_be_asked_for_and_what_a_node_brings_is_answered_by
         .header("x-conman-caller", "read test")
         .body(Empty::<bytes::Bytes>::new());
     let to = world.address_of_b();
-    let answer = client.ask(&to, request.expect("a request")).await;
+    let answer = client.request(&to, request.expect("a request")).await;
     let body = answer.expect("an answer").into_body().collect().await;
     let page: EventPage = serde_json::from_slice(&body.expect("whole").to_bytes()).expect("JSON");
     assert!(

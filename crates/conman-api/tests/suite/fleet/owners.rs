@@ -177,7 +177,7 @@ async fn a_life_that_has_ended_does_not_answer_for_the_one_that_goes_on_elsewher
         .header("x-conman-generation", former.generation.get())
         .body(Empty::<bytes::Bytes>::new())
         .expect("a request");
-    let answer = client.ask(&to, request).await.expect("an answer");
+    let answer = client.request(&to, request).await.expect("an answer");
     assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST);
     assert_eq!(answer.headers()["x-conman-misdirected"], "not-owner");
     assert!(a.api.node.sessions().is_live(&present.id));
@@ -205,7 +205,7 @@ async fn a_caller_may_at_another_node_what_they_may_here() {
         let request = request
             .body(Empty::<bytes::Bytes>::new())
             .expect("a request");
-        let answer = client.ask(&to, request).await.expect("an answer");
+        let answer = client.request(&to, request).await.expect("an answer");
         assert_eq!(answer.status(), status, "{caller:?}");
     }
     assert!(

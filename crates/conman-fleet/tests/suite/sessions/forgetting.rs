@@ -1,16 +1,14 @@
 //! Records of sessions that no node serves any more.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conman_core::EndCause;
 use conman_core::retention::Retention;
 use conman_node::Node;
 use conman_proto::{OnNodeLoss, ResolvedSpec, SessionId, SessionState};
-use conman_registry::{
-    Ending, Fleet as _, PeerStanding, Phases, Registry, Release, SessionRecord, Standing,
-};
+use conman_registry::{Ending, Fleet as _, PeerStanding, Phases, Registry, Release, SessionRecord};
 use conman_testkit::ModelFleet;
+use jiff::Timestamp;
 
 use super::member::{Member, PATIENCE, POLL_INTERVAL, id, secret};
 
@@ -21,17 +19,21 @@ const AT_ONCE: Retention = Retention {
 
 /// Waits until the record has the given state.
 async fn is_recorded(node: &Node, id: &SessionId, is: impl Fn(Option<&SessionRecord>) -> bool) {
+    until("it is so", async || {
+        let record = node.sessions().record(id).await.expect("readable");
+        is(record.as_ref())
+    })
+    .await;
+}
+
+async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     let becoming = async {
-        loop {
-            let record = node.sessions().record(id).await.expect("readable");
-            if is(record.as_ref()) {
-                return;
-            }
+        while !is().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     let became = tokio::time::timeout(PATIENCE, becoming).await;
-    became.expect("it is so in time");
+    assert!(became.is_ok(), "never: {what}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,18 +85,10 @@ async fn records_of_a_node_that_is_gone_go_in_time_and_what_was_lost_with_it_end
     assert!(keeping.node.sessions().is_live(&back));
 }
 
-/// As while etcd elects a leader: all nodes are late then, in turn or often.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_late_now_and_then_forgets_in_time_nevertheless() {
-    /// More than the time between two delays.
-    const KEPT: Retention = Retention {
-        ended: Duration::from_secs(6),
-        lost: Duration::from_secs(6),
-    };
-    /// The next check of its state comes sooner.
-    const A_WHILE: Duration = Duration::from_secs(2);
+async fn a_node_that_was_lost_long_ago_is_forgotten_once_it_owns_nothing() {
     let (fleet, secret) = (ModelFleet::new(), secret());
-    let a = Member::join_keeping(&fleet, "a", &secret, KEPT).await;
+    let a = Member::join(&fleet, "a", &secret).await;
     a.start(&id("here")).await;
     let spec = a
         .node
@@ -102,85 +96,52 @@ async fn a_node_that_is_late_now_and_then_forgets_in_time_nevertheless() {
         .get(&id("here"))
         .expect("it is shown")
         .spec;
-    let (registry, _gone) = fleet.join("gone");
-    ends(&*registry, &id("old"), &spec).await;
-    fleet.change("gone", |gone| gone.standing = PeerStanding::Fenced);
-    let deadline = Instant::now() + PATIENCE;
-    while a
-        .node
-        .sessions()
-        .record(&id("old"))
-        .await
-        .expect("readable")
-        .is_some()
-    {
-        assert!(Instant::now() < deadline, "it never goes");
-        for standing in [Standing::Late, Standing::Live] {
-            a.fleet.stand(standing);
-            tokio::time::sleep(A_WHILE).await;
-        }
-    }
-}
-
-/// As in a fleet in which no daemon lives as long as records are kept.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_daemon_forgets_after_the_time_that_earlier_ones_left() {
-    const HOUR: Duration = Duration::from_secs(3_600);
-    const KEPT: Retention = Retention {
-        ended: HOUR,
-        lost: HOUR,
-    };
-    let left = PATIENCE / 12;
-    let (fleet, secret) = (ModelFleet::new(), secret());
-    let b = Member::join(&fleet, "b", &secret).await;
-    b.start(&id("here")).await;
-    let spec = b
-        .node
-        .sessions()
-        .get(&id("here"))
-        .expect("it is shown")
-        .spec;
-    let seen = Arc::clone(&b.fleet);
-    drop(b);
-    fleet.change("b", |b| b.standing = PeerStanding::Fenced);
-    let long_ago = jiff::Timestamp::now() - 2 * HOUR;
-    for (name, gone_for) in [
-        ("listed", HOUR - left),
-        ("forgotten", HOUR - left),
-        ("later", HOUR - 10 * PATIENCE),
-    ] {
+    let (owner, _) = fleet.join("owner");
+    let lost = owner.claim(&id("lost"), &spec).await.expect("claimed");
+    let long_ago = Timestamp::now() - Duration::from_hours(25);
+    let lately = Timestamp::now() - Duration::from_hours(23);
+    for (name, fenced_at) in [("owner", long_ago), ("gone", long_ago), ("late", lately)] {
         let (registry, _) = fleet.join(name);
         ended_at(&*registry, &id(name), &spec, long_ago).await;
-        fleet.change(name, |gone| gone.standing = PeerStanding::Fenced);
-        fleet.was_gone_for(name, gone_for);
+        fleet.change(name, |lost| {
+            (lost.standing, lost.fenced_at) = (PeerStanding::Fenced, Some(fenced_at));
+        });
     }
-    let forgotten = seen.forget_node("forgotten").await;
-    forgotten.expect("it owns nothing");
-    let began = Instant::now();
-    let a = Member::join_keeping(&fleet, "a", &secret, KEPT).await;
-    for name in ["listed", "forgotten"] {
+    let listed = || -> Vec<String> {
+        let peers = a.fleet.peers();
+        peers.iter().map(|peer| peer.name.clone()).collect()
+    };
+    until("it is forgotten", async || {
+        !listed().contains(&"gone".to_owned())
+    })
+    .await;
+    for name in ["owner", "gone"] {
         is_recorded(&a.node, &id(name), |record| record.is_none()).await;
-        assert!(began.elapsed() >= left, "{name} goes too early");
     }
-    let record = a
-        .node
-        .sessions()
-        .record(&id("later"))
-        .await
-        .expect("readable");
-    assert!(record.is_some());
+    let record = a.node.sessions().record(&id("late")).await;
+    assert!(record.expect("readable").is_some());
+    assert_eq!(listed(), ["a", "late", "owner"]);
+    // Another node takes what it owns.
+    let record = a.node.sessions().record(&lost.id).await;
+    assert!(
+        record
+            .expect("readable")
+            .is_some_and(|record| !record.state.is_ended())
+    );
+    a.start(&lost.id).await;
+    until("it is, too", async || listed() == ["a", "late"]).await;
 }
 
 /// Creates a record of a session that has ended.
 async fn ends(registry: &dyn Registry, id: &SessionId, spec: &ResolvedSpec) {
-    ended_at(registry, id, spec, jiff::Timestamp::now()).await;
+    ended_at(registry, id, spec, Timestamp::now()).await;
 }
 
 async fn ended_at(
     registry: &dyn Registry,
     id: &SessionId,
     spec: &ResolvedSpec,
-    ended_at: jiff::Timestamp,
+    ended_at: Timestamp,
 ) {
     let claimed = registry.claim(id, spec).await.expect("claimed");
     let ending = Ending {

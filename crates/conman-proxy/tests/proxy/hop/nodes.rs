@@ -181,7 +181,7 @@ impl Backend for ToNode {
         }
     }
 
-    async fn falls_silent(&self) -> String {
+    async fn becomes_unresponsive(&self) -> String {
         let mut silent = self.silent.clone();
         let fell = silent.wait_for(|silent| *silent).await;
         fell.map_or_else(|_| "the test is over".to_owned(), |_| "no pulse".to_owned())

@@ -9,7 +9,7 @@ const SECONDS: &str = "conman_held_duration_seconds";
 
 /// The reason why a request waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub(crate) enum Cause {
     /// Its session starts, or is not ready yet.
     Starting,
     /// Its session has ended, and is started again.
@@ -28,7 +28,7 @@ impl Cause {
     /// The reason for waiting for a session that is or was on this node: the node's state, or
     /// `otherwise` if that does not explain it.
     #[must_use]
-    pub fn of(node: Option<&Peer>, otherwise: Self) -> Self {
+    pub(crate) fn of(node: Option<&Peer>, otherwise: Self) -> Self {
         let Some(node) = node else {
             return otherwise;
         };
@@ -57,14 +57,14 @@ impl Cause {
 
 /// A waiting request; counted until dropped.
 #[derive(Debug)]
-pub struct Held {
+pub(crate) struct Held {
     cause: Cause,
     began: Instant,
 }
 
 impl Held {
     #[must_use]
-    pub fn new(cause: Cause) -> Self {
+    pub(crate) fn new(cause: Cause) -> Self {
         metrics::gauge!(HELD, "cause" => cause.as_str()).increment(1.0);
         Self {
             cause,
@@ -83,7 +83,7 @@ impl Drop for Held {
 }
 
 /// Describes the metrics, and sets them to zero.
-pub fn describe() {
+pub(crate) fn describe() {
     metrics::describe_gauge!(
         HELD,
         "Requests that wait at this node for a session, by cause"
@@ -117,13 +117,13 @@ mod tests {
             name: "n1".to_owned(),
             incarnation: 1,
             standing,
+            fenced_at: None,
             is_late: false,
             announcement: Some(Announcement {
                 view: state.map(view),
                 ..Announcement::default()
             }),
             announced_ago_ms: 0,
-            seen_ago_ms: 0,
         }
     }
 

@@ -1,0 +1,95 @@
+//! Waits for a session's node, for connections and for the API: until the node can be reached, or
+//! the session has moved. The requests that wait are counted.
+
+use std::time::{Duration, Instant};
+
+use conman_proto::SessionId;
+use conman_registry::PeerStanding;
+use tokio::sync::SemaphorePermit;
+use tokio::time::{sleep, timeout};
+
+use crate::hold_metrics::{Cause, Held};
+use crate::{FleetMap, NoAddress, Node, PeerAddress, SessionLocation};
+
+/// Pause between two attempts, at first and at most.
+const PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a request waits for the announcement of a node that has just joined: it arrives within
+/// a second or two, unless the node has many sessions to adopt first.
+const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
+const ANNOUNCED_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The place of a request that waits for a node.
+#[derive(Debug)]
+pub struct Waiting<'map> {
+    _held: Held,
+    _place: SemaphorePermit<'map>,
+}
+
+/// The pause after so many attempts in a row.
+#[must_use]
+pub fn pause(times: u32) -> Duration {
+    (PAUSE * 2_u32.saturating_pow(times.min(8).saturating_sub(1))).min(LONGEST_PAUSE)
+}
+
+impl FleetMap {
+    /// A place to wait for a node that cannot be reached; `None` if all are taken.
+    #[must_use]
+    pub fn wait_for(&self, node: &str) -> Option<Waiting<'_>> {
+        let place = self.places.try_acquire().ok()?;
+        let peer = self.peer(node);
+        Some(Waiting {
+            _held: Held::new(Cause::of(peer.as_ref(), Cause::Silent)),
+            _place: place,
+        })
+    }
+
+    /// Returns when the node can be reached, or no longer owns the session. Cancel safe.
+    pub async fn until_reachable(&self, id: &SessionId, name: &str) {
+        for times in 1.. {
+            sleep(pause(times)).await;
+            // While the registry does not answer, nothing has changed.
+            let Ok(now) = self.locate_fresh(id).await else {
+                continue;
+            };
+            match now {
+                SessionLocation::There(owner) if *owner.node.name == *name => {
+                    match owner.node.address {
+                        Ok(address) if self.answers(&address).await => return,
+                        Ok(_) | Err(NoAddress::NotYet { .. }) => {}
+                        // The next look-up reports why it cannot be reached.
+                        Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => return,
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Whether a node answers; valid until the session's owner is looked up again.
+    async fn answers(&self, address: &PeerAddress) -> bool {
+        let liveness = self.client().liveness();
+        timeout(LONGEST_PAUSE, liveness.answers(address)).await == Ok(true)
+    }
+
+    /// Another node by its name. Waits until a node that has just joined has announced its address,
+    /// with a time limit. Does not wait if too many requests wait for nodes already.
+    pub async fn announced(&self, name: &str) -> Node {
+        let until = Instant::now() + ANNOUNCED_SOON;
+        let mut waiting = None;
+        loop {
+            let peer = self.peer(name);
+            let joins = peer.as_ref().is_some_and(|peer| {
+                peer.standing == PeerStanding::Live && peer.announcement.is_none()
+            });
+            if joins && waiting.is_none() {
+                waiting = self.wait_for(name);
+            }
+            if !joins || waiting.is_none() || Instant::now() >= until {
+                return self.node(name);
+            }
+            sleep(ANNOUNCED_INTERVAL).await;
+        }
+    }
+}
