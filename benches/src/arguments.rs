@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use conman_proto::RuntimeKind;
 
 /// Measures a separate conman, which it starts and removes
@@ -35,6 +35,8 @@ pub(crate) enum Benchmark {
     Proxy(Echoing),
     /// Echo through a session's own node and through another one, in rotation
     Hop(Echoing),
+    /// Latency, bulk and Redis over every kind of network: sessions', Docker's, plain ones
+    Net(Networking),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(Tunnelling),
     /// Hold many sessions: what one more costs, in time and in memory
@@ -42,6 +44,12 @@ pub(crate) enum Benchmark {
     /// Echo WebSocket messages: the program inside the benchmarks' sessions
     #[command(hide = true)]
     Echo(Listening),
+    /// Serve echo, bulk, iperf3 and Redis
+    #[command(hide = true)]
+    Services(Listening),
+    /// Load such services
+    #[command(hide = true)]
+    Load(Loading),
     /// Forward everything to one address with conman's proxy alone
     #[command(hide = true)]
     Forward(Forwarding),
@@ -81,6 +89,43 @@ impl Echoing {
     pub(crate) fn duration(&self) -> Duration {
         Duration::from_secs(self.seconds as u64)
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Networking {
+    /// How often every way is measured, in rotation
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = from_to(1, 100))]
+    pub(crate) rounds: usize,
+    /// Length of one measurement in seconds
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = from_to(1, 60))]
+    pub(crate) seconds: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Loading {
+    pub(crate) kind: LoadKind,
+    /// Address of the service
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) address: SocketAddr,
+    /// Path of the requests
+    #[arg(long, default_value = "/")]
+    pub(crate) path: String,
+    /// Proxy that is asked to CONNECT
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) through: Option<SocketAddr>,
+    /// Connections for echo
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = from_to(1, 1_000))]
+    pub(crate) connections: usize,
+    /// Length of the load in seconds
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = from_to(1, 60))]
+    pub(crate) seconds: usize,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LoadKind {
+    Echo,
+    Fetch,
+    Push,
 }
 
 #[derive(Debug, Args)]

@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -40,13 +40,18 @@ pub(crate) fn image_name() -> String {
 impl Docker {
     /// Checks that Docker answers, and imports the image.
     pub(crate) async fn new() -> Result<Self> {
-        docker_command(&["version"])
-            .await
-            .context("Docker does not answer; install the package docker.io and start `dockerd`")?;
         let scratch = tempfile::tempdir().context("making a temporary folder")?;
         let root = image::root(scratch.path())?;
         image::add_this_program(&root)?;
-        let archive = image::archive(&root)?.display().to_string();
+        Self::with_image(&image::archive(&root)?).await
+    }
+
+    /// Checks that Docker answers, and imports this archive as the image.
+    pub(crate) async fn with_image(archive: &Path) -> Result<Self> {
+        docker_command(&["version"])
+            .await
+            .context("Docker does not answer; install the package docker.io and start `dockerd`")?;
+        let archive = archive.display().to_string();
         docker_command(&["import", &archive, &image_name()]).await?;
         Ok(Self {
             socket: PathBuf::from("/var/run/docker.sock"),
@@ -89,25 +94,9 @@ impl Docker {
         progress: impl Fn(usize),
     ) -> Result<Vec<String>> {
         let mut ids = Vec::with_capacity(count);
-        let image = &image_name();
+        let options = ["--init", "--cgroup-parent", cgroup];
         let mut runs = stream::iter(0..count)
-            .map(|_| async move {
-                let arguments = [
-                    "run",
-                    "--detach",
-                    "--init",
-                    "--label",
-                    label,
-                    "--cgroup-parent",
-                    cgroup,
-                    image,
-                    "sleep",
-                    "1000000",
-                ];
-                docker_command(&arguments)
-                    .await
-                    .map(|output| output.trim().to_owned())
-            })
+            .map(|_| self.run(label, &options, &["sleep", "1000000"]))
             .buffer_unordered(PARALLEL_RUNS);
         while let Some(id) = runs.try_next().await? {
             ids.push(id);
@@ -138,13 +127,35 @@ impl Docker {
     pub(crate) async fn address(&self, label: &str) -> Result<String> {
         let filter = format!("label={label}");
         let id = docker_command(&["ps", "--quiet", "--no-trunc", "--filter", &filter]).await?;
-        let format = "{{.NetworkSettings.IPAddress}}";
-        let address = docker_command(&["inspect", "--format", format, id.trim()]).await?;
-        let address = address.trim();
+        let address = self
+            .inspect(id.trim(), "{{.NetworkSettings.IPAddress}}")
+            .await?;
         if address.is_empty() {
             bail!("the container of {label} has no address on Docker's bridge");
         }
-        Ok(address.to_owned())
+        Ok(address)
+    }
+
+    /// A property of a container, by a template of `docker inspect`.
+    pub(crate) async fn inspect(&self, id: &str, format: &str) -> Result<String> {
+        let found = docker_command(&["inspect", "--format", format, id]).await?;
+        Ok(found.trim().to_owned())
+    }
+
+    /// A container of the image with a label; its id.
+    pub(crate) async fn run(
+        &self,
+        label: &str,
+        options: &[&str],
+        command: &[&str],
+    ) -> Result<String> {
+        let image = image_name();
+        let mut arguments = vec!["run", "--detach", "--label", label];
+        arguments.extend_from_slice(options);
+        arguments.push(&image);
+        arguments.extend_from_slice(command);
+        let id = docker_command(&arguments).await?;
+        Ok(id.trim().to_owned())
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) async fn serve_echo(listen: SocketAddr) -> Result<()> {
 }
 
 /// An error affects only this connection: the client notices and reports it.
-async fn echo(stream: TcpStream) {
+pub(crate) async fn echo(stream: TcpStream) {
     if stream.set_nodelay(true).is_err() {
         return;
     }

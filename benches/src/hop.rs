@@ -58,6 +58,7 @@ async fn measure(options: &Echoing) -> Result<Vec<Measurement>> {
     let target = |port: u16, path: &str| Target {
         address: local(port),
         path: path.to_owned(),
+        through: None,
     };
     let paths = [
         (DIRECT, target(program, "/")),

@@ -36,10 +36,15 @@ pub(crate) fn root(directory: &Path) -> Result<PathBuf> {
 /// Adds this program as `/bin/conman-bench`, with the libraries that it is linked to.
 pub(crate) fn add_this_program(root: &Path) -> Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
-    fs::copy(&program, root.join("bin/conman-bench"))
+    add_program(root, "conman-bench", &program)
+}
+
+/// Adds a program as `/bin/NAME`, with the libraries that it is linked to.
+pub(crate) fn add_program(root: &Path, name: &str, program: &Path) -> Result<()> {
+    fs::copy(program, root.join("bin").join(name))
         .with_context(|| format!("copying {}", program.display()))?;
     let listed = Command::new("ldd")
-        .arg(&program)
+        .arg(program)
         .output()
         .context("starting ldd")?;
     let listed = String::from_utf8_lossy(&listed.stdout);

@@ -9,14 +9,16 @@ use tokio::net::TcpStream;
 
 /// Bound on the handshake and on every echo.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Longest response head that a proxy may send.
+/// Longest head of a request or response.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// The address of a WebSocket.
+/// The address of a WebSocket or of another HTTP service.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
     pub(crate) path: String,
+    /// A proxy that is asked to CONNECT to the address.
+    pub(crate) through: Option<SocketAddr>,
 }
 
 /// Result of one run.
@@ -82,12 +84,7 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) async fn open(target: &Target, bytes: usize) -> Result<Self> {
         let opening = async {
-            let mut stream = TcpStream::connect(target.address)
-                .await
-                .context("connecting")?;
-            stream
-                .set_nodelay(true)
-                .context("switching off Nagle's algorithm")?;
+            let mut stream = connect(target).await?;
             handshake(&mut stream, target).await?;
             anyhow::Ok(stream)
         };
@@ -157,6 +154,42 @@ fn frame(bytes: usize, masked: bool) -> Result<Vec<u8>> {
     Ok(frame)
 }
 
+/// Connects to the target's address, through its proxy if it has one.
+pub(crate) async fn connect(target: &Target) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect(target.through.unwrap_or(target.address))
+        .await
+        .context("connecting")?;
+    stream
+        .set_nodelay(true)
+        .context("switching off Nagle's algorithm")?;
+    if target.through.is_some() {
+        let address = target.address;
+        let request = format!("CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+        stream
+            .write_all(request.as_bytes())
+            .await
+            .context("sending CONNECT")?;
+        let head = read_head(&mut stream).await?;
+        let head = String::from_utf8_lossy(&head);
+        ensure!(
+            head.starts_with("HTTP/1.1 200") || head.starts_with("HTTP/1.0 200"),
+            "the proxy answered: {}",
+            head.lines().next().unwrap_or_default()
+        );
+    }
+    Ok(stream)
+}
+
+/// Reads the head of a request or response, byte by byte, so that nothing after it is taken.
+pub(crate) async fn read_head(stream: &mut TcpStream) -> Result<Vec<u8>> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.context("reading a head")?);
+        ensure!(head.len() <= MAX_HEAD_BYTES, "a head has no end");
+    }
+    Ok(head)
+}
+
 async fn handshake(stream: &mut TcpStream, target: &Target) -> Result<()> {
     let request = format!(
         "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
@@ -167,15 +200,7 @@ async fn handshake(stream: &mut TcpStream, target: &Target) -> Result<()> {
         .write_all(request.as_bytes())
         .await
         .context("sending the request")?;
-    let mut head = Vec::new();
-    // Byte by byte, so that nothing after the head is taken from the frames.
-    while !head.ends_with(b"\r\n\r\n") {
-        let byte = stream.read_u8().await.context("reading the response")?;
-        head.push(byte);
-        if head.len() > MAX_HEAD_BYTES {
-            bail!("the response's head has no end");
-        }
-    }
+    let head = read_head(stream).await?;
     if head.starts_with(b"HTTP/1.1 101 ") {
         return Ok(());
     }

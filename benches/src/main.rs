@@ -21,6 +21,7 @@ mod image;
 mod interruption;
 mod kill;
 mod load;
+mod net;
 mod observer;
 mod preempt;
 mod proxy;
@@ -75,9 +76,12 @@ async fn run(arguments: Arguments) -> Result<()> {
         Benchmark::Start(start) => start::start(&conman()?, &start).await?,
         Benchmark::Proxy(echo) => proxy::proxy(&conman()?, &echo).await?,
         Benchmark::Hop(echo) => hop::hop(&echo).await?,
+        Benchmark::Net(net) => net::net(&conman()?, &net).await?,
         Benchmark::Tunnels(tunnels) => tunnels::tunnels(&conman()?, &tunnels).await?,
         Benchmark::Density(density) => density::density(&conman()?, &density).await?,
         Benchmark::Echo(echo) => return echo::serve_echo(echo.listen).await,
+        Benchmark::Services(services) => return net::serve_services(services.listen).await,
+        Benchmark::Load(load) => return net::load(load).await,
         Benchmark::Forward(forward) => return forward::serve_forward(forward).await,
     };
     show(&report, arguments.svg.as_deref(), arguments.json)

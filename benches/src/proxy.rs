@@ -67,6 +67,7 @@ async fn measure(options: &Echoing, docker: &Docker, daemon: &Daemon) -> Result<
     let local = |port: u16, path: &str| Target {
         address: SocketAddr::from(([127, 0, 0, 1], port)),
         path: path.to_owned(),
+        through: None,
     };
     let inside = Target {
         address: daemon
@@ -74,6 +75,7 @@ async fn measure(options: &Echoing, docker: &Docker, daemon: &Daemon) -> Result<
             .parse()
             .context("reading conman's address")?,
         path: "/s/echo/".to_owned(),
+        through: None,
     };
     let paths = [
         (
@@ -81,6 +83,7 @@ async fn measure(options: &Echoing, docker: &Docker, daemon: &Daemon) -> Result<
             Target {
                 address: backend,
                 path: "/".to_owned(),
+                through: None,
             },
         ),
         (NGINX, local(nginx, "/")),

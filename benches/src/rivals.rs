@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
@@ -66,6 +67,27 @@ pub(crate) async fn haproxy(directory: &Path, port: u16, backend: SocketAddr) ->
     spawn("haproxy", command, port).await
 }
 
+/// HAProxy in TCP mode. It listens here and on a port of loopback in a named network namespace, and
+/// connects from here.
+pub(crate) async fn haproxy_tcp(
+    directory: &Path,
+    (port, namespace, inside): (u16, &str, u16),
+    backend: SocketAddr,
+) -> Result<Rival> {
+    let config = format!(
+        "global\n  maxconn 4000\n\
+         defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
+         frontend front\n  bind 127.0.0.1:{port}\n  bind 127.0.0.1:{inside} namespace {namespace}\n\
+         \x20 default_backend back\n\
+         backend back\n  server one {backend}\n"
+    );
+    let path = directory.join("haproxy-tcp.cfg");
+    std::fs::write(&path, config).context("writing HAProxy's configuration")?;
+    let mut command = Command::new("haproxy");
+    command.arg("-db").arg("-f").arg(&path);
+    spawn("haproxy", command, port).await
+}
+
 /// Only conman's proxy, in front of the same address.
 pub(crate) async fn conman(port: u16, backend: SocketAddr) -> Result<Rival> {
     let mut command = this_program("forward", port)?;
@@ -105,6 +127,35 @@ fn this_program(server: &str, port: u16) -> Result<Command> {
     let mut command = Command::new(program);
     command.args([server, "--listen", &format!("127.0.0.1:{port}")]);
     Ok(command)
+}
+
+/// A program that prints a line as soon as it listens.
+pub(crate) async fn announcing(name: &str, mut command: Command) -> Result<Rival> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {name}"))?;
+    let output = child.stdout.take().context("it has no output")?;
+    let errors = child.stderr.take().context("it has no output")?;
+    let rival = Rival { child };
+    let mut line = String::new();
+    tokio::time::timeout(START_PATIENCE, BufReader::new(output).read_line(&mut line))
+        .await
+        .with_context(|| {
+            format!(
+                "{name} does not listen after {} s",
+                START_PATIENCE.as_secs()
+            )
+        })?
+        .with_context(|| format!("reading from {name}"))?;
+    if line.is_empty() {
+        let mut why = String::new();
+        // Without the reason, the failure is still reported.
+        let _ = BufReader::new(errors).read_line(&mut why).await;
+        bail!("{name} ended at once: {}", why.trim());
+    }
+    Ok(rival)
 }
 
 async fn spawn(name: &'static str, mut command: Command, port: u16) -> Result<Rival> {

@@ -67,6 +67,7 @@ async fn measure(options: &Tunnelling, daemon: &Daemon) -> Result<(u64, u64)> {
             .parse()
             .context("reading conman's address")?,
         path: "/s/echo/".to_owned(),
+        through: None,
     };
     drop(open(&target, WARM_UP, |_| {}).await?);
     tokio::time::sleep(SETTLE).await;

@@ -1,0 +1,108 @@
+//! What each kind of network costs: sessions', Docker's, and plain ones for comparison.
+
+mod loads;
+mod namespaces;
+mod report;
+mod services;
+mod sessions;
+mod ways;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use crate::Report;
+use crate::arguments::Networking;
+use crate::interruption::until_interrupted;
+use loads::Metric;
+use ways::{Stage, Way};
+
+pub(crate) use loads::load;
+pub(crate) use services::serve_services;
+
+/// Where the client and the server are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Side {
+    /// Both on this machine.
+    Local,
+    /// The client on another machine.
+    Inbound,
+    /// The server on another machine.
+    Outbound,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct Name {
+    side: Side,
+    way: &'static str,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Measurement {
+    name: Name,
+    metric: Metric,
+    value: f64,
+}
+
+/// A way without figures.
+#[derive(Debug, Clone, Serialize)]
+struct Unmeasured {
+    name: Name,
+    why: String,
+}
+
+/// Measures every way in rotation.
+///
+/// # Errors
+/// When Docker or a package is missing, or a plain network cannot be made. A way that does not work
+/// is reported as not measured.
+pub(crate) async fn net(conman: &Path, options: &Networking) -> Result<Report> {
+    let mut stage = Stage::default();
+    let measured = until_interrupted(async {
+        stage.prepare(conman).await?;
+        Ok(measure(options, &stage.ways).await)
+    })
+    .await;
+    let stopped = stage.stop().await;
+    let (measurements, mut unmeasured) = measured?;
+    let supported = stopped?;
+    unmeasured.extend(supported);
+    report::report(options, &measurements, &unmeasured)
+}
+
+async fn measure(options: &Networking, ways: &[Way]) -> (Vec<Measurement>, Vec<Unmeasured>) {
+    let length = Duration::from_secs(options.seconds as u64);
+    let (mut measurements, mut unmeasured) = (Vec::new(), Vec::<Unmeasured>::new());
+    let bar = ProgressBar::new((options.rounds * ways.len() * Metric::ALL.len()) as u64);
+    for round in 0..options.rounds {
+        for metric in Metric::ALL {
+            // Each round begins with another way, so that none always runs after the same one.
+            for turn in 0..ways.len() {
+                let way = &ways[(turn + round) % ways.len()];
+                bar.inc(1);
+                if unmeasured.iter().any(|one| one.name == way.name) {
+                    continue;
+                }
+                match metric.measure(&way.client, &way.services, length).await {
+                    Ok(None) => {}
+                    Ok(Some(value)) => measurements.push(Measurement {
+                        name: way.name,
+                        metric,
+                        value,
+                    }),
+                    Err(error) => unmeasured.push(Unmeasured {
+                        name: way.name,
+                        why: format!("{metric:?}: {error:#}"),
+                    }),
+                }
+            }
+        }
+    }
+    bar.finish_and_clear();
+    measurements.retain(|one| unmeasured.iter().all(|failed| failed.name != one.name));
+    (measurements, unmeasured)
+}
