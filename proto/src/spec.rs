@@ -168,6 +168,11 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub pids: Option<u32>,
+    /// Maximum number of terminals that its programs open at a time; 16 when absent, 0 for no `/dev/pts`. With
+    /// the native runtime only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 4_096)]
+    pub ptys: Option<u32>,
     /// Free-form labels for filters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
@@ -223,6 +228,9 @@ pub struct ResolvedSpec {
     pub disk_inodes: Option<u64>,
     pub cpus: Option<f64>,
     pub pids: u32,
+    /// 0 without `/dev/pts`.
+    #[serde(default)]
+    pub ptys: u32,
     pub labels: BTreeMap<String, String>,
     /// With `{id}` expanded.
     pub binds: Vec<String>,

@@ -30,6 +30,10 @@ pub const MAX_READY_PATH_BYTES: usize = 2_048;
 pub const MAX_READY_TIMEOUT_S: u32 = 600;
 /// Maximum `preempt_grace_ms`.
 pub const MAX_PREEMPT_GRACE_MS: u32 = 60_000;
+/// Terminals of a native session whose spec sets no limit.
+const DEFAULT_PTYS: u32 = 16;
+/// Maximum `ptys`: the kernel's default for the whole host.
+const MAX_PTYS: u32 = 4_096;
 
 /// Value of the image if the runtime needs none.
 const NO_IMAGE: &str = "none";
@@ -169,6 +173,7 @@ fn fill_in(
         mistakes.add("tty", format!("the {runtime} runtime has no terminals"));
     }
 
+    let ptys = ptys(base, request, runtime, mistakes);
     let (disk_bytes, disk_inodes) = disk(policy, base, request, runtime, mistakes);
 
     ResolvedSpec {
@@ -199,6 +204,7 @@ fn fill_in(
             (1, policy.max_pids),
             mistakes,
         ),
+        ptys,
         labels,
         binds: binds(policy, id, base, request, mistakes),
         idle_timeout_s: request
@@ -378,6 +384,26 @@ fn disk(
         );
     }
     (bytes, inodes)
+}
+
+/// Docker's containers have a devpts without such a limit.
+fn ptys(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    runtime: RuntimeKind,
+    mistakes: &mut Mistakes,
+) -> u32 {
+    let given = request.ptys.or(base.ptys);
+    if runtime == RuntimeKind::Native {
+        return within("ptys", given, DEFAULT_PTYS, (0, MAX_PTYS), mistakes);
+    }
+    if given.is_some() {
+        mistakes.add(
+            "ptys",
+            format!("the {runtime} runtime does not limit terminals; leave it out"),
+        );
+    }
+    0
 }
 
 fn cpus(

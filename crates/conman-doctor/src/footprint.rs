@@ -38,6 +38,8 @@ pub struct Footprint {
     pub inodes: f64,
     /// Ports of Docker's bridge.
     pub bridge_ports: f64,
+    /// Terminals that its programs may open, unless its spec sets another limit.
+    pub ptys: u64,
     /// User namespaces; a cgroup namespace goes with each.
     pub user_namespaces: f64,
     /// Ranges of ids of one container's files on the host, and the number of ranges.
@@ -75,6 +77,7 @@ impl Footprint {
             disk_bytes: 128.0 * 1024.0,
             inodes: 48.0,
             bridge_ports: if bridge { 1.0 } else { 0.0 },
+            ptys: 0,
             user_namespaces: 0.0,
             id_ranges: 0.0,
             id_ranges_there_are: 0,
@@ -108,6 +111,7 @@ impl Footprint {
             disk_bytes: 84.0 * 1024.0,
             inodes: 26.0,
             bridge_ports: 0.0,
+            ptys: 16,
             user_namespaces: 1.0,
             id_ranges: 1.0,
             id_ranges_there_are: id_ranges,

@@ -235,6 +235,24 @@ fn reclaim_ahead_of_need_is_switched_off_where_it_would_visit_many_memory_cgroup
 }
 
 #[test]
+fn terminals_for_all_that_sessions_may_open_are_advised_and_refuse_no_session() {
+    let root = machine();
+    write(root.path(), "proc/sys/kernel/pty/reserve", "1024\n");
+    let host = Host::below(root.path());
+    let check = |target| {
+        let diagnosis = examine(&host, &Footprint::native(10_000), target, &at_root());
+        let mut checks = diagnosis.checks.into_iter();
+        checks.find(|check| check.name == "kernel.pty.max")
+    };
+    let few = check(192).expect("checked");
+    assert_eq!((few.verdict, few.needed), (Verdict::Enough, Some(4_096)));
+    let many = check(1_000).expect("checked");
+    assert_eq!((many.verdict, many.binds_at), (Verdict::Advice, None));
+    let (key, value) = ("kernel.pty.max", 17_024);
+    assert_eq!(many.remedy, Some(Remedy::Sysctl { key, value }));
+}
+
+#[test]
 fn native_sessions_meet_no_limit_of_dockers_and_some_of_their_own() {
     let root = machine();
     for (path, text) in [

@@ -196,6 +196,7 @@ fn spec() -> ResolvedSpec {
         disk_inodes: None,
         cpus: Some(0.5),
         pids: 128,
+        ptys: 0,
         labels: BTreeMap::new(),
         binds: Vec::new(),
         idle_timeout_s: 600,

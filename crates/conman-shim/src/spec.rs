@@ -50,6 +50,8 @@ pub struct LaunchSpec {
     pub log: PathBuf,
     /// Bytes of it that are kept, from the end; `None` is [`LOG_BYTES`].
     pub log_bytes: Option<u64>,
+    /// Maximum number of terminals that its programs open; without any it has no `/dev/pts`.
+    pub ptys: u32,
     /// Its small files: path in the container and content. They are read-only and cover the image's files;
     /// binds are mounted after them.
     pub files: Vec<(String, String)>,

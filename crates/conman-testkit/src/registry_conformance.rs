@@ -578,6 +578,7 @@ pub fn spec(template: &str) -> ResolvedSpec {
         disk_inodes: None,
         cpus: Some(0.1 + 0.2),
         pids: 128,
+        ptys: 0,
         labels: BTreeMap::new(),
         binds: Vec::new(),
         idle_timeout_s: 0,

@@ -184,6 +184,7 @@ impl Shim {
 
     fn spec(&self, name: &str, probe: &str, hardening: Hardening) -> LaunchSpec {
         LaunchSpec {
+            ptys: 16,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {

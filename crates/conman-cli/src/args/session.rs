@@ -154,6 +154,7 @@ impl RunArgs {
             disk_inodes: None,
             cpus: self.cpus.map(|cpus| cpus.0),
             pids: self.pids,
+            ptys: None,
             labels: map(&self.label),
             binds: given(&self.bind),
             idle_timeout_s: self.idle_timeout,

@@ -112,6 +112,7 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
             disk_inodes: None,
             cpus: None,
             pids: 128,
+            ptys: 0,
             labels: BTreeMap::new(),
             binds: Vec::new(),
             idle_timeout_s: 600,

@@ -608,3 +608,26 @@ fn disk_limits_are_the_native_runtimes_and_hold_when_nobody_says_otherwise() {
     let mistakes = resolve(&policy(), &id, &request).expect_err("no such limits");
     assert_eq!(fields(&mistakes), ["disk_bytes", "disk_inodes"]);
 }
+
+#[test]
+fn terminals_are_limited_by_the_native_runtime_alone() {
+    let native = SpecPolicy {
+        default_runtime: RuntimeKind::Native,
+        ..policy()
+    };
+    let asked = |policy: &SpecPolicy, ptys| {
+        let request = SessionRequest {
+            ptys,
+            ..named("python")
+        };
+        let spec = resolve(policy, &id(), &request);
+        spec.map(|spec| spec.ptys)
+    };
+    assert_eq!(asked(&native, None), Ok(16));
+    assert_eq!(asked(&native, Some(0)), Ok(0));
+    assert_eq!(asked(&policy(), None), Ok(0));
+    for (policy, ptys) in [(&native, 4_097), (&policy(), 16)] {
+        let mistakes = asked(policy, Some(ptys)).expect_err("not allowed");
+        assert_eq!(fields(&mistakes), ["ptys"]);
+    }
+}

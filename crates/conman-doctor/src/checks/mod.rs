@@ -18,6 +18,8 @@ const MEMORY_CGROUP_IDS: u64 = 65_535;
 /// Number of memory cgroups from which walking all of them at each reclaim slows down starts: at 2,000
 /// sessions it does not yet, at 10,000 it takes half of all processor time.
 const MANY_MEMORY_CGROUPS: u64 = 2_000;
+/// Greatest `kernel.pty.max`: `NR_UNIX98_PTY_MAX` (include/linux/tty.h).
+const HIGHEST_PTY_MAX: u64 = 1 << 20;
 /// Memory that is left to the daemons and the kernel, in bytes.
 const MEMORY_RESERVE_BYTES: u64 = 1 << 30;
 /// Available memory below which sessions are refused: with less, the kernel begins to kill.
@@ -206,18 +208,38 @@ fn kernel_objects(
             "spread the sessions over more machines: the kernel has no more ids".to_owned()
         }),
     );
+    terminals(host, footprint, target, checks);
+}
+
+/// Few sessions open all terminals that they may, so a lack of them is no reason to refuse a session. What
+/// `kernel.pty.reserve` holds back for the host, sessions never get.
+fn terminals(host: &Host, footprint: &Footprint, target: u64, checks: &mut Vec<Check>) {
     let key = "kernel.pty.max";
-    checks.push(
-        Draft::new(
-            key,
-            "terminals",
-            host.sysctl(key),
-            host.number("/proc/sys/kernel/pty/nr"),
-            0.0,
-        )
-        .note("one for each session with `tty`, each kept command, each `exec -it`")
-        .sysctl(target, u64::MAX >> 33),
+    let value = host.sysctl(key);
+    let reserve = host.sysctl("kernel.pty.reserve").unwrap_or_default();
+    let needed = (target.saturating_mul(footprint.ptys) + reserve).min(HIGHEST_PTY_MAX);
+    let lacks = value.is_some_and(|value| value < needed);
+    let draft = Draft::new(
+        key,
+        "terminals of the host and of all sessions",
+        value,
+        host.number("/proc/sys/kernel/pty/nr"),
+        0.0,
     );
+    let draft = draft.note(
+        "one for each session with `tty`, each kept command, each `exec -it`; and up to `ptys` that \
+         the programs of a native session open, 16 by default",
+    );
+    checks.push(Check {
+        verdict: match value {
+            None => Verdict::Unknown,
+            Some(_) if lacks => Verdict::Advice,
+            Some(_) => Verdict::Enough,
+        },
+        needed: Some(needed),
+        remedy: lacks.then_some(Remedy::Sysctl { key, value: needed }),
+        ..draft.check()
+    });
 }
 
 /// Settings for reclaim, when memory is short or the kernel believes so.

@@ -201,6 +201,7 @@ pub(crate) fn spec() -> ResolvedSpec {
         disk_inodes: None,
         cpus: None,
         pids: 128,
+        ptys: 0,
         labels: BTreeMap::new(),
         binds: Vec::new(),
         idle_timeout_s: 0,

@@ -77,6 +77,7 @@ impl Inner {
         let launch = LaunchSpec {
             terminal: plan.spec.tty.then(|| shim_size(TERMINAL_SIZE)),
             log_bytes: None,
+            ptys: plan.spec.ptys,
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
             limits: program::limits(&plan.spec),

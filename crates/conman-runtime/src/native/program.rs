@@ -172,6 +172,7 @@ mod tests {
             disk_inodes: None,
             cpus: Some(0.5),
             pids: 64,
+            ptys: 0,
             labels: BTreeMap::new(),
             binds: Vec::new(),
             idle_timeout_s: 0,

@@ -46,6 +46,9 @@ const MASKED: [&CStr; 13] = [
 /// Readable only.
 const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 
+/// The group of terminals: `tty` in every common distribution.
+const TTY_GROUP: &str = "5";
+
 /// All users may write, and remove only their own files.
 const SHARED_MODE: u32 = 0o1777;
 
@@ -243,6 +246,11 @@ impl Child<'_> {
         if self.spec.hardening.masked_proc {
             self.mask(proc, dev).map_err(step("mask paths in /proc"))?;
         }
+        if self.spec.ptys > 0 {
+            terminals(self.spec.ptys)
+                .and_then(|terminals| attach_at(&terminals, "/dev/pts"))
+                .map_err(step("mount /dev/pts"))?;
+        }
         Ok(())
     }
 
@@ -370,6 +378,16 @@ fn shared_memory() -> io::Result<Mount> {
         shm.set_permissions(std::fs::Permissions::from_mode(SHARED_MODE))?;
     }
     Mount::copy_of(&shm, Path::new(""))
+}
+
+/// A devpts of the container's, with the ownership that C libraries expect. All users may open `ptmx`.
+fn terminals(most: u32) -> io::Result<Mount> {
+    let devpts = NewFilesystem::open("devpts")?;
+    devpts.set("ptmxmode", "0666")?;
+    devpts.set("mode", "0620")?;
+    devpts.set("gid", TTY_GROUP)?;
+    devpts.set("max", &most.to_string())?;
+    devpts.mount(MountAttributes::MOUNT_ATTR_NOSUID | MountAttributes::MOUNT_ATTR_NOEXEC)
 }
 
 /// Opens the place where a bind or a file is attached. Creates it if missing; a symbolic link as the last

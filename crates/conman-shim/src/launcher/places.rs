@@ -42,7 +42,8 @@ const SHARED_LINKS: &str = "links";
 /// Empty directories in each: mount points.
 const DIRECTORIES: [&str; 2] = ["shm", EMPTY_DEVICE_DIRECTORY];
 
-/// The directory of /dev that conman never mounts on.
+/// A directory of /dev that is empty: a container's terminals are mounted on it only after it has covered
+/// hidden directories.
 pub(super) const EMPTY_DEVICE_DIRECTORY: &str = "pts";
 
 /// Harmless devices (Documentation/admin-guide/devices.txt): name, major, minor.

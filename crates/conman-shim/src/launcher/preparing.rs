@@ -21,8 +21,9 @@ use rustix::process::{WaitOptions, waitpid};
 use super::places::{BENCH, new_tmpfs};
 use crate::options::ShimOptions;
 
-/// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's).
-const SUPERBLOCKS: u32 = 3;
+/// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's), its
+/// terminals.
+const SUPERBLOCKS: u32 = 4;
 
 /// Additional ones, for other mounts of the host.
 const SPARE: u32 = 2_048;

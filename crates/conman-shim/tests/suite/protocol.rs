@@ -12,6 +12,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
     LaunchSpec {
         terminal: None,
         log_bytes: None,
+        ptys: 0,
         name,
         cgroup: "/conman-x/a.1".to_owned(),
         limits: conman_linux::CgroupLimits::default(),

@@ -149,6 +149,7 @@ impl Stage {
             disk_inodes: None,
             cpus: None,
             pids: 64,
+            ptys: 0,
             labels: BTreeMap::new(),
             binds: Vec::new(),
             idle_timeout_s: 0,

@@ -25,6 +25,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         disk_inodes: section.integer("disk_inodes", ANY),
         cpus: section.number("cpus"),
         pids: section.integer("pids", ANY),
+        ptys: section.integer("ptys", ANY),
         labels: section.string_map("labels"),
         binds: section.strings("binds"),
         idle_timeout_s: section.integer("idle_timeout_s", ANY),

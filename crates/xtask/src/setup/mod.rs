@@ -90,6 +90,7 @@ pub(crate) fn for_tests() -> Result<Machine> {
         "etcd-client",
         "etcd-server",
         "iproute2",
+        "tmux",
         "util-linux",
     ])?;
     worker_vm::make()?;

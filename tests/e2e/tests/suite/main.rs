@@ -18,6 +18,7 @@ mod failed_starts;
 mod host_limits;
 mod images;
 mod native_crash;
+mod native_ptys;
 mod native_sessions;
 mod preempt;
 mod proxy_abuse;

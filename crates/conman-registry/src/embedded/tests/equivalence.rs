@@ -331,6 +331,7 @@ pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
         disk_inodes: None,
         cpus: spec.cpus,
         pids: 256,
+        ptys: 0,
         labels: BTreeMap::new(),
         binds: Vec::new(),
         idle_timeout_s: 0,

@@ -179,6 +179,7 @@ impl Shim {
         LaunchSpec {
             terminal: None,
             log_bytes: None,
+            ptys: 0,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {
