@@ -129,6 +129,8 @@ impl Everywhere {
             generation: Generation::FIRST,
             activity: Arc::clone(&self.activity),
             closing: self.closing.clone(),
+            port: None,
+            strip_prefix: true,
             way: self.way.clone(),
             backend: Arc::clone(&self.backend),
         }

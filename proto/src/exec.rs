@@ -15,6 +15,10 @@ pub const EXEC_PROTOCOL: &str = "conman.exec.v1";
 /// As [`EXEC_PROTOCOL`], with [`ExecChannel::Replay`] besides. Closing the connection detaches.
 pub const ATTACH_PROTOCOL: &str = "conman.attach.v1";
 
+/// Subprotocol of a connection to one of a session's ports: binary messages are the bytes of a TCP
+/// connection. An empty one ends the direction of its sender.
+pub const PORT_PROTOCOL: &str = "conman.port.v1";
+
 /// First byte of every message of [`EXEC_PROTOCOL`] and [`ATTACH_PROTOCOL`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

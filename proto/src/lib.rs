@@ -16,6 +16,7 @@ mod image;
 mod kept_exec;
 mod log_line;
 mod node;
+mod port_range;
 mod problem;
 mod problem_kind;
 mod session;
@@ -31,7 +32,8 @@ pub use event::{
     TimelinePhase,
 };
 pub use exec::{
-    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus, TerminalSize,
+    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus,
+    PORT_PROTOCOL, TerminalSize,
 };
 pub use generation::Generation;
 pub use image::{
@@ -44,6 +46,7 @@ pub use node::{
     HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeRuntime, NodeStanding,
     NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness, Unreleased,
 };
+pub use port_range::{FullPort, PortEntry, PortRange, PortRangeError, PortText};
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use problem_kind::ProblemKind;
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};

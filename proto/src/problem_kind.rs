@@ -139,6 +139,7 @@ kinds! {
     TOO_MANY_CONNECTIONS = passing("too-many-connections", "Too many connections", 503);
     TOO_MANY_HELD = passing("too-many-held", "Too many requests wait", 503);
     SESSION_NOT_READY = passing("session-not-ready", "The session is not ready", 503);
+    NO_SUCH_PORT = lasting("no-such-port", "The session does not have this port", 404);
     CONNECTION_REFUSED = passing("connection-refused", "Nothing listens on the session's port", 502);
     CONNECT_TIMEOUT = passing("connect-timeout", "The session's port does not answer", 504);
     CONNECT_FAILED = passing("connect-failed", "The session cannot be reached", 502);

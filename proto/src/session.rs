@@ -107,6 +107,13 @@ pub struct Session {
     pub spec: ResolvedSpec,
     /// Where a frontend reaches the session; null when it has no port.
     pub url: Option<String>,
+    /// The same for a browser, which reaches each session at a host; null when it has no port.
+    #[serde(default)]
+    pub browser_url: Option<String>,
+    /// Like `browser_url` for one of the session's ports, whose number replaces `{port}`; null when there
+    /// are no `ports`, and for an id of more than 57 characters.
+    #[serde(default)]
+    pub port_url: Option<String>,
     pub node: String,
     pub runtime: RuntimeKind,
     pub generation: Generation,

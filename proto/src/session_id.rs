@@ -13,7 +13,7 @@ const MAX_BYTES: usize = 63;
 #[serde(try_from = "String", into = "String")]
 #[schema(
     value_type = String,
-    pattern = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+    pattern = "^(?![0-9]{1,5}-)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
     min_length = 1,
     max_length = 63,
     example = "alice-notebook"
@@ -24,7 +24,8 @@ pub struct SessionId(Box<str>);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{given}` is not a session id: use 1 to 63 characters of a-z, 0-9 and '-', \
-     beginning and ending with a letter or digit"
+     beginning and ending with a letter or digit, and not beginning with up to five digits and a '-', \
+     which name a port"
 )]
 pub struct SessionIdError {
     /// The refused text, cut to a length that is safe to print.
@@ -32,6 +33,9 @@ pub struct SessionIdError {
 }
 
 impl SessionId {
+    /// Longest id in bytes that has hosts for its ports: they need five digits and a dash more.
+    pub const MAX_WITH_PORT: usize = MAX_BYTES - 6;
+
     /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -48,7 +52,8 @@ impl FromStr for SessionId {
         let valid = (1..=MAX_BYTES).contains(&bytes.len())
             && bytes.iter().all(|byte| alphanumeric(byte) || *byte == b'-')
             && bytes.first().is_some_and(alphanumeric)
-            && bytes.last().is_some_and(alphanumeric);
+            && bytes.last().is_some_and(alphanumeric)
+            && !begins_like_a_port(text);
         if valid {
             Ok(Self(text.into()))
         } else {
@@ -60,6 +65,14 @@ impl FromStr for SessionId {
             Err(SessionIdError { given })
         }
     }
+}
+
+/// `3000-alice` is the host of port 3000 of session `alice`.
+fn begins_like_a_port(text: &str) -> bool {
+    let digits = text.split('-').next().unwrap_or_default();
+    digits.len() < text.len()
+        && (1..=5).contains(&digits.len())
+        && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl TryFrom<String> for SessionId {
@@ -102,7 +115,15 @@ mod tests {
 
     #[test]
     fn labels_at_both_ends_of_the_allowed_length_are_ids() {
-        for text in ["a", "0", "a-b", "x--y", &"a".repeat(63)] {
+        for text in [
+            "a",
+            "0",
+            "a-b",
+            "x--y",
+            "12345",
+            "123456-a",
+            &"a".repeat(63),
+        ] {
             assert!(text.parse::<SessionId>().is_ok(), "{text}");
         }
     }
@@ -115,6 +136,9 @@ mod tests {
             "a-",
             "A",
             "a_b",
+            "8-a",
+            "65535-a",
+            "99999-",
             "a.b",
             "ä",
             "a/b",

@@ -5,6 +5,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::PortRange;
+
 /// What makes containers.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
@@ -136,6 +138,15 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none", with = "present_or_null")]
     #[schema(value_type = Option<u16>, minimum = 1, maximum = 65_535)]
     pub port: Option<Option<u16>>,
+    /// Further ports that its programs serve, such as `[8080, "3000-3010"]`; with `"public": true` also to
+    /// callers without a token. Needs a `port`, which alone decides when the session is ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<crate::PortEntry>>, max_items = 64)]
+    pub ports: Option<Vec<PortRange>>,
+    /// Whether `/s/{id}` is removed from the path of requests that have it; true when absent. A program
+    /// that gets `false` serves its pages below that path itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strip_prefix: Option<bool>,
     /// HTTP path whose 2xx or 3xx answer means ready; a TCP connection suffices when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 2_048, pattern = "^/")]
@@ -218,6 +229,12 @@ pub struct ResolvedSpec {
     pub args: Vec<String>,
     pub env: BTreeMap<String, String>,
     pub port: Option<u16>,
+    /// Besides `port`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<crate::PortEntry>)]
+    pub ports: Vec<PortRange>,
+    #[serde(default = "strips_prefix")]
+    pub strip_prefix: bool,
     pub ready_path: Option<String>,
     pub ready_timeout_s: u32,
     pub network: Network,
@@ -251,6 +268,10 @@ pub struct ResolvedSpec {
     /// What its node's labels must be.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_labels: BTreeMap<String, String>,
+}
+
+fn strips_prefix() -> bool {
+    true
 }
 
 mod present_or_null {

@@ -30,20 +30,20 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 pub(crate) const MAX_WRITE_BUFFER_BYTES: usize = 2 * 1024 * 1024;
 
 /// Interval between pings.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(20);
 
 /// A client without a frame for this long, which includes answers to two pings, is disconnected.
 /// It bounds a single write too: a client that does not read cannot answer pings either.
-const SILENCE: Duration = Duration::from_secs(60);
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
 /// Time for the client to answer the closing handshake.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
-type Sender = SplitSink<WebSocket, Message>;
-type Receiver = SplitStream<WebSocket>;
+pub(crate) type Sender = SplitSink<WebSocket, Message>;
+pub(crate) type Receiver = SplitStream<WebSocket>;
 
 /// Why the conversation ended, which decides how it is closed.
-enum End {
+pub(crate) enum End {
     /// The command ended and its status was sent.
     Finished,
     /// The client closed, disappeared or stopped reading: nothing is sent any more.
@@ -210,14 +210,14 @@ async fn carry_output<T>(
     }
 }
 
-async fn send(sender: &mut Sender, message: Message) -> Result<(), End> {
+pub(crate) async fn send(sender: &mut Sender, message: Message) -> Result<(), End> {
     match tokio::time::timeout(SILENCE, sender.send(message)).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(End::Gone),
     }
 }
 
-async fn close(mut sender: Sender, mut receiver: Receiver, end: &End) {
+pub(crate) async fn close(mut sender: Sender, mut receiver: Receiver, end: &End) {
     let (code, reason) = match end {
         End::Finished => (close_code::NORMAL, ""),
         End::Gone => return,

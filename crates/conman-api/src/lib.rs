@@ -36,6 +36,7 @@ mod log_lines;
 mod node_errors;
 mod openapi;
 mod path_params;
+mod port_socket;
 mod problem;
 mod query;
 mod routes;

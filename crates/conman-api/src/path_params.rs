@@ -23,6 +23,22 @@ impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
     }
 }
 
+/// `{id}` and `{port}` of the path of a session's port.
+#[derive(Debug)]
+pub(crate) struct PortPath(pub(crate) SessionId, pub(crate) u16);
+
+impl<S: Send + Sync> FromRequestParts<S> for PortPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let (id, port) = session_and(parts, state).await?;
+        match port.parse() {
+            Ok(port) if port > 0 => Ok(Self(id, port)),
+            _ => Err(bad("port", "is a number from 1 to 65535".to_owned())),
+        }
+    }
+}
+
 /// `{id}` and `{exec}` of a kept command's path.
 #[derive(Debug)]
 pub(crate) struct ExecPath(pub(crate) SessionId, pub(crate) ExecId);
@@ -31,12 +47,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ExecPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
-        let Path((id, exec)) =
-            path.map_err(|rejection| bad_id(field_errors::cut(&rejection.body_text())))?;
-        let id = id
-            .parse()
-            .map_err(|error: conman_proto::SessionIdError| bad_id(error.to_string()))?;
+        let (id, exec) = session_and(parts, state).await?;
         let exec = exec.parse().map_err(|error| bad("exec", error))?;
         Ok(Self(id, exec))
     }
@@ -84,6 +95,20 @@ impl<S: Send + Sync> FromRequestParts<S> for ImagePath {
             .map(Self)
             .map_err(|error: conman_image::ImageNameError| bad("name", error.to_string()))
     }
+}
+
+/// A session's id and the next parameter of the path.
+async fn session_and<S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+) -> Result<(SessionId, String), ApiError> {
+    let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+    let Path((id, next)) =
+        path.map_err(|rejection| bad_id(field_errors::cut(&rejection.body_text())))?;
+    let id = id
+        .parse()
+        .map_err(|error: conman_proto::SessionIdError| bad_id(error.to_string()))?;
+    Ok((id, next))
 }
 
 async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, ApiError> {

@@ -8,6 +8,7 @@ mod images;
 mod logs;
 mod nodes;
 pub(crate) mod peers;
+mod ports;
 mod probes;
 pub(crate) mod sessions;
 mod templates;
@@ -58,6 +59,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(attach::attach)))
         .routes(home(routes!(attach::keep, attach::list)))
         .routes(home(routes!(attach::end)))
+        .routes(home(routes!(ports::connect)))
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
         .routes(quick(routes!(nodes::remove)))

@@ -1,6 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use conman_proto::{FieldError, Network, ResolvedSpec, RuntimeKind, SessionId, SessionRequest};
+use conman_proto::{
+    FieldError, Network, PortRange, ResolvedSpec, RuntimeKind, SessionId, SessionRequest,
+};
 
 use crate::bind::Bind;
 use crate::nearest::nearest;
@@ -30,6 +32,8 @@ pub const MAX_READY_PATH_BYTES: usize = 2_048;
 pub const MAX_READY_TIMEOUT_S: u32 = 600;
 /// Maximum `preempt_grace_ms`.
 pub const MAX_PREEMPT_GRACE_MS: u32 = 60_000;
+/// Maximum number of entries of `ports`; each may be a range.
+const MAX_PORTS: usize = 64;
 /// Terminals of a native session whose spec sets no limit.
 const DEFAULT_PTYS: u32 = 16;
 /// Maximum `ptys`: the kernel's default for the whole host.
@@ -159,6 +163,7 @@ fn fill_in(
     if port == Some(0) {
         mistakes.add("port", "must be 1 to 65535, or null for no port");
     }
+    let ports = ports(base, request, port, whole, mistakes);
     let ready_path = ready_path(base, request, port, whole, mistakes);
     let network = request.network.or(base.network).unwrap_or_default();
     if runtime != RuntimeKind::Docker && network == Network::Bridge {
@@ -184,6 +189,8 @@ fn fill_in(
         args,
         env,
         port,
+        ports,
+        strip_prefix: request.strip_prefix.or(base.strip_prefix).unwrap_or(true),
         ready_path,
         ready_timeout_s: within(
             "ready_timeout_s",
@@ -285,6 +292,36 @@ fn image(
         );
     }
     image
+}
+
+/// A template's ports are dropped with its port, like its `ready_path`.
+fn ports(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    port: Option<u16>,
+    whole: bool,
+    mistakes: &mut Mistakes,
+) -> Vec<PortRange> {
+    let inherited = base
+        .ports
+        .as_ref()
+        .filter(|_| port.is_some() || request.port.is_none());
+    let ports = request.ports.as_ref().or(inherited);
+    let ports = ports.cloned().unwrap_or_default();
+    if whole && port.is_none() && !ports.is_empty() {
+        mistakes.add(
+            "ports",
+            "needs a port, which decides when the session is ready",
+        );
+    }
+    if ports.len() > MAX_PORTS {
+        let given = ports.len();
+        mistakes.add(
+            "ports",
+            format!("has {given} entries; {MAX_PORTS} are allowed"),
+        );
+    }
+    ports
 }
 
 /// A template's path is dropped with its port if the request sets no port; a path in the request

@@ -275,6 +275,8 @@ impl Locator {
             // The owner counts what is open.
             activity: Arc::default(),
             closing,
+            port: None,
+            strip_prefix: true,
             way: Way::Peer { node, incarnation },
             backend: Arc::new(PeerBackend {
                 dialer: self.dialer.clone(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use conman_node::{AccessHandle, NotHere, SessionRoute};
 use conman_proto::{Generation, SessionId};
-use conman_proxy::{Backend, OwnSessions, PeerRefusal, Route, Stream, Way};
+use conman_proxy::{Backend, OwnSessions, PeerRefusal, PortRequest, Route, Stream, Way};
 
 /// Returns the proxy's route to a session of this node.
 #[must_use]
@@ -16,23 +16,40 @@ pub fn own_route(route: SessionRoute) -> Route {
         generation: route.generation,
         activity: Arc::clone(&route.activity),
         closing: route.closing.clone(),
+        port: None,
+        strip_prefix: route.spec.strip_prefix,
         way: Way::Session,
-        backend: Arc::new(SessionBackend(route)),
+        backend: Arc::new(SessionBackend { route, port: None }),
     }
 }
 
 /// A session's port, reached from inside its network namespace.
 #[derive(Debug)]
-struct SessionBackend(SessionRoute);
+struct SessionBackend {
+    route: SessionRoute,
+    /// The main one if absent.
+    port: Option<u16>,
+}
 
 #[async_trait]
 impl Backend for SessionBackend {
     async fn connect(&self) -> io::Result<Stream> {
-        self.0.connect().await.map(Stream::from)
+        let port = self.port.unwrap_or(self.route.port);
+        self.route.connect(port).await.map(Stream::from)
+    }
+
+    fn at_port(&self, request: PortRequest) -> Option<Arc<dyn Backend>> {
+        let PortRequest { port, public_only } = request;
+        if !self.route.has_port(port, public_only) {
+            return None;
+        }
+        let route = self.route.clone();
+        let port = Some(port);
+        Some(Arc::new(Self { route, port }))
     }
 
     async fn has_closed(&self) -> bool {
-        self.0.has_closed().await
+        self.route.has_closed().await
     }
 }
 

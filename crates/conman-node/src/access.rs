@@ -330,6 +330,7 @@ fn to_running(
         id: handle.id.clone(),
         generation,
         port,
+        spec: Arc::clone(&handle.spec),
         process,
         activity: Arc::clone(&handle.activity),
         closing: handle.closing.subscribe(),

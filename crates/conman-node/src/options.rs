@@ -144,6 +144,18 @@ impl UrlScheme {
         }
     }
 
+    /// The URL of a session's port, with `{port}` in place of its number. `None` for an id that leaves no
+    /// room for a port in its host.
+    #[must_use]
+    pub fn port_url(&self, id: &SessionId) -> Option<String> {
+        let Self { before, after } = self;
+        if before.ends_with("/s/") {
+            return Some(format!("{before}{id}:{{port}}{after}"));
+        }
+        let fits = id.as_str().len() <= SessionId::MAX_WITH_PORT;
+        fits.then(|| format!("{before}{{port}}-{id}{after}"))
+    }
+
     /// The session's URL.
     #[must_use]
     pub fn url(&self, id: &SessionId) -> String {
@@ -162,5 +174,17 @@ mod tests {
         assert_eq!(by_host.url(&id), "https://alice.conman.example/");
         let by_path = UrlScheme::path("http://127.0.0.1:7701/");
         assert_eq!(by_path.url(&id), "http://127.0.0.1:7701/s/alice/");
+        let at_port = by_host.port_url(&id);
+        assert_eq!(
+            at_port.as_deref(),
+            Some("https://{port}-alice.conman.example/")
+        );
+        let at_port = by_path.port_url(&id);
+        assert_eq!(
+            at_port.as_deref(),
+            Some("http://127.0.0.1:7701/s/alice:{port}/")
+        );
+        let long: SessionId = "a".repeat(58).parse().expect("an id");
+        assert!(by_host.port_url(&long).is_none() && by_path.port_url(&long).is_some());
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use conman_core::{Activity, Closing};
 use conman_linux::{NetnsSockets, PidFd};
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, PortRange, ResolvedSpec, SessionId};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -22,7 +22,9 @@ const SHUT_PATIENCE: Duration = Duration::from_secs(1);
 pub struct SessionRoute {
     pub id: SessionId,
     pub generation: Generation,
+    /// The main one.
     pub port: u16,
+    pub spec: Arc<ResolvedSpec>,
     /// The container's init.
     pub process: Arc<PidFd>,
     /// Counts open tunnels and requests; their owner counts them.
@@ -34,10 +36,17 @@ pub struct SessionRoute {
 }
 
 impl SessionRoute {
-    /// A connection to the session's port, made inside its network namespace. Bounded by the
+    /// A connection to a port of the session, made inside its network namespace. Bounded by the
     /// caller; cancelling closes what was opened.
-    pub async fn connect(&self) -> io::Result<TcpStream> {
-        netns_connect::connect(&self.sockets, &self.process, self.port).await
+    pub async fn connect(&self, port: u16) -> io::Result<TcpStream> {
+        netns_connect::connect(&self.sockets, &self.process, port).await
+    }
+
+    /// Whether clients may connect to this port; with `public_only`, those without a token.
+    #[must_use]
+    pub fn has_port(&self, port: u16, public_only: bool) -> bool {
+        let listed = |ports: &PortRange| ports.contains(port) && (ports.public || !public_only);
+        (port == self.port && !public_only) || self.spec.ports.iter().any(listed)
     }
 
     /// Whether the session takes no more connections because it was signalled to stop: it is on its way to
@@ -46,7 +55,7 @@ impl SessionRoute {
         if !self.leaving.is_told() || self.leaving.is_shut() {
             return self.leaving.is_shut();
         }
-        let asked = timeout(SHUT_PATIENCE, self.connect()).await;
+        let asked = timeout(SHUT_PATIENCE, self.connect(self.port)).await;
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if asked.is_ok_and(|asked| asked.is_err_and(refused)) {
             self.leaving.shut();

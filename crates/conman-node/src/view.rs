@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use conman_proto::{Session, SessionState};
+use conman_proto::{ResolvedSpec, Session, SessionId, SessionState};
 use conman_registry::{Ending, Phases, RecordState, SessionRecord};
 
 use crate::context::Context;
@@ -25,6 +25,10 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         end: view.end,
         exit_code: view.exit_code,
         url: spec.port.map(|_| context.options.urls.url(&handle.id)),
+        browser_url: spec
+            .port
+            .map(|_| context.options.browser_urls.url(&handle.id)),
+        port_url: port_url(context, &handle.id, spec),
         node: context.options.name.clone(),
         runtime: spec.runtime,
         // A life without a generation is not shown; this is for a start that was never recorded.
@@ -72,6 +76,10 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
         end: record.state.end(),
         exit_code: ending.and_then(|ending| ending.exit_code),
         url: spec.port.map(|_| context.options.urls.url(&record.id)),
+        browser_url: spec
+            .port
+            .map(|_| context.options.browser_urls.url(&record.id)),
+        port_url: port_url(context, &record.id, spec),
         node: node.to_owned(),
         runtime: spec.runtime,
         generation: record.generation,
@@ -90,6 +98,11 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
         connections: 0,
         spec: spec.clone(),
     }
+}
+
+fn port_url(context: &Context, id: &SessionId, spec: &ResolvedSpec) -> Option<String> {
+    let has_ports = !spec.ports.is_empty();
+    has_ports.then(|| context.options.browser_urls.port_url(id))?
 }
 
 pub(crate) fn ended_state(ending: &Ending) -> SessionState {

@@ -11,7 +11,9 @@ pub(crate) enum Address {
     /// A resource of a session.
     Session {
         id: SessionId,
-        /// `/s/{id}`, or empty if the host names the session.
+        /// The port that the address names.
+        port: Option<u16>,
+        /// `/s/{id}` or `/s/{id}:{port}`, or empty if the host names the session.
         prefix: String,
         /// Path and query for the session: byte for byte those of the request, without the prefix.
         target: PathAndQuery,
@@ -57,10 +59,11 @@ pub(crate) fn read(uri: &Uri, host: &str, domain: Option<&str>) -> Result<Addres
     }
     if let Some(domain) = domain {
         match session_of_host(host_name(host)?, domain) {
-            HostForm::Session(id) => {
+            HostForm::Session(id, port) => {
                 let target = target.parse().map_err(|_| AddressError::Target)?;
                 return Ok(Address::Session {
                     id,
+                    port,
                     prefix: String::new(),
                     target,
                 });
@@ -80,16 +83,49 @@ fn read_path_form(target: &str) -> Result<Address, AddressError> {
         .ok_or(AddressError::Unknown)?;
     let end = named.find(['/', '?']).unwrap_or(named.len());
     let (name, rest) = named.split_at(end);
+    let (name, port) = match name.split_once(':') {
+        Some((name, port)) => (name, Some(read_port(port).ok_or(AddressError::Unknown)?)),
+        None => (name, None),
+    };
     let id: SessionId = name.parse().map_err(|_| AddressError::Unknown)?;
-    let prefix = format!("{PATH_PREFIX}{id}");
+    let prefix = path_prefix(&id, port);
     if rest.starts_with('/') {
         let target = rest.parse().map_err(|_| AddressError::Target)?;
-        Ok(Address::Session { id, prefix, target })
+        Ok(Address::Session {
+            id,
+            port,
+            prefix,
+            target,
+        })
     } else {
         Ok(Address::AddSlash {
             location: format!("{prefix}/{rest}"),
         })
     }
+}
+
+/// `/s/{id}` or `/s/{id}:{port}`.
+pub(crate) fn path_prefix(id: &SessionId, port: Option<u16>) -> String {
+    match port {
+        Some(port) => format!("{PATH_PREFIX}{id}:{port}"),
+        None => format!("{PATH_PREFIX}{id}"),
+    }
+}
+
+/// The label of a session's host: `{id}` or `{port}-{id}`. `None` for a port of a session whose id leaves
+/// no room for it.
+pub(crate) fn host_label(id: &SessionId, port: Option<u16>) -> Option<String> {
+    match port {
+        Some(_) if id.as_str().len() > SessionId::MAX_WITH_PORT => None,
+        Some(port) => Some(format!("{port}-{id}")),
+        None => Some(id.to_string()),
+    }
+}
+
+/// A port as it is written in an address: without leading zeros, so that it has one form.
+fn read_port(text: &str) -> Option<u16> {
+    let port = text.parse::<u16>().ok()?;
+    (port > 0 && port.to_string() == text).then_some(port)
 }
 
 /// The name in a `Host` field or authority, without its port.
@@ -116,7 +152,7 @@ fn host_name(host: &str) -> Result<&str, AddressError> {
 }
 
 enum HostForm {
-    Session(SessionId),
+    Session(SessionId, Option<u16>),
     /// Below the domain, but not a session's name.
     Below,
     /// The domain itself, an address, or any other name.
@@ -136,9 +172,19 @@ fn session_of_host(name: &str, domain: &str) -> HostForm {
     if !below {
         return HostForm::Elsewhere;
     }
-    match label.to_ascii_lowercase().parse() {
-        Ok(id) => HostForm::Session(id),
-        Err(_) => HostForm::Below,
+    let label = label.to_ascii_lowercase();
+    if let Ok(id) = label.parse() {
+        return HostForm::Session(id, None);
+    }
+    let with_port = label.split_once('-').and_then(|(port, id)| {
+        let id = id.parse().ok()?;
+        Some((id, read_port(port)?))
+    });
+    match with_port {
+        Some((id, port)) if host_label(&id, Some(port)).is_some() => {
+            HostForm::Session(id, Some(port))
+        }
+        _ => HostForm::Below,
     }
 }
 
@@ -155,6 +201,7 @@ mod tests {
     fn session(id: &str, prefix: &str, target: &str) -> Result<Address, AddressError> {
         Ok(Address::Session {
             id: id.parse().expect(id),
+            port: None,
             prefix: prefix.to_owned(),
             target: target.parse().expect(target),
         })
@@ -208,6 +255,45 @@ mod tests {
             } else {
                 assert_eq!(result, Err(AddressError::Host));
             }
+        }
+    }
+
+    #[test]
+    fn a_port_is_named_before_the_id_in_the_host_and_after_it_in_the_path() {
+        let named = |target: &str, host: &str| match at(target, host) {
+            Ok(Address::Session {
+                id, port, prefix, ..
+            }) => Some((id.to_string(), port, prefix)),
+            _ => None,
+        };
+        let found =
+            |id: &str, port, prefix: &str| Some((id.to_owned(), Some(port), prefix.to_owned()));
+        let host = "3000-a-1.conman.test:7701";
+        assert_eq!(named("/s/b/", host), found("a-1", 3_000, ""));
+        let path = named("/s/a:65535/x", "conman.test");
+        assert_eq!(path, found("a", 65_535, "/s/a:65535"));
+        let location = "/s/a:80/?x".to_owned();
+        let redirected = at("/s/a:80?x", "conman.test");
+        assert_eq!(redirected, Ok(Address::AddSlash { location }));
+        for host in [
+            "0-a", "080-a", "65536-a", "80--a", "80-", "80-81-a", "+80-a",
+        ] {
+            let host = format!("{host}.conman.test");
+            assert_eq!(named("/", &host), None, "{host}");
+        }
+        for path in [
+            "/s/a:/",
+            "/s/a:0/",
+            "/s/a:x/",
+            "/s/a:080/",
+            "/s/a:1:2/",
+            "/s/80-a/",
+        ] {
+            assert_eq!(named(path, "conman.test"), None, "{path}");
+        }
+        for (length, port) in [(57, Some(80)), (58, None)] {
+            let host = format!("80-{}.conman.test", "a".repeat(length));
+            assert_eq!(named("/", &host).and_then(|(_, port, _)| port), port);
         }
     }
 

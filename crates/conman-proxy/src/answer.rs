@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::address::AddressError;
 use crate::body::ResponseBody;
 use crate::peers::{NO_ROOM, X_CONMAN_MISDIRECTED};
-use crate::{PeerRefusal, Refusal};
+use crate::{PeerRefusal, PortRequest, Refusal};
 
 /// Retry-After for a client that found no place.
 const RETRY_AFTER_S: u32 = 1;
@@ -62,6 +62,11 @@ pub(crate) enum Unforwarded {
     HoldTimeout {
         session: SessionId,
         waited: Duration,
+    },
+    #[error("the session does not have this port")]
+    NoPort {
+        session: SessionId,
+        request: PortRequest,
     },
     #[error("nothing listens on the session's port")]
     ConnectRefused { session: SessionId },
@@ -151,6 +156,7 @@ impl Unforwarded {
             | Self::Refused(_)
             | Self::HoldFull { .. }
             | Self::HoldTimeout { .. }
+            | Self::NoPort { .. }
             | Self::ConnectRefused { .. }
             | Self::ConnectTimeout { .. }
             | Self::ConnectFailed { .. }
@@ -238,6 +244,25 @@ impl Unforwarded {
                     waited.as_secs()
                 ),
             ),
+            Self::NoPort {
+                session,
+                request:
+                    PortRequest {
+                        port,
+                        public_only: true,
+                    },
+            } => (
+                ProblemKind::UNAUTHENTICATED,
+                port_needs_token(&session, port),
+            ),
+            Self::NoPort { session, request } => (
+                ProblemKind::NO_SUCH_PORT,
+                format!(
+                    "session `{session}` does not have port {}: add it to `ports` of its template \
+                     or spec",
+                    request.port
+                ),
+            ),
             Self::ConnectRefused { session } => (
                 ProblemKind::CONNECTION_REFUSED,
                 format!(
@@ -295,6 +320,10 @@ impl Unforwarded {
         let waits = kind.retryable && kind != ProblemKind::CONNECTION_REFUSED;
         (*kind.problem(detail), waits.then_some(RETRY_AFTER_S))
     }
+}
+
+fn port_needs_token(session: &SessionId, port: u16) -> String {
+    format!("port {port} of session `{session}` is not public: connect with a token")
 }
 
 fn browser_path(session: &SessionId, host: Option<String>) -> String {

@@ -21,17 +21,24 @@ use crate::client_io::{BodyWatch, Ticket};
 use crate::confine::{confine, is_browsers};
 use crate::deferred_body::DeferredBody;
 use crate::headers::{
-    Provenance, X_FORWARDED_PREFIX, accepts_trailers, name_session, strip_forged, strip_hop_by_hop,
+    Provenance, X_FORWARDED_PREFIX, accepts_trailers, name_port, name_session, restore_prefix,
+    strip_forged, strip_hop_by_hop,
 };
 use crate::hop::{self, Wait};
 use crate::peers::{LIVENESS, PeerTarget, X_CONMAN_EXPECT};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front};
-use crate::{Directory, Gate, PeerFront, PeerRefusal, ProxyOptions, Route, Verdict, Way, backend};
+use crate::{
+    Directory, Gate, PeerFront, PeerRefusal, PortRequest, ProxyOptions, Route, Verdict, Way,
+    backend,
+};
 
 /// How often a session that closed its port before it ended is looked up again.
 const MAX_CLOSED: u32 = 4;
+
+/// Status of a denial that a token would lift.
+const UNAUTHENTICATED: u16 = 401;
 
 /// Host for the session if a client of HTTP/1.0 sends none.
 const NO_HOST: HeaderValue = HeaderValue::from_static("localhost");
@@ -79,22 +86,37 @@ async fn from_client(
     let (mut parts, body) = request.into_parts();
     let host = read_host(&mut parts)?;
     let domain = worker.options.domain.as_deref();
-    let (id, prefix) = match address::read(&parts.uri, host.to_str().unwrap_or("\u{7f}"), domain) {
-        Ok(Address::Session { id, prefix, target }) => {
-            parts.uri = Uri::from(target);
-            (id, prefix)
-        }
-        Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
-        Err(error) => return Err(Unforwarded::Address(error)),
-    };
+    let (id, port, prefix) =
+        match address::read(&parts.uri, host.to_str().unwrap_or("\u{7f}"), domain) {
+            Ok(Address::Session {
+                id,
+                port,
+                prefix,
+                target,
+            }) => {
+                parts.uri = Uri::from(target);
+                (id, port, prefix)
+            }
+            Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
+            Err(error) => return Err(Unforwarded::Address(error)),
+        };
     let options = &worker.options;
     if !prefix.is_empty() && !options.browser_paths && is_browsers(&parts.headers) {
-        let host = domain.map(|domain| format!("{id}.{domain}{}", port_of(&host)));
+        let label = address::host_label(&id, port);
+        let host = domain
+            .zip(label)
+            .map(|(domain, label)| format!("{label}.{domain}{}", port_of(&host)));
         return Err(Unforwarded::BrowserPath { session: id, host });
     }
     let scope = scope(&parts, &prefix, options);
+    let mut denied = None;
     let may_start = match gate.admit(&mut parts, &id, &prefix) {
         Verdict::Admit { may_start } => may_start,
+        // The port may be public.
+        Verdict::Deny(problem) if port.is_some() && problem.status == UNAUTHENTICATED => {
+            denied = Some(problem);
+            false
+        }
         Verdict::Redirect {
             location,
             set_cookie,
@@ -106,7 +128,13 @@ async fn from_client(
         }
         Verdict::Deny(problem) => return Err(Unforwarded::Denied(Box::new(problem))),
     };
-    client.admission.place.known();
+    let asked = port.map(|port| PortRequest {
+        port,
+        public_only: denied.is_some(),
+    });
+    if denied.is_none() {
+        client.admission.place.known();
+    }
     let mut offer = Offer::of(&mut parts, !body.is_end_stream());
     let wait = Wait {
         directory,
@@ -117,8 +145,13 @@ async fn from_client(
     let route = worker
         .hold
         .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
-        .await?;
-    let route = open_route(client, route, wait).await?;
+        .await;
+    // A caller without a token learns nothing about the session.
+    let route = match (route, denied) {
+        (Err(_), Some(problem)) => return Err(Unforwarded::Denied(Box::new(problem))),
+        (route, _) => route?,
+    };
+    let route = open_route(client, route, wait).await?.at(asked)?;
     let arrived = Arrived {
         parts,
         body,
@@ -207,13 +240,13 @@ async fn from_peer(
     let target = target.ok_or(Unforwarded::Ambiguous)?;
     let mut offer = Offer::of(&mut parts, !body.is_end_stream());
     let (route, origin) = match target {
-        PeerTarget::Session(id, generation) => {
+        PeerTarget::Session(id, generation, port) => {
             let route = front.sessions.own(&id, generation);
             let route = route.map_err(Unforwarded::NotHere)?;
             if route.backend.has_closed().await {
                 return Err(Unforwarded::NotHere(PeerRefusal::NotReady));
             }
-            (route, TrustedOrigin::Peer)
+            (route.at(port)?, TrustedOrigin::Peer)
         }
         PeerTarget::Api => (api_route(front), TrustedOrigin::PeerToApi),
     };
@@ -240,6 +273,8 @@ fn api_route(front: &PeerFront) -> Route {
         generation: Generation::FIRST,
         activity: Arc::default(),
         closing: watch::channel(None).1,
+        port: None,
+        strip_prefix: true,
         way: Way::Api,
         backend: Arc::clone(&front.api),
     }
@@ -349,6 +384,8 @@ impl Outgoing {
             }
             TrustedOrigin::PeerToApi => {}
         }
+        address_port(&mut parts, route);
+        let headers = &mut parts.headers;
         if takes_trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));
             headers.insert(CONNECTION, HeaderValue::from_static("te"));
@@ -432,6 +469,23 @@ impl BodySource {
 /// Sets the generation of a request again, because its session has moved.
 pub(crate) fn readdress(parts: &mut Parts, route: &Route) {
     name_session(&mut parts.headers, &route.session, route.generation);
+    address_port(parts, route);
+}
+
+/// Addresses the request to the route's port: by a field for another node, by its path for a session that
+/// keeps its prefix.
+fn address_port(parts: &mut Parts, route: &Route) {
+    match route.way {
+        Way::Peer { .. } => name_port(&mut parts.headers, route.port),
+        Way::Session => {
+            name_port(&mut parts.headers, None);
+            if !route.strip_prefix {
+                let port = route.port.map(|request| request.port);
+                restore_prefix(parts, &address::path_prefix(&route.session, port));
+            }
+        }
+        Way::Api => {}
+    }
 }
 
 /// Forwards an ordinary request, on an idle connection if there is one.

@@ -1,14 +1,23 @@
 use conman_proto::{Generation, SessionId};
+use http::Uri;
 use http::header::{
     self, CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TE,
     TRANSFER_ENCODING, UPGRADE,
 };
+use http::request::Parts;
+use http::uri::PathAndQuery;
+
+use crate::PortRequest;
 
 /// Prefix of the fields that only conman may set.
 const RESERVED_PREFIX: &str = "x-conman-";
 
 pub(crate) static X_CONMAN_SESSION: HeaderName = HeaderName::from_static("x-conman-session");
 pub(crate) static X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
+/// For the session's node: the port that the client named.
+static X_CONMAN_PORT: HeaderName = HeaderName::from_static("x-conman-port");
+/// Value after the port if the caller has no token.
+const PUBLIC_ONLY: &str = " public";
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -150,6 +159,53 @@ pub(crate) fn name_session(headers: &mut HeaderMap, session: &SessionId, generat
 }
 
 /// The values of a field as one list with one more entry.
+/// Adds the port for the session's node; removes it for the session.
+pub(crate) fn name_port(headers: &mut HeaderMap, port: Option<PortRequest>) {
+    let Some(PortRequest { port, public_only }) = port else {
+        headers.remove(&X_CONMAN_PORT);
+        return;
+    };
+    let note = if public_only { PUBLIC_ONLY } else { "" };
+    if let Ok(value) = HeaderValue::from_str(&format!("{port}{note}")) {
+        headers.insert(&X_CONMAN_PORT, value);
+    }
+}
+
+/// The port that another node names; `Err` for a field that no node sends.
+pub(crate) fn named_port(headers: &HeaderMap) -> Result<Option<PortRequest>, ()> {
+    let Some(value) = headers.get(&X_CONMAN_PORT) else {
+        return Ok(None);
+    };
+    let text = value.to_str().map_err(|_| ())?;
+    let (port, public_only) = match text.strip_suffix(PUBLIC_ONLY) {
+        Some(port) => (port, true),
+        None => (text, false),
+    };
+    let port = port.parse().map_err(|_| ())?;
+    Ok(Some(PortRequest { port, public_only }))
+}
+
+/// Puts `own` back before the path of a request from which it was removed, for a program that serves its
+/// pages below it. `X-Forwarded-Prefix` then names only what a trusted proxy removed.
+pub(crate) fn restore_prefix(parts: &mut Parts, own: &str) {
+    let removed = parts.headers.get(&X_FORWARDED_PREFIX);
+    let Some(outer) = removed.and_then(|all| all.as_bytes().strip_suffix(own.as_bytes())) else {
+        return;
+    };
+    let outer = HeaderValue::from_bytes(outer);
+    let rest = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    // Fails only for a path that is too long, which stays as it is.
+    let (Ok(outer), Ok(target)) = (outer, format!("{own}{rest}").parse::<PathAndQuery>()) else {
+        return;
+    };
+    parts.uri = Uri::from(target);
+    if outer.is_empty() {
+        parts.headers.remove(&X_FORWARDED_PREFIX);
+    } else {
+        parts.headers.insert(&X_FORWARDED_PREFIX, outer);
+    }
+}
+
 fn joined(headers: &HeaderMap, name: &HeaderName, last: &HeaderValue) -> HeaderValue {
     let mut list = Vec::new();
     for value in headers.get_all(name) {
@@ -288,5 +344,29 @@ mod tests {
         assert_eq!(headers["x-forwarded-host"], "public.example");
         assert_eq!(headers["x-forwarded-proto"], "https");
         assert_eq!(headers["x-forwarded-prefix"], "/tools/s/alice");
+    }
+
+    #[test]
+    fn a_removed_prefix_is_put_back_and_no_longer_named() {
+        for (named, target, outer) in [
+            (Some("/s/a"), "/s/a/x?y=1", None),
+            (Some("/outer/s/a"), "/s/a/x?y=1", Some("/outer")),
+            (Some("/s/ab"), "/x?y=1", Some("/s/ab")),
+            (None, "/x?y=1", None),
+        ] {
+            let request = http::Request::get("/x?y=1").body(()).expect("a request");
+            let mut parts = request.into_parts().0;
+            if let Some(named) = named {
+                let value = HeaderValue::from_static(named);
+                parts.headers.insert(&X_FORWARDED_PREFIX, value);
+            }
+            // Twice is the same as once.
+            for _ in 0..2 {
+                restore_prefix(&mut parts, "/s/a");
+                assert_eq!(parts.uri.to_string(), target);
+                let left = parts.headers.get(&X_FORWARDED_PREFIX);
+                assert_eq!(left.and_then(|left| left.to_str().ok()), outer, "{named:?}");
+            }
+        }
     }
 }

@@ -92,7 +92,7 @@ pub(crate) async fn forward(
                 &worker.meters,
             )
             .await?;
-        route = found;
+        route = found.at(route.port)?;
     }
 }
 

@@ -78,5 +78,7 @@ mod worker;
 pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, InvalidOption, Keepalive, ProxyOptions};
 pub use peers::{LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, X_CONMAN_MISDIRECTED};
 pub use proxy::{Proxy, ProxyStats};
-pub use route::{Backend, Directory, Gate, Refusal, Route, SubprotocolAnswer, Verdict, Way};
+pub use route::{
+    Backend, Directory, Gate, PortRequest, Refusal, Route, SubprotocolAnswer, Verdict, Way,
+};
 pub use stream::{Stream, Transport};

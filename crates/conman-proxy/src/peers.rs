@@ -8,8 +8,8 @@ use conman_proto::{Generation, SessionId};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tokio::net::TcpStream;
 
-use crate::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION};
-use crate::{Backend, Route, Stream};
+use crate::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION, named_port};
+use crate::{Backend, PortRequest, Route, Stream};
 
 /// Why a node refused another one's request as misdirected, only on answers to nodes: nothing was
 /// done.
@@ -137,7 +137,7 @@ impl fmt::Debug for PeerFront {
 /// The target of another node's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PeerTarget {
-    Session(SessionId, Generation),
+    Session(SessionId, Generation, Option<PortRequest>),
     Api,
 }
 
@@ -153,7 +153,8 @@ impl PeerTarget {
             ((Some(id), true), (Some(generation), true)) => {
                 let id = id.to_str().ok()?.parse().ok()?;
                 let generation = generation.to_str().ok()?.parse().ok()?;
-                Some(Self::Session(id, Generation::new(generation)?))
+                let port = named_port(headers).ok()?;
+                Some(Self::Session(id, Generation::new(generation)?, port))
             }
             _ => None,
         }
@@ -178,13 +179,23 @@ mod tests {
         let alice = PeerTarget::Session(
             "alice".parse().expect("an id"),
             Generation::new(7).expect("not zero"),
+            None,
         );
         assert_eq!(asked(&[(session, "alice"), (generation, "7")]), Some(alice));
         assert_eq!(asked(&[]), Some(PeerTarget::Api));
+        let port = "x-conman-port";
+        for (text, public_only) in [("80", false), ("80 public", true)] {
+            let named = asked(&[(session, "alice"), (generation, "7"), (port, text)]);
+            let Some(PeerTarget::Session(.., Some(request))) = named else {
+                panic!("{named:?}");
+            };
+            assert_eq!((request.port, request.public_only), (80, public_only));
+        }
         for strange in [
             &[(session, "alice")][..],
             &[(session, "alice"), (generation, "0")],
             &[(session, "Alice"), (generation, "7")],
+            &[(session, "alice"), (generation, "7"), (port, "public")],
             &[(session, "alice"), (session, "bob"), (generation, "7")],
             &[(session, "alice"), (generation, "7"), (generation, "8")],
         ] {

@@ -38,7 +38,7 @@ pub(crate) struct Wire {
 /// The peer of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum End {
-    Session(SessionId),
+    Session(SessionId, Option<u16>),
     Peer(Arc<str>),
     Api,
 }
@@ -47,7 +47,13 @@ enum End {
 /// incarnation.
 fn end_of(route: &Route) -> (End, u64) {
     match &route.way {
-        Way::Session => (End::Session(route.session.clone()), route.generation.get()),
+        Way::Session => {
+            let port = route.port.map(|request| request.port);
+            (
+                End::Session(route.session.clone(), port),
+                route.generation.get(),
+            )
+        }
         Way::Peer { node, incarnation } => (End::Peer(Arc::clone(node)), *incarnation),
         Way::Api => (End::Api, 0),
     }
@@ -109,7 +115,7 @@ impl Pool {
 
     fn put(&self, end: End, version: u64, wire: Wire) {
         let most = match end {
-            End::Session(_) => self.per_session,
+            End::Session(..) => self.per_session,
             End::Peer(_) | End::Api => self.per_peer,
         };
         if wire.sender.is_closed() || most == 0 {

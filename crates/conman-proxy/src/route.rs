@@ -9,6 +9,7 @@ use http::HeaderValue;
 use http::request::Parts;
 use tokio::sync::watch;
 
+use crate::answer::Unforwarded;
 use crate::{PeerRefusal, Stream};
 
 /// Finds the node that serves a session.
@@ -54,6 +55,13 @@ pub trait Backend: Send + Sync + 'static {
     /// As `connect(2)` returns them; `ConnectionRefused` means that nothing listens on the port.
     async fn connect(&self) -> io::Result<Stream>;
 
+    /// For a session: connects to another of its ports. `None` if the session does not have the port, or may
+    /// not be reached at it without a token.
+    fn at_port(&self, request: PortRequest) -> Option<Arc<dyn Backend>> {
+        let _ = request;
+        None
+    }
+
     /// For a session: whether it takes no connections any more because it is about to end, so that a
     /// request needs another route. Called before each request; cancel safe.
     async fn has_closed(&self) -> bool {
@@ -85,10 +93,40 @@ pub struct Route {
     /// Becomes `Some` once this generation ends: its tunnels are closed accordingly, and its pooled
     /// connections dropped. A dropped sender counts as an end without a reason.
     pub closing: watch::Receiver<Option<Closing>>,
+    /// The port that the client named; `None` for the session's main one.
+    pub port: Option<PortRequest>,
+    /// Whether a path below `/s/{id}` reaches the session without that prefix. Only known at its node.
+    pub strip_prefix: bool,
     /// The peer of the connection.
     pub way: Way,
     /// How to connect.
     pub backend: Arc<dyn Backend>,
+}
+
+/// A port that a client named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PortRequest {
+    pub port: u16,
+    /// The caller has no token, so only a public port may answer.
+    pub public_only: bool,
+}
+
+impl Route {
+    /// The route to this port of the session.
+    pub(crate) fn at(mut self, request: Option<PortRequest>) -> Result<Self, Unforwarded> {
+        let Some(request) = request else {
+            return Ok(self);
+        };
+        if self.way == Way::Session {
+            let backend = self.backend.at_port(request);
+            self.backend = backend.ok_or_else(|| Unforwarded::NoPort {
+                session: self.session.clone(),
+                request,
+            })?;
+        }
+        self.port = Some(request);
+        Ok(self)
+    }
 }
 
 /// The peer of a connection.

@@ -188,6 +188,8 @@ fn spec() -> ResolvedSpec {
         args: Vec::new(),
         env: BTreeMap::from([("KEY".to_owned(), "value".repeat(50))]),
         port: Some(8080),
+        ports: Vec::new(),
+        strip_prefix: true,
         ready_path: Some("/".to_owned()),
         ready_timeout_s: 60,
         network: Network::Loopback,

@@ -570,6 +570,8 @@ pub fn spec(template: &str) -> ResolvedSpec {
         args: vec!["infinity".to_owned()],
         env: BTreeMap::from([("KEY".to_owned(), "value with \"quotes\" and ü".to_owned())]),
         port: Some(8080),
+        ports: Vec::new(),
+        strip_prefix: true,
         ready_path: None,
         ready_timeout_s: 60,
         network: Network::Loopback,

@@ -22,8 +22,8 @@ pub use image::{
 };
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
-    InspectArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortChoice, PreemptArgs, PsArgs,
-    RmArgs, RunArgs, TokenArgs, WhyArgs,
+    ForwardArgs, InspectArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs, PortChoice,
+    PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

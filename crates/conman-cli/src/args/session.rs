@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
-use conman_proto::{ExecId, Network, OnNodeLoss, SessionId, SessionRequest, SessionState};
+use conman_proto::{
+    ExecId, Network, OnNodeLoss, PortRange, SessionId, SessionRequest, SessionState,
+};
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
 use super::image::ImageArgs;
@@ -34,6 +36,10 @@ pub enum ClientCommand {
     Events(EventsArgs),
     /// Explain a session: what happened, how long it took, why it ended, what to do
     Why(WhyArgs),
+    /// List a session's ports with their URLs
+    Port(PortArgs),
+    /// Forward a port of this machine to a port of a session
+    Forward(ForwardArgs),
     /// Make a short-lived token that opens connections to one session
     Token(TokenArgs),
     /// Import, pull, list and remove images
@@ -68,6 +74,9 @@ pub struct RunArgs {
     /// Port that the program serves inside the container; `none` for no port
     #[arg(long, value_name = "PORT", value_parser = parse_port)]
     pub port: Option<PortChoice>,
+    /// Further ports that it serves, for example 8080,3000-3010
+    #[arg(long, value_name = "PORTS", value_delimiter = ',')]
+    pub ports: Vec<PortRange>,
     /// Environment variable; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub env: Vec<(String, String)>,
@@ -146,6 +155,8 @@ impl RunArgs {
             args: (!self.command.is_empty()).then(Vec::new),
             env: map(&self.env),
             port: self.port.map(|choice| choice.0),
+            ports: given(&self.ports),
+            strip_prefix: None,
             ready_path: self.ready_path.clone(),
             ready_timeout_s: self.ready_timeout,
             network: self.network,
@@ -166,6 +177,30 @@ impl RunArgs {
             node_labels: map(&self.node_label),
         }
     }
+}
+
+/// Arguments of `conman port`.
+#[derive(Debug, Clone, Args)]
+pub struct PortArgs {
+    /// The session's name
+    pub id: SessionId,
+}
+
+/// Arguments of `conman forward`.
+#[derive(Debug, Clone, Args)]
+pub struct ForwardArgs {
+    /// The session's name
+    pub id: SessionId,
+    /// Port of the session, and the port of this machine's loopback address if another one; 0 for any
+    #[arg(value_name = "PORT[:LOCAL]", value_parser = parse_forwarding)]
+    pub ports: Forwarding,
+}
+
+/// A port of a session, and the local one that leads to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forwarding {
+    pub port: u16,
+    pub local: u16,
 }
 
 /// A port, or none.
@@ -397,6 +432,14 @@ pub struct PreemptArgs {
 pub struct CompletionsArgs {
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
+}
+
+fn parse_forwarding(text: &str) -> Result<Forwarding, String> {
+    let (port, local) = text.split_once(':').unwrap_or((text, text));
+    match (port.parse(), local.parse()) {
+        (Ok(port), Ok(local)) if port > 0 => Ok(Forwarding { port, local }),
+        _ => Err("write a port of the session, such as 5432, or 5432:15432".to_owned()),
+    }
 }
 
 fn parse_port(text: &str) -> Result<PortChoice, String> {

@@ -30,7 +30,7 @@ use serde::de::DeserializeOwned;
 pub(crate) use error::{ClientError, StreamError};
 pub(crate) use lines::Lines;
 pub(crate) use sse::SseEvents;
-pub(crate) use websocket::{ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
+pub(crate) use websocket::{ExecSocket, ExecSocketError, FromCommand, FromExec, Socket, ToCommand};
 
 use crate::args::Globals;
 use refusable::Refusable;

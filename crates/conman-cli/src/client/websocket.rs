@@ -33,7 +33,7 @@ const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 /// Time for a clean close; nothing depends on it.
 const CLOSE: Duration = Duration::from_millis(500);
 
-type Socket = WebSocketStream<TokioIo<Upgraded>>;
+pub(crate) type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
 /// An open connection to a command.
 #[derive(Debug)]
@@ -93,6 +93,19 @@ impl Client {
     }
 
     async fn open(&self, path: &str, protocol: &'static str) -> Result<ExecSocket, ClientError> {
+        let (sink, stream) = self.upgrade(path, protocol).await?.split();
+        Ok(ExecSocket {
+            to_command: ToCommand(sink),
+            from_command: FromCommand(stream),
+        })
+    }
+
+    /// Opens a WebSocket of this subprotocol at `path`.
+    pub(crate) async fn upgrade(
+        &self,
+        path: &str,
+        protocol: &'static str,
+    ) -> Result<Socket, ClientError> {
         let not_understood = |reason: &str| self.not_understood(reason);
         let mut request = self.request(Method::GET, path)?.map(|()| Full::default());
         let key = generate_key();
@@ -113,14 +126,8 @@ impl Client {
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_MESSAGE_BYTES))
             .max_frame_size(Some(MAX_MESSAGE_BYTES));
-        let socket =
-            WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, Some(config))
-                .await;
-        let (sink, stream) = socket.split();
-        Ok(ExecSocket {
-            to_command: ToCommand(sink),
-            from_command: FromCommand(stream),
-        })
+        let io = TokioIo::new(upgraded);
+        Ok(WebSocketStream::from_raw_socket(io, Role::Client, Some(config)).await)
     }
 }
 

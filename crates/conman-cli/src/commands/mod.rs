@@ -6,10 +6,12 @@ mod drain;
 mod events;
 mod exec;
 mod followed;
+mod forward;
 mod image;
 mod inspect;
 mod logs;
 mod nodes;
+mod ports;
 mod preempt;
 mod ps;
 mod rm;
@@ -56,6 +58,8 @@ pub(crate) async fn dispatch(
         ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,
+        ClientCommand::Port(args) => Box::pin(ports::run(context, &args)).await,
+        ClientCommand::Forward(args) => Box::pin(forward::run(context, &args)).await,
         ClientCommand::Token(args) => Box::pin(token::run(context, &args)).await,
         ClientCommand::Image(args) => Box::pin(image::run(context, args)).await,
         ClientCommand::Nodes(args) => Box::pin(nodes::run(context, &args)).await,

@@ -82,12 +82,8 @@ fn tell(
         output.value(&answer.raw)?;
     } else {
         // A session without a port has no URL; the other commands take its name.
-        output.line(
-            session
-                .url
-                .as_deref()
-                .map_or(session.id.as_str(), |url| url),
-        )?;
+        let url = session.browser_url.as_deref().or(session.url.as_deref());
+        output.line(url.unwrap_or(session.id.as_str()))?;
     }
     if !spec_matches {
         output.warning(&format!(

@@ -193,6 +193,8 @@ pub(crate) fn spec() -> ResolvedSpec {
         args: Vec::new(),
         env: BTreeMap::new(),
         port: None,
+        ports: Vec::new(),
+        strip_prefix: true,
         ready_path: None,
         ready_timeout_s: 60,
         network: Network::Loopback,

@@ -83,7 +83,7 @@ fn running_sessions_go_on_with_the_same_process_generation_and_times() {
             .route(&session("alice"), false)
             .await
             .expect("runs");
-        route.connect().await.expect("it still answers");
+        route.connect(route.port).await.expect("it still answers");
     });
     let again = daemon
         .run(

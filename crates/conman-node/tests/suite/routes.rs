@@ -21,7 +21,7 @@ fn a_connection_reaches_the_program_inside_its_namespace() {
         .run(daemon.node.access().route(&session("alice"), false))
         .expect("runs");
     let answer = daemon.run(async {
-        let mut stream = route.connect().await.expect("connected");
+        let mut stream = route.connect(route.port).await.expect("connected");
         stream
             .write_all(b"GET /hostname HTTP/1.0\r\n\r\n")
             .await

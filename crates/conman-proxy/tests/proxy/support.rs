@@ -94,6 +94,8 @@ impl TestSession {
             generation: Generation::new(generation).expect("not zero"),
             activity: Arc::clone(&self.activity),
             closing: self.closing.subscribe(),
+            port: None,
+            strip_prefix: true,
             way: Way::Session,
             backend: Arc::clone(&self.backend) as Arc<dyn Backend>,
         }

@@ -73,6 +73,8 @@ pub(crate) fn spec() -> ResolvedSpec {
         args: Vec::new(),
         env: BTreeMap::from([("SECRET".to_owned(), "x".repeat(500))]),
         port: Some(8080),
+        ports: Vec::new(),
+        strip_prefix: true,
         ready_path: Some("/".to_owned()),
         ready_timeout_s: 60,
         network: Network::Loopback,

@@ -164,6 +164,8 @@ mod tests {
             args: Vec::new(),
             env: BTreeMap::from([("A".to_owned(), "spec".to_owned())]),
             port: None,
+            ports: Vec::new(),
+            strip_prefix: true,
             ready_path: None,
             ready_timeout_s: 60,
             network: Network::Loopback,

@@ -17,6 +17,8 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         args: section.strings("args"),
         env: section.string_map("env"),
         port: section.integer("port", 1..=65_535).map(Some),
+        ports: section.get("ports", "a list such as [8080, \"3000-3010\"]"),
+        strip_prefix: section.boolean("strip_prefix"),
         ready_path: section.string("ready_path"),
         ready_timeout_s: section.integer("ready_timeout_s", ANY),
         network: section.get("network", "\"loopback\" or \"bridge\""),

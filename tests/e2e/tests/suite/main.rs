@@ -20,6 +20,7 @@ mod images;
 mod native_crash;
 mod native_ptys;
 mod native_sessions;
+mod ports;
 mod preempt;
 mod proxy_abuse;
 mod proxy_bulk;

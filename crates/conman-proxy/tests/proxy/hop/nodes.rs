@@ -252,6 +252,8 @@ impl Believed {
             generation: Generation::new(7).expect("not zero"),
             activity: Arc::default(),
             closing: self.gone.subscribe(),
+            port: None,
+            strip_prefix: true,
             way: Way::Peer {
                 node: address.to_string().into(),
                 incarnation: 1,

@@ -380,3 +380,28 @@ async fn row_33_certificate_of_its_own_is_all_that_a_node_needs_and_may_change()
     fleet.goes_on("s", generation).await;
     fleet.leaves_nothing().await;
 }
+
+#[tokio::test]
+async fn a_port_of_a_session_is_reached_through_another_node() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    let script = "mkdir /tmp/w; echo page of 3000 >/tmp/w/index.html; httpd -p 3000 -h /tmp/w; \
+        httpd -p 7000 -h /tmp/w; exec httpd -f -p 8080 -h /www";
+    let body = json!({"image": conman_e2e::ROOT, "command": ["sh", "-c", script], "port": 8080,
+        "ports": [3000]});
+    ensured(&fleet, "s", &body).await;
+    let through = fleet.node(1).sessions_address();
+    let get = async |path: &str| {
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: {through}\r\nconnection: close\r\n\r\n");
+        conman_e2e::raw_exchange(through, request).await
+    };
+    for (path, end) in [("/s/s/", "hello\n"), ("/s/s:3000/", "page of 3000\n")] {
+        let answer = get(path).await;
+        assert!(answer.ends_with(end), "{path}: {answer}");
+    }
+    let unlisted = get("/s/s:7000/").await;
+    assert!(unlisted.contains("no-such-port"), "{unlisted}");
+    fleet.leaves_nothing().await;
+}

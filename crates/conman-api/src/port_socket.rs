@@ -1,0 +1,83 @@
+//! One of a session's ports over a WebSocket (subprotocol [`PORT_PROTOCOL`](conman_proto::PORT_PROTOCOL)).
+//!
+//! Two loops run within one task, one for each direction, and each holds one message. A client that ends its
+//! direction still gets what the session sends; the end of the session's direction ends the connection.
+
+use axum::extract::ws::{Message, WebSocket};
+use bytes::{Bytes, BytesMut};
+use conman_core::ActivityGuard;
+use futures_util::StreamExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_util::sync::CancellationToken;
+
+use crate::exec_socket::{End, PING_INTERVAL, Receiver, SILENCE, Sender, close, send};
+
+/// Most bytes of a message to the client.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// Connects `socket` with a session's port until the session or the client closes. `activity` keeps the
+/// session from counting as idle.
+pub(crate) async fn carry(
+    socket: WebSocket,
+    stream: TcpStream,
+    activity: ActivityGuard,
+    shutdown: CancellationToken,
+) {
+    let (mut sender, mut receiver) = socket.split();
+    let (from_session, to_session) = stream.into_split();
+    let end = tokio::select! {
+        // Cancel safe: it ends only with the connection, so nothing that it holds is needed.
+        end = to_port(&mut receiver, to_session) => end,
+        // As in a conversation with a command.
+        end = from_port(&mut sender, from_session) => end,
+        // Cancel safe: it holds nothing.
+        () = shutdown.cancelled() => End::ShuttingDown,
+    };
+    drop(activity);
+    close(sender, receiver, &end).await;
+}
+
+async fn to_port(receiver: &mut Receiver, mut session: OwnedWriteHalf) -> End {
+    loop {
+        let message = match tokio::time::timeout(SILENCE, receiver.next()).await {
+            Ok(Some(Ok(message))) => message,
+            Ok(Some(Err(_)) | None) | Err(_) => return End::Gone,
+        };
+        // A session that has closed its direction is noticed by the other loop.
+        let _ = match message {
+            Message::Binary(bytes) if bytes.is_empty() => session.shutdown().await,
+            Message::Binary(bytes) => session.write_all(&bytes).await,
+            // The socket answers pings.
+            Message::Ping(_) | Message::Pong(_) => Ok(()),
+            Message::Close(_) => return End::Gone,
+            Message::Text(_) => return End::Violation("text messages have no meaning here"),
+        };
+    }
+}
+
+async fn from_port(sender: &mut Sender, mut session: OwnedReadHalf) -> End {
+    let mut pings = tokio::time::interval(PING_INTERVAL);
+    pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(CHUNK_BYTES);
+        let message = tokio::select! {
+            // Cancel safe: `read_buf` loses nothing.
+            read = session.read_buf(&mut buffer) => match read {
+                Ok(0) | Err(_) => break,
+                Ok(_) => Message::Binary(buffer.split().freeze()),
+            },
+            // Cancel safe: a missed tick comes with the next call.
+            _ = pings.tick() => Message::Ping(Bytes::new()),
+        };
+        if let Err(end) = send(sender, message).await {
+            return end;
+        }
+    }
+    match send(sender, Message::Binary(Bytes::new())).await {
+        Ok(()) => End::Finished,
+        Err(end) => end,
+    }
+}
