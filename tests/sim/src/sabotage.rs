@@ -3,13 +3,13 @@
 //! Only `conman-core`'s `ownership` is copied, which needs next to nothing of what the rest of that
 //! crate depends on. All copies are packages of one workspace, which is built in one go.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
 /// The dependencies of `ownership`, at the versions of the workspace's lock file.
-const CORE_DEPENDENCIES: &[&str] = &["thiserror"];
+const CORE_DEPENDENCIES: &str = "serde = { version = \"*\", features = [\"derive\", \"rc\"] }\n\
+    thiserror = \"*\"\n";
 
 /// The folder of the patches.
 #[must_use]
@@ -82,11 +82,7 @@ fn sabotaged(members: &Path, patch: &Path) -> io::Result<()> {
         members.join(&core).join("src/lib.rs"),
         "pub mod ownership;\n",
     )?;
-    let dependencies = CORE_DEPENDENCIES.iter().fold(String::new(), |mut all, of| {
-        let _ = writeln!(all, "{of} = \"*\"");
-        all
-    });
-    manifest(members, &core, "conman_core", &dependencies)?;
+    manifest(members, &core, "conman_core", CORE_DEPENDENCIES)?;
     copy(&package().join("src"), &members.join(&sim).join("src"))?;
     let dependencies = format!("conman-core = {{ path = \"../{core}\", package = \"{core}\" }}\n");
     manifest(members, &sim, "conman_sim", &dependencies)?;
