@@ -16,7 +16,7 @@ use super::forgetting;
 use super::from_alone::FromAlone;
 use super::schema::{self, SchemaError};
 use super::shared::{Shared, boot_time};
-use super::store::{Additions, ReadError};
+use super::store::Additions;
 use super::wire::{self, TxnRequest};
 use conman_registry::Standing;
 use conman_registry::{FenceLink, FenceLinkError, FenceOrder};
@@ -180,16 +180,14 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
     let mut observer = Observer::new(shared.me.clone());
     let mut first: Option<Heartbeat> = None;
     loop {
-        let (holder, answer) = read(shared).await.map_err(|error| error.to_string())?;
-        let revision = holder.as_ref().map_or(0, |(_, revision)| *revision);
-        let held_by = match &holder {
-            Some((bytes, _)) => {
-                codec::parse::<Holder>(&shared.store.keys.holder(&shared.me), bytes)
-                    .map(Some)
-                    .map_err(|error| error.to_string())?
-            }
-            None => None,
-        };
+        let protocol = [Key::Node, Key::Heartbeat, Key::Silence];
+        let protocol = protocol.map(|key| key(shared.me.clone())).to_vec();
+        let holder = shared.store.keys.holder(&shared.me);
+        let read = shared.store.get_with(holder, protocol).await;
+        let (holder, answer) = read.map_err(|error| error.to_string())?;
+        let revision = holder.as_ref().map_or(0, |(_, _, revision)| *revision);
+        let held_by = holder.map(|(key, bytes, _)| codec::parse::<Holder>(&key, &bytes));
+        let held_by = held_by.transpose().map_err(|error| error.to_string())?;
         let (record, heartbeat) = answer.node(&shared.me);
         let live = record.is_some_and(|record| record.state == NodeState::Live);
         if !live || held_by.as_ref() == Some(me) {
@@ -232,29 +230,4 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
         });
         sleep(Duration::from_millis(shared.timing.renew_ms)).await;
     }
-}
-
-/// The holder of this node's name, and the node's record and heartbeat, in one snapshot.
-async fn read(shared: &Shared) -> Result<(Option<(Vec<u8>, i64)>, Answer), ReadError> {
-    let keys = &shared.store.keys;
-    let protocol = [
-        Key::Node(shared.me.clone()),
-        Key::Heartbeat(shared.me.clone()),
-        Key::Silence(shared.me.clone()),
-    ];
-    let mut names = vec![keys.holder(&shared.me)];
-    names.extend(protocol.iter().map(|key| keys.of(key)));
-    let (entries, _) = shared.store.get(&names).await?;
-    let mut entries = entries.into_iter();
-    let holder = entries.next().flatten();
-    let holder = holder.map(|(_, bytes, revision)| (bytes, revision));
-    let mut values = Vec::new();
-    for (key, entry) in protocol.into_iter().zip(entries) {
-        let value = match entry {
-            Some((name, bytes, _)) => Some(shared.store.decode(&key, &name, &bytes)?),
-            None => None,
-        };
-        values.push((key, value));
-    }
-    Ok((holder, Answer::Values(values)))
 }

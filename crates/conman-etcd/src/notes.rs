@@ -114,23 +114,14 @@ pub(super) async fn forget(
     loop {
         let keys = &shared.store.keys;
         let (own, floor) = (Key::Session(name(id)), Key::Floor);
-        let names = [keys.told(id.as_str()), keys.of(&own), keys.of(&floor)];
         let read = async {
-            let (entries, _) = shared.store.get(&names).await?;
-            let mut entries = entries.into_iter();
-            let told: Option<SessionDetails> = match entries.next().flatten() {
-                Some((name, bytes, _)) => Some(codec::parse(&name, &bytes)?),
-                None => None,
-            };
-            let mut values = Vec::new();
-            for (key, entry) in [own.clone(), floor].into_iter().zip(entries) {
-                let value = match entry {
-                    Some((name, bytes, _)) => Some(shared.store.decode(&key, &name, &bytes)?),
-                    None => None,
-                };
-                values.push((key, value));
-            }
-            Ok::<_, ReadError>((told, Answer::Values(values)))
+            let told = keys.told(id.as_str());
+            let (told, answer) = shared
+                .store
+                .get_with(told, vec![own.clone(), floor])
+                .await?;
+            let told = told.map(|(name, bytes, _)| codec::parse::<SessionDetails>(&name, &bytes));
+            Ok::<_, ReadError>((told.transpose()?, answer))
         };
         let (told, answer) = match read.await {
             Ok(read) => read,

@@ -251,6 +251,28 @@ impl Store {
         Ok((Answer::Values(values), revision))
     }
 
+    /// A key, and values of the protocol, in one snapshot.
+    pub(super) async fn get_with(
+        &self,
+        name: Vec<u8>,
+        keys: Vec<Key>,
+    ) -> Result<(Option<Entry>, Answer), ReadError> {
+        let mut names = vec![name];
+        names.extend(keys.iter().map(|key| self.keys.of(key)));
+        let (entries, _) = self.get(&names).await?;
+        let mut entries = entries.into_iter();
+        let first = entries.next().flatten();
+        let mut values = Vec::with_capacity(keys.len());
+        for (key, entry) in keys.into_iter().zip(entries) {
+            let value = match entry {
+                Some((name, bytes, _)) => Some(self.decode(&key, &name, &bytes)?),
+                None => None,
+            };
+            values.push((key, value));
+        }
+        Ok((first, Answer::Values(values)))
+    }
+
     /// These keys in one snapshot, and its revision.
     pub(super) async fn get(
         &self,

@@ -141,20 +141,9 @@ impl Serving<'_> {
 
     fn send(&mut self, one: Sent) {
         let store = self.shared.store.clone();
-        let release = is_release(&one.transaction);
         self.work.push(Box::pin(async move {
             let parts = [(one.transaction, one.additions)];
-            let answered = store.commit(&parts).await;
-            let [(transaction, additions)] = parts;
-            let sent = Sent {
-                op: one.op,
-                transaction,
-                additions,
-            };
-            match release && answered.answer != Answer::Conflict {
-                true => Done::Merged(vec![sent], answered),
-                false => Done::Answered(sent.op, answered),
-            }
+            Done::Answered(one.op, store.commit(&parts).await)
         }));
     }
 
@@ -165,7 +154,7 @@ impl Serving<'_> {
                 // After a conflict each transaction is tried alone.
                 if answered.answer == Answer::Conflict {
                     for one in sent {
-                        self.send(one);
+                        self.send_together(vec![one]);
                     }
                     return;
                 }
