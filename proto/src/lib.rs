@@ -11,6 +11,7 @@ mod drain;
 mod end_cause;
 mod event;
 mod exec;
+mod file;
 mod generation;
 mod image;
 mod kept_exec;
@@ -35,6 +36,7 @@ pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus,
     PORT_PROTOCOL, TerminalSize,
 };
+pub use file::{FileEntry, FileList, FileType, MakeDirectoryRequest, MoveRequest, UnpackReport};
 pub use generation::Generation;
 pub use image::{
     GcReport, Image, ImageConfig, ImageLayer, ImageList, ImageRemoval, LayerProgress, PullPhase,

@@ -89,8 +89,18 @@ kinds! {
     NO_SUCH_EXEC = lasting("no-such-exec", "There is no such kept command", 404);
     TOO_MANY_TERMINALS = passing("too-many-terminals", "There is no room for more terminals", 409);
     UNSUPPORTED = lasting("not-supported", "The session's runtime cannot do that", 422);
+    // Files in a session.
+    NO_SUCH_FILE = lasting("no-such-file", "The session has no such file", 404);
+    IS_DIRECTORY = lasting("is-a-directory", "The path is a directory", 409);
+    FILE_CONFLICT = lasting("file-conflict", "The path holds something else", 409);
+    FILE_REFUSED = lasting("file-refused", "The user may not do that in the session", 403);
+    BAD_RANGE = lasting("bad-range", "The file does not have these bytes", 416);
+    BAD_ARCHIVE = lasting("bad-archive", "The archive cannot be unpacked", 422);
+    DISK_FULL = lasting("disk-full", "The session's disk is full", 507);
+    FILES_FAILED = lasting("files-failed", "The session's files cannot be reached", 502);
     // Images.
     NO_IMAGE = lasting("image-not-found", "There is no such image", 404);
+    IMAGE_USED = lasting("image-in-use", "The image's name is in use", 409);
     BAD_IMAGE = lasting("bad-image", "The image cannot be imported", 422);
     STORE_FULL = passing("image-store-full", "The image store has no room", 507);
     STORE_READ_ONLY = lasting("image-store-read-only", "The image store cannot be written", 507);

@@ -26,8 +26,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use conman_auth::Caller;
+use conman_core::error_chain;
 use conman_fleet::{
-    BufferedRequest, CallError, FleetMap, X_CONMAN_ENDED, X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED,
+    BufferedRequest, CallError, ExpectedGeneration, FleetMap, SessionLocation, X_CONMAN_ENDED,
+    X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED,
 };
 use conman_node::Node;
 use conman_proto::{Generation, SessionId};
@@ -91,6 +93,56 @@ pub(crate) async fn to_owner(
         return next.run(request).await;
     }
     forwarded_request::ForwardedRequest::begin(hop, id, (request, limit), next).await
+}
+
+/// The layer of routes for one running session with a body of any size, which is sent once: lets its node
+/// answer.
+pub(crate) async fn stream_to_owner(params: PathParams, request: Request, next: Next) -> Response {
+    let hop = request.extensions().get::<Hop>().cloned();
+    let id = parameter(&params).and_then(|id| id.parse::<SessionId>().ok());
+    let (Some(hop), Some(id)) = (hop, id) else {
+        return next.run(request).await;
+    };
+    if request.extensions().get::<ByPeer>().is_some() {
+        return match hop.node.sessions().owns(&id) {
+            true => next.run(request).await,
+            false => not_owner(hop.map.me(), &id).into_response(),
+        };
+    }
+    if hop.node.sessions().owns(&id) {
+        return next.run(request).await;
+    }
+    let owner = match hop.map.locate_fresh(&id).await {
+        Ok(SessionLocation::There(owner)) => owner,
+        // The handler reports that it does not run.
+        Ok(_) => return next.run(request).await,
+        Err(error) => {
+            return Kind::NO_REGISTRY
+                .because(error_chain(&error))
+                .into_response();
+        }
+    };
+    let expected = ExpectedGeneration {
+        generation: owner.generation,
+        ended: false,
+    };
+    let (parts, body) = request.into_parts();
+    let Some(caller) = parts.extensions.get::<Caller>() else {
+        return Kind::INTERNAL
+            .because("the caller was not authenticated")
+            .into_response();
+    };
+    match hop
+        .map
+        .call_once(&owner.node, &parts, caller, body, expected)
+        .await
+    {
+        Ok(response) => response.map(Body::new),
+        Err(CallError::Misdirected { .. }) => Kind::MOVES
+            .because(format!("session `{id}` has just left its node; try again"))
+            .into_response(),
+        Err(error) => ApiError::from(error).into_response(),
+    }
 }
 
 /// The layer of routes for one node: lets that node answer.

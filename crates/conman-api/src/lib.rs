@@ -41,6 +41,7 @@ mod problem;
 mod query;
 mod routes;
 mod server;
+mod upload;
 
 use std::sync::{Arc, LazyLock};
 

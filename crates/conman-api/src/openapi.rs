@@ -124,7 +124,13 @@ fn add_shared_responses(operation: &mut Operation, needed: Needed) {
     }
     if let Some(body) = &mut operation.request_body {
         // An absent body is an empty object, and no other request has a required field.
-        let required = ["exec", "keep_exec", "add_image"];
+        let required = [
+            "exec",
+            "keep_exec",
+            "add_image",
+            "make_directory",
+            "move_file",
+        ];
         if operation
             .operation_id
             .as_deref()

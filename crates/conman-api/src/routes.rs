@@ -4,6 +4,8 @@ mod attach;
 mod drain;
 mod events;
 mod exec;
+mod file_orders;
+mod files;
 mod images;
 mod logs;
 mod nodes;
@@ -56,6 +58,11 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
             MAX_EXEC_BODY_BYTES,
             routes!(exec::exec, exec::exec_interactive),
         ))
+        .routes(home(routes!(files::read, file_orders::remove)))
+        .routes(streamed(routes!(files::write)))
+        .routes(home(routes!(file_orders::list)))
+        .routes(home(routes!(file_orders::make_directory)))
+        .routes(home(routes!(file_orders::rename)))
         .routes(home(routes!(attach::attach)))
         .routes(home(routes!(attach::keep, attach::list)))
         .routes(home(routes!(attach::end)))
@@ -89,6 +96,11 @@ fn home(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
 /// Likewise, with a larger limit of the body.
 fn home_of(max_bytes: usize, routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
     routes.layer(from_fn_with_state(BodyLimit(max_bytes), hop::to_owner))
+}
+
+/// A route about one session whose body has any size: the session's node reads it.
+fn streamed(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
+    routes.layer(from_fn(hop::stream_to_owner))
 }
 
 /// A route about one node: that node answers.

@@ -22,6 +22,7 @@ mod failure;
 mod human;
 mod output;
 mod phases;
+mod pieces;
 mod progress;
 mod stdio;
 mod story;

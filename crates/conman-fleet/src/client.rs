@@ -162,6 +162,38 @@ impl PeerClient {
                 answer => return answer,
             }
         }
+        self.request_on_new(to, request).await
+    }
+
+    /// Likewise on a new connection, for a body that can be sent only once.
+    ///
+    /// # Errors
+    /// As [`PeerClient::request`].
+    pub async fn request_once<B>(
+        &self,
+        to: &PeerAddress,
+        request: Request<B>,
+    ) -> Result<Response<Incoming>, RequestError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.liveness
+            .check(to)
+            .await
+            .map_err(RequestError::NotSent)?;
+        self.request_on_new(to, request).await
+    }
+
+    async fn request_on_new<B>(
+        &self,
+        to: &PeerAddress,
+        request: Request<B>,
+    ) -> Result<Response<Incoming>, RequestError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let opened = self.liveness.while_it_answers(to, async {
             let mut wire = Wire::open(&self.dialer, to).await?;
             let response = wire.send(&self.dialer, to, request).await?;

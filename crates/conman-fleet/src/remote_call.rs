@@ -13,6 +13,7 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri};
+use http_body::Body;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::caller_header::caller_header;
 use crate::remote_body::RemoteBody;
-use crate::{FleetMap, NoAddress, Node, RefusedBy, RequestError};
+use crate::{FleetMap, NoAddress, Node, PeerAddress, RefusedBy, RequestError};
 
 /// The generation of which the sender takes the other node for the owner.
 pub const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
@@ -96,26 +97,13 @@ impl BufferedRequest {
     }
 
     fn outgoing(&self, expected: Option<ExpectedGeneration>) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(self.body.clone()));
-        *request.method_mut() = self.parts.method.clone();
-        let target = self.parts.uri.path_and_query().cloned();
-        *request.uri_mut() = target.map_or_else(|| Uri::from_static("/"), Uri::from);
-        let headers = request.headers_mut();
-        headers.clone_from(&self.parts.headers);
-        let upgrade = headers.get(UPGRADE).cloned();
-        strip(headers);
+        let body = Full::new(self.body.clone());
+        let mut request = outgoing(&self.parts, &self.caller, body, expected);
+        let upgrade = self.parts.headers.get(UPGRADE).cloned();
         if let Some(upgrade) = upgrade.filter(|_| self.on_upgrade().is_some()) {
+            let headers = request.headers_mut();
             headers.insert(UPGRADE, upgrade);
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        }
-        let (name, caller) = caller_header(&self.caller);
-        headers.insert(name, caller);
-        if let Some(expected) = expected {
-            let generation = HeaderValue::from(expected.generation.get());
-            headers.insert(X_CONMAN_GENERATION, generation);
-            if expected.ended {
-                headers.insert(X_CONMAN_ENDED, HeaderValue::from_static("1"));
-            }
         }
         request
     }
@@ -137,45 +125,59 @@ impl FleetMap {
         request: &BufferedRequest,
         expected: Option<ExpectedGeneration>,
     ) -> Result<Response<RemoteBody>, CallError> {
+        let address = self.address_of(node).await?;
+        let asked = self.client().request(&address, request.outgoing(expected));
+        let is_idempotent = request.parts.method == Method::PUT;
+        let response = asked
+            .await
+            .map_err(|error| not_answered(error, is_idempotent))?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return switch(request, response, self.lost(node));
+        }
+        self.answered(node, response)
+    }
+
+    /// Sends a request once, with a body of any size that streams.
+    ///
+    /// # Errors
+    /// There is no answer, or the node refuses the request as misdirected.
+    pub async fn call_once<B>(
+        &self,
+        node: &Node,
+        parts: &Parts,
+        caller: &Caller,
+        body: B,
+        expected: ExpectedGeneration,
+    ) -> Result<Response<RemoteBody>, CallError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let address = self.address_of(node).await?;
+        let request = outgoing(parts, caller, body, Some(expected));
+        let asked = self.client().request_once(&address, request);
+        let response = asked.await.map_err(|error| not_answered(error, false))?;
+        self.answered(node, response)
+    }
+
+    async fn address_of(&self, node: &Node) -> Result<PeerAddress, CallError> {
         let address = match &node.address {
             Err(NoAddress::NotYet { .. }) => self.announced(&node.name).await.address,
             known => known.clone(),
         };
-        let address = address.map_err(|why| unreachable(&why))?;
-        let asked = self.client().request(&address, request.outgoing(expected));
-        let response = match asked.await {
-            Ok(response) => response,
-            Err(
-                error @ (RequestError::Dial(_)
-                | RequestError::NoRoom { .. }
-                | RequestError::NotSent(_)),
-            ) => {
-                return Err(unreachable(&error));
-            }
-            Err(RequestError::Refused(refused)) => return Err(CallError::Refused(refused)),
-            // An idempotent request may be repeated although the answer was lost.
-            Err(error @ (RequestError::Unresponsive(_) | RequestError::Unanswered { .. }))
-                if request.parts.method == Method::PUT =>
-            {
-                return Err(unreachable(&error));
-            }
-            Err(
-                error @ (RequestError::Unresponsive(_)
-                | RequestError::Unanswered { .. }
-                | RequestError::Invalid { .. }),
-            ) => {
-                let why = error_chain(&error);
-                return Err(CallError::Unanswered { why });
-            }
-        };
+        address.map_err(|why| unreachable(&why))
+    }
+
+    fn answered(
+        &self,
+        node: &Node,
+        response: Response<Incoming>,
+    ) -> Result<Response<RemoteBody>, CallError> {
         if response.headers().contains_key(&X_CONMAN_MISDIRECTED) {
             let node = Arc::clone(&node.name);
             return Err(CallError::Misdirected { node });
         }
         let lost = self.lost(node);
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return switch(request, response, lost);
-        }
         let (mut parts, body) = response.into_parts();
         let length = parts.headers.get(CONTENT_LENGTH).cloned();
         strip(&mut parts.headers);
@@ -184,6 +186,51 @@ impl FleetMap {
         }
         Ok(Response::from_parts(parts, RemoteBody::new(body, lost)))
     }
+}
+
+/// What may be done after a request without an answer.
+fn not_answered(error: RequestError, is_idempotent: bool) -> CallError {
+    match error {
+        RequestError::Refused(refused) => CallError::Refused(refused),
+        RequestError::Dial(_) | RequestError::NoRoom { .. } | RequestError::NotSent(_) => {
+            unreachable(&error)
+        }
+        // It may be repeated although the answer was lost.
+        RequestError::Unresponsive(_) | RequestError::Unanswered { .. } if is_idempotent => {
+            unreachable(&error)
+        }
+        RequestError::Unresponsive(_)
+        | RequestError::Unanswered { .. }
+        | RequestError::Invalid { .. } => CallError::Unanswered {
+            why: error_chain(&error),
+        },
+    }
+}
+
+/// The caller's request as this node sends it.
+fn outgoing<B>(
+    parts: &Parts,
+    caller: &Caller,
+    body: B,
+    expected: Option<ExpectedGeneration>,
+) -> Request<B> {
+    let mut request = Request::new(body);
+    *request.method_mut() = parts.method.clone();
+    let target = parts.uri.path_and_query().cloned();
+    *request.uri_mut() = target.map_or_else(|| Uri::from_static("/"), Uri::from);
+    let headers = request.headers_mut();
+    headers.clone_from(&parts.headers);
+    strip(headers);
+    let (name, caller) = caller_header(caller);
+    headers.insert(name, caller);
+    if let Some(expected) = expected {
+        let generation = HeaderValue::from(expected.generation.get());
+        headers.insert(X_CONMAN_GENERATION, generation);
+        if expected.ended {
+            headers.insert(X_CONMAN_ENDED, HeaderValue::from_static("1"));
+        }
+    }
+    request
 }
 
 fn unreachable(error: &dyn std::error::Error) -> CallError {

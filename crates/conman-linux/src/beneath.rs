@@ -49,7 +49,13 @@ pub fn create_dir_beneath(root: &Path, relative: &Path) -> io::Result<OwnedFd> {
 /// to open files and directories are refused with ELOOP: they lead anywhere.
 pub fn open_in_root(root: impl AsFd, path: &Path, extra: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    resolve_path(root, path, extra, resolve)
+    resolve_path(root, path, OFlags::PATH | extra, resolve)
+}
+
+/// Like [`open_in_root`], with these flags of open(2) instead of `O_PATH`.
+pub fn open_file_in_root(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    resolve_path(root, path, flags, resolve)
 }
 
 /// Like [`open_in_root`] for a directory, which is created with its parents if missing.
@@ -109,16 +115,16 @@ fn open_root(root: &Path) -> io::Result<OwnedFd> {
 
 fn open_component(directory: &OwnedFd, relative: &Path, extra: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    resolve_path(directory, relative, extra, resolve)
+    resolve_path(directory, relative, OFlags::PATH | extra, resolve)
 }
 
 fn resolve_path(
     directory: impl AsFd,
     path: &Path,
-    extra: OFlags,
+    flags: OFlags,
     resolve: ResolveFlags,
 ) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC | extra;
+    let flags = OFlags::CLOEXEC | flags;
     let mut last = Errno::AGAIN;
     for _ in 0..ATTEMPTS {
         match openat2(&directory, path, flags, Mode::empty(), resolve) {

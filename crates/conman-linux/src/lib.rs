@@ -47,7 +47,9 @@ mod state_file;
 mod time_slice;
 mod tree_removal;
 
-pub use beneath::{create_dir_beneath, create_dir_in_root, open_beneath, open_in_root};
+pub use beneath::{
+    create_dir_beneath, create_dir_in_root, open_beneath, open_file_in_root, open_in_root,
+};
 pub use cgroup_cpu::CpuLimit;
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};

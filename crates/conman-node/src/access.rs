@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::ActivityGuard;
 use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState};
 use conman_runtime::{
-    AttachOptions, ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, Runtime, RuntimeError,
+    AttachOptions, ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime,
+    RuntimeError,
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OwnedSemaphorePermit;
@@ -92,6 +94,24 @@ impl AccessHandle {
     pub async fn exec(&self, id: &SessionId, plan: ExecPlan) -> Result<ExecIo, AccessError> {
         let Running { runtime, key, .. } = running(&self.context, id)?;
         runtime.exec(&key, plan).await.map_err(failed(id))
+    }
+
+    /// Carries out an order about a running session's files, as `user` or its program's user. The session
+    /// counts as in use as long as the guard is held.
+    pub async fn files(
+        &self,
+        id: &SessionId,
+        order: FilesOrder,
+        user: Option<String>,
+    ) -> Result<(ExecIo, ActivityGuard), AccessError> {
+        let Running {
+            handle,
+            runtime,
+            key,
+        } = running(&self.context, id)?;
+        let guard = handle.activity.begin();
+        let io = runtime.files(&key, order, user).await.map_err(failed(id))?;
+        Ok((io, guard))
     }
 
     /// Attaches to the terminal of a running session's program, or of a kept command in it.

@@ -1,6 +1,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
-use conman_proto::{ExecStatus, TerminalSize};
+use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
+use conman_shim::FilesOrder;
 use futures_util::stream::BoxStream;
 use tokio::sync::{mpsc, oneshot};
 
@@ -51,6 +52,8 @@ pub struct LogOptions {
     /// Only this many lines from the end.
     pub tail: Option<u32>,
     pub timestamps: bool,
+    /// The log of the session's container before this one, if it is kept.
+    pub previous: bool,
 }
 
 /// A piece of a container's log.
@@ -65,6 +68,22 @@ pub struct LogChunk {
 pub trait Exec: Send + Sync + 'static {
     /// Runs a command in a running container.
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError>;
+
+    /// Carries out an order about a running container's files, as `user`, by default its program's. The
+    /// streams are for [`crate::files_streams`].
+    async fn files(
+        &self,
+        key: &ContainerKey,
+        _order: FilesOrder,
+        _user: Option<String>,
+    ) -> Result<ExecIo, RuntimeError> {
+        Err(RuntimeError::Unsupported {
+            runtime: RuntimeKind::Docker,
+            action: "reach the files of",
+            subject: key.to_string(),
+            reason: "use `docker cp` on its node, or the native runtime".to_owned(),
+        })
+    }
 
     /// The container's log. For one with a terminal: the terminal's last output.
     async fn logs(

@@ -13,6 +13,7 @@ mod docker;
 mod error;
 mod exec;
 mod fence_opening;
+mod files;
 mod lifecycle;
 mod native;
 mod runtime;
@@ -22,10 +23,12 @@ mod shim_link;
 mod terminal_channels;
 mod terminals;
 
+pub use conman_shim::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use docker::{DockerFence, DockerOptions, DockerRuntime, DockerTimeouts};
 pub use error::RuntimeError;
 pub use exec::{Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream};
 pub use fence_opening::{FenceOpener, Recorded};
+pub use files::{FilesInput, FilesOutput, files_streams};
 pub use lifecycle::{
     BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeInfo, Started,
 };

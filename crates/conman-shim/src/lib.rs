@@ -36,6 +36,7 @@ mod containers;
 mod control;
 mod effect;
 mod fence;
+mod files;
 mod forbidden_starts;
 mod handover;
 mod helper;
@@ -62,6 +63,7 @@ use std::fs::File;
 
 pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
+pub use files::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use ids::{IdPool, RANGE_SIZE, SHARED_IDS};
 pub use log_file::{LogFile, LogPart, MAX_PART_BYTES};
 pub use options::ShimOptions;

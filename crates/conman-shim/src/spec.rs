@@ -3,6 +3,8 @@ use std::path::{Component, Path, PathBuf};
 use conman_linux::{Capabilities, CgroupLimits};
 use serde::{Deserialize, Serialize};
 
+use crate::files::FilesOrder;
+
 /// Layers of a root: an image's 128, and one of conman's. The kernel's bound on an overlay is 500.
 pub const MAX_LAYERS: usize = 129;
 
@@ -83,6 +85,8 @@ pub struct ExecSpec {
     pub terminal: bool,
     /// A terminal of this size, kept by the shim ([`crate::Request::Attach`]); no streams come.
     pub kept_terminal: Option<TerminalSize>,
+    /// What to do with the container's files instead of executing the program, with its user's rights.
+    pub files: Option<FilesOrder>,
     pub hardening: Hardening,
 }
 

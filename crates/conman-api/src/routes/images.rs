@@ -1,16 +1,15 @@
 //! Images: list, import, pull, remove, collect.
 
 use std::convert::Infallible;
-use std::io;
 use std::time::Duration;
 
 use axum::Json;
-use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
+use conman_core::listing::ListQuery;
 use conman_image::{ImageKeeper, ImageName, name_of_reference};
-use conman_proto::{GcReport, Image, ImageList, ImageRemoval, PullRequest};
+use conman_proto::{GcReport, Image, ImageList, ImageRemoval, PullRequest, RuntimeKind, Session};
 use futures_util::{Stream, StreamExt as _};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
@@ -22,15 +21,7 @@ use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::ImagePath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
-use crate::{ApiState, field_errors, image_view};
-
-/// Longest pause within an upload.
-const PIECE_PATIENCE: Duration = Duration::from_secs(60);
-
-/// How much is still read of an upload that has failed, so that its sender can read the answer
-/// before the connection is closed.
-const DRAINED_BYTES: usize = 16 << 20;
-const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+use crate::{ApiState, field_errors, image_view, upload};
 
 /// Interval between progress reports of a pull: often enough for a person.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
@@ -183,10 +174,14 @@ pub(crate) async fn add(
 #[utoipa::path(
     delete, path = "/v1/images/{name}", tag = "images", operation_id = "remove_image",
     params(("name" = inline(ImageNameText), Path, description =
-        "The image's name, its slashes percent-encoded.")),
+        "The image's name, its slashes percent-encoded."),
+        ("force" = Option<bool>, Query, description =
+            "Remove the name although a template or a session uses it."),
+    ),
     responses(
         (status = 200, description = "The name is gone.", body = ImageRemoval),
         (status = 404, description = "image-not-found"),
+        (status = 409, description = "image-in-use: by a template or a session"),
         (status = 503, description = "host-failed"),
         (status = 507, description = "image-store-full or image-store-read-only"),
     )
@@ -196,9 +191,47 @@ pub(crate) async fn remove(
     ImagePath(name): ImagePath,
     uri: Uri,
 ) -> Result<Json<ImageRemoval>, ApiError> {
-    Query::of(&uri).finish()?;
+    let mut query = Query::of(&uri);
+    let force = query.flag("force", false);
+    query.finish()?;
+    if !force {
+        refuse_used(&state, &name)?;
+    }
     let removed = state.images.remove(&name).await?;
     Ok(Json(image_view::removal(&name, &removed)))
+}
+
+/// Refuses to remove a name that a later start needs.
+fn refuse_used(state: &ApiState, name: &ImageName) -> Result<(), ApiError> {
+    let is_name = |image: &str| name_of_reference(image).is_some_and(|used| used == *name);
+    let policy = state.node.policy();
+    let template = policy.templates.iter().find(|(_, template)| {
+        let image = template.request.image.as_deref();
+        template.runtime != Some(RuntimeKind::Docker) && image.is_some_and(is_name)
+    });
+    let user = match template {
+        Some((template, _)) => format!("template `{template}`"),
+        None => {
+            let every = ListQuery {
+                limit: usize::MAX,
+                ..ListQuery::default()
+            };
+            let sessions = state.node.sessions().list(&every).sessions;
+            let used = |session: &&Session| {
+                let spec = &session.spec;
+                spec.runtime != RuntimeKind::Docker
+                    && !session.state.is_ended()
+                    && is_name(&spec.image)
+            };
+            match sessions.iter().find(used) {
+                Some(session) => format!("session `{}`", session.id),
+                None => return Ok(()),
+            }
+        }
+    };
+    Err(Kind::IMAGE_USED.because(format!(
+        "{user} uses {name}; to remove the name anyway, repeat this with force (`conman image rm --force`)"
+    )))
 }
 
 /// Collect what nothing uses
@@ -227,12 +260,11 @@ async fn import(
     request: Request,
 ) -> Result<Response, ApiError> {
     refuse_what_cannot_fit(images, request.headers())?;
-    let mut pieces = Box::pin(pieces(request.into_body()).fuse());
+    let mut pieces = Box::pin(upload::pieces(request.into_body()).fuse());
     match images.import(name, &mut pieces).await {
         Ok(_) => created(name, image_view::image(images.get(name).await?)),
         Err(error) => {
-            // The answer matters more than reading the rest.
-            let _ = tokio::time::timeout(DRAIN_PATIENCE, drain(pieces)).await;
+            upload::drain(pieces).await;
             Err(error.into())
         }
     }
@@ -263,29 +295,6 @@ fn refuse_what_cannot_fit(images: &ImageKeeper, headers: &HeaderMap) -> Result<(
         )));
     }
     Ok(())
-}
-
-/// The body in pieces; a pause that is too long ends it with an error.
-fn pieces(body: Body) -> impl Stream<Item = io::Result<Bytes>> {
-    futures_util::stream::unfold(body.into_data_stream(), |mut body| async {
-        let piece = match tokio::time::timeout(PIECE_PATIENCE, body.next()).await {
-            Ok(piece) => piece?.map_err(io::Error::other),
-            Err(_) => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("no data of the archive arrived for {PIECE_PATIENCE:?}"),
-            )),
-        };
-        Some((piece, body))
-    })
-}
-
-async fn drain(mut pieces: impl Stream<Item = io::Result<Bytes>> + Unpin) {
-    let mut left = DRAINED_BYTES;
-    while let Some(Ok(piece)) = pieces.next().await
-        && left > piece.len()
-    {
-        left -= piece.len();
-    }
 }
 
 fn created(name: &ImageName, image: Image) -> Result<Response, ApiError> {
@@ -377,19 +386,6 @@ fn event(name: &str, value: &impl serde::Serialize) -> SseEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_upload_that_goes_silent_ends_with_an_error() {
-        let silent = futures_util::stream::iter([Ok::<_, io::Error>("a piece")]);
-        let silent = silent.chain(futures_util::stream::pending());
-        let mut pieces = Box::pin(pieces(Body::from_stream(silent)));
-        assert_eq!(
-            pieces.next().await.expect("a piece").expect("whole"),
-            "a piece"
-        );
-        let error = pieces.next().await.expect("an end").expect_err("silence");
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    }
 
     #[test]
     fn a_stream_of_events_is_given_only_to_whom_asks_for_it() {

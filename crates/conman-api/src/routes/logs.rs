@@ -21,7 +21,8 @@ const MAX_TAIL: u64 = 1_000_000;
 
 /// What a session printed
 ///
-/// Standard output and standard error of its program, in the order written.
+/// Standard output and standard error of its program, in the order written. The end of an ended native
+/// session's log is kept for a while.
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/logs", tag = "sessions", operation_id = "get_logs",
     params(
@@ -31,6 +32,8 @@ const MAX_TAIL: u64 = 1_000_000;
              `reason` and, if it moved, a later `generation`."),
         ("tail" = Option<u32>, Query, maximum = 1_000_000, description =
             "Only so many lines from the end."),
+        ("previous" = Option<bool>, Query, description =
+            "The log of the session's generation before this one, if it is kept."),
         ("timestamps" = Option<bool>, Query, description = "Tell when each line was written."),
         ("format" = inline(Option<LogFormat>), Query, description =
             "`text`, the default: the bytes as they were printed. `json`: a `LogLine` a line."),
@@ -40,7 +43,7 @@ const MAX_TAIL: u64 = 1_000_000;
             (String = "text/plain"),
             (LogLine = "application/x-ndjson"),
         )),
-        (status = 404, description = "no-such-session, or log-not-kept: its container is gone"),
+        (status = 404, description = "no-such-session, or log-not-kept"),
         (status = 409, description =
             "too-many-terminals: following the log of a session with `tty` counts as being \
              attached"),
@@ -59,6 +62,7 @@ pub(crate) async fn logs(
             .number("tail", 0, MAX_TAIL)
             .and_then(|lines| u32::try_from(lines).ok()),
         timestamps: query.flag("timestamps", false),
+        previous: query.flag("previous", false),
     };
     let format = query.parsed("format", LogFormat::parse).unwrap_or_default();
     query.finish()?;

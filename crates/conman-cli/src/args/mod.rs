@@ -21,9 +21,10 @@ pub use image::{
     ImageRmArgs,
 };
 pub use session::{
-    AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
-    ForwardArgs, InspectArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs, PortChoice,
-    PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs, WhyArgs,
+    AttachArgs, ClientCommand, CompletionsArgs, CopyEnd, CpArgs, CpuCount, DirectoryAddress,
+    DrainArgs, EventsArgs, ExecArgs, ForwardArgs, InspectArgs, LogsArgs, LsArgs, NodeArgs,
+    NodesArgs, NodesCommand, PortArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs,
+    WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

@@ -130,7 +130,22 @@ impl Client {
         length: Option<u64>,
         patience: Duration,
     ) -> Result<Answer<T>, ClientError> {
-        let mut request = self.request(Method::POST, path)?;
+        let bytes = self
+            .send_pieces(Method::POST, path, pieces, length, patience)
+            .await?;
+        self.typed(&bytes)
+    }
+
+    /// Likewise, and returns the answer's body.
+    pub(crate) async fn send_pieces(
+        &self,
+        method: Method,
+        path: &str,
+        pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        length: Option<u64>,
+        patience: Duration,
+    ) -> Result<Bytes, ClientError> {
+        let mut request = self.request(method, path)?;
         let headers = request.headers_mut();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         let archive = HeaderValue::from_static("application/octet-stream");
@@ -146,8 +161,14 @@ impl Client {
         if !response.status().is_success() {
             return Err(self.refusal(response).await);
         }
-        let bytes = self.read(response.into_body()).await?;
-        self.typed(&bytes)
+        self.read(response.into_body()).await
+    }
+
+    /// Sends a HEAD and returns the answer's status.
+    pub(crate) async fn head(&self, path: &str) -> Result<StatusCode, ClientError> {
+        let request = self.request(Method::HEAD, path)?;
+        let request = request.map(|()| Full::new(Bytes::new()));
+        Ok(self.exchange(request, PROMPT).await?.status())
     }
 
     /// Sends a JSON body and opens an answer that streams.

@@ -17,6 +17,9 @@ pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Fail
     if args.timestamps {
         path.push_str("&timestamps=true");
     }
+    if args.previous {
+        path.push_str("&previous=true");
+    }
     if let Some(lines) = args.tail {
         path.push_str(&format!("&tail={lines}"));
     }

@@ -2,6 +2,7 @@
 
 mod attach;
 mod completions;
+mod cp;
 mod drain;
 mod events;
 mod exec;
@@ -10,6 +11,7 @@ mod forward;
 mod image;
 mod inspect;
 mod logs;
+mod ls;
 mod nodes;
 mod ports;
 mod preempt;
@@ -55,6 +57,8 @@ pub(crate) async fn dispatch(
         ClientCommand::Rm(args) => Box::pin(rm::run(context, args)).await,
         ClientCommand::Exec(args) => Box::pin(exec::run(context, args)).await,
         ClientCommand::Attach(args) => Box::pin(attach::run(context, args)).await,
+        ClientCommand::Cp(args) => Box::pin(cp::run(context, args)).await,
+        ClientCommand::Ls(args) => Box::pin(ls::run(context, &args)).await,
         ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,

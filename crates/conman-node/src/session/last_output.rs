@@ -25,9 +25,8 @@ pub(super) async fn last_output(
 ) -> Option<String> {
     let read = async {
         let options = LogOptions {
-            follow: false,
             tail: Some(LINES),
-            timestamps: false,
+            ..LogOptions::default()
         };
         let mut chunks = runtime.logs(key, options).await.ok()?;
         let mut bytes = Vec::new();

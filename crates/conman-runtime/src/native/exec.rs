@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
-use conman_shim::{CallError, ExecSpec, Hardening, Reply, Request};
+use conman_shim::{CallError, ExecSpec, FilesOrder, Hardening, Reply, Request};
 use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 
@@ -44,7 +44,24 @@ enum Near {
 #[async_trait]
 impl Exec for NativeRuntime {
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
-        exec(Arc::clone(&self.inner), key.clone(), plan).await
+        exec(Arc::clone(&self.inner), key.clone(), plan, None).await
+    }
+
+    async fn files(
+        &self,
+        key: &ContainerKey,
+        order: FilesOrder,
+        user: Option<String>,
+    ) -> Result<ExecIo, RuntimeError> {
+        let plan = ExecPlan {
+            // Shown where the shim lists it.
+            command: vec!["conman-files".to_owned()],
+            workdir: Some("/".to_owned()),
+            user,
+            stdin: order.has_input(),
+            ..ExecPlan::default()
+        };
+        exec(Arc::clone(&self.inner), key.clone(), plan, Some(order)).await
     }
 
     async fn logs(
@@ -60,12 +77,14 @@ async fn exec(
     inner: Arc<Inner>,
     key: ContainerKey,
     plan: ExecPlan,
+    files: Option<FilesOrder>,
 ) -> Result<ExecIo, RuntimeError> {
     let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
     let prepare = move || same.command(&owned, &asked);
     let program = super::away(ACTION, prepare).await?;
     let name = inner.next_command();
     let spec = ExecSpec {
+        files,
         kept_terminal: None,
         name: name.clone(),
         container: super::store::name(&key),

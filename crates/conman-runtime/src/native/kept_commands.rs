@@ -52,6 +52,7 @@ pub(super) async fn keep(
     // Until the shim has received and answered the start.
     let _beginning = inner.reserve(&key, &stored).await?;
     let spec = ExecSpec {
+        files: None,
         name: kept_files::name(stored.id),
         container: store::name(&key),
         program,

@@ -2,7 +2,8 @@
 //!
 //! A process enters a PID namespace only by being created in it, so two processes are cloned, both as
 //! children of the shim: the *helper*, which joins the container's cgroups and namespaces, and the
-//! command, which the helper clones. Each waits until the shim has a report of it.
+//! command, which the helper clones. Each waits until the shim has a report of it. Instead of executing a
+//! program, the command's process may carry out an order about files ([`crate::files`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,6 +13,7 @@ use conman_linux::{
     CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process, open_in_root,
 };
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
@@ -162,15 +164,14 @@ impl Inside<'_> {
 
     /// The command's run until its exec.
     fn run(&self) -> i32 {
-        let error = match self.set_up() {
-            Ok(never) => match never {},
-            Err(error) => error,
-        };
-        self.report(&ChildReport::Failed { error });
-        1
+        self.set_up().unwrap_or_else(|error| {
+            self.report(&ChildReport::Failed { error });
+            1
+        })
     }
 
-    fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
+    /// Returns only the exit status of an order about files.
+    fn set_up(&self) -> Result<i32, LaunchError> {
         wait_to_go_on(self.socket)?;
         let program = self.privileges.program;
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
@@ -185,7 +186,15 @@ impl Inside<'_> {
             mounts_us: 0,
             harden_us: 0,
         });
-        Err(execute(program))
+        match (&self.order.spec.files, self.streams) {
+            (Some(order), [input, output, _]) => {
+                // As an exec would: its end shows the launcher that this has begun.
+                shutdown(self.socket, Shutdown::Both)
+                    .map_err(|errno| step("report")(errno.into()))?;
+                Ok(crate::files::serve(order, input, output))
+            }
+            _ => Err(execute(program)),
+        }
     }
 
     fn connect_streams(&self) -> io::Result<()> {

@@ -17,6 +17,7 @@ use crate::support::{
 
 fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
     ExecSpec {
+        files: None,
         name: name.to_owned(),
         container: "home.1".to_owned(),
         program: shim.spec("unused", script).program,

@@ -102,6 +102,7 @@ fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
     let exec = (name(), name(), program(), proptest::option::of(size()));
     let exec = exec.prop_map(|(name, container, program, kept_terminal)| {
         Request::Exec(Box::new(ExecSpec {
+            files: None,
             name,
             container,
             program,

@@ -140,6 +140,7 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
     let mut program = shim.spec("unused", script).program;
     program.env.push(("TERM".to_owned(), "xterm".to_owned()));
     ExecSpec {
+        files: None,
         name: name.to_owned(),
         container: "home.1".to_owned(),
         program,

@@ -15,6 +15,7 @@ mod early_signals;
 mod events;
 mod exec_logs;
 mod failed_starts;
+mod files;
 mod host_limits;
 mod images;
 mod native_crash;

@@ -271,3 +271,18 @@ async fn a_command_in_a_session_of_another_node_is_spoken_with_through_both() {
     assert_eq!(output, b"over two nodes");
     shutdown.cancel();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_of_any_size_reaches_the_sessions_own_node() {
+    let (world, a, b) = two().await;
+    world.start_on_b(&b, "alice").await;
+    // More than any buffered body may have.
+    let content = "x".repeat(8 << 20);
+    let path = "/v1/sessions/alice/files?path=/tmp/x";
+    let answer = a.api.call(Method::PUT, path, &content).await;
+    // From the runtime of the other node, which has no files.
+    assert_eq!(answer.problem().slug(), "not-supported");
+    let path = "/v1/sessions/nobody/files?path=/tmp/x";
+    let answer = a.api.call(Method::PUT, path, &content).await;
+    assert_eq!(answer.problem().slug(), "no-such-session");
+}

@@ -1,0 +1,326 @@
+//! Reads and writes files of a container, from inside it.
+//!
+//! The process is made like a command's: a copy of the launcher's memory in the container's namespaces
+//! and cgroups, with the rights of a user of the container and its system call filter. Instead of
+//! executing a program it carries out one [`FilesOrder`] and exits. So paths and links lead only where they
+//! lead for the container's own programs, what it writes counts against the container's limits, and it
+//! is frozen and killed with the container.
+//!
+//! ```text
+//! standard input    the content, in frames: length (4 bytes, big endian), bytes; a length of 0 ends it
+//! standard output   a FilesReply as one line of JSON, then the content that it announces
+//! exit status       0 if the content is complete
+//! ```
+//! Paths are resolved without the links of procfs to open files, and files of procfs are refused: those of
+//! `/proc/self` would show the launcher's memory. Nothing blocks on a FIFO or a device: files are opened with
+//! `O_NONBLOCK`, and only regular ones are used.
+
+mod frames;
+mod pack;
+mod tree;
+mod unpack;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::fd::{AsFd, OwnedFd};
+
+use conman_proto::FileEntry;
+use rustix::io::Errno;
+use rustix::process::Resource;
+use serde::{Deserialize, Serialize};
+
+use crate::helper::lower_limit;
+use frames::Frames;
+use tree::Tree;
+
+/// Bytes copied at once.
+const BUFFER_BYTES: usize = 256 * 1_024;
+
+/// Address space of the process: its small copy of the launcher, and buffers. A hostile archive cannot make
+/// it grow beyond that, even in a container without a limit of memory.
+const ADDRESS_SPACE_BYTES: u64 = 512 << 20;
+
+/// Something to do with a container's files. Paths are absolute or relative to `/`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FilesOrder {
+    /// Describes a file.
+    Stat { path: String },
+    /// Returns a file's content.
+    Read {
+        path: String,
+        range: Option<ByteRange>,
+    },
+    /// Returns a directory's entries as a `FileList`.
+    List { path: String },
+    /// Returns a directory's content as a tar archive.
+    Pack { path: String },
+    /// Replaces a file by the input, once all of it has arrived.
+    Write {
+        path: String,
+        parents: bool,
+        mode: Option<u32>,
+    },
+    /// Unpacks a tar archive into a directory.
+    Unpack { path: String, parents: bool },
+    /// Makes a directory.
+    MakeDirectory { path: String, parents: bool },
+    /// Renames.
+    Move {
+        from: String,
+        to: String,
+        overwrite: bool,
+    },
+    /// Removes a file, a link or an empty directory.
+    Remove { path: String, recursive: bool },
+}
+
+impl FilesOrder {
+    /// Whether it reads input.
+    #[must_use]
+    pub fn has_input(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Unpack { .. })
+    }
+}
+
+/// Bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ByteRange {
+    /// From the first to the last, or to the end.
+    From { first: u64, last: Option<u64> },
+    /// The last ones.
+    Suffix { bytes: u64 },
+}
+
+/// The result of a [`FilesOrder`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FilesReply {
+    /// A file; `length` bytes of its content from `start` on follow.
+    File {
+        entry: FileEntry,
+        start: u64,
+        length: u64,
+    },
+    /// The content follows.
+    Content,
+    Unpacked {
+        entries: u64,
+        skipped: u64,
+    },
+    Done,
+    Failed {
+        failure: FilesFailure,
+        detail: String,
+    },
+}
+
+/// Why an order was not carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FilesFailure {
+    Missing,
+    IsDirectory,
+    /// The path holds something that the order does not apply to.
+    Conflict,
+    Refused,
+    Range,
+    /// Not a tar archive, or one with an entry that cannot be written.
+    Archive,
+    /// The disk is full, or a limit of it is met.
+    Full,
+    /// The input ended early.
+    Interrupted,
+    Other,
+}
+
+/// An error, with what it concerns.
+#[derive(Debug)]
+struct Failed {
+    failure: FilesFailure,
+    detail: String,
+}
+
+impl Failed {
+    fn new(failure: FilesFailure, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        Self { failure, detail }
+    }
+}
+
+/// The failure of an action on a path.
+fn failed(path: &str) -> impl Fn(io::Error) -> Failed {
+    move |error| {
+        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+        let failure = match errno {
+            Some(Errno::NOENT) => FilesFailure::Missing,
+            Some(Errno::ISDIR) => FilesFailure::IsDirectory,
+            Some(
+                Errno::NOTDIR
+                | Errno::EXIST
+                | Errno::NOTEMPTY
+                | Errno::BUSY
+                | Errno::XDEV
+                | Errno::NAMETOOLONG,
+            ) => FilesFailure::Conflict,
+            Some(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::LOOP) => FilesFailure::Refused,
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => FilesFailure::Full,
+            _ => match error.kind() {
+                io::ErrorKind::UnexpectedEof => FilesFailure::Interrupted,
+                io::ErrorKind::PermissionDenied => FilesFailure::Refused,
+                io::ErrorKind::InvalidInput => FilesFailure::Conflict,
+                _ => FilesFailure::Other,
+            },
+        };
+        Failed::new(failure, format!("{path}: {error}"))
+    }
+}
+
+/// Carries out an order with these streams. Returns the exit status.
+pub(crate) fn serve(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> i32 {
+    match carry_out(order, input, output) {
+        Ok(()) => 0,
+        // Part of the content may have been sent; then the exit status shows that it is incomplete.
+        Err(Failed { failure, detail }) => {
+            let _ = reply(output, &FilesReply::Failed { failure, detail });
+            1
+        }
+    }
+}
+
+fn carry_out(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> Result<(), Failed> {
+    let other = failed("/");
+    lower_limit(Resource::As, ADDRESS_SPACE_BYTES).map_err(&other)?;
+    let tree = Tree::whole().map_err(&other)?;
+    let done = match order {
+        FilesOrder::Stat { path } => {
+            let (_, entry) = tree.file(path)?;
+            let length = 0;
+            FilesReply::File {
+                entry,
+                start: 0,
+                length,
+            }
+        }
+        FilesOrder::Read { path, range } => return read(&tree, path, *range, output),
+        FilesOrder::List { path } => return list(&tree, path, output),
+        FilesOrder::Pack { path } => {
+            let directory = tree.directory(path)?;
+            reply(output, &FilesReply::Content)?;
+            return pack::pack(&directory, buffered(output)?).map_err(failed(path));
+        }
+        FilesOrder::Write {
+            path,
+            parents,
+            mode,
+        } => {
+            let mut frames = Frames::new(file(input)?);
+            tree.write(path, *parents, *mode, &mut frames)?;
+            FilesReply::Done
+        }
+        FilesOrder::Unpack { path, parents } => {
+            let directory = match parents {
+                true => tree.make_directories(path)?,
+                false => tree.directory(path)?,
+            };
+            let (entries, skipped) = unpack::unpack(directory, Frames::new(file(input)?))?;
+            FilesReply::Unpacked { entries, skipped }
+        }
+        FilesOrder::MakeDirectory { path, parents } => {
+            match parents {
+                true => drop(tree.make_directories(path)?),
+                false => tree.make_directory(path)?,
+            }
+            FilesReply::Done
+        }
+        FilesOrder::Move {
+            from,
+            to,
+            overwrite,
+        } => {
+            tree.rename(from, to, *overwrite)?;
+            FilesReply::Done
+        }
+        FilesOrder::Remove { path, recursive } => {
+            tree.remove(path, *recursive)?;
+            FilesReply::Done
+        }
+    };
+    reply(output, &done)
+}
+
+fn read(tree: &Tree, path: &str, range: Option<ByteRange>, output: &OwnedFd) -> Result<(), Failed> {
+    let (mut file, entry) = tree.file(path)?;
+    let size = entry.size;
+    let unsatisfiable = || Failed::new(FilesFailure::Range, format!("{path} has {size} bytes"));
+    let (start, length) = match range {
+        None => (0, size),
+        Some(ByteRange::From { first, .. }) if first >= size => return Err(unsatisfiable()),
+        Some(ByteRange::From { first, last }) => {
+            let end = last.map_or(size, |last| last.saturating_add(1).min(size));
+            (first, end.saturating_sub(first))
+        }
+        Some(ByteRange::Suffix { bytes }) => {
+            let length = bytes.min(size);
+            (size - length, length)
+        }
+    };
+    if range.is_some() && length == 0 {
+        return Err(unsatisfiable());
+    }
+    let failed = failed(path);
+    io::Seek::seek(&mut file, io::SeekFrom::Start(start)).map_err(&failed)?;
+    reply(
+        output,
+        &FilesReply::File {
+            entry,
+            start,
+            length,
+        },
+    )?;
+    let mut output = self::file(output)?;
+    let copied = io::copy(&mut io::Read::take(file, length), &mut output).map_err(&failed)?;
+    match copied == length {
+        true => Ok(()),
+        false => Err(Failed::new(FilesFailure::Other, "the file became shorter")),
+    }
+}
+
+fn list(tree: &Tree, path: &str, output: &OwnedFd) -> Result<(), Failed> {
+    let directory = tree.directory(path)?;
+    reply(output, &FilesReply::Content)?;
+    let failed = failed(path);
+    let mut output = buffered(output)?;
+    output.write_all(br#"{"entries":["#).map_err(&failed)?;
+    let mut first = true;
+    tree::entries(directory.as_fd(), |name| {
+        // Removed meanwhile.
+        let Some(entry) = tree::describe(&directory, name)? else {
+            return Ok(());
+        };
+        if !std::mem::take(&mut first) {
+            output.write_all(b",")?;
+        }
+        Ok(serde_json::to_writer(&mut output, &entry)?)
+    })
+    .map_err(&failed)?;
+    output.write_all(b"]}").map_err(&failed)?;
+    output.flush().map_err(&failed)
+}
+
+fn reply(output: &OwnedFd, reply: &FilesReply) -> Result<(), Failed> {
+    let failed = failed("answer");
+    let mut line = serde_json::to_vec(reply).map_err(|error| failed(error.into()))?;
+    line.push(b'\n');
+    file(output)?.write_all(&line).map_err(failed)
+}
+
+fn file(stream: &OwnedFd) -> Result<File, Failed> {
+    let copy = stream.try_clone().map_err(failed("streams"))?;
+    Ok(File::from(copy))
+}
+
+fn buffered(output: &OwnedFd) -> Result<BufWriter<File>, Failed> {
+    Ok(BufWriter::with_capacity(BUFFER_BYTES, file(output)?))
+}
