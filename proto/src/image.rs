@@ -31,6 +31,9 @@ pub struct ImageLayer {
     pub id: String,
     /// Bytes of its files; null when the layer is missing from the store.
     pub size_bytes: Option<u64>,
+    /// Device nodes in the archive, which were skipped: sessions have their own /dev.
+    #[serde(default)]
+    pub skipped_devices: u64,
 }
 
 /// How an image wants to be run; a session's spec overrides it.

@@ -12,6 +12,7 @@ pub(crate) fn image(summary: ImageSummary) -> Image {
     let layers = image.layers.iter().map(|layer| ImageLayer {
         id: layer.id.to_string(),
         size_bytes: layer.file_bytes,
+        skipped_devices: layer.skipped_devices,
     });
     let config = image.config;
     Image {

@@ -26,6 +26,8 @@ pub struct ImageLayer {
     pub root: PathBuf,
     /// Bytes of its files; `None` if the layer is missing from the store.
     pub file_bytes: Option<u64>,
+    /// Device nodes of its archive, which were not unpacked.
+    pub skipped_devices: u64,
     /// Whether it hides all layers below.
     pub hides_all_below: bool,
 }
@@ -51,6 +53,7 @@ impl Image {
                 id: *layer,
                 root: layer_root(layers, layer),
                 file_bytes: facts.as_ref().map(|facts| facts.file_bytes),
+                skipped_devices: facts.as_ref().map_or(0, |facts| facts.skipped_devices),
                 hides_all_below: facts.is_some_and(|facts| facts.hides_all_below),
             }
         };

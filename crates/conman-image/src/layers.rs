@@ -40,6 +40,7 @@ pub enum LayerError {
 pub(crate) struct LayerFacts {
     pub(crate) file_bytes: u64,
     pub(crate) entries: u64,
+    pub(crate) skipped_devices: u64,
     pub(crate) hides_all_below: bool,
     /// First id of the range that its files belong to; 0: the ids are the image's.
     pub(crate) first_id: u32,
@@ -275,6 +276,7 @@ impl Layers {
         let facts = LayerFacts {
             file_bytes: draft.unpacked.file_bytes,
             entries: draft.unpacked.entries,
+            skipped_devices: draft.unpacked.skipped_devices,
             hides_all_below: draft.unpacked.hides_all_below,
             first_id: self.first_id,
         };

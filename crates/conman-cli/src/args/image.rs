@@ -69,6 +69,9 @@ pub struct ImageInspectArgs {
 /// Arguments of `conman image rm`.
 #[derive(Debug, Clone, Args)]
 pub struct ImageRmArgs {
+    /// Also if a template or a session uses the name
+    #[arg(short, long)]
+    pub force: bool,
     #[arg(required = true, value_name = "NAME:TAG")]
     pub name: Vec<String>,
 }

@@ -59,11 +59,6 @@ pub enum Refusal {
     ThroughSymlink,
     /// A directory of its path is another kind of file in this archive.
     ThroughFile,
-    Device {
-        kind: &'static str,
-        major: u32,
-        minor: u32,
-    },
     /// Kinds of entries without a file: volumes, multi-volume continuations.
     UnknownKind(u8),
     /// Sparse files in a form that would be unpacked incorrectly.
@@ -101,13 +96,6 @@ impl fmt::Display for Refusal {
             }
             Self::ThroughSymlink => "its path leads through a symbolic link",
             Self::ThroughFile => "its path leads through something that is not a directory",
-            Self::Device { kind, major, minor } => {
-                return write!(
-                    formatter,
-                    "it is a {kind} device ({major}:{minor}); pack the archive without device \
-                     nodes, sessions get their own /dev"
-                );
-            }
             Self::UnknownKind(byte) => {
                 return write!(
                     formatter,

@@ -11,6 +11,7 @@
 //! - Of the extended attributes only `security.capability` is kept; above all, those that would
 //!   forge overlayfs's marks are dropped.
 //! - Directories that the archive does not mention belong to root, 0755.
+//! - Device nodes are skipped and counted: sessions have their own /dev.
 //!
 //! Everything else is refused: see [`Refusal`]. A later entry of the same name replaces an
 //! earlier one, unless the earlier one is a directory and the later is not.
@@ -67,6 +68,8 @@ pub(crate) struct UnpackedLayer {
     pub(crate) id: Digest,
     pub(crate) entries: u64,
     pub(crate) file_bytes: u64,
+    /// Device nodes, which are not unpacked.
+    pub(crate) skipped_devices: u64,
     /// Whether it hides all layers below.
     pub(crate) hides_all_below: bool,
 }
@@ -105,10 +108,12 @@ pub(crate) fn unpack(
         directory_time_bytes: 0,
         entries: 0,
         file_bytes: 0,
+        skipped_devices: 0,
         buffer: vec![0; COPY_BYTES],
     };
     let stream = unpacking.all(stream)?;
     let (entries, file_bytes) = (unpacking.entries, unpacking.file_bytes);
+    let skipped_devices = unpacking.skipped_devices;
     let hides_all_below = unpacking.tree.root_is_opaque;
 
     let marked_end = !gauge.ended();
@@ -123,6 +128,7 @@ pub(crate) fn unpack(
         id,
         entries,
         file_bytes,
+        skipped_devices,
         hides_all_below,
     })
 }
@@ -189,6 +195,7 @@ struct Unpacking<'a> {
     directory_time_bytes: usize,
     entries: u64,
     file_bytes: u64,
+    skipped_devices: u64,
     buffer: Vec<u8>,
 }
 
@@ -303,7 +310,10 @@ impl Unpacking<'_> {
                 .tree
                 .fifo(&path, &attributes)
                 .map_err(|problem| problem.at(&raw)),
-            EntryType::Char | EntryType::Block => Err(refused(device(entry.header(), kind))),
+            EntryType::Char | EntryType::Block => {
+                self.skipped_devices += 1;
+                Ok(())
+            }
             other => Err(refused(Refusal::UnknownKind(other.as_byte()))),
         }
     }
@@ -383,19 +393,6 @@ impl Unpacking<'_> {
 /// Archives older than POSIX mark directories only by a slash.
 fn is_old_directory(header: &tar::Header, raw: &[u8]) -> bool {
     raw.ends_with(b"/") && header.as_ustar().is_none() && header.as_gnu().is_none()
-}
-
-fn device(header: &tar::Header, kind: EntryType) -> Refusal {
-    let number = |field: io::Result<Option<u32>>| field.ok().flatten().unwrap_or(0);
-    Refusal::Device {
-        kind: if kind.is_block_special() {
-            "block"
-        } else {
-            "character"
-        },
-        major: number(header.device_major()),
-        minor: number(header.device_minor()),
-    }
 }
 
 fn attributes(header: &tar::Header, records: &PaxRecords) -> Result<Attributes, Refusal> {

@@ -72,7 +72,12 @@ async fn remove(context: &Context, args: ImageRmArgs) -> Result<Exit, Failure> {
     for name in &args.name {
         let answer = context
             .client
-            .answer::<ImageRemoval>(Method::DELETE, &path(name), None::<&()>, PROMPT)
+            .answer::<ImageRemoval>(
+                Method::DELETE,
+                &removal_path(name, args.force),
+                None::<&()>,
+                PROMPT,
+            )
             .await;
         match answer {
             Ok(answer) => {
@@ -145,8 +150,20 @@ fn arrived(context: &Context, name: &str, answer: &Answer<Image>) -> Result<Exit
             bytes(image.size_bytes),
             count(image.layers.len() as u64, "layer")
         ))?;
+        let skipped: u64 = image.layers.iter().map(|layer| layer.skipped_devices).sum();
+        if skipped > 0 {
+            let nodes = count(skipped, "device node");
+            context
+                .output
+                .note(&format!("{nodes} skipped: sessions have their own /dev"));
+        }
     }
     Ok(Exit::Done)
+}
+
+fn removal_path(name: &str, force: bool) -> String {
+    let parameters = if force { "?force=true" } else { "" };
+    format!("{}{parameters}", path(name))
 }
 
 fn path(name: &str) -> String {
