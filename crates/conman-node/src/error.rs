@@ -328,7 +328,10 @@ pub enum AccessError {
     NoTerminal { id: SessionId },
     #[error("{limit} clients are attached to session {id} or follow its log; detach one of them")]
     TooManyAttached { id: SessionId, limit: usize },
-    #[error("session {id} no longer has a container, so its log is deleted")]
+    #[error(
+        "the log of session {id} is not kept: its container is gone, and the end of its log is kept only \
+         for a native session, for some time (`limits.kept_log_s`)"
+    )]
     NotKept { id: SessionId },
     #[error("an operation in the container of session {id} failed")]
     Runtime {

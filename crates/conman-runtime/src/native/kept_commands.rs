@@ -343,6 +343,7 @@ mod tests {
             bind_first_id: conman_core::DEFAULT_BIND_FIRST_ID,
             socket: directory.join("absent.sock"),
             shim: None,
+            kept_logs: super::super::KeptLogLimits::default(),
             fence: crate::FenceOpener::AnyConnection,
             timeouts: NativeTimeouts {
                 // Do not wait for a command that is about to start.

@@ -8,8 +8,11 @@ use futures_util::stream::BoxStream;
 
 use super::Inner;
 use super::store;
+use crate::shared::container_files::host_error;
 use crate::shared::log_files;
 use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
+
+const ACTION: &str = "read the log of";
 
 /// Interval at which the kernel is asked whether a followed log's container lives, independent of
 /// the shim.
@@ -24,8 +27,12 @@ impl Inner {
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
         let dir = self.store.container(key);
         let log: PathBuf = dir.log();
-        let Some(plan) = super::away("read the log of", move || dir.plan()).await? else {
-            return Err(super::no_such_container(key));
+        let plan = match options.previous {
+            true => None,
+            false => super::away(ACTION, move || dir.plan()).await?,
+        };
+        let Some(plan) = plan else {
+            return self.kept_log(key, options).await;
         };
         if plan.launch.terminal.is_some() {
             return self.terminal_log(key, options).await;
@@ -39,6 +46,30 @@ impl Inner {
         };
         let files = vec![(OutputStream::Stdout, log)];
         log_files::read(files, options, move || life.has_ended()).await
+    }
+}
+
+impl Inner {
+    /// The log of a container that is removed.
+    async fn kept_log(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+        let (inner, owned) = (Arc::clone(self), key.clone());
+        let find = move || {
+            let kept = &inner.kept_logs;
+            let found = kept.find(&owned, options.previous);
+            found.map_err(|source| host_error("read", kept.directory(), source))
+        };
+        let Some(log) = super::away(ACTION, find).await? else {
+            return Err(super::no_such_container(key));
+        };
+        let options = LogOptions {
+            follow: false,
+            ..options
+        };
+        log_files::read(vec![(OutputStream::Stdout, log)], options, || true).await
     }
 }
 

@@ -19,6 +19,7 @@ mod failure;
 mod images;
 mod kept_commands;
 mod kept_files;
+mod kept_logs;
 mod log;
 mod program;
 mod removal;
@@ -54,6 +55,8 @@ use crate::{
 use ends::{End, Ends, end};
 use failure::call_failed;
 use images::Images;
+pub use kept_logs::KeptLogLimits;
+use kept_logs::KeptLogs;
 pub use program::SESSION_OPEN_FILES;
 use store::{Store, StoredPlan};
 
@@ -74,6 +77,7 @@ pub struct NativeOptions {
     /// Starts a shim where none answers. Without it, another program must start one.
     pub shim: Option<ShimCommand>,
     pub fence: FenceOpener,
+    pub kept_logs: KeptLogLimits,
     pub timeouts: NativeTimeouts,
 }
 
@@ -106,6 +110,7 @@ struct Inner {
     kernel: KernelView,
     store: Store,
     images: Images,
+    kept_logs: KeptLogs,
     bind_first_id: u32,
     /// Of the file system with the containers' directories.
     quotas: Option<ProjectQuotas>,
@@ -128,10 +133,14 @@ impl NativeRuntime {
     /// call a shim.
     pub fn open(options: NativeOptions) -> Result<Self, RuntimeError> {
         let ends = Arc::new(Ends::default());
+        let logs = options.directory.join("logs");
+        let kept_logs = KeptLogs::open(logs, options.kept_logs)
+            .map_err(|source| host_error("make", &options.directory, source))?;
         let inner = Inner {
             kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
             store: Store::open(&options.directory)?,
             images: Images::new(options.images),
+            kept_logs,
             bind_first_id: options.bind_first_id,
             quotas: ProjectQuotas::of(&options.directory),
             link: Link::new(

@@ -21,6 +21,10 @@ impl Inner {
         let (inner, owned) = (Arc::clone(&self), key.clone());
         let leaving = away(ACTION, move || {
             inner.kernel.check_dead(&owned)?;
+            let log = inner.store.container(&owned).log();
+            if let Err(error) = inner.kept_logs.keep(&owned, &log) {
+                tracing::warn!(container = %owned, %error, "cannot keep the log");
+            }
             inner.store.leave(&owned)
         })
         .await?;

@@ -11,6 +11,7 @@ use conman_core::{DEFAULT_BIND_FIRST_ID, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, Spe
 use conman_node::{NOTICE_SOURCES, NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_proxy::ProxyOptions;
+use conman_runtime::KeptLogLimits;
 use conman_shim::{IdPool, RANGE_SIZE};
 use toml::de::DeTable;
 
@@ -367,10 +368,21 @@ fn limits(section: &Section<'_, '_>) -> Limits {
         max_events: section
             .integer("max_events", 100..=10_000_000)
             .unwrap_or(100_000),
+        kept_logs: kept_logs(section),
         check_host_every: match section.integer("check_host_s", 0..=86_400).unwrap_or(10) {
             0 => None,
             seconds => Some(Duration::from_secs(seconds)),
         },
+    }
+}
+
+fn kept_logs(section: &Section<'_, '_>) -> KeptLogLimits {
+    let defaults = KeptLogLimits::default();
+    let bytes = section.integer("kept_log_bytes", 0..=1 << 30);
+    let age = section.integer("kept_log_s", 0..=366 * 86_400);
+    KeptLogLimits {
+        bytes: bytes.unwrap_or(defaults.bytes),
+        age: age.map_or(defaults.age, Duration::from_secs),
     }
 }
 

@@ -23,6 +23,7 @@ use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
+use conman_runtime::KeptLogLimits;
 use conman_shim::IdPool;
 use serde::Deserialize;
 
@@ -127,6 +128,8 @@ pub(crate) struct Limits {
     pub(crate) max_api_connections: usize,
     /// Events kept in the journal.
     pub(crate) max_events: u64,
+    /// Logs of ended native sessions.
+    pub(crate) kept_logs: KeptLogLimits,
     /// Processors of all native sessions together.
     pub(crate) total_cpus: f64,
     /// Interval between checks of the host's limits; no checks if absent.

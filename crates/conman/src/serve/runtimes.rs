@@ -118,6 +118,7 @@ fn native(config: &Config, state: &State, fence: FenceOpener) -> Result<NativeRu
         socket: ShimPlace::of(&state.instance).socket(),
         shim: Some(shim::command(config)?),
         fence,
+        kept_logs: config.limits.kept_logs,
         timeouts: NativeTimeouts::default(),
     };
     NativeRuntime::open(options).context("cannot set up the native runtime")

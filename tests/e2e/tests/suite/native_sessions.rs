@@ -331,3 +331,24 @@ async fn a_preemption_kills_certifies_and_releases_all() {
     api.stop("after").await;
     assert_nothing_left(&conman).await;
 }
+
+#[tokio::test]
+async fn the_logs_of_a_session_that_ended_and_of_its_start_before_are_kept() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    let says = |text: &str| json!({"image": ROOT, "command": ["sh", "-c", format!("echo {text}; sleep 1000")]});
+    for text in ["first", "second"] {
+        api.ensure("s", &says(text)).await;
+        eventually("it has printed", PATIENCE, async || {
+            conman.cli(&["logs", "s"]).await.stdout == format!("{text}\n")
+        })
+        .await;
+        api.stop("s").await;
+    }
+    assert_nothing_left(&conman).await;
+    assert_eq!(conman.cli(&["logs", "s"]).await.success(), "second\n");
+    assert_eq!(conman.cli(&["logs", "-p", "s"]).await.success(), "first\n");
+    let before = conman.cli(&["logs", "--previous", "other"]).await;
+    assert_eq!(before.code, Some(3), "{before:?}");
+}

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
-use conman_runtime::{FenceOpener, NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand};
+use conman_runtime::{
+    FenceOpener, KeptLogLimits, NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand,
+};
 
 /// What the store calls busybox.
 pub(crate) const IMAGE: &str = "busybox:test";
@@ -90,6 +92,10 @@ impl Host {
             socket: self.path(&format!("{instance}.sock")),
             shim,
             fence,
+            kept_logs: KeptLogLimits {
+                bytes: 0,
+                ..KeptLogLimits::default()
+            },
             timeouts,
         };
         NativeRuntime::open(options).expect("the host has cgroups")
