@@ -6,8 +6,8 @@ use std::path::{Component, Path, PathBuf};
 
 use conman_linux::{create_dir_in_root, open_in_root};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, fchmod, linkat, mkdirat, openat, statat,
-    symlinkat, unlinkat, utimensat,
+    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fchmod, linkat, mkdirat, openat,
+    statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
@@ -111,9 +111,8 @@ fn unpack_entry(tree: &Tree, path: &Path, entry: &mut Entry<'_, impl Read>) -> i
                     "a hard link to something that is not a file",
                 ));
             }
-            if !(stat_of(&parent, name)
-                .is_some_and(|there| (there.st_dev, there.st_ino) == (stat.st_dev, stat.st_ino)))
-            {
+            let is_other = |there: Stat| (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino);
+            if stat_of(&parent, name).is_none_or(is_other) {
                 make_room(&parent, name)?;
                 linkat(&from, linked, &parent, name, AtFlags::empty())?;
             }
@@ -162,7 +161,7 @@ fn make_room(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
     }
 }
 
-fn stat_of(parent: &OwnedFd, name: &OsStr) -> Option<rustix::fs::Stat> {
+fn stat_of(parent: &OwnedFd, name: &OsStr) -> Option<Stat> {
     statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()
 }
 
