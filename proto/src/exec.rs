@@ -135,6 +135,16 @@ pub struct ExecResult {
     pub truncated: bool,
 }
 
+/// What a command printed before its time was over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecOutput {
+    /// Bytes that are not UTF-8 are replaced by U+FFFD.
+    pub stdout: String,
+    pub stderr: String,
+    /// Whether output beyond the bound (1 MiB for each of the two) was dropped.
+    pub truncated: bool,
+}
+
 /// How an interactive command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecStatus {

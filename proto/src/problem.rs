@@ -3,6 +3,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::ExecOutput;
+
 /// Media type of every error body (RFC 9457).
 pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 
@@ -30,6 +32,9 @@ pub struct Problem {
     /// The limit that was met, where one was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Box<LimitMet>>,
+    /// What a command had printed, with `exec-timed-out`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<Box<ExecOutput>>,
 }
 
 /// A limit of the node or of its host that leaves no room for what was asked.
@@ -68,6 +73,7 @@ impl Problem {
             errors: Vec::new(),
             retryable: false,
             limit: None,
+            output: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_proto::{ExecResult, ExecStatus};
+use conman_proto::{ExecOutput, ExecResult, ExecStatus};
 use conman_runtime::{ExecIo, OutputStream};
 
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -41,37 +41,47 @@ pub(crate) async fn run_to_end(
             }
         }
     };
-    let collect = async move {
-        let collected = Collected::from(output).await;
-        (collected, status.await)
-    };
-    // The command's end counts, not whether it read all of its input.
-    let run = async move {
-        let mut feed = std::pin::pin!(feed);
-        let mut collect = std::pin::pin!(collect);
-        tokio::select! {
-            // All input was sent; the output continues below.
-            () = &mut feed => collect.await,
-            // The command ended; the rest of the input has no reader.
-            done = &mut collect => done,
+    let mut collected = Collected::default();
+    let ended = {
+        let collect = async {
+            collected.read(output).await;
+            status.await
+        };
+        // The command's end counts, not whether it read all of its input.
+        let run = async {
+            let mut feed = std::pin::pin!(feed);
+            let mut collect = std::pin::pin!(collect);
+            tokio::select! {
+                // All input was sent; the output continues below.
+                () = &mut feed => collect.await,
+                // The command ended; the rest of the input has no reader.
+                done = &mut collect => done,
+            }
+        };
+        let mut run = std::pin::pin!(run);
+        match tokio::time::timeout(patience, &mut run).await {
+            Ok(status) => Ok(status),
+            Err(_) => Err(tokio::select! {
+                killed = tokio::time::timeout(KILL_PATIENCE, kill.kill()) => match killed {
+                    Ok(Ok(())) => "was killed".to_owned(),
+                    Ok(Err(error)) => format!("may still run ({error})"),
+                    Err(_) => "may still run (the kill was not answered)".to_owned(),
+                },
+                // Its end was reported before the answer to the kill.
+                _ = &mut run => "was killed".to_owned(),
+            }),
         }
     };
-    let mut run = std::pin::pin!(run);
-    let Ok((collected, status)) = tokio::time::timeout(patience, &mut run).await else {
-        let fate = tokio::select! {
-            killed = tokio::time::timeout(KILL_PATIENCE, kill.kill()) => match killed {
-                Ok(Ok(())) => "was killed".to_owned(),
-                Ok(Err(error)) => format!("may still run ({error})"),
-                Err(_) => "may still run (the kill was not answered)".to_owned(),
-            },
-            // Its end was reported before the answer to the kill.
-            _ = &mut run => "was killed".to_owned(),
-        };
-        return Err(Kind::EXEC_TIMED_OUT.because(format!(
-            "the command did not end within {} ms and {fate}; raise timeout_ms or use the \
-             WebSocket form",
-            patience.as_millis()
-        )));
+    let status = match ended {
+        Ok(status) => status,
+        Err(fate) => {
+            let error = Kind::EXEC_TIMED_OUT.because(format!(
+                "the command did not end within {} ms and {fate}; raise timeout_ms or use the \
+                 WebSocket form",
+                patience.as_millis()
+            ));
+            return Err(error.output(collected.into_output()));
+        }
     };
     let status = status.unwrap_or(ExecStatus {
         exit_code: None,
@@ -97,26 +107,37 @@ struct Collected {
 }
 
 impl Collected {
-    async fn from(mut output: tokio::sync::mpsc::Receiver<(OutputStream, Bytes)>) -> Self {
-        let mut collected = Self::default();
+    async fn read(&mut self, mut output: tokio::sync::mpsc::Receiver<(OutputStream, Bytes)>) {
         while let Some((stream, bytes)) = output.recv().await {
             let kept = match stream {
-                OutputStream::Stdout => &mut collected.stdout,
-                OutputStream::Stderr => &mut collected.stderr,
+                OutputStream::Stdout => &mut self.stdout,
+                OutputStream::Stderr => &mut self.stderr,
             };
             let room = MAX_OUTPUT_BYTES - kept.len();
             kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
-            collected.truncated |= bytes.len() > room;
+            self.truncated |= bytes.len() > room;
         }
-        collected
     }
 
-    fn into_result(self, exit_code: i32) -> ExecResult {
-        ExecResult {
-            exit_code,
+    fn into_output(self) -> ExecOutput {
+        ExecOutput {
             stdout: String::from_utf8_lossy(&self.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&self.stderr).into_owned(),
             truncated: self.truncated,
+        }
+    }
+
+    fn into_result(self, exit_code: i32) -> ExecResult {
+        let ExecOutput {
+            stdout,
+            stderr,
+            truncated,
+        } = self.into_output();
+        ExecResult {
+            exit_code,
+            stdout,
+            stderr,
+            truncated,
         }
     }
 }
@@ -258,5 +279,30 @@ mod tests {
         let io = command(|_, _, ended| async move { drop(ended) });
         let error = run_to_end(io, None, PATIENCE).await.expect_err("lost");
         assert_eq!(error.problem().slug(), "exec-failed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_is_killed_has_its_output_so_far_in_the_problem() {
+        let (io, order) = mortal_command(|input, printed, ended| async move {
+            let line = Bytes::from_static(b"a line\n");
+            printed
+                .send((OutputStream::Stdout, line))
+                .await
+                .expect("there is a reader");
+            std::future::pending::<()>().await;
+            drop((input, printed, ended));
+        });
+        tokio::spawn(async move {
+            let reply = order.await.expect("it is to be killed");
+            reply.send(Ok(())).expect("there is a receiver");
+        });
+        let error = run_to_end(io, None, PATIENCE)
+            .await
+            .expect_err("never ends");
+        let output = error.problem().output.as_ref().expect("its output");
+        assert_eq!(
+            (output.stdout.as_str(), output.truncated),
+            ("a line\n", false)
+        );
     }
 }

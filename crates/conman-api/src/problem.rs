@@ -7,7 +7,7 @@
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 pub(crate) use conman_proto::ProblemKind as Kind;
-use conman_proto::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
+use conman_proto::{ExecOutput, FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 use http::header::{
     ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
 };
@@ -65,6 +65,12 @@ impl ApiError {
     /// Names the limit that was met.
     pub(crate) fn limit(mut self, limit: Option<LimitMet>) -> Self {
         self.problem.limit = limit.map(Box::new);
+        self
+    }
+
+    /// Adds what a command had printed.
+    pub(crate) fn output(mut self, output: ExecOutput) -> Self {
+        self.problem.output = Some(Box::new(output));
         self
     }
 
