@@ -23,6 +23,7 @@ mod problem_kind;
 mod session;
 mod session_id;
 mod spec;
+mod stats;
 mod template;
 mod token;
 
@@ -33,7 +34,7 @@ pub use event::{
     TimelinePhase,
 };
 pub use exec::{
-    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecResult, ExecStatus,
+    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecOutput, ExecRequest, ExecResult, ExecStatus,
     PORT_PROTOCOL, TerminalSize,
 };
 pub use file::{FileEntry, FileList, FileType, MakeDirectoryRequest, MoveRequest, UnpackReport};
@@ -56,5 +57,6 @@ pub use session_id::{SessionId, SessionIdError};
 pub use spec::{
     Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
 };
+pub use stats::{SessionStats, StatsList};
 pub use template::{Template, TemplateList};
 pub use token::{ConnectToken, ConnectTokenRequest};

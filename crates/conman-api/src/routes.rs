@@ -13,6 +13,7 @@ pub(crate) mod peers;
 mod ports;
 mod probes;
 pub(crate) mod sessions;
+mod stats;
 mod templates;
 mod tokens;
 
@@ -40,6 +41,8 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
     let read = OpenApiRouter::new()
         .routes(quick(routes!(sessions::list)))
         .routes(home(quick(routes!(sessions::get))))
+        .routes(home(routes!(stats::session)))
+        .routes(at_node(quick(routes!(stats::node))))
         .routes(quick(routes!(events::timeline)))
         .routes(routes!(events::events))
         .routes(quick(routes!(nodes::list)))

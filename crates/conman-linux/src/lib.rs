@@ -18,6 +18,7 @@ mod cgroup_cpu;
 mod cgroup_limits;
 mod cgroup_mounts;
 mod cgroup_proof;
+mod cgroup_usage;
 mod cgroup_weight;
 mod cgroups;
 mod child_events;
@@ -53,6 +54,7 @@ pub use beneath::{
 pub use cgroup_cpu::CpuLimit;
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
+pub use cgroup_usage::{ResourceUsage, network_bytes};
 pub use cgroup_weight::CgroupWeight;
 pub use cgroups::{CgroupError, Cgroups};
 pub use child_events::{ChildEvent, next_child_event};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ActivityGuard;
-use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState};
+use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState, SessionStats};
 use conman_runtime::{
     AttachOptions, ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime,
     RuntimeError,
@@ -21,6 +21,7 @@ use crate::hold::Held;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle, View};
+use crate::stats;
 
 /// The ways into a node's sessions: connections, commands, terminals, logs. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -112,6 +113,19 @@ impl AccessHandle {
         let guard = handle.activity.begin();
         let io = runtime.files(&key, order, user).await.map_err(failed(id))?;
         Ok((io, guard))
+    }
+
+    /// Returns what a running session uses.
+    pub async fn stats(&self, id: &SessionId) -> Result<SessionStats, AccessError> {
+        let Running {
+            handle, runtime, ..
+        } = running(&self.context, id)?;
+        stats::of_session(handle, runtime).await
+    }
+
+    /// Returns what every running session of this node uses.
+    pub async fn all_stats(&self) -> Vec<SessionStats> {
+        stats::of_node(&self.context).await
     }
 
     /// Attaches to the terminal of a running session's program, or of a kept command in it.

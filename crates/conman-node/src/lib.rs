@@ -65,6 +65,7 @@ mod runtime_health;
 mod session;
 mod session_table;
 mod sessions;
+mod stats;
 mod status;
 mod stuck;
 mod throttled;

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_linux::{CpuLimit, DiskUsage};
+use conman_linux::{CpuLimit, DiskUsage, ResourceUsage};
 use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
 use serde::{Deserialize, Serialize};
 
@@ -135,6 +135,11 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     /// The container's limit of processor time, from the kernel; `None` if it has none.
     fn cpu_limit(&self, _key: &ContainerKey) -> Option<CpuLimit> {
         None
+    }
+
+    /// What the container's processes use, from the kernel. Reads some files; never blocks on the daemon.
+    fn usage(&self, _key: &ContainerKey) -> ResourceUsage {
+        ResourceUsage::default()
     }
 
     /// The exit code of a container whose init is dead, waiting at most `patience` for the runtime

@@ -23,8 +23,8 @@ pub use image::{
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, CopyEnd, CpArgs, CpuCount, DirectoryAddress,
     DrainArgs, EventsArgs, ExecArgs, ForwardArgs, InspectArgs, LogsArgs, LsArgs, NodeArgs,
-    NodesArgs, NodesCommand, PortArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, TokenArgs,
-    WhyArgs,
+    NodesArgs, NodesCommand, PortArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, StatsArgs,
+    TokenArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

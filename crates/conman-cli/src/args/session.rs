@@ -38,6 +38,8 @@ pub enum ClientCommand {
     Ls(LsArgs),
     /// Show a session's output
     Logs(LogsArgs),
+    /// Show what sessions use: processors, memory, processes, disks, network
+    Stats(StatsArgs),
     /// Show what happens on all nodes, as it happens
     Events(EventsArgs),
     /// Explain a session: what happened, how long it took, why it ended, what to do
@@ -408,6 +410,16 @@ pub struct LogsArgs {
     #[arg(short, long, conflicts_with = "follow")]
     pub previous: bool,
     pub id: SessionId,
+}
+
+/// Arguments of `conman stats`.
+#[derive(Debug, Clone, Args)]
+pub struct StatsArgs {
+    /// Print a line each second, until the session ends
+    #[arg(short, long, requires = "id")]
+    pub follow: bool,
+    /// One session; all running ones unless given
+    pub id: Option<SessionId>,
 }
 
 /// Arguments of `conman events`.

@@ -19,6 +19,7 @@ mod ps;
 mod rm;
 mod run;
 mod session_pages;
+mod stats;
 mod token;
 mod version;
 mod why;
@@ -60,6 +61,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Cp(args) => Box::pin(cp::run(context, args)).await,
         ClientCommand::Ls(args) => Box::pin(ls::run(context, &args)).await,
         ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
+        ClientCommand::Stats(args) => Box::pin(stats::run(context, &args)).await,
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,
         ClientCommand::Port(args) => Box::pin(ports::run(context, &args)).await,

@@ -183,6 +183,10 @@ impl Lifecycle for DockerRuntime {
         self.shared.on_blocking_thread("list", found).await
     }
 
+    fn usage(&self, key: &ContainerKey) -> conman_linux::ResourceUsage {
+        self.shared.kernel.usage(key)
+    }
+
     fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {
         self.shared.kernel.owns_pid(key, pid)
     }

@@ -38,7 +38,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
-use conman_linux::{CpuLimit, DiskUsage, Features, Interface, PidFd, ProjectQuotas, Signal};
+use conman_linux::{
+    CpuLimit, DiskUsage, Features, Interface, PidFd, ProjectQuotas, ResourceUsage, Signal,
+};
 use conman_proto::{ExecId, RuntimeKind};
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
 use tokio::sync::watch;
@@ -324,6 +326,10 @@ impl Lifecycle for NativeRuntime {
 
     fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>> {
         self.inner.kernel.pids(key)
+    }
+
+    fn usage(&self, key: &ContainerKey) -> ResourceUsage {
+        self.inner.kernel.usage(key)
     }
 
     fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use conman_core::naming::{self, CgroupDriver, Instance};
-use conman_linux::{CgroupError, Cgroups, CpuLimit, try_is_namespace_init};
+use conman_linux::{CgroupError, Cgroups, CpuLimit, ResourceUsage, try_is_namespace_init};
 
 use crate::shared::container_files::host_error;
 use crate::{ContainerKey, RuntimeError};
@@ -74,6 +74,15 @@ impl KernelView {
     pub fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.cgroup_paths(key)
             .find_map(|path| self.cgroups.cpu_limit(&path))
+    }
+
+    /// What the container's processes use.
+    pub fn usage(&self, key: &ContainerKey) -> ResourceUsage {
+        // A container is placed by one driver only; elsewhere it has no processes.
+        let mut usages = self.cgroup_paths(key).map(|path| self.cgroups.usage(&path));
+        usages
+            .find(|usage| usage.pids.is_some_and(|pids| pids > 0))
+            .unwrap_or_default()
     }
 
     /// The init of the container's PID namespace while it lives.

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use conman_e2e::{Api, Conman, Native, ROOT, eventually, eventually_some, native, websocket};
 use conman_linux::Cgroups;
-use conman_proto::{ExecResult, PreemptReport, RuntimeKind, Session, SessionList, SessionState};
+use conman_proto::{
+    ExecResult, PreemptReport, RuntimeKind, Session, SessionList, SessionState, SessionStats,
+    StatsList,
+};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use http::{Method, StatusCode};
@@ -351,4 +354,39 @@ async fn the_logs_of_a_session_that_ended_and_of_its_start_before_are_kept() {
     assert_eq!(conman.cli(&["logs", "-p", "s"]).await.success(), "first\n");
     let before = conman.cli(&["logs", "--previous", "other"]).await;
     assert_eq!(before.code, Some(3), "{before:?}");
+}
+
+#[tokio::test]
+async fn the_stats_show_what_a_session_uses() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    let script = "while :; do :; done & yes | head -c 20000000 >/big; sync; sleep 1000";
+    let request = json!({"image": ROOT, "command": ["sh", "-c", script], "cpus": 0.1,
+        "memory_bytes": 64 << 20, "pids": 50});
+    api.ensure("busy", &request).await;
+    let seen = eventually_some("it computes and is held up", PATIENCE, async || {
+        let stats = api.get("/v1/sessions/busy/stats").await;
+        let stats: SessionStats = stats.expect(StatusCode::OK);
+        let busy = stats.cpu_s > Some(0.1) && stats.throttled_s > Some(0.0);
+        busy.then_some(stats)
+    })
+    .await;
+    assert!(
+        seen.memory_bytes
+            .is_some_and(|bytes| (1..64 << 20).contains(&bytes)),
+        "{seen:?}"
+    );
+    assert!(
+        seen.pids.is_some_and(|pids| (2..50).contains(&pids)),
+        "{seen:?}"
+    );
+    assert_eq!((seen.pids_limit, seen.oom_kills), (50, Some(0)));
+    assert_eq!((seen.received_bytes, seen.sent_bytes), (Some(0), Some(0)));
+    let all: StatsList = api.get("/v1/nodes/self/stats").await.expect(StatusCode::OK);
+    assert_eq!(all.sessions.len(), 1);
+    let table = conman.cli(&["stats"]).await;
+    assert!(table.success().contains("busy"), "{table:?}");
+    let no_such = api.get("/v1/sessions/none/stats").await.problem();
+    assert_eq!(no_such.slug(), "no-such-session");
 }

@@ -1,0 +1,296 @@
+use std::fs;
+use std::path::Path;
+
+use crate::Cgroups;
+use crate::cgroups::is_plain;
+
+/// Bytes of a page in /proc/PID/statm.
+fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// What the processes of a cgroup use. `None` is what no hierarchy of this host counts for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResourceUsage {
+    /// Processor time since the cgroup was made.
+    pub cpu_us: Option<u64>,
+    /// How long, and how often, a limit of processor time held it up.
+    pub throttled_us: Option<u64>,
+    pub throttled: Option<u64>,
+    /// Without the page cache that can be dropped at once.
+    pub memory_bytes: Option<u64>,
+    /// Processes killed because memory ran out.
+    pub oom_kills: Option<u64>,
+    /// Processes and threads, or only processes where the kernel does not count threads.
+    pub pids: Option<u64>,
+    /// Read from and written to disks. Where the kernel does not count them for the cgroup: by the
+    /// processes that are alive.
+    pub read_bytes: Option<u64>,
+    pub written_bytes: Option<u64>,
+}
+
+impl Cgroups {
+    /// Reads what a cgroup uses, from v1 hierarchies, the unified one, or both.
+    #[must_use]
+    pub fn usage(&self, path: &str) -> ResourceUsage {
+        let mut usage = ResourceUsage::default();
+        if !is_plain(path) {
+            return usage;
+        }
+        for hierarchy in &self.hierarchies {
+            let Some(directory) = hierarchy.directory(path).filter(|it| it.exists()) else {
+                continue;
+            };
+            if hierarchy.unified {
+                usage.add_unified(&directory);
+                continue;
+            }
+            for (controller, add) in V1 {
+                if hierarchy.controls(controller) {
+                    add(&mut usage, &directory);
+                }
+            }
+        }
+        let uncounted = usage.memory_bytes.is_none() || usage.pids.is_none();
+        if uncounted || usage.read_bytes.is_none() {
+            usage.add_processes(&self.pids_below(path));
+        }
+        usage
+    }
+}
+
+/// Adds what a controller counts in its directory.
+type Add = fn(&mut ResourceUsage, &Path);
+
+/// The v1 controllers with what they count.
+const V1: [(&str, Add); 5] = [
+    ("cpu", |usage, directory| {
+        let stat = read(directory, "cpu.stat");
+        usage.throttled = usage.throttled.or(field(&stat, "nr_throttled"));
+        let ns = field(&stat, "throttled_time");
+        usage.throttled_us = usage.throttled_us.or(ns.map(|ns| ns / 1_000));
+    }),
+    ("cpuacct", |usage, directory| {
+        let ns = number(directory, "cpuacct.usage");
+        usage.cpu_us = usage.cpu_us.or(ns.map(|ns| ns / 1_000));
+    }),
+    ("memory", |usage, directory| {
+        let cache = field(&read(directory, "memory.stat"), "total_inactive_file");
+        usage.add_memory(number(directory, "memory.usage_in_bytes"), cache);
+        let kills = field(&read(directory, "memory.oom_control"), "oom_kill");
+        usage.oom_kills = usage.oom_kills.or(kills);
+    }),
+    ("pids", |usage, directory| {
+        usage.pids = usage.pids.or(number(directory, "pids.current"));
+    }),
+    ("blkio", |usage, directory| {
+        let file = "blkio.throttle.io_service_bytes_recursive";
+        let text = read(directory, file);
+        let sum = |kind: &str| {
+            let lines = text.lines().filter_map(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                (words.next() == Some(kind)).then(|| words.next()?.parse::<u64>().ok())?
+            });
+            (!text.is_empty()).then(|| lines.sum())
+        };
+        usage.read_bytes = usage.read_bytes.or(sum("Read"));
+        usage.written_bytes = usage.written_bytes.or(sum("Write"));
+    }),
+];
+
+impl ResourceUsage {
+    fn add_unified(&mut self, directory: &Path) {
+        let stat = read(directory, "cpu.stat");
+        self.cpu_us = field(&stat, "usage_usec").or(self.cpu_us);
+        self.throttled = self.throttled.or(field(&stat, "nr_throttled"));
+        self.throttled_us = self.throttled_us.or(field(&stat, "throttled_usec"));
+        let current = number(directory, "memory.current");
+        if current.is_some() {
+            let cache = field(&read(directory, "memory.stat"), "inactive_file");
+            self.add_memory(current, cache);
+            let events = read(directory, "memory.events");
+            self.oom_kills = self.oom_kills.or(field(&events, "oom_kill"));
+        }
+        self.pids = self.pids.or(number(directory, "pids.current"));
+        if let Ok(text) = fs::read_to_string(directory.join("io.stat")) {
+            let sum = |key: &str| {
+                let words = text.split_whitespace();
+                let values = words.filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok());
+                values.sum()
+            };
+            self.read_bytes = self.read_bytes.or(Some(sum("rbytes=")));
+            self.written_bytes = self.written_bytes.or(Some(sum("wbytes=")));
+        }
+    }
+
+    fn add_memory(&mut self, current: Option<u64>, cache: Option<u64>) {
+        let used = current.map(|current| current.saturating_sub(cache.unwrap_or(0)));
+        self.memory_bytes = self.memory_bytes.or(used);
+    }
+
+    /// What is not counted for the cgroup, of its living processes.
+    fn add_processes(&mut self, pids: &[i32]) {
+        let (mut resident, mut read_bytes, mut written) = (0, 0, 0);
+        for pid in pids {
+            let process = format!("/proc/{pid}");
+            let process = Path::new(&process);
+            if self.memory_bytes.is_none() {
+                let pages = read(process, "statm");
+                let pages = pages.split_whitespace().nth(1);
+                let pages: u64 = pages.and_then(|pages| pages.parse().ok()).unwrap_or(0);
+                resident += pages * page_bytes();
+            }
+            if self.read_bytes.is_none() {
+                let io = read(process, "io");
+                read_bytes += field(&io, "read_bytes:").unwrap_or(0);
+                written += field(&io, "write_bytes:").unwrap_or(0);
+            }
+        }
+        self.memory_bytes = self.memory_bytes.or(Some(resident));
+        self.pids = self.pids.or(Some(pids.len() as u64));
+        if self.read_bytes.is_none() {
+            self.read_bytes = Some(read_bytes);
+            self.written_bytes = Some(written);
+        }
+    }
+}
+
+/// Bytes that the network interfaces of a process's network namespace have received and sent, without
+/// its loopback interface; `None` if it cannot be read.
+#[must_use]
+pub fn network_bytes(pid: i32) -> Option<(u64, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
+    let mut sum = (0, 0);
+    for (name, counters) in text.lines().filter_map(|line| line.split_once(':')) {
+        if name.trim() == "lo" {
+            continue;
+        }
+        let mut counters = counters
+            .split_whitespace()
+            .map(|word| word.parse().unwrap_or(0));
+        sum.0 += counters.next().unwrap_or(0_u64);
+        sum.1 += counters.nth(7).unwrap_or(0_u64);
+    }
+    Some(sum)
+}
+
+fn read(directory: &Path, file: &str) -> String {
+    fs::read_to_string(directory.join(file)).unwrap_or_default()
+}
+
+fn number(directory: &Path, file: &str) -> Option<u64> {
+    read(directory, file).trim().parse().ok()
+}
+
+/// The value of a line `NAME VALUE`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(' ')?;
+        (key == name).then(|| value.trim().parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(directory: &Path, files: &[(&str, &str)]) {
+        fs::create_dir_all(directory).expect("made");
+        for (name, text) in files {
+            fs::write(directory.join(name), text).expect("written");
+        }
+    }
+
+    #[test]
+    fn v2_is_read_in_bytes_and_microseconds() {
+        let root = tempfile::tempdir().expect("a directory");
+        let cgroup = root.path().join("conman-1/s.1");
+        write(
+            &cgroup,
+            &[
+                (
+                    "cpu.stat",
+                    "usage_usec 1500000\nnr_throttled 3\nthrottled_usec 250\n",
+                ),
+                ("memory.current", "5000\n"),
+                ("memory.stat", "anon 10\ninactive_file 1000\n"),
+                ("memory.events", "oom 2\noom_kill 1\n"),
+                ("pids.current", "7\n"),
+                (
+                    "io.stat",
+                    "8:0 rbytes=10 wbytes=20 rios=1\n8:16 rbytes=1 wbytes=2\n",
+                ),
+                ("cgroup.procs", ""),
+            ],
+        );
+        let mut usage = ResourceUsage::default();
+        usage.add_unified(&cgroup);
+        let expected = ResourceUsage {
+            cpu_us: Some(1_500_000),
+            throttled_us: Some(250),
+            throttled: Some(3),
+            memory_bytes: Some(4_000),
+            oom_kills: Some(1),
+            pids: Some(7),
+            read_bytes: Some(11),
+            written_bytes: Some(22),
+        };
+        assert_eq!(usage, expected);
+    }
+
+    #[test]
+    fn v1_is_read_in_the_same_units() {
+        let root = tempfile::tempdir().expect("a directory");
+        let cgroup = root.path();
+        write(
+            cgroup,
+            &[
+                (
+                    "cpu.stat",
+                    "nr_periods 9\nnr_throttled 3\nthrottled_time 250000\n",
+                ),
+                ("cpuacct.usage", "1500000000\n"),
+                ("memory.usage_in_bytes", "5000\n"),
+                ("memory.stat", "inactive_file 1\ntotal_inactive_file 1000\n"),
+                (
+                    "memory.oom_control",
+                    "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+                ),
+                ("pids.current", "7\n"),
+                (
+                    "blkio.throttle.io_service_bytes_recursive",
+                    "8:0 Read 10\n8:0 Write 22\n8:16 Read 1\nTotal 33\n",
+                ),
+            ],
+        );
+        let mut usage = ResourceUsage::default();
+        for (_, add) in V1 {
+            add(&mut usage, cgroup);
+        }
+        let expected = ResourceUsage {
+            cpu_us: Some(1_500_000),
+            throttled_us: Some(250),
+            throttled: Some(3),
+            memory_bytes: Some(4_000),
+            oom_kills: Some(1),
+            pids: Some(7),
+            read_bytes: Some(11),
+            written_bytes: Some(22),
+        };
+        assert_eq!(usage, expected);
+    }
+
+    #[test]
+    fn what_no_hierarchy_counts_comes_from_the_processes() {
+        let mut usage = ResourceUsage::default();
+        let own = i32::try_from(std::process::id()).expect("fits");
+        usage.add_processes(&[own]);
+        assert!(
+            usage.memory_bytes.is_some_and(|bytes| bytes > 100_000),
+            "{usage:?}"
+        );
+        assert_eq!(usage.pids, Some(1));
+        assert_eq!(usage.cpu_us, None);
+        assert!(network_bytes(own).is_some() && network_bytes(-1).is_none());
+    }
+}
