@@ -36,6 +36,9 @@ pub enum EventKind {
     SessionCleaned,
     /// A new daemon took over a container that an earlier one had started.
     SessionAdopted,
+    /// A connection of the session by its egress proxy was refused or failed; the message says which
+    /// and why. One in a minute, with the number of the others.
+    EgressRefused,
     /// A container without a record was found and ended.
     OrphanEnded,
     /// Clean-up failed and will be tried again.
@@ -87,6 +90,7 @@ impl EventKind {
             Self::SessionReleased => "session_released",
             Self::SessionCleaned => "session_cleaned",
             Self::SessionAdopted => "session_adopted",
+            Self::EgressRefused => "egress_refused",
             Self::OrphanEnded => "orphan_ended",
             Self::CleanupFailed => "cleanup_failed",
             Self::NodeStarted => "node_started",

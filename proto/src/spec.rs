@@ -35,7 +35,8 @@ impl fmt::Display for RuntimeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
-    /// A network namespace with only `lo`; reachable through conman alone, no egress.
+    /// A network namespace with only `lo`; reachable through conman alone. What it may reach, `egress`
+    /// lists.
     #[default]
     Loopback,
     /// Docker's own default bridge, with egress as Docker gives it.
@@ -158,6 +159,11 @@ pub struct SessionRequest {
     /// How the container is connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
+    /// What it may connect to: `HOST:PORT`, `*.HOST:PORT` (names below HOST), `NETWORK:PORT`, or
+    /// `internet`. A request can only narrow its template's list; nothing when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 128)]
+    pub egress: Option<Vec<String>>,
     /// Memory limit in bytes, swap included.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 6_291_456)]
@@ -238,6 +244,9 @@ pub struct ResolvedSpec {
     pub ready_path: Option<String>,
     pub ready_timeout_s: u32,
     pub network: Network,
+    /// In order, without duplicates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<String>,
     pub memory_bytes: Option<u64>,
     #[serde(default)]
     pub disk_bytes: Option<u64>,

@@ -1,7 +1,8 @@
 //! Pure decisions: how a request becomes a spec, the names of objects, the states of a session's
 //! life, the plan of a preemption or a drain, the sessions in a listing, which node of a fleet may
 //! run a session ([`ownership`]) and which one should ([`placement`]), what is restarted
-//! automatically ([`restart`]), and what is forgotten ([`retention`]).
+//! automatically ([`restart`]), what is forgotten ([`retention`]), and what a session may connect to
+//! ([`egress`]).
 //!
 //! Absent on purpose: I/O, clocks, randomness, threads and tokio. The caller passes in the time,
 //! and destructive work is returned as data for the caller to execute. No task runs here; only
@@ -13,6 +14,7 @@ mod activity;
 mod bind;
 mod closing;
 pub mod drain;
+pub mod egress;
 mod end_cause;
 mod error_chain;
 mod image_reference;

@@ -12,6 +12,7 @@ use crate::spec_policy::{
 };
 use crate::{image_reference, preempt_signal};
 
+mod egress;
 mod mistakes;
 mod program;
 
@@ -200,6 +201,7 @@ fn fill_in(
             mistakes,
         ),
         network,
+        egress: egress::egress(base, request, (runtime, network, port), mistakes),
         memory_bytes: memory(policy, base, request, mistakes),
         disk_bytes,
         disk_inodes,

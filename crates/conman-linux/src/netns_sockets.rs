@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io;
-use std::net::TcpStream;
+use std::net::{TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,8 +44,9 @@ pub struct NetnsSockets {
 #[derive(Debug)]
 struct Request {
     process: Arc<PidFd>,
-    ipv6: bool,
-    answer: oneshot::Sender<io::Result<TcpStream>>,
+    family: AddressFamily,
+    kind: SocketType,
+    answer: oneshot::Sender<io::Result<OwnedFd>>,
 }
 
 /// Why a worker ended.
@@ -77,10 +78,35 @@ impl NetnsSockets {
     /// Errors: ESRCH when the process is dead, `PermissionDenied` when it is in conman's own
     /// network namespace, where a port is not the session's.
     pub async fn tcp_socket(&self, process: Arc<PidFd>, ipv6: bool) -> io::Result<TcpStream> {
+        let family = if ipv6 {
+            AddressFamily::INET6
+        } else {
+            AddressFamily::INET
+        };
+        let socket = self.socket(process, family, SocketType::STREAM).await?;
+        Ok(socket.into())
+    }
+
+    /// Like [`Self::tcp_socket`], a UDP socket over IPv4.
+    pub async fn udp_socket(&self, process: Arc<PidFd>) -> io::Result<UdpSocket> {
+        let kind = SocketType::DGRAM;
+        Ok(self
+            .socket(process, AddressFamily::INET, kind)
+            .await?
+            .into())
+    }
+
+    async fn socket(
+        &self,
+        process: Arc<PidFd>,
+        family: AddressFamily,
+        kind: SocketType,
+    ) -> io::Result<OwnedFd> {
         let (answer, answered) = oneshot::channel();
         let request = Request {
             process,
-            ipv6,
+            family,
+            kind,
             answer,
         };
         let stopped = || io::Error::other("the threads that make sockets in namespaces have ended");
@@ -202,7 +228,8 @@ fn work(home: &Home, queue: &Queue) -> End {
         if request.answer.is_closed() {
             continue;
         }
-        let made = enter(&request.process).and_then(|()| make_socket(home, request.ipv6));
+        let made =
+            enter(&request.process).and_then(|()| make_socket(home, request.family, request.kind));
         let returned = home.enter();
         // If the caller was cancelled, the socket is dropped with the answer.
         let _ = request.answer.send(made);
@@ -232,25 +259,15 @@ fn enter(process: &PidFd) -> io::Result<()> {
     }
 }
 
-fn make_socket(home: &Home, ipv6: bool) -> io::Result<TcpStream> {
+fn make_socket(home: &Home, family: AddressFamily, kind: SocketType) -> io::Result<OwnedFd> {
     if home.is_here()? {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             "the process shares conman's own network namespace",
         ));
     }
-    let family = if ipv6 {
-        AddressFamily::INET6
-    } else {
-        AddressFamily::INET
-    };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(TcpStream::from(socket_with(
-        family,
-        SocketType::STREAM,
-        flags,
-        None,
-    )?))
+    Ok(socket_with(family, kind, flags, None)?)
 }
 
 #[cfg(test)]

@@ -6,9 +6,11 @@
 //! - one thread that learns which links disappear (`link_watch`): only then is an address free again;
 //! - the names and interface groups by which an instance's links are told from all others
 //!   ([`LinkIdentity`]);
-//! - the host's rules for these links ([`RuleSet`]), and a task that restores them ([`RulesKeeper`]).
+//! - the host's rules for these links ([`RuleSet`]), and a task that restores them ([`RulesKeeper`]);
+//! - the proxy and the resolver inside the namespaces of sessions without a link ([`egress`]).
 #![forbid(unsafe_code)]
 
+pub mod egress;
 mod link_identity;
 mod link_messages;
 mod link_watch;

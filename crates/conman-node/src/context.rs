@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use conman_linux::NetnsSockets;
+use conman_net::egress::Egress;
 use conman_proto::{EventKind, Generation, RuntimeKind, SessionId};
 use conman_registry::{Journal, NewEvent, Registry};
 use conman_runtime::{ContainerKey, Runtime};
@@ -29,6 +30,7 @@ pub(crate) struct Context {
     pub(crate) runtimes: BTreeMap<RuntimeKind, Arc<dyn Runtime>>,
     pub(crate) table: Arc<KillTable>,
     pub(crate) sockets: Arc<NetnsSockets>,
+    pub(crate) egress: Egress,
     pub(crate) sessions: SessionTable,
     /// One permit for each start that the runtime may work on at a time.
     pub(crate) starts: Arc<Semaphore>,

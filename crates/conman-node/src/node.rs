@@ -6,6 +6,7 @@ use std::time::Duration;
 use conman_core::naming::Instance;
 use conman_core::{EndCause, SpecPolicy};
 use conman_linux::NetnsSockets;
+use conman_net::egress::Egress;
 use conman_proto::{EventKind, PreemptRequest, SessionState};
 use conman_registry::{Journal, Registry};
 use conman_runtime::Runtime;
@@ -70,6 +71,9 @@ impl Node {
         let thread = |action| move |source| NodeStartError::Thread { action, source };
         let sockets = NetnsSockets::start()
             .map_err(thread("start the threads that make sockets in namespaces"))?;
+        let sockets = Arc::new(sockets);
+        let egress = Egress::start(options.egress.clone(), Arc::clone(&sockets))
+            .map_err(thread("start the threads of the egress proxy"))?;
         let table = Arc::new(KillTable::default());
         let means = emergency::Means {
             table: Arc::clone(&table),
@@ -89,7 +93,8 @@ impl Node {
                 .map(|runtime| (runtime.kind(), runtime))
                 .collect(),
             table,
-            sockets: Arc::new(sockets),
+            sockets,
+            egress,
             sessions: SessionTable::default(),
             host_limits: HostLimits::default(),
             held: Arc::default(),

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use conman_core::SpecPolicy;
 use conman_core::naming::Instance;
+use conman_net::egress::EgressOptions;
 use conman_proto::SessionId;
 use conman_registry::Standing;
 use conman_vitals::Vitals;
@@ -28,6 +29,7 @@ pub struct NodeOptions {
     pub standing: watch::Receiver<Standing>,
     /// Watches the tasks that are essential for the daemon.
     pub vitals: Vitals,
+    pub egress: EgressOptions,
 }
 
 impl NodeOptions {
@@ -46,6 +48,7 @@ impl NodeOptions {
             preempt_budget_ms: 25_000,
             standing: watch::channel(Standing::Alone).1,
             vitals: Vitals::default(),
+            egress: EgressOptions::default(),
         }
     }
 }

@@ -193,6 +193,7 @@ fn spec() -> ResolvedSpec {
         ready_path: Some("/".to_owned()),
         ready_timeout_s: 60,
         network: Network::Loopback,
+        egress: Vec::new(),
         memory_bytes: Some(1 << 28),
         disk_bytes: None,
         disk_inodes: None,

@@ -575,6 +575,7 @@ pub fn spec(template: &str) -> ResolvedSpec {
         ready_path: None,
         ready_timeout_s: 60,
         network: Network::Loopback,
+        egress: Vec::new(),
         memory_bytes: Some(u64::MAX),
         disk_bytes: None,
         disk_inodes: None,

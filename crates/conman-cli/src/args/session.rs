@@ -112,6 +112,9 @@ pub struct RunArgs {
     /// How the container is connected
     #[arg(long, value_name = "NETWORK", value_parser = network_parser())]
     pub network: Option<Network>,
+    /// What it may connect to, within its template's list; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    pub egress: Vec<String>,
     /// HTTP path whose 2xx or 3xx answer means ready
     #[arg(long, value_name = "PATH")]
     pub ready_path: Option<String>,
@@ -168,6 +171,7 @@ impl RunArgs {
             ready_path: self.ready_path.clone(),
             ready_timeout_s: self.ready_timeout,
             network: self.network,
+            egress: given(&self.egress),
             memory_bytes: self.memory,
             disk_bytes: self.disk,
             disk_inodes: None,

@@ -186,6 +186,12 @@ impl Chapter<'_> {
                 times(adopted)
             ));
         }
+        if let Some(refused) = self.last(EventKind::EgressRefused) {
+            sentences.push(format!(
+                "Last refused or failed connection by its egress proxy: {}.",
+                without_stop(&printable(&refused.message))
+            ));
+        }
         sentences
     }
 

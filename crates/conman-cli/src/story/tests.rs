@@ -109,6 +109,7 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
             ready_path: None,
             ready_timeout_s: 60,
             network: Network::Loopback,
+            egress: Vec::new(),
             memory_bytes: Some(268_435_456),
             disk_bytes: None,
             disk_inodes: None,

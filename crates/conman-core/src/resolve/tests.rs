@@ -52,6 +52,73 @@ fn policy() -> SpecPolicy {
     }
 }
 
+fn with_egress(
+    template: &[&str],
+    request: Option<&[&str]>,
+) -> Result<Vec<String>, Vec<FieldError>> {
+    let words = |list: &[&str]| Some(list.iter().map(|&text| text.to_owned()).collect());
+    let mut policy = policy();
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.request.egress = words(template);
+    let request = SessionRequest {
+        egress: request.and_then(words),
+        ..named("python")
+    };
+    resolve(&policy, &id(), &request).map(|spec| spec.egress)
+}
+
+#[test]
+fn a_request_can_only_narrow_the_egress_of_its_template() {
+    let listed = ["b.example.org:80", "*.example.org:443", "10.0.0.0/8:1"];
+    let inherited = with_egress(&listed, None).expect("the template's");
+    assert_eq!(
+        inherited,
+        ["b.example.org:80", "*.example.org:443", "10.0.0.0/8:1"]
+    );
+    let narrowed = with_egress(&listed, Some(&["a.example.org:443", "10.0.0.0/8:1"]));
+    assert_eq!(
+        narrowed.expect("narrower"),
+        ["a.example.org:443", "10.0.0.0/8:1"]
+    );
+    assert_eq!(with_egress(&listed, Some(&[])), Ok(Vec::new()));
+    for wider in [
+        "internet",
+        "example.org:443",
+        "b.example.org:81",
+        "10.0.0.0/9:1",
+    ] {
+        let mistakes = with_egress(&listed, Some(&[wider])).expect_err(wider);
+        assert_eq!(fields(&mistakes), ["egress"], "{wider}");
+        assert!(mistakes[0].message.contains("`python`"), "{mistakes:?}");
+    }
+    let mistakes = with_egress(&["https://example.org"], None).expect_err("a URL");
+    assert_eq!(fields(&mistakes), ["egress[0]"]);
+    let alone = SessionRequest {
+        egress: Some(vec!["internet".to_owned()]),
+        image: Some("a:b".to_owned()),
+        ..SessionRequest::default()
+    };
+    let mistakes = resolve(&policy(), &id(), &alone).expect_err("no template");
+    assert_eq!(fields(&mistakes), ["egress"]);
+}
+
+#[test]
+fn egress_is_refused_where_it_is_not_served() {
+    let egress = Some(vec!["internet".to_owned()]);
+    let mut policy = policy();
+    for template in policy.templates.values_mut() {
+        template.request.egress.clone_from(&egress);
+    }
+    let mistakes = resolve(&policy, &id(), &named("bare")).expect_err("the process runtime");
+    assert!(fields(&mistakes).contains(&"egress"), "{mistakes:?}");
+    let proxys_own = SessionRequest {
+        port: Some(Some(crate::egress::EGRESS_PROXY_PORT)),
+        ..named("python")
+    };
+    let mistakes = resolve(&policy, &id(), &proxys_own).expect_err("the proxy's port");
+    assert_eq!(fields(&mistakes), ["port"]);
+}
+
 fn named(template: &str) -> SessionRequest {
     SessionRequest {
         template: Some(template.to_owned()),

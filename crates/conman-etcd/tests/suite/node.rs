@@ -198,6 +198,7 @@ pub(crate) fn spec() -> ResolvedSpec {
         ready_path: None,
         ready_timeout_s: 60,
         network: Network::Loopback,
+        egress: Vec::new(),
         memory_bytes: None,
         disk_bytes: None,
         disk_inodes: None,

@@ -1,4 +1,5 @@
 mod connecting;
+mod egress;
 mod isolation;
 mod namespace;
 mod sweeping;

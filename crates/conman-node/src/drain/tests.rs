@@ -6,6 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use conman_core::{Instance, SpecPolicy};
 use conman_linux::NetnsSockets;
+use conman_net::egress::{Egress, EgressOptions};
 use conman_registry::{Journal, ModelRegistry};
 use tokio::sync::Notify;
 
@@ -17,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A node without sessions or runtimes.
 fn empty_node(state_dir: &Path) -> Arc<Context> {
+    let sockets = Arc::new(NetnsSockets::start().expect("threads"));
+    let egress = Egress::start(EgressOptions::default(), Arc::clone(&sockets));
     let journal = Journal::open(&state_dir.join("journal"), "test-node", 1_000);
     Arc::new(Context {
         options: NodeOptions::new(
@@ -29,7 +32,8 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
         journal: Arc::new(journal.expect("a journal")),
         runtimes: BTreeMap::new(),
         table: Arc::default(),
-        sockets: Arc::new(NetnsSockets::start().expect("threads")),
+        sockets,
+        egress: egress.expect("threads"),
         sessions: crate::session_table::SessionTable::default(),
         starts: Arc::new(Semaphore::new(1)),
         host_limits: crate::host_limits::HostLimits::default(),

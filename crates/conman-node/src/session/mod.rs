@@ -18,6 +18,7 @@
 mod answer;
 mod claim;
 mod driver;
+mod egress;
 mod handle;
 mod hold_process;
 mod idle;

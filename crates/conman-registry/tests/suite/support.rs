@@ -78,6 +78,7 @@ pub(crate) fn spec() -> ResolvedSpec {
         ready_path: Some("/".to_owned()),
         ready_timeout_s: 60,
         network: Network::Loopback,
+        egress: Vec::new(),
         memory_bytes: Some(1 << 28),
         disk_bytes: None,
         disk_inodes: None,

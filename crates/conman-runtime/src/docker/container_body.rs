@@ -1,6 +1,6 @@
 //! Builds dockerd's create request from a plan.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use bollard::models::{
@@ -10,7 +10,7 @@ use bollard::models::{
 use conman_proto::Network;
 
 use crate::ContainerPlan;
-use crate::shared::container_files::{ContainerFiles, generation_environment};
+use crate::shared::container_files::{ContainerFiles, egress_environment, generation_environment};
 use conman_core::naming::{
     self, CgroupDriver, Instance, LABEL_GENERATION, LABEL_INSTANCE, LABEL_SESSION,
 };
@@ -51,11 +51,9 @@ pub(super) fn container_body(
     max_cpus: f64,
 ) -> ContainerCreateBody {
     let spec = &plan.spec;
-    let environment = spec
-        .env
-        .iter()
-        .map(|(name, value)| (name.clone(), value.clone()));
-    let environment = environment.chain(generation_environment(&plan.key));
+    let mut environment: BTreeMap<_, _> = egress_environment(spec).into_iter().collect();
+    environment.extend(spec.env.clone());
+    environment.extend(generation_environment(&plan.key));
     let (entrypoint, arguments) = command(plan);
     ContainerCreateBody {
         image: Some(spec.image.clone()),
@@ -64,6 +62,7 @@ pub(super) fn container_body(
         cmd: arguments,
         env: Some(
             environment
+                .into_iter()
                 .map(|(name, value)| format!("{name}={value}"))
                 .collect(),
         ),

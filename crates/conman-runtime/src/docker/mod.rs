@@ -221,7 +221,8 @@ impl Shared {
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
         let files = ContainerFiles::at(&plan.files_dir);
         let (written, key) = (files.clone(), plan.key.clone());
-        self.on_blocking_thread("create", move || written.write(&key))
+        let has_egress = !plan.spec.egress.is_empty();
+        self.on_blocking_thread("create", move || written.write(&key, has_egress))
             .await?;
         locked(&self.files).insert(plan.key.clone(), plan.files_dir.clone());
 

@@ -61,7 +61,10 @@ impl Inner {
         let mut below = below.map_err(|error| refused("create", key, error.to_string()))?;
         below.extend(self.images.base().map(Path::to_owned));
         let paths = OWN_FILES.map(|(_, target)| target.to_owned());
-        let files = paths.into_iter().zip(contents(key)).collect();
+        let files = paths
+            .into_iter()
+            .zip(contents(key, !plan.spec.egress.is_empty()))
+            .collect();
         let asked = plan.binds.iter().map(|bind| {
             let spec = BindSpec {
                 target: bind.target.clone(),

@@ -8,7 +8,7 @@ use conman_proto::ResolvedSpec;
 use conman_shim::ProgramSpec;
 
 use super::failure::refused;
-use crate::shared::container_files::generation_environment;
+use crate::shared::container_files::{egress_environment, generation_environment};
 use crate::{ContainerKey, ExecPlan, RuntimeError};
 
 /// Search path for commands if neither image nor spec sets one: Docker's.
@@ -47,6 +47,9 @@ pub(super) fn first_program(
         if let Some((name, value)) = pair.split_once('=') {
             env.set(name, value);
         }
+    }
+    for (name, value) in egress_environment(spec) {
+        env.set(&name, &value);
     }
     for (name, value) in &spec.env {
         env.set(name, value);
@@ -169,6 +172,7 @@ mod tests {
             ready_path: None,
             ready_timeout_s: 60,
             network: Network::Loopback,
+            egress: Vec::new(),
             memory_bytes: None,
             disk_bytes: None,
             disk_inodes: None,
@@ -191,6 +195,28 @@ mod tests {
     fn value<'a>(program: &'a ProgramSpec, name: &str) -> Option<&'a str> {
         let found = program.env.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
+    }
+
+    #[test]
+    fn programs_find_the_egress_proxy_by_variables_that_the_spec_may_replace() {
+        let image = ImageConfig::default();
+        let variable = |spec: &ResolvedSpec, name: &str| {
+            let program = first_program(&key(), spec, &image, &[]).expect("a program");
+            let found = program.env.into_iter().find(|(known, _)| known == name);
+            found.map(|(_, value)| value)
+        };
+        let mut spec = ResolvedSpec {
+            command: words("sh"),
+            ..spec()
+        };
+        assert_eq!(variable(&spec, "http_proxy"), None, "without egress");
+        spec.egress = words("internet");
+        for name in ["http_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+            let proxy = Some("http://127.0.0.1:3128".to_owned());
+            assert_eq!(variable(&spec, name), proxy, "{name}");
+        }
+        spec.env.insert("http_proxy".to_owned(), "mine".to_owned());
+        assert_eq!(variable(&spec, "http_proxy").as_deref(), Some("mine"));
     }
 
     #[test]

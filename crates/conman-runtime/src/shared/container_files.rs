@@ -7,7 +7,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use conman_core::egress::egress_variables;
 use conman_linux::spread_directories;
+use conman_proto::ResolvedSpec;
 
 use crate::{ContainerKey, RuntimeError};
 
@@ -29,13 +31,18 @@ pub const OWN_FILES: [(&str, &str); 3] = [
 ];
 
 /// Contents of each of [`OWN_FILES`], in their order.
-pub fn contents(key: &ContainerKey) -> [String; OWN_FILES.len()] {
+pub fn contents(key: &ContainerKey, has_egress: bool) -> [String; OWN_FILES.len()] {
     let session = &key.session;
-    [
-        format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
+    let resolv_conf = if has_egress {
+        "# conman's resolver, for the names in the session's egress list\nnameserver 127.0.0.1\n"
+    } else {
         // Without a name server, resolvers use 127.0.0.1, which refuses at once unless the session
         // serves names. The options bound the wait when it does but does not answer.
-        "# no network beyond this container\noptions attempts:1 timeout:1\n".to_owned(),
+        "# no network beyond this container\noptions attempts:1 timeout:1\n"
+    };
+    [
+        format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
+        resolv_conf.to_owned(),
         format!("{session}\n"),
     ]
 }
@@ -79,9 +86,9 @@ impl ContainerFiles {
     }
 
     /// Writes every file, replacing those of an earlier attempt.
-    pub fn write(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+    pub fn write(&self, key: &ContainerKey, has_egress: bool) -> Result<(), RuntimeError> {
         self.make()?;
-        for ((name, _), text) in OWN_FILES.iter().zip(contents(key)) {
+        for ((name, _), text) in OWN_FILES.iter().zip(contents(key, has_egress)) {
             let path = self.dir.join(name);
             // The mode is set separately, so that no umask narrows it.
             fs::write(&path, text)
@@ -109,6 +116,14 @@ pub fn generation_environment(key: &ContainerKey) -> [(String, String); 2] {
         ("CONMAN_SESSION_ID".to_owned(), key.session.to_string()),
         ("CONMAN_GENERATION".to_owned(), key.generation.to_string()),
     ]
+}
+
+/// The environment variables by which programs find the egress proxy; none without `egress`.
+pub fn egress_environment(spec: &ResolvedSpec) -> Vec<(String, String)> {
+    if spec.egress.is_empty() {
+        return Vec::new();
+    }
+    egress_variables()
 }
 
 fn make_directory(path: &Path) -> Result<(), RuntimeError> {
@@ -151,9 +166,9 @@ mod tests {
     fn what_was_written_is_removed_again_and_removing_it_twice_is_fine() {
         let root = tempfile::tempdir().expect("a directory");
         let files = ContainerFiles::at(&root.path().join("alice.7"));
-        files.write(&key()).expect("written");
+        files.write(&key(), false).expect("written");
         files
-            .write(&key())
+            .write(&key(), false)
             .expect("written again after a failed attempt");
         let hostname = fs::read_to_string(files.hostname());
         assert_eq!(hostname.expect("a file"), "alice\n");
@@ -163,10 +178,21 @@ mod tests {
     }
 
     #[test]
+    fn only_a_container_with_egress_has_a_name_server() {
+        let root = tempfile::tempdir().expect("a directory");
+        let files = ContainerFiles::at(root.path());
+        for has_egress in [true, false] {
+            files.write(&key(), has_egress).expect("written");
+            let text = fs::read_to_string(files.resolv_conf()).expect("a file");
+            assert_eq!(text.contains("nameserver 127.0.0.1"), has_egress, "{text}");
+        }
+    }
+
+    #[test]
     fn a_directory_that_holds_something_else_is_left_with_it() {
         let root = tempfile::tempdir().expect("a directory");
         let files = ContainerFiles::at(root.path());
-        files.write(&key()).expect("written");
+        files.write(&key(), false).expect("written");
         fs::write(root.path().join("precious"), "x").expect("written");
         let error = files.remove().expect_err("the directory is not empty");
         assert!(matches!(error, RuntimeError::Host { .. }), "{error}");

@@ -146,6 +146,7 @@ impl Stage {
             ready_path: None,
             ready_timeout_s: 60,
             network: Network::Loopback,
+            egress: Vec::new(),
             memory_bytes: None,
             disk_bytes: None,
             disk_inodes: None,

@@ -17,7 +17,7 @@ use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
 use super::{
-    Config, Limits, Listen, LogFormat, OnSigterm, Preempt, fleet, images, registry, templates,
+    Config, Limits, Listen, LogFormat, OnSigterm, Preempt, fleet, images, net, registry, templates,
 };
 
 /// The configuration file when none is named.
@@ -184,6 +184,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         .unwrap_or_else(|| "/var/run/docker.sock".into());
     docker.finish();
     let images = images::images(&root.section("images"));
+    let net = net::net(&root.section("net"), shared.as_ref());
     let log = root.section("log");
     let log_format = log
         .get("format", "\"text\" or \"json\"")
@@ -220,6 +221,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         docker_socket,
         log_format,
         bind_first_id,
+        net,
         policy,
     };
     if let Some(shared) = &config.shared {

@@ -7,6 +7,7 @@ mod admin;
 mod fleet;
 mod images;
 mod load;
+mod net;
 mod reader;
 mod registry;
 mod templates;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use conman_auth::FleetTlsFiles;
 use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
+use conman_net::egress::EgressOptions;
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
 use conman_runtime::KeptLogLimits;
@@ -62,6 +64,8 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     /// `binds.first_id`: host id of user 0 in files of native sessions' binds.
     pub(crate) bind_first_id: u32,
+    /// `[net]`
+    pub(crate) net: EgressOptions,
     /// Templates, `binds.allow`, and the limits of specs.
     pub(crate) policy: SpecPolicy,
 }

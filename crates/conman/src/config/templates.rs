@@ -22,6 +22,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         ready_path: section.string("ready_path"),
         ready_timeout_s: section.integer("ready_timeout_s", ANY),
         network: section.get("network", "\"loopback\" or \"bridge\""),
+        egress: section.strings("egress"),
         memory_bytes: section.integer("memory_bytes", ANY),
         disk_bytes: section.integer("disk_bytes", ANY),
         disk_inodes: section.integer("disk_inodes", ANY),

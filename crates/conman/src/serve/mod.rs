@@ -506,6 +506,7 @@ async fn start_node(
     options.preempt_budget_ms = config.preempt.budget_ms;
     options.standing = state.fleet.standing();
     options.vitals = state.vitals.clone();
+    options.egress = config.net.clone();
     Node::start(
         options,
         emergency,

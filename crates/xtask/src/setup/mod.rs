@@ -10,6 +10,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::process::installed;
+
 pub(crate) use images::{DEMO_IMAGE, demo_archive};
 
 /// A machine that is set up; dropping it stops the Docker daemon that the set-up started.
@@ -89,10 +91,17 @@ pub(crate) fn for_tests() -> Result<Machine> {
         "docker-registry",
         "etcd-client",
         "etcd-server",
+        "git",
         "iproute2",
+        "python3-httpx",
+        "python3-pip",
         "tmux",
         "util-linux",
     ])?;
+    // Other packages than the distribution's provide it, too.
+    if !installed("npm") {
+        packages::install(&["npm"])?;
+    }
     worker_vm::make()?;
     Ok(machine)
 }

@@ -12,6 +12,7 @@ mod crash;
 mod disk_limits;
 mod docker_trouble;
 mod early_signals;
+mod egress;
 mod events;
 mod exec_logs;
 mod failed_starts;

@@ -18,6 +18,7 @@ use crate::phases;
 use crate::session::answer::{
     Answer, Hold, Launched, Made, ReleaseFailure, StartOutcome, StepFailure,
 };
+use crate::session::egress;
 use crate::session::handle::StopOrder;
 use crate::session::idle::Patience;
 use crate::session::view::Failure;
@@ -149,6 +150,8 @@ impl Driver {
                     Some(_) => !self.told_fate || self.is_ended(),
                     None => false,
                 };
+                // Its sockets would keep the network namespace.
+                self.egress = None;
                 self.publisher
                     .dead(self.life.generation().filter(|_| !theirs));
                 Event::Exited
@@ -250,6 +253,9 @@ impl Driver {
 
     /// Holds the init from now on, and reports its death.
     pub(super) fn hold(&mut self, process: Arc<PidFd>) {
+        if let Some(generation) = self.life.generation() {
+            self.egress = egress::serve(&self.context, &self.handle, generation, &process);
+        }
         self.process = Some(Arc::clone(&process));
         self.dying = Some(Box::pin(certificate::of(process)));
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use conman_core::EndCause;
 use conman_core::lifecycle::{Action, Cause, Event, Lifecycle, Remains, State, Step, Timing};
 use conman_linux::PidFd;
+use conman_net::egress::EgressGuard;
 use conman_proto::{Generation, SessionEnd};
 use conman_registry::{ContainerIdentity, Ending, RecordState, SessionRecord};
 use conman_runtime::{ContainerKey, Runtime};
@@ -76,6 +77,8 @@ struct Driver {
     publisher: Publisher,
     permit: Option<OwnedSemaphorePermit>,
     process: Option<Arc<PidFd>>,
+    /// Serves the held process's network namespace, if the spec has `egress`.
+    egress: Option<EgressGuard>,
     /// Completes with the held process's death; `None` afterwards.
     dying: Option<BoxFuture<'static, ()>>,
     container: Option<ContainerIdentity>,
@@ -160,6 +163,7 @@ impl Driver {
             noting: None,
             permit: None,
             process: None,
+            egress: None,
             dying: None,
             container: None,
             ready: None,

@@ -328,6 +328,7 @@ pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
         ready_path: None,
         ready_timeout_s: 60,
         network: Network::Loopback,
+        egress: Vec::new(),
         memory_bytes: None,
         disk_bytes: None,
         disk_inodes: None,

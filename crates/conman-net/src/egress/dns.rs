@@ -1,0 +1,135 @@
+//! The resolver inside a session: addresses of the names that the session may connect to.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::egress::TargetHost;
+use hickory_resolver::proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
+use hickory_resolver::proto::rr::{DNSClass, RData, Record};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::dial::look_up;
+use super::resolver::LookupError;
+use super::session::Session;
+
+/// Largest query that is read.
+const QUERY_BYTES: usize = 4_096;
+/// Queries of a session by UDP that are answered at a time; the kernel queues further ones.
+const MAX_QUERIES: usize = 16;
+/// Bound on the arrival of a query by TCP.
+const QUERY: Duration = Duration::from_secs(10);
+/// How long programs may cache an answer, in seconds.
+const TTL_S: u32 = 10;
+
+/// Answers queries by UDP, each in a task that ends with this future.
+pub(super) async fn datagrams(session: &Arc<Session>, socket: UdpSocket) {
+    let socket = Arc::new(socket);
+    let places = Arc::new(Semaphore::new(MAX_QUERIES));
+    let mut answering = JoinSet::new();
+    let mut query = vec![0; QUERY_BYTES];
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        while answering.try_join_next().is_some() {}
+        // An error is of an earlier answer, which its client did not wait for.
+        let Ok((length, client)) = socket.recv_from(&mut query).await else {
+            continue;
+        };
+        let (session, socket) = (Arc::clone(session), Arc::clone(&socket));
+        let query = query[..length].to_vec();
+        answering.spawn(async move {
+            if let Some((answer, room)) = answer(&session, &query).await {
+                let whole = answer.to_vec().ok().filter(|bytes| bytes.len() <= room);
+                let bytes = whole.or_else(|| answer.truncate().to_vec().ok());
+                // The client may be gone.
+                let _ = socket.send_to(&bytes.unwrap_or_default(), client).await;
+            }
+            drop(place);
+        });
+    }
+}
+
+/// Answers queries on a connection, one after the other.
+pub(super) async fn stream(session: Arc<Session>, mut client: TcpStream) {
+    while let Ok(Ok(query)) = timeout(QUERY, read(&mut client)).await {
+        let Some((answer, _)) = answer(&session, &query).await else {
+            return;
+        };
+        let bytes = answer.to_vec().unwrap_or_default();
+        let Ok(length) = u16::try_from(bytes.len()) else {
+            return;
+        };
+        let framed = [&length.to_be_bytes()[..], &bytes].concat();
+        if !matches!(timeout(QUERY, client.write_all(&framed)).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+async fn read(client: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let length = usize::from(client.read_u16().await?);
+    if length > QUERY_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut query = vec![0; length];
+    client.read_exact(&mut query).await?;
+    Ok(query)
+}
+
+/// Returns the answer to a query and the room for it in a datagram; `None` if it is not a query.
+async fn answer(session: &Session, query: &[u8]) -> Option<(Message, usize)> {
+    let query = Message::from_vec(query).ok()?;
+    if query.metadata.message_type != MessageType::Query {
+        return None;
+    }
+    let room = usize::from(query.max_payload());
+    let mut answer = Message::response(query.metadata.id, query.metadata.op_code);
+    answer.metadata = Metadata::response_from_request(&query.metadata);
+    answer.metadata.recursion_available = true;
+    let [question] = &query.queries[..] else {
+        answer.metadata.response_code = ResponseCode::FormErr;
+        return Some((answer, room));
+    };
+    answer.add_query(question.clone());
+    if query.metadata.op_code != OpCode::Query || question.query_class != DNSClass::IN {
+        answer.metadata.response_code = ResponseCode::NotImp;
+        return Some((answer, room));
+    }
+    let name = question.name.to_ascii();
+    match addresses(session, &name).await {
+        Ok(addresses) => {
+            let records = addresses
+                .into_iter()
+                .map(RData::from)
+                .filter(|data| data.record_type() == question.query_type)
+                .map(|data| Record::from_rdata(question.name.clone(), TTL_S, data));
+            answer.add_answers(records);
+        }
+        Err(code) => answer.metadata.response_code = code,
+    }
+    Some((answer, room))
+}
+
+async fn addresses(session: &Session, name: &str) -> Result<Vec<IpAddr>, ResponseCode> {
+    let Ok(TargetHost::Name(name)) = TargetHost::parse(name) else {
+        return Err(ResponseCode::NXDomain);
+    };
+    if !session.rules.may_look_up(&name) {
+        let listed = "it is not in the session's egress list; add it to `egress` of the template";
+        session.refused("name_not_listed", &format!("lookup of {name}: {listed}"));
+        return Err(ResponseCode::NXDomain);
+    }
+    match look_up(session, &name).await {
+        Ok(addresses) => Ok(addresses),
+        Err(LookupError::NoAddress) => Ok(Vec::new()),
+        Err(LookupError::NoSuchName) => Err(ResponseCode::NXDomain),
+        Err(LookupError::TimedOut | LookupError::Failed(_)) => Err(ResponseCode::ServFail),
+    }
+}

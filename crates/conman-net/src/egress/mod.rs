@@ -1,0 +1,135 @@
+//! A proxy and a resolver inside the network namespaces of sessions that have only their loopback
+//! interface. Programs find them by `http_proxy` and by resolv.conf.
+//!
+//! ```text
+//!  session's namespace              conman's namespace
+//!  127.0.0.1:3128 ─┬─ HTTP ──┐
+//!                  └─ SOCKS5 ─┴─> check name ─> resolve ─> check addresses ─> connect, copy
+//!  127.0.0.1:53   ─── DNS ──────> check name ─> resolve
+//! ```
+//!
+//! * The sockets inside are the daemon's. A session's program that connects to them is served by tasks of
+//!   this module's runtime, whose threads serve nothing else.
+//! * An address is connected to only after it was checked; a name is resolved once for each connection.
+//! * [`Egress::serve`] starts one task for a session, which owns its sockets, its connections and their
+//!   tasks. Dropping the [`EgressGuard`] aborts all of them and closes the sockets, which would
+//!   otherwise keep the network namespace alive.
+//! * Descriptors: 3 for an idle session, 2 more for each connection. Each session has
+//!   [`OWN_CONNECTIONS`], and up to [`MAX_CONNECTIONS`] while the [`SHARED_CONNECTIONS`] of the node
+//!   last. Further connections wait in the listener's queue.
+//! * Every wait for a client's request, a name or a connection is bounded in time. An idle tunnel may
+//!   last as long as its session.
+
+mod dial;
+mod dns;
+mod http;
+mod meters;
+mod resolver;
+mod session;
+mod socks;
+mod tunnel;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use conman_core::egress::{EgressRules, SpecialAddresses};
+use conman_linux::{NetnsSockets, PidFd};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+
+use resolver::Names;
+
+/// Descriptors of an idle session: two listeners and a UDP socket.
+pub const IDLE_DESCRIPTORS: u32 = 3;
+/// Connections that every session can have, whatever others do.
+pub const OWN_CONNECTIONS: usize = 16;
+/// Maximum number of connections of one session.
+pub const MAX_CONNECTIONS: usize = 256;
+/// Connections of all sessions beyond their [`OWN_CONNECTIONS`].
+pub const SHARED_CONNECTIONS: usize = 4_096;
+
+/// The node's settings.
+#[derive(Debug, Clone, Default)]
+pub struct EgressOptions {
+    /// Name servers; those of resolv.conf if empty.
+    pub dns: Vec<SocketAddr>,
+    pub special: SpecialAddresses,
+}
+
+/// Serves sessions, on threads of its own.
+#[derive(Debug)]
+pub struct Egress {
+    node: Arc<Node>,
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
+}
+
+/// What all sessions share.
+#[derive(Debug)]
+struct Node {
+    sockets: Arc<NetnsSockets>,
+    names: Names,
+    special: SpecialAddresses,
+    shared: Arc<Semaphore>,
+}
+
+/// One session that is served, until dropped.
+#[derive(Debug)]
+pub struct EgressGuard(AbortHandle);
+
+/// Receives the refusals of one session, as sentences.
+pub type OnRefusal = Box<dyn Fn(String) + Send + Sync>;
+
+impl Egress {
+    /// Starts the threads. Nothing is served yet.
+    pub fn start(options: EgressOptions, sockets: Arc<NetnsSockets>) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .enable_all()
+            .thread_name("conman-egress")
+            .build()?;
+        let names = {
+            let _entered = runtime.enter();
+            Names::new(&options.dns)
+        };
+        meters::describe();
+        Ok(Self {
+            node: Arc::new(Node {
+                sockets,
+                names,
+                special: options.special,
+                shared: Arc::new(Semaphore::new(SHARED_CONNECTIONS)),
+            }),
+            runtime: Some(runtime),
+        })
+    }
+
+    /// Serves the network namespace of a process until the guard is dropped.
+    #[must_use]
+    pub fn serve(
+        &self,
+        process: Arc<PidFd>,
+        rules: EgressRules,
+        on_refusal: OnRefusal,
+    ) -> EgressGuard {
+        let serving = session::run(Arc::clone(&self.node), process, rules, on_refusal);
+        let runtime = self.runtime.as_ref().expect("present until dropped");
+        EgressGuard(runtime.spawn(serving).abort_handle())
+    }
+}
+
+impl Drop for Egress {
+    fn drop(&mut self) {
+        // Dropping a runtime waits for its threads, which is not allowed in asynchronous code.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for EgressGuard {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,187 @@
+//! One session: its sockets, and the places of its connections.
+
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use conman_core::Sparing;
+use conman_core::egress::{EGRESS_DNS_PORT, EGRESS_PROXY_PORT, EgressRules};
+use conman_linux::PidFd;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{MAX_CONNECTIONS, Node, OWN_CONNECTIONS, OnRefusal, dns, http, meters, socks};
+
+/// Connections that the kernel queues for a listener.
+const BACKLOG: u32 = 128;
+/// Pause before another try when the sockets could not be opened, or a listener failed.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// How long a client may take for the first byte after it has connected.
+const FIRST_BYTE: Duration = Duration::from_secs(10);
+/// The first byte of SOCKS5; no HTTP request begins with it.
+const SOCKS5: u8 = 5;
+/// Of all refusals of a session, one is reported in this time.
+const REPORT_EVERY_MS: u64 = 60_000;
+
+/// What a session's connections share.
+pub(super) struct Session {
+    pub(super) node: Arc<Node>,
+    pub(super) rules: EgressRules,
+    on_refusal: OnRefusal,
+    began: Instant,
+    reported: Mutex<Sparing>,
+    /// The session's own places, and how many it can have together with shared ones.
+    own: Arc<Semaphore>,
+    all: Arc<Semaphore>,
+    pub(super) lookups: Arc<Semaphore>,
+}
+
+/// A connection's place.
+struct Place {
+    _all: OwnedSemaphorePermit,
+    _own_or_shared: OwnedSemaphorePermit,
+}
+
+/// Names that a session looks up at a time; further lookups wait.
+const LOOKUPS: usize = 16;
+
+impl Session {
+    /// Counts a refusal, and reports it unless one was reported a short time ago.
+    pub(super) fn refused(&self, label: &'static str, sentence: &str) {
+        meters::refused(label);
+        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let withheld = reported.say("refused", now_ms);
+        drop(reported);
+        match withheld {
+            None => {}
+            Some(0) => (self.on_refusal)(sentence.to_owned()),
+            Some(more) => (self.on_refusal)(format!("{sentence} (and {more} more before it)")),
+        }
+    }
+
+    /// Waits for a place. The session's own places are used first.
+    async fn place(&self) -> Option<Place> {
+        let all = Arc::clone(&self.all).acquire_owned().await.ok()?;
+        let own = Arc::clone(&self.own);
+        let shared = Arc::clone(&self.node.shared);
+        let own_or_shared = tokio::select! {
+            biased;
+            // Cancel safe, both: a permit that was granted and not taken is given back.
+            permit = own.acquire_owned() => permit,
+            permit = shared.acquire_owned() => permit,
+        };
+        Some(Place {
+            _all: all,
+            _own_or_shared: own_or_shared.ok()?,
+        })
+    }
+}
+
+/// Serves a session until the task is aborted.
+pub(super) async fn run(
+    node: Arc<Node>,
+    process: Arc<PidFd>,
+    rules: EgressRules,
+    on_refusal: OnRefusal,
+) {
+    let session = Arc::new(Session {
+        node,
+        rules,
+        on_refusal,
+        began: Instant::now(),
+        reported: Mutex::new(Sparing::new(REPORT_EVERY_MS)),
+        own: Arc::new(Semaphore::new(OWN_CONNECTIONS)),
+        all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        lookups: Arc::new(Semaphore::new(LOOKUPS)),
+    });
+    let (proxy, resolver, datagrams) = loop {
+        match open(&session.node, &process).await {
+            Ok(sockets) => break sockets,
+            Err(error) => {
+                // The process may be dead; its guard is dropped soon.
+                tracing::debug!(pid = process.pid(), %error, "cannot open egress sockets; retrying");
+                meters::refused("no_sockets");
+                sleep(RETRY_PAUSE).await;
+            }
+        }
+    };
+    let serve_proxy = accept(&session, &proxy, |session, stream| {
+        Box::pin(client(session, stream))
+    });
+    let serve_names = accept(&session, &resolver, |session, stream| {
+        Box::pin(dns::stream(session, stream))
+    });
+    let serve_datagrams = dns::datagrams(&session, datagrams);
+    tokio::join!(serve_proxy, serve_names, serve_datagrams);
+}
+
+async fn open(
+    node: &Node,
+    process: &Arc<PidFd>,
+) -> io::Result<(TcpListener, TcpListener, UdpSocket)> {
+    let listener = async |port| {
+        let socket = node.sockets.tcp_socket(Arc::clone(process), false).await?;
+        let socket = TcpSocket::from_std_stream(socket);
+        // Connections of a previous daemon may linger in the namespace.
+        socket.set_reuseaddr(true)?;
+        socket.bind(inside(port))?;
+        socket.listen(BACKLOG)
+    };
+    let datagrams = node.sockets.udp_socket(Arc::clone(process)).await?;
+    rustix::net::bind(&datagrams, &inside(EGRESS_DNS_PORT))?;
+    Ok((
+        listener(EGRESS_PROXY_PORT).await?,
+        listener(EGRESS_DNS_PORT).await?,
+        UdpSocket::from_std(datagrams)?,
+    ))
+}
+
+fn inside(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+/// Accepts connections while there are places, each in a task that ends with this future.
+async fn accept<F>(session: &Arc<Session>, listener: &TcpListener, serve: F)
+where
+    F: Fn(Arc<Session>, TcpStream) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
+{
+    let mut clients = JoinSet::new();
+    loop {
+        let Some(place) = session.place().await else {
+            return;
+        };
+        while clients.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let _ = stream.set_nodelay(true);
+                let serving = serve(Arc::clone(session), stream);
+                let counted = meters::connection();
+                clients.spawn(async move {
+                    serving.await;
+                    drop((counted, place));
+                });
+            }
+            // No descriptors are left, or the client has disconnected.
+            Err(error) => {
+                tracing::debug!(%error, "cannot accept a session's connection");
+                meters::refused("accept_failed");
+                sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn client(session: Arc<Session>, stream: TcpStream) {
+    let mut first = [0];
+    match timeout(FIRST_BYTE, stream.peek(&mut first)).await {
+        Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(&session, stream).await,
+        Ok(Ok(1)) => http::serve(&session, stream).await,
+        // It has disconnected, or sent nothing.
+        _ => {}
+    }
+}

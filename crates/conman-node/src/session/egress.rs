@@ -1,0 +1,37 @@
+//! Serves the egress proxy and the resolver inside a session's network namespace.
+
+use std::sync::Arc;
+
+use conman_core::egress::EgressRules;
+use conman_linux::PidFd;
+use conman_net::egress::EgressGuard;
+use conman_proto::{EventKind, Generation};
+
+use super::handle::SessionHandle;
+use crate::context::Context;
+
+/// Begins to serve; `None` if the spec has no `egress`. The session runs before, and its program
+/// may be refused a connection in its first milliseconds.
+pub(super) fn serve(
+    context: &Arc<Context>,
+    handle: &SessionHandle,
+    generation: Generation,
+    process: &Arc<PidFd>,
+) -> Option<EgressGuard> {
+    if handle.spec.egress.is_empty() {
+        return None;
+    }
+    let rules = match EgressRules::parse(&handle.spec.egress) {
+        Ok(rules) => rules,
+        // A resolved spec parses, unless a newer version has recorded it.
+        Err(error) => {
+            tracing::warn!(session = %handle.id, %error, "a recorded egress pattern is unknown");
+            return None;
+        }
+    };
+    let (noting, id) = (Arc::clone(context), handle.id.clone());
+    let on_refusal = Box::new(move |sentence: String| {
+        noting.note_session(EventKind::EgressRefused, &id, generation, sentence);
+    });
+    Some(context.egress.serve(Arc::clone(process), rules, on_refusal))
+}
