@@ -178,7 +178,7 @@ impl Unforwarded {
             Self::Ambiguous => (
                 MALFORMED,
                 "the request's head can be read in more than one way: send one `Content-Length` \
-                 or `Transfer-Encoding: chunked`, lines ended by CRLF, and no folded lines"
+                 or `Transfer-Encoding: chunked`"
                     .to_owned(),
             ),
             Self::Hosts(count) => (

@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Sleep;
 
 use crate::ProxyOptions;
-use crate::client_io::{BodyWatch, Ticket};
+use crate::client_io::Ticket;
 use crate::deferred_body::BodyClaim;
 use crate::headers::strip_forged;
 use crate::pool::Lease;
@@ -31,8 +31,6 @@ pub(crate) enum BodyError {
     Stalled(Duration),
     #[error("the body could not be read")]
     Read(#[source] hyper::Error),
-    #[error("the request's body is malformed")]
-    Malformed,
     #[error("the session ended during its answer")]
     SessionEnded,
     #[error("the body goes to another node")]
@@ -66,8 +64,6 @@ pub(crate) struct RequestBody {
     inner: Option<Incoming>,
     /// Leads to the body until it is requested.
     claim: Option<BodyClaim>,
-    /// Reports malformed bodies that hyper accepts.
-    watch: Option<BodyWatch>,
     /// Set while the session has not requested the body of an `Expect: 100-continue`.
     wait: Option<ContinueWait>,
     stall: Watchdog,
@@ -79,7 +75,6 @@ pub(crate) struct RequestBody {
 impl RequestBody {
     pub(crate) fn new(
         inner: Incoming,
-        watch: BodyWatch,
         stall_timeout: Duration,
         trust_forwarded: bool,
         fault: Arc<Fault>,
@@ -87,7 +82,6 @@ impl RequestBody {
         Self {
             inner: Some(inner),
             claim: None,
-            watch: Some(watch),
             wait: None,
             stall: Watchdog::default(),
             stall_timeout,
@@ -112,7 +106,6 @@ impl RequestBody {
         Self {
             inner: None,
             claim: None,
-            watch: None,
             wait: None,
             stall: Watchdog::default(),
             stall_timeout: Duration::ZERO,
@@ -169,20 +162,15 @@ impl Body for RequestBody {
             this.wait = None;
         }
         if let Some(claim) = &this.claim {
-            let Ok((inner, watch)) = ready!(claim.poll(cx)) else {
+            let Ok(inner) = ready!(claim.poll(cx)) else {
                 return Poll::Ready(Some(Err(BodyError::Revoked)));
             };
-            (this.inner, this.watch, this.claim) = (Some(inner), Some(watch), None);
+            (this.inner, this.claim) = (Some(inner), None);
         }
         let Some(inner) = &mut this.inner else {
             return Poll::Ready(None);
         };
-        let polled = Pin::new(inner).poll_frame(cx);
-        if polled.is_ready() && this.watch.as_ref().is_some_and(BodyWatch::is_broken) {
-            this.fault.set(FaultKind::Broken);
-            return Poll::Ready(Some(Err(BodyError::Malformed)));
-        }
-        match polled {
+        match Pin::new(inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(mut frame))) => {
                 this.stall.calm();
                 if let Some(trailers) = frame.trailers_mut() {

@@ -11,12 +11,11 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use crate::framing::Framing;
 use crate::watchdog::Watchdog;
 use crate::{ProxyOptions, Stream};
 
-/// How long a connection is read, and its data dropped, after an answer that preceded the end of
-/// the request: closing it with unread bytes would reset it, and the client might lose the
+/// How long a connection is read, and its data dropped, after an answer that may have preceded the
+/// end of the request: closing it with unread bytes would reset it, and the client might lose the
 /// answer.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -27,33 +26,23 @@ const LINGER_READ_BYTES: usize = 4 * 1024;
 /// only satisfy the compiler.
 #[derive(Debug, Default)]
 pub(crate) struct Exchanges {
-    /// Heads that [`Framing`] has approved.
-    approved: AtomicU64,
-    /// Heads that hyper has passed to the service.
-    served: AtomicU64,
+    /// Requests that hyper has passed to the service.
+    begun: AtomicU64,
     /// Exchanges whose answer has not ended.
     open: AtomicU64,
-    /// The body after the last approved head is malformed.
-    broken_body: AtomicBool,
     /// An answer that ends with the connection was cut: reset the connection instead of closing it.
     cut: AtomicBool,
 }
 
 impl Exchanges {
-    /// Begins the exchange that hyper passed on, and returns whether its head is approved.
-    pub(crate) fn begin(self: &Arc<Self>, version: Version) -> (Ticket, bool) {
-        let index = self.served.fetch_add(1, Ordering::Relaxed);
+    /// Begins the exchange that hyper passed on.
+    pub(crate) fn begin(self: &Arc<Self>, version: Version) -> Ticket {
+        self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
-        let approved = index < self.approved.load(Ordering::Relaxed);
-        let close_is_end = version == Version::HTTP_10;
-        (
-            Ticket {
-                exchanges: Arc::clone(self),
-                index,
-                close_is_end,
-            },
-            approved,
-        )
+        Ticket {
+            exchanges: Arc::clone(self),
+            close_is_end: version == Version::HTTP_10,
+        }
     }
 }
 
@@ -61,38 +50,16 @@ impl Exchanges {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     exchanges: Arc<Exchanges>,
-    index: u64,
     /// The client takes the connection's end for the answer's.
     close_is_end: bool,
 }
 
 impl Ticket {
-    pub(crate) fn body_watch(&self) -> BodyWatch {
-        BodyWatch {
-            exchanges: Arc::clone(&self.exchanges),
-            index: self.index,
-        }
-    }
-
     /// The answer stops before its end.
     pub(crate) fn cut(&self) {
         if self.close_is_end {
             self.exchanges.cut.store(true, Ordering::Relaxed);
         }
-    }
-}
-
-/// Reports whether the body of one exchange is malformed, as far as it has arrived.
-#[derive(Debug)]
-pub(crate) struct BodyWatch {
-    exchanges: Arc<Exchanges>,
-    index: u64,
-}
-
-impl BodyWatch {
-    pub(crate) fn is_broken(&self) -> bool {
-        self.exchanges.broken_body.load(Ordering::Relaxed)
-            && self.index + 1 == self.exchanges.approved.load(Ordering::Relaxed)
     }
 }
 
@@ -102,18 +69,17 @@ impl Drop for Ticket {
     }
 }
 
-/// A client's connection as hyper sees it: bounded in time, and with its framing watched.
+/// A client's connection as hyper sees it, bounded in time.
 ///
-/// While no exchange is open, it waits for a head: `idle_timeout` for the first byte, and
-/// `head_timeout` for the rest, which on a new connection counts from its opening. While one is
-/// open, only writing is bounded here; the request's body has its own bound.
+/// While no exchange is open, it waits for a head: `idle_timeout`, at most twice that, for the first
+/// byte, and `head_timeout` for the rest. While one is open, only writing is bounded here; the request's
+/// body has its own bound.
 #[derive(Debug)]
 pub(crate) struct ClientIo {
     socket: Socket,
-    framing: Framing,
     exchanges: Arc<Exchanges>,
-    /// Heads approved when `waiting` was last updated.
-    heads: u64,
+    /// Exchanges that had begun when `waiting` was last updated.
+    begun: u64,
     limits: Limits,
     read_watch: Watchdog,
     waiting: Waiting,
@@ -132,16 +98,11 @@ struct Limits {
 /// What a read waits for, and its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
-    FirstHead {
-        until: Instant,
-    },
-    Idle {
-        until: Instant,
-    },
-    Head {
-        until: Instant,
-    },
-    /// An exchange is open.
+    /// The first byte of a head.
+    Idle { until: Instant },
+    /// The rest of a head.
+    Head { until: Instant },
+    /// The client, during an exchange.
     Nothing,
 }
 
@@ -161,12 +122,12 @@ impl ClientIo {
                 stream: Some(stream),
                 exchanges: Arc::clone(&exchanges),
             },
-            framing: Framing::default(),
             exchanges,
-            heads: 0,
+            begun: 0,
             limits,
             read_watch: Watchdog::default(),
-            waiting: Waiting::FirstHead {
+            // The first head has arrived.
+            waiting: Waiting::Head {
                 until: Instant::now() + limits.head,
             },
             write_watch: Watchdog::default(),
@@ -180,40 +141,40 @@ impl ClientIo {
         stream.expect(Socket::TAKEN_LAST).into_parts()
     }
 
-    fn update_waiting(&mut self) {
-        let now = Instant::now();
-        let mid_head = self.framing.is_mid_head();
-        if self.heads != self.framing.approved() {
-            self.heads = self.framing.approved();
+    /// `received`: some bytes, rather than none yet.
+    fn update_waiting(&mut self, received: bool) {
+        let begun = self.exchanges.begun.load(Ordering::Relaxed);
+        let open = self.exchanges.open.load(Ordering::Relaxed) > 0;
+        if open || begun != self.begun {
+            self.begun = begun;
             self.waiting = Waiting::Nothing;
         }
-        if self.exchanges.open.load(Ordering::Relaxed) > 0 {
-            self.waiting = Waiting::Nothing;
-            return;
-        }
-        self.waiting = match self.waiting {
-            Waiting::FirstHead { until } => Waiting::FirstHead { until },
-            Waiting::Head { until } => Waiting::Head { until },
-            Waiting::Idle { until } if !mid_head => Waiting::Idle { until },
-            Waiting::Nothing if !mid_head => Waiting::Idle {
-                until: now + self.limits.idle,
+        let after = |limit| Instant::now() + limit;
+        self.waiting = match (self.waiting, received) {
+            _ if open => Waiting::Nothing,
+            (Waiting::Nothing | Waiting::Idle { .. }, true) => Waiting::Head {
+                until: after(self.limits.head),
             },
-            Waiting::Idle { .. } | Waiting::Nothing => Waiting::Head {
-                until: now + self.limits.head,
+            (Waiting::Nothing, false) => Waiting::Idle {
+                until: after(self.limits.idle),
             },
+            (waiting @ (Waiting::Idle { .. } | Waiting::Head { .. }), _) => waiting,
         };
     }
 
     fn poll_read_timeout(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        self.update_waiting();
+        self.update_waiting(false);
         let until = match self.waiting {
-            Waiting::Nothing => return Poll::Pending,
-            Waiting::FirstHead { until } | Waiting::Idle { until } | Waiting::Head { until } => {
-                until
+            Waiting::Nothing => {
+                // hyper need not read again at the end of the exchange, so look then.
+                let later = Instant::now() + self.limits.idle;
+                let _ = self.read_watch.poll_until(cx, later);
+                return Poll::Pending;
             }
+            Waiting::Idle { until } | Waiting::Head { until } => until,
         };
         ready!(self.read_watch.poll_until(cx, until));
-        if self.framing.is_mid_head() {
+        if matches!(self.waiting, Waiting::Head { .. }) {
             // Nothing else is being written, since no exchange is open. A client that does not even
             // accept this line gets none.
             if let Some(socket) = self.socket.stream().get_ref().tcp() {
@@ -254,12 +215,8 @@ impl AsyncRead for ClientIo {
         let before = buf.filled().len();
         match this.socket.pinned().poll_read(cx, buf) {
             Poll::Ready(result) => {
-                this.framing.observe(&buf.filled()[before..]);
-                this.exchanges
-                    .approved
-                    .store(this.framing.approved(), Ordering::Relaxed);
-                if this.framing.has_broken_body() {
-                    this.exchanges.broken_body.store(true, Ordering::Relaxed);
+                if buf.filled().len() > before {
+                    this.update_waiting(true);
                 }
                 Poll::Ready(result)
             }
@@ -302,7 +259,7 @@ impl AsyncWrite for ClientIo {
             Some(until) => until,
             None => {
                 ready!(this.socket.pinned().poll_shutdown(cx))?;
-                if this.framing.is_between_messages() {
+                if matches!(this.waiting, Waiting::Idle { .. }) {
                     return Poll::Ready(Ok(()));
                 }
                 let until = Instant::now() + LINGER;

@@ -4,8 +4,6 @@ use std::task::{Context, Poll, Waker};
 use http_body::{Body as _, SizeHint};
 use hyper::body::Incoming;
 
-use crate::client_io::BodyWatch;
-
 /// A deferred body: a request's body until it is decided which node takes it.
 ///
 /// Every node that is tried gets a claim of the body, and the body itself when it requests it
@@ -18,7 +16,7 @@ pub(crate) struct DeferredBody {
 
 #[derive(Debug)]
 struct State {
-    body: Option<(Incoming, BodyWatch)>,
+    body: Option<Incoming>,
     /// Number of the valid claim.
     claim: u64,
     granted: bool,
@@ -37,11 +35,11 @@ pub(crate) struct BodyClaim {
 pub(crate) struct Revoked;
 
 impl DeferredBody {
-    pub(crate) fn new(body: Incoming, watch: BodyWatch) -> Arc<Self> {
+    pub(crate) fn new(body: Incoming) -> Arc<Self> {
         Arc::new(Self {
             size: body.size_hint(),
             state: Mutex::new(State {
-                body: Some((body, watch)),
+                body: Some(body),
                 claim: 0,
                 granted: false,
                 waiting: None,
@@ -90,10 +88,7 @@ impl BodyClaim {
     }
 
     /// The body, once it is requested.
-    pub(crate) fn poll(
-        &self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<(Incoming, BodyWatch), Revoked>> {
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Revoked>> {
         let mut state = self.deferred.lock();
         if state.claim != self.number {
             return Poll::Ready(Err(Revoked));

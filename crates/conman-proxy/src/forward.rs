@@ -4,7 +4,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use bytes::Bytes;
 use conman_core::ActivityGuard;
 use conman_proto::{Generation, SessionId};
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderValue, TE, TRANSFER_ENCODING};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderValue, TE, TRANSFER_ENCODING,
+};
 use http::request::Parts;
 use http::{Extensions, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
@@ -17,7 +19,7 @@ use crate::address::{self, Address};
 use crate::answer::Unforwarded;
 use crate::answer_heads::HeadFault;
 use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
-use crate::client_io::{BodyWatch, Ticket};
+use crate::client_io::Ticket;
 use crate::confine::{confine, is_browsers};
 use crate::deferred_body::DeferredBody;
 use crate::headers::{
@@ -46,39 +48,53 @@ const NO_HOST: HeaderValue = HeaderValue::from_static("localhost");
 /// Answers one request of a client: hyper's service.
 pub(crate) async fn serve(
     client: Arc<ClientConnection>,
+    ticket: Ticket,
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
-    let (ticket, approved) = client.exchanges.begin(request.version());
-    let outcome = if approved {
-        exchange(&client, &ticket, request).await
-    } else {
-        Err(Unforwarded::Ambiguous)
-    };
-    let response = outcome.unwrap_or_else(|unforwarded| {
+    let coded = request.headers().contains_key(TRANSFER_ENCODING);
+    let outcome = exchange(&client, request).await;
+    let mut response = outcome.unwrap_or_else(|unforwarded| {
         tracing::debug!(reason = %unforwarded, "request not forwarded");
         unforwarded.into_response()
     });
     client.worker.meters.answered(response.status());
     client.admission.place.answered();
+    if coded && matches!(&*client.worker.front, Front::Clients { .. }) {
+        // hyper drops a `Content-Length` next to it silently. Another reader may have used that, and
+        // disagrees about where the next request begins (RFC 9112, section 6.1).
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
     response.map(|body| body.with_ticket(ticket))
 }
 
 async fn exchange(
     client: &Arc<ClientConnection>,
-    ticket: &Ticket,
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
+    if !has_plain_coding(request.headers()) {
+        return Err(Unforwarded::Ambiguous);
+    }
     match &*client.worker.front {
         Front::Clients { directory, gate } => {
-            from_client(client, ticket, request, (&**directory, &**gate)).await
+            from_client(client, request, (&**directory, &**gate)).await
         }
-        Front::Peers(front) => from_peer(client, ticket, request, front).await,
+        Front::Peers(front) => from_peer(client, request, front).await,
     }
+}
+
+/// Whether the body is not coded, or `chunked` and nothing else. hyper accepts other codings before
+/// a final `chunked`.
+fn has_plain_coding(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let chunked = codings
+        .next()
+        .is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    chunked && codings.next().is_none()
 }
 
 async fn from_client(
     client: &Arc<ClientConnection>,
-    ticket: &Ticket,
     request: Request<Incoming>,
     (directory, gate): (&dyn Directory, &dyn Gate),
 ) -> Result<Response<ResponseBody>, Unforwarded> {
@@ -155,7 +171,6 @@ async fn from_client(
     let arrived = Arrived {
         parts,
         body,
-        watch: ticket.body_watch(),
         origin: TrustedOrigin::Client {
             host: &host,
             prefix: &prefix,
@@ -221,7 +236,6 @@ async fn open_route(
 /// A forwarded request from another node: it is served here, or refused at once as misdirected.
 async fn from_peer(
     client: &Arc<ClientConnection>,
-    ticket: &Ticket,
     request: Request<Incoming>,
     front: &PeerFront,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
@@ -253,7 +267,6 @@ async fn from_peer(
     let arrived = Arrived {
         parts,
         body,
-        watch: ticket.body_watch(),
         origin,
     };
     let outgoing = Outgoing::new(client, &route, arrived);
@@ -305,7 +318,6 @@ fn read_host(parts: &mut Parts) -> Result<HeaderValue, Unforwarded> {
 struct Arrived<'request> {
     parts: Parts,
     body: Incoming,
-    watch: BodyWatch,
     origin: TrustedOrigin<'request>,
 }
 
@@ -343,7 +355,6 @@ impl Outgoing {
         let Arrived {
             mut parts,
             body,
-            watch,
             origin,
         } = arrived;
         let options = &client.worker.options;
@@ -405,12 +416,11 @@ impl Outgoing {
 
         let fault = Arc::new(Fault::default());
         if has_body && matches!(route.way, Way::Peer { .. }) {
-            let body = BodySource::Deferred(DeferredBody::new(body, watch));
+            let body = BodySource::Deferred(DeferredBody::new(body));
             return Self { parts, body, fault };
         }
         let mut body = RequestBody::new(
             body,
-            watch,
             options.body_stall_timeout,
             options.trust_forwarded,
             Arc::clone(&fault),
@@ -581,12 +591,10 @@ pub(crate) fn session_response(
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
         return bad("a change of protocol that was not requested");
     }
-    let mut codings = parts.headers.get_all(TRANSFER_ENCODING).iter();
-    let chunked = match (codings.next(), codings.next()) {
-        (None, _) => false,
-        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => true,
-        _ => return bad("a transfer coding other than `chunked`"),
-    };
+    if !has_plain_coding(&parts.headers) {
+        return bad("a transfer coding other than `chunked`");
+    }
+    let chunked = parts.headers.contains_key(TRANSFER_ENCODING);
     let bodiless = head_only || parts.status == StatusCode::NOT_MODIFIED;
     if !bodiless || chunked || !has_one_length(&parts) {
         // hyper sets the length if it knows it.

@@ -56,7 +56,6 @@ mod confine;
 mod deferred_body;
 mod forward;
 mod frames;
-mod framing;
 mod headers;
 mod hold;
 mod hop;

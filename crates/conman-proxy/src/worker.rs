@@ -1,3 +1,4 @@
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 use conman_listen::{Begun, Place};
 use conman_vitals::Pulse;
-use http::HeaderValue;
+use http::{HeaderValue, Request};
+use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -272,9 +274,11 @@ async fn serve_http(
         exchanges,
         admission: Arc::new(admission),
     });
-    let service = service_fn(move |request| {
+    let service = service_fn(move |request: Request<Incoming>| {
         let client = Arc::clone(&client);
-        async move { Ok::<_, std::convert::Infallible>(forward::serve(client, request).await) }
+        // Before the first poll, so that the connection knows that the head is complete.
+        let ticket = client.exchanges.begin(request.version());
+        async move { Ok::<_, Infallible>(forward::serve(client, ticket, request).await) }
     });
     let mut connection = pin!(
         http.serve_connection(TokioIo::new(io), service)
