@@ -46,6 +46,24 @@ pub struct Check {
     pub note: Option<String>,
 }
 
+impl Check {
+    /// A check of which only this is known.
+    pub(crate) fn of(name: &'static str, bounds: &'static str, value: Option<u64>) -> Self {
+        Self {
+            name,
+            bounds,
+            verdict: Verdict::Enough,
+            value,
+            used: None,
+            per_session: 0.0,
+            binds_at: None,
+            needed: None,
+            remedy: None,
+            note: None,
+        }
+    }
+}
+
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

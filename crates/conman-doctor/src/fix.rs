@@ -38,7 +38,7 @@ pub struct Applied {
 }
 
 /// Why a setting could not be changed.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FixError {
     #[error("{key} could not be set to {value} ({reason}); run as root, outside containers")]
     Set {
@@ -51,30 +51,6 @@ pub enum FixError {
         path: PathBuf,
         reason: io::ErrorKind,
     },
-}
-
-impl PartialEq for FixError {
-    fn eq(&self, other: &Self) -> bool {
-        self.to_string() == other.to_string()
-    }
-}
-
-impl Eq for FixError {}
-
-impl Clone for FixError {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Set { key, value, reason } => Self::Set {
-                key,
-                value: *value,
-                reason: *reason,
-            },
-            Self::Write { path, reason } => Self::Write {
-                path: path.clone(),
-                reason: *reason,
-            },
-        }
-    }
 }
 
 fn as_texts<S: serde::Serializer>(errors: &[FixError], serializer: S) -> Result<S::Ok, S::Error> {

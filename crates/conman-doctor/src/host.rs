@@ -31,13 +31,6 @@ pub(crate) struct CgroupLimit {
 /// Values from here on mean no limit in version 1 of memory cgroups.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// A limit of a process, as `/proc/PID/limits` has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ProcessLimit {
-    At(u64),
-    Unlimited,
-}
-
 impl Host {
     /// This machine.
     pub fn this() -> Self {
@@ -149,20 +142,34 @@ impl Host {
             .collect()
     }
 
-    /// The soft limit from a row of a process's limits.
-    pub(crate) fn limit_of(&self, pid: &str, row: &str) -> Option<ProcessLimit> {
-        let table = self.text(&format!("/proc/{pid}/limits"))?;
-        let rest = table.lines().find_map(|line| line.strip_prefix(row))?;
-        match rest.split_whitespace().next()? {
-            "unlimited" => Some(ProcessLimit::Unlimited),
-            number => number.parse().ok().map(ProcessLimit::At),
-        }
+    /// The soft limit of a process's open files: `None` if there is no limit, `Some(None)` if it cannot
+    /// be read.
+    #[expect(
+        clippy::option_option,
+        reason = "an unreadable limit is reported as unknown"
+    )]
+    pub(crate) fn open_files_limit(&self, pid: &str) -> Option<Option<u64>> {
+        let table = self.text(&format!("/proc/{pid}/limits"));
+        let limit = table.as_deref().and_then(|table| {
+            let mut rows = table.lines();
+            let row = rows.find_map(|row| row.strip_prefix("Max open files"))?;
+            row.split_whitespace().next()
+        });
+        (limit != Some("unlimited")).then(|| limit?.parse().ok())
     }
 
-    /// Open files of a process.
-    pub(crate) fn files_of(&self, pid: u32) -> Option<u64> {
-        let entries = std::fs::read_dir(self.path(&format!("/proc/{pid}/fd"))).ok()?;
+    /// Number of entries of a directory.
+    pub(crate) fn entries(&self, directory: &str) -> Option<u64> {
+        let entries = std::fs::read_dir(self.path(directory)).ok()?;
         u64::try_from(entries.count()).ok()
+    }
+
+    /// Whether Docker's configuration lets containers survive its restart.
+    pub(crate) fn docker_restores_containers(&self) -> bool {
+        let config = self.text("/etc/docker/daemon.json");
+        config
+            .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+            .is_some_and(|config| config["live-restore"] == true)
     }
 
     /// The lowest `pids.max` of a process's cgroup and its ancestors, and its usage.
@@ -193,12 +200,6 @@ impl Host {
                 Some((limit, self.number(&format!("{folder}/pids.current"))?))
             })
             .min_by_key(|(limit, used)| limit.saturating_sub(*used))
-    }
-
-    /// Open files of this process.
-    pub(crate) fn own_files(&self) -> Option<u64> {
-        let entries = std::fs::read_dir(self.path("/proc/self/fd")).ok()?;
-        u64::try_from(entries.count()).ok()
     }
 
     /// The limit with the least left among those of a cgroup and its ancestors. `names` are pairs of files

@@ -17,6 +17,7 @@ mod footprint;
 mod host;
 mod kernel;
 mod layers;
+mod limit;
 mod on_docker;
 mod site;
 mod table;

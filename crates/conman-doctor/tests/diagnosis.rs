@@ -367,16 +367,3 @@ fn watches_of_descriptors_bind_where_the_kernel_allows_few_and_can_be_raised() {
     let binding = room(&host, &Footprint::native(100_000), 10_000, &site).expect("binds");
     assert_eq!((binding.name, binding.binds_at), (name, Some(1_000)));
 }
-
-#[test]
-fn keys_are_told_of_where_sessions_take_none() {
-    let root = machine();
-    let host = Host::below(root.path());
-    let diagnosis = examine(&host, &Footprint::native(100_000), 10_000, &at_root());
-    let names = ["kernel.keys.root_maxkeys", "kernel.keys.root_maxbytes"];
-    for name in names {
-        let check = diagnosis.checks.iter().find(|check| check.name == name);
-        let check = check.expect("looked at");
-        assert_eq!((check.verdict, check.binds_at), (Verdict::Enough, None));
-    }
-}

@@ -1,0 +1,414 @@
+//! Which limits are checked, and what each means for a number of sessions.
+
+use crate::diagnosis::{Check, Diagnosis, Remedy, Verdict};
+use crate::footprint::Footprint;
+use crate::host::Host;
+use crate::limit::{Limit, Raise, proposal};
+use crate::site::Site;
+
+/// Greatest `kernel.pid_max` of a 64-bit kernel: `PID_MAX_LIMIT`.
+const HIGHEST_PID_MAX: u64 = 4_194_304;
+/// No greater value is proposed for other kernel settings: some are signed, and of 32 bits.
+const HIGHEST_SETTING: u64 = u64::MAX >> 33;
+/// Ports of a Linux bridge: `BR_MAX_PORTS` less one, as attaching the 1,024th fails with
+/// "exchange full".
+const BRIDGE_PORTS: u64 = 1_023;
+/// Ids that the kernel has for memory cgroups: `MEM_CGROUP_ID_MAX` (include/linux/memcontrol.h).
+const MEMORY_CGROUP_IDS: u64 = 65_535;
+/// Number of memory cgroups from which walking all of them at each reclaim slows down starts: at 2,000
+/// sessions it does not yet, at 10,000 it takes half of all processor time.
+const MANY_MEMORY_CGROUPS: u64 = 2_000;
+/// Greatest `kernel.pty.max`: `NR_UNIX98_PTY_MAX` (include/linux/tty.h).
+const HIGHEST_PTY_MAX: u64 = 1 << 20;
+/// Memory that is left to the daemons and the kernel, in bytes.
+const MEMORY_RESERVE_BYTES: u64 = 1 << 30;
+/// Available memory below which sessions are refused: with less, the kernel begins to kill.
+const MEMORY_FLOOR_BYTES: u64 = 64 << 20;
+/// Connections that a network namespace queues before they are accepted, for many clients that reconnect
+/// at once after a preemption.
+const BACKLOG: u64 = 4_096;
+/// Descriptors that conman's daemon needs in addition to those of its sessions.
+const CONMAN_RESERVE: u64 = 512;
+/// Descriptors reserved for requests to conman's daemon; sessions are refused before they are used.
+const CONMAN_FLOOR: u64 = 64;
+
+/// Returns the limit that binds first before there are `wanted` sessions more than `site.alive`, if one
+/// does.
+pub fn room(host: &Host, footprint: &Footprint, wanted: u64, site: &Site<'_>) -> Option<Check> {
+    let diagnosis = examine(host, footprint, wanted, site);
+    let binding = diagnosis.checks.into_iter();
+    binding
+        .filter(|check| check.verdict == Verdict::Binds)
+        .min_by_key(|check| check.binds_at)
+}
+
+/// Checks what a host lacks for `target` sessions of a runtime's footprint, in addition to existing ones.
+pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> Diagnosis {
+    let limits = [
+        kernel_settings(host, footprint, site),
+        fixed(host, footprint, site),
+        sessions_cgroup(host, footprint, site),
+        daemons(host, footprint, target, site),
+        space(host, footprint, site),
+    ];
+    let limits = limits.into_iter().flatten();
+    let checks = limits
+        .filter(|limit| limit.each > 0.0)
+        .map(|limit| limit.judge(target))
+        .chain(advice(host, footprint, target));
+    let checks: Vec<Check> = checks.collect();
+    let first = checks
+        .iter()
+        .filter_map(|check| Some((check.binds_at?, check.name)))
+        .min();
+    Diagnosis {
+        target,
+        runtime: footprint.runtime.to_owned(),
+        holds: first.map(|(sessions, _)| sessions),
+        first_limit: first.map(|(_, name)| name),
+        checks,
+    }
+}
+
+fn kernel_settings(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
+    let tasks = host.tasks();
+    let (keys, key_bytes) = host.root_keys().unzip();
+    // The kernel does not report these; other programs of such a host use few.
+    let alive = site.alive;
+    let watches = f64::from(footprint.epoll_watches);
+    let watched = alive.map(|alive| alive * u64::from(footprint.epoll_watches));
+    let (own_user, ports) = (footprint.user_namespaces, footprint.bridge_ports);
+    let (key, key_size) = (footprint.root_keys, footprint.root_key_bytes);
+    let (files, mounts) = (footprint.open_files, footprint.host_mounts);
+    let inotify = footprint.inotify_instances;
+    let setting = |name, bounds, used, each| {
+        let highest = match name {
+            "kernel.pid_max" => HIGHEST_PID_MAX,
+            "kernel.threads-max" | "fs.file-max" => u64::MAX,
+            _ => HIGHEST_SETTING,
+        };
+        let raise = Raise::Sysctl { highest };
+        Limit::new(name, bounds, host.sysctl(name), used, each, raise)
+    };
+    vec![
+        setting("kernel.pid_max", "ids of tasks", tasks, footprint.tasks),
+        setting("kernel.threads-max", "tasks", tasks, footprint.tasks),
+        setting("fs.file-max", "open files", host.open_files(), files),
+        setting("user.max_pid_namespaces", "PID namespaces", alive, 1.0),
+        setting("user.max_mnt_namespaces", "mount namespaces", alive, 1.0),
+        setting("user.max_net_namespaces", "network namespaces", alive, 1.0),
+        setting("user.max_ipc_namespaces", "IPC namespaces", alive, 1.0),
+        setting("user.max_uts_namespaces", "UTS namespaces", alive, 1.0),
+        setting(
+            "user.max_user_namespaces",
+            "user namespaces",
+            alive,
+            own_user,
+        ),
+        setting(
+            "user.max_cgroup_namespaces",
+            "cgroup namespaces",
+            alive,
+            own_user,
+        ),
+        setting("fs.mount-max", "mounts", host.mounts(), mounts),
+        setting("kernel.keys.root_maxkeys", "keys of root", keys, key),
+        setting(
+            "kernel.keys.root_maxbytes",
+            "bytes of keys of root",
+            key_bytes,
+            key_size,
+        ),
+        setting(
+            "fs.epoll.max_user_watches",
+            "descriptors that root's programs wait for by epoll",
+            watched,
+            watches,
+        ),
+        setting(
+            "fs.inotify.max_user_instances",
+            "inotify instances of root",
+            None,
+            inotify,
+        ),
+        setting(
+            "net.ipv4.neigh.default.gc_thresh3",
+            "entries of the ARP table, without which no session on the bridge is reached",
+            None,
+            ports,
+        ),
+        setting(
+            "net.core.netdev_max_backlog",
+            "packets that wait for a CPU, of ARP requests that go to every port of the bridge at once",
+            None,
+            ports,
+        ),
+    ]
+}
+
+/// Limits that cannot be raised.
+fn fixed(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
+    let fixed = |name, bounds, value, used, each, what: &str| {
+        let raise = Raise::Manual(what.to_owned());
+        Limit::new(name, bounds, Some(value), used, each, raise)
+    };
+    vec![
+        fixed(
+            "ranges of ids",
+            "user and group ids on the host, a range of them for each session",
+            footprint.id_ranges_there_are,
+            site.alive,
+            footprint.id_ranges,
+            "spread the sessions over more machines: there are no more ids",
+        ),
+        fixed(
+            "memory cgroups",
+            "ids that the kernel has for memory cgroups, dying ones included",
+            MEMORY_CGROUP_IDS,
+            host.memory_cgroups(),
+            footprint.memory_cgroups,
+            "spread the sessions over more machines: the kernel has no more ids",
+        ),
+        fixed(
+            "bridge ports",
+            "containers on one bridge",
+            BRIDGE_PORTS,
+            host.entries("/sys/class/net/docker0/brif"),
+            footprint.bridge_ports,
+            "use `network = \"loopback\"`, which needs no bridge, for sessions without egress",
+        ),
+    ]
+}
+
+/// Limits of the cgroup above all sessions, or of one of its ancestors.
+fn sessions_cgroup(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
+    let Some(cgroup) = site.cgroup else {
+        return Vec::new();
+    };
+    let memory = [
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ];
+    let limits = [
+        (
+            "sessions: pids.max",
+            "processes and threads of all sessions",
+            host.cgroup_limit("pids", cgroup, &[("pids.max", "pids.current")]),
+            footprint.tasks - footprint.daemon_tasks,
+            footprint.start_tasks,
+        ),
+        (
+            "sessions: memory",
+            "bytes of memory of all sessions",
+            host.cgroup_limit("memory", cgroup, &memory),
+            footprint.memory_bytes,
+            0,
+        ),
+        (
+            "sessions: cgroup.max.descendants",
+            "cgroups of all sessions",
+            host.cgroup_limit("", cgroup, &[("cgroup.max.descendants", "cgroup.stat")]),
+            footprint.memory_cgroups,
+            0,
+        ),
+    ];
+    // Without a limit there is nothing to report.
+    let limits = limits
+        .into_iter()
+        .filter_map(|(name, bounds, found, each, reserve)| {
+            let found = found?;
+            let raise = Raise::Manual(format!(
+                "raise {}, or the matching setting of the systemd unit or slice that it belongs to",
+                found.file
+            ));
+            let used = found.used.map(|used| used + reserve);
+            Some(Limit::new(
+                name,
+                bounds,
+                Some(found.limit),
+                used,
+                each,
+                raise,
+            ))
+        });
+    limits.collect()
+}
+
+/// Limits of conman's daemon, and of Docker's.
+fn daemons(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> Vec<Limit> {
+    let named = [
+        (
+            "dockerd",
+            "dockerd: nofile",
+            "dockerd: pids.max",
+            footprint.dockerd_files,
+        ),
+        (
+            "containerd",
+            "containerd: nofile",
+            "containerd: pids.max",
+            footprint.containerd_files,
+        ),
+    ];
+    let running = named.into_iter().filter(|_| footprint.daemon_tasks > 0.0);
+    let running = running.filter_map(|daemon| Some((daemon, *host.processes(daemon.0).first()?)));
+    let running: Vec<_> = running.collect();
+    let mut limits = Vec::new();
+    for ((daemon, _, name, _), pid) in &running {
+        if let Some((limit, used)) = host.pids_limit_of(*pid) {
+            limits.push(Limit::new(
+                name,
+                "processes and threads in the daemon's cgroup, the containers' shims among them",
+                Some(limit),
+                Some(used),
+                footprint.daemon_tasks,
+                Raise::Manual(format!(
+                    "set TasksMax=infinity in {daemon}'s systemd unit and restart it"
+                )),
+            ));
+        }
+    }
+    let mut nofile = |name, pid: &str, used: Option<u64>, each, unit: &str, proposed| {
+        let Some(value) = host.open_files_limit(pid) else {
+            return;
+        };
+        let raise = Raise::Manual(format!(
+            "set LimitNOFILE={proposed} in {unit}'s systemd unit, fs.nr_open no lower, and restart it"
+        ));
+        let bounds = "open files of the daemon";
+        limits.push(Limit::new(name, bounds, value, used, each, raise));
+    };
+    // With sessions alive, this process is the daemon; every open tunnel takes two files more.
+    let used = match site.alive {
+        Some(_) => host
+            .entries("/proc/self/fd")
+            .map(|used| used + CONMAN_FLOOR),
+        None => Some(CONMAN_RESERVE),
+    };
+    let each = footprint.conman_files;
+    let proposed = proposal(each, target, CONMAN_RESERVE + 2 * target);
+    nofile("conman: nofile", "self", used, each, "conman", proposed);
+    for ((daemon, name, _, each), pid) in running {
+        let used = host.entries(&format!("/proc/{pid}/fd"));
+        let proposed = proposal(each, target, used.unwrap_or_default());
+        nofile(name, &pid.to_string(), used, each, daemon, proposed);
+    }
+    limits
+}
+
+fn space(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
+    let reserve = match site.alive {
+        Some(_) => MEMORY_FLOOR_BYTES,
+        None => MEMORY_RESERVE_BYTES,
+    };
+    let limit = |name, bounds, value, used, each, what: String| {
+        Limit::new(name, bounds, value, used, each, Raise::Manual(what))
+    };
+    let mut limits = vec![limit(
+        "memory",
+        "available bytes, without what the sessions' programs need",
+        host.available_memory(),
+        Some(reserve),
+        footprint.memory_bytes,
+        "use a machine with more memory, or a runtime that needs less".to_owned(),
+    )];
+    if site.folders.is_empty() {
+        return limits;
+    }
+    let spaces = site.folders.iter().filter_map(|folder| host.space(folder));
+    let (bytes, inodes) = spaces.min().unzip();
+    let folders = site.folders.join(", ");
+    limits.push(limit(
+        "disk",
+        "free bytes, without what the sessions' programs write",
+        bytes,
+        None,
+        footprint.disk_bytes,
+        format!("make room below {folders}"),
+    ));
+    // Some file systems have no fixed number of inodes, and report 0.
+    if inodes != Some(0) {
+        limits.push(limit(
+            "inodes",
+            "free inodes",
+            inodes,
+            None,
+            footprint.inodes,
+            format!("use a file system with more inodes below {folders}"),
+        ));
+    }
+    limits
+}
+
+/// Settings that bind no number of sessions.
+fn advice(host: &Host, footprint: &Footprint, target: u64) -> Vec<Check> {
+    let advice = |name, bounds, value, advised: bool, remedy, note: &str| Check {
+        verdict: if advised {
+            Verdict::Advice
+        } else {
+            Verdict::Enough
+        },
+        remedy: advised.then_some(remedy),
+        note: Some(note.to_owned()),
+        ..Check::of(name, bounds, value)
+    };
+    // A kernel without a setting does not need it.
+    let setting = |key, needed, bounds, lacks: &dyn Fn(u64) -> bool, note| {
+        let present = host.sysctl(key)?;
+        let remedy = Remedy::Sysctl { key, value: needed };
+        let check = advice(key, bounds, Some(present), lacks(present), remedy, note);
+        Some(Check {
+            needed: Some(needed),
+            ..check
+        })
+    };
+    let mut checks = Vec::new();
+    checks.extend(setting(
+        "net.core.somaxconn",
+        BACKLOG,
+        "connections that wait to be accepted",
+        &|present| present < BACKLOG,
+        "clients that all reconnect at once wait in this queue",
+    ));
+    if footprint.memory_cgroups > 0.0 && target > MANY_MEMORY_CGROUPS {
+        checks.extend(setting(
+            "vm.watermark_boost_factor",
+            0,
+            "memory that is reclaimed ahead, in 1/10,000 of the high watermark",
+            &|present| present > 0,
+            "after each shortage of large blocks the kernel reclaims although memory is free, and \
+             asks every memory cgroup for what it can give: starts slow down with their number",
+        ));
+    }
+    // Few sessions open all terminals that they may, so a lack of them is no reason to refuse a session.
+    // What `kernel.pty.reserve` holds back for the host, sessions never get.
+    let reserve = host.sysctl("kernel.pty.reserve").unwrap_or_default();
+    let terminals = (target.saturating_mul(footprint.ptys) + reserve).min(HIGHEST_PTY_MAX);
+    let terminals = setting(
+        "kernel.pty.max",
+        terminals,
+        "terminals of the host and of all sessions",
+        &|present| present < terminals,
+        "one for each session with `tty`, each kept command, each `exec -it`; and up to `ptys` that \
+         the programs of a native session open, 16 by default",
+    );
+    checks.extend(terminals.map(|check| Check {
+        used: host.number("/proc/sys/kernel/pty/nr"),
+        ..check
+    }));
+    if footprint.runtime == "docker" {
+        let what = "put \"live-restore\": true into /etc/docker/daemon.json and reload Docker \
+                    (`systemctl reload docker`)";
+        checks.push(advice(
+            "live-restore",
+            "whether containers survive a restart of Docker",
+            None,
+            !host.docker_restores_containers(),
+            Remedy::Manual {
+                what: what.to_owned(),
+            },
+            "without it a restart of Docker stops every session",
+        ));
+    }
+    checks
+}
