@@ -33,6 +33,7 @@ mod host_rules;
 mod key_file;
 mod origin_rules;
 mod peer;
+mod private_file;
 mod session_guard;
 mod token_file;
 mod token_set;
@@ -50,6 +51,7 @@ pub use peer::{
     ClusterSecret, ClusterSecretError, FleetTls, FleetTlsError, FleetTlsFiles,
     certificates_expire_at,
 };
+pub use private_file::{PrivateFileError, read_private_file};
 pub use session_guard::{SessionGuard, SessionGuardOptions, SessionVerdict};
 pub use token_file::{TokenFile, TokenFileError};
 pub use token_set::TokenMistake;

@@ -1,23 +1,17 @@
 //! The token file: checked strictly, replaced as a whole.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use rustix::fs::OFlags;
 use thiserror::Error;
 
+use crate::private_file::{PrivateFileError, read_private_file};
 use crate::token_set::TokenSet;
 use crate::{Caller, TokenMistake};
 
 /// Maximum size of a token file: a thousand entries need a sixth of it.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-
-/// Permission bits of group and others.
-const OTHERS: u32 = 0o077;
 
 /// The bearer tokens, from a file of `[[token]]` tables with `name`, `scope` and `sha256`.
 #[derive(Debug)]
@@ -29,52 +23,21 @@ pub struct TokenFile {
 /// Why a token file cannot be used.
 #[derive(Debug, Error)]
 pub enum TokenFileError {
-    #[error("cannot read the token file {path}")]
-    Read {
+    #[error("the token file cannot be used")]
+    File(#[from] PrivateFileError),
+    #[error("{path}:{mistake}")]
+    Mistake {
         path: PathBuf,
-        #[source]
-        source: io::Error,
+        mistake: TokenMistake,
     },
-    #[error("the token file {path} is not a regular file")]
-    NotAFile { path: PathBuf },
-    #[error(
-        "the token file {path} is open to other users (mode {mode:04o}); run: chmod 600 {path}"
-    )]
-    Open { path: PathBuf, mode: u32 },
-    #[error(
-        "the token file {path} belongs to uid {owner}, who could put tokens of theirs into it; \
-         run: chown {wanted} {path}"
-    )]
-    Owner {
-        path: PathBuf,
-        owner: u32,
-        wanted: u32,
-    },
-    #[error("the token file {path} is larger than {MAX_FILE_BYTES} bytes")]
-    TooLarge { path: PathBuf },
-    #[error("the token file {path} is not UTF-8 text")]
-    NotText { path: PathBuf },
-    #[error("{}", list(.path, .mistakes))]
-    Mistakes {
-        path: PathBuf,
-        mistakes: Vec<TokenMistake>,
-    },
-}
-
-fn list(path: &Path, mistakes: &[TokenMistake]) -> String {
-    let lines: Vec<String> = mistakes
-        .iter()
-        .map(|mistake| format!("{}:{mistake}", path.display()))
-        .collect();
-    lines.join("\n")
 }
 
 impl TokenFile {
     /// Reads the file.
     ///
     /// # Errors
-    /// A file that other users can read or write, that is not a regular file, or that holds
-    /// mistakes: all of them.
+    /// A file that other users can read or write, that is not a regular file, or that holds a
+    /// mistake: the first.
     pub fn load(path: impl Into<PathBuf>) -> Result<Self, TokenFileError> {
         let path = path.into();
         let tokens = read(&path)?;
@@ -115,62 +78,11 @@ impl TokenFile {
 }
 
 fn read(path: &Path) -> Result<TokenSet, TokenFileError> {
-    let path_buf = || path.to_path_buf();
-    let failed = |source| TokenFileError::Read {
+    let text = read_private_file(path, MAX_FILE_BYTES)?;
+    TokenSet::parse(&text).map_err(|mistake| TokenFileError::Mistake {
         path: path.to_path_buf(),
-        source,
-    };
-    // Without O_NONBLOCK, opening a FIFO would wait for its writer.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let mut file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)
-        .map_err(failed)?;
-    check(&file, path)?;
-    let mut bytes = Vec::new();
-    let read = (&mut file)
-        .take(MAX_FILE_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    if read as u64 > MAX_FILE_BYTES {
-        return Err(TokenFileError::TooLarge { path: path_buf() });
-    }
-    let text =
-        String::from_utf8(bytes).map_err(|_| TokenFileError::NotText { path: path_buf() })?;
-    TokenSet::parse(&text).map_err(|mistakes| TokenFileError::Mistakes {
-        path: path_buf(),
-        mistakes,
+        mistake,
     })
-}
-
-/// Checks the open file instead of its path, which could name another file a moment later.
-fn check(file: &File, path: &Path) -> Result<(), TokenFileError> {
-    let path_buf = || path.to_path_buf();
-    let metadata = file.metadata().map_err(|source| TokenFileError::Read {
-        path: path_buf(),
-        source,
-    })?;
-    if !metadata.is_file() {
-        return Err(TokenFileError::NotAFile { path: path_buf() });
-    }
-    let mode = metadata.mode() & 0o7777;
-    if mode & OTHERS != 0 {
-        return Err(TokenFileError::Open {
-            path: path_buf(),
-            mode,
-        });
-    }
-    let wanted = rustix::process::geteuid().as_raw();
-    let owner = metadata.uid();
-    if owner != 0 && owner != wanted {
-        return Err(TokenFileError::Owner {
-            path: path_buf(),
-            owner,
-            wanted,
-        });
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -224,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_reload_keeps_the_tokens_and_reports_every_mistake() {
+    fn a_failed_reload_keeps_the_tokens_and_names_the_mistakes_line() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("tokens.toml");
         let token = new_token(Scope::Frontend);
@@ -235,62 +147,12 @@ mod tests {
             0o600,
             "[[token]]\nname = 3\nscope = \"x\"\nsha256 = \"\"\n",
         );
-        let message = tokens.reload().expect_err("mistakes").to_string();
-        for line in [2, 3, 4] {
-            let place = format!("{}:{line}: ", path.display());
-            assert!(message.contains(&place), "{place} in {message}");
-        }
+        let message = tokens.reload().expect_err("a mistake").to_string();
+        let place = format!("{}:2: ", path.display());
+        assert!(message.starts_with(&place), "{place} in {message}");
         fs::remove_file(&path).expect("removing");
-        assert!(matches!(tokens.reload(), Err(TokenFileError::Read { .. })));
+        assert!(matches!(tokens.reload(), Err(TokenFileError::File(_))));
         assert!(tokens.find(&token.text).is_some());
         assert_eq!(tokens.count(), 1);
-    }
-
-    #[test]
-    fn a_file_that_others_may_read_or_write_is_refused_with_the_remedy() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("tokens.toml");
-        for mode in [0o644, 0o640, 0o602, 0o610, 0o604] {
-            write(&path, mode, &[]);
-            let message = TokenFile::load(&path)
-                .expect_err("open to others")
-                .to_string();
-            assert!(message.contains(&format!("{mode:04o}")), "{message}");
-            assert!(message.contains("chmod 600"), "{message}");
-        }
-        write(&path, 0o400, &[]);
-        TokenFile::load(&path).expect("readable by its owner alone");
-    }
-
-    #[test]
-    fn what_is_no_regular_file_is_refused_without_waiting_for_it() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let fifo = folder.path().join("fifo");
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0)
-            .expect("a fifo");
-        for path in [fifo.as_path(), folder.path()] {
-            assert!(matches!(
-                TokenFile::load(path),
-                Err(TokenFileError::NotAFile { .. })
-            ));
-        }
-    }
-
-    #[test]
-    fn a_file_that_is_too_large_or_no_text_is_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("tokens.toml");
-        let large = "#".repeat(usize::try_from(MAX_FILE_BYTES).expect("small") + 1);
-        write_text(&path, 0o600, &large);
-        assert!(matches!(
-            TokenFile::load(&path),
-            Err(TokenFileError::TooLarge { .. })
-        ));
-        fs::write(&path, [0xff, 0xfe]).expect("writing");
-        assert!(matches!(
-            TokenFile::load(&path),
-            Err(TokenFileError::NotText { .. })
-        ));
     }
 }

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use subtle::ConstantTimeEq as _;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
 
 use crate::bearer::{self, TokenHash};
 use crate::{Caller, CallerOrigin, Scope};
@@ -17,7 +18,7 @@ const MAX_TOKENS: usize = 1_000;
 /// Maximum length of a token name in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// One mistake in a token file.
+/// A mistake in a token file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMistake {
     /// Counted from 1.
@@ -32,11 +33,23 @@ impl fmt::Display for TokenMistake {
     }
 }
 
-#[derive(Debug)]
+/// Content of the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    #[serde(default)]
+    token: Vec<Spanned<Token>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Token {
+    #[serde(deserialize_with = "name")]
     name: String,
+    #[serde(deserialize_with = "scope")]
     scope: Scope,
-    hash: TokenHash,
+    #[serde(deserialize_with = "hash")]
+    sha256: TokenHash,
 }
 
 /// All tokens; immutable.
@@ -46,29 +59,35 @@ pub(crate) struct TokenSet {
 }
 
 impl TokenSet {
-    /// Parses a whole file and reports every mistake in it.
-    pub(crate) fn parse(text: &str) -> Result<Self, Vec<TokenMistake>> {
-        let (document, syntax) = DeTable::parse_recoverable(text);
-        let mut reader = Reader {
-            text,
-            mistakes: Vec::new(),
+    /// Parses a whole file.
+    pub(crate) fn parse(text: &str) -> Result<Self, TokenMistake> {
+        let mistake = |span: Range<usize>, message: String| {
+            let before = text.as_bytes()[..span.start.min(text.len())].iter();
+            let line = 1 + before.filter(|byte| **byte == b'\n').count();
+            TokenMistake { line, message }
         };
-        for error in syntax {
-            reader.mistake(&error.span().unwrap_or(0..0), error.message());
+        let Document { token: entries } = toml::from_str(text).map_err(|error| {
+            mistake(error.span().unwrap_or_default(), error.message().to_owned())
+        })?;
+        if entries.len() > MAX_TOKENS {
+            return Err(mistake(0..0, format!("more than {MAX_TOKENS} tokens")));
         }
-        // The intended content of a broken line is unknown, so errors that follow from it are not
-        // reported.
-        let tokens = if reader.mistakes.is_empty() {
-            reader.document(document.get_ref())
-        } else {
-            Vec::new()
-        };
-        if reader.mistakes.is_empty() {
-            Ok(Self { tokens })
-        } else {
-            reader.mistakes.sort_by_key(|mistake| mistake.line);
-            Err(reader.mistakes)
+        // Two tokens of one name could not be distinguished in the journal, and two of one hash
+        // would be one token with two scopes.
+        let (mut names, mut hashes) = (HashSet::new(), HashSet::new());
+        for entry in &entries {
+            let token = entry.get_ref();
+            let field = match (names.insert(&token.name), hashes.insert(token.sha256)) {
+                (true, true) => continue,
+                (false, _) => "name",
+                (true, false) => "sha256",
+            };
+            let name = &token.name;
+            let message = format!("the token `{name}` has the `{field}` of an earlier one");
+            return Err(mistake(entry.span(), message));
         }
+        let tokens = entries.into_iter().map(Spanned::into_inner).collect();
+        Ok(Self { tokens })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -81,7 +100,7 @@ impl TokenSet {
         let mut found = None;
         // All are compared, so that the time does not reveal which one matched.
         for token in &self.tokens {
-            if bool::from(token.hash.ct_eq(&presented)) {
+            if bool::from(token.sha256.ct_eq(&presented)) {
                 found = Some(token);
             }
         }
@@ -93,131 +112,30 @@ impl TokenSet {
     }
 }
 
-struct Reader<'text> {
-    text: &'text str,
-    mistakes: Vec<TokenMistake>,
+fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if !is_name(&text) {
+        return Err(D::Error::custom(format_args!(
+            "`name` must be 1 to {MAX_NAME_BYTES} of a-z, A-Z, 0-9 and . _ - @"
+        )));
+    }
+    Ok(text)
 }
 
-impl Reader<'_> {
-    fn mistake(&mut self, span: &Range<usize>, message: impl Into<String>) {
-        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
-        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-        self.mistakes.push(TokenMistake {
-            line,
-            message: message.into(),
-        });
-    }
-
-    fn document(&mut self, document: &DeTable<'_>) -> Vec<Token> {
-        let mut tokens = Vec::new();
-        for (key, value) in document {
-            if key.get_ref() != "token" {
-                let key_text = key.get_ref().escape_debug();
-                self.mistake(
-                    &key.span(),
-                    format!("unknown field `{key_text}`: the file holds [[token]] tables only"),
-                );
-                continue;
-            }
-            let Some(array) = value.get_ref().as_array() else {
-                self.mistake(&value.span(), "`token` must be written as [[token]] tables");
-                continue;
-            };
-            if array.len() > MAX_TOKENS {
-                self.mistake(&value.span(), format!("more than {MAX_TOKENS} tokens"));
-                continue;
-            }
-            for entry in array.iter() {
-                tokens.extend(self.token(entry));
-            }
-        }
-        self.duplicates(document, &tokens);
-        tokens
-    }
-
-    fn token(&mut self, entry: &Spanned<DeValue<'_>>) -> Option<Token> {
-        let Some(table) = entry.get_ref().as_table() else {
-            self.mistake(&entry.span(), "a token must be a [[token]] table");
-            return None;
-        };
-        let (mut name, mut scope, mut hash) = (None, None, None);
-        let mut fields = HashSet::new();
-        for (key, value) in table {
-            let field = key.get_ref().as_ref();
-            fields.insert(field.to_owned());
-            let text = value.get_ref().as_str();
-            match (field, text) {
-                ("name", Some(text)) if is_name(text) => name = Some(text.to_owned()),
-                ("name", _) => self.mistake(
-                    &value.span(),
-                    format!("`name` must be 1 to {MAX_NAME_BYTES} of a-z, A-Z, 0-9 and . _ - @"),
-                ),
-                ("scope", text) => match text.unwrap_or_default().parse() {
-                    Ok(parsed) => scope = Some(parsed),
-                    Err(unknown) => self.mistake(&value.span(), format!("`scope`: {unknown}")),
-                },
-                ("sha256", text) => match bearer::parse_hash(text.unwrap_or_default()) {
-                    Some(parsed) => hash = Some(parsed),
-                    None => self.mistake(
-                        &value.span(),
-                        "`sha256` must be 64 hex digits: the hash of the token's text, as \
-                         `conman auth new-token` prints it",
-                    ),
-                },
-                _ => self.mistake(
-                    &key.span(),
-                    format!(
-                        "unknown field `{}`: a token has `name`, `scope` and `sha256`",
-                        field.escape_debug()
-                    ),
-                ),
-            }
-        }
-        for field in ["name", "scope", "sha256"] {
-            if !fields.contains(field) {
-                self.mistake(&entry.span(), format!("the token lacks `{field}`"));
-            }
-        }
-        Some(Token {
-            name: name?,
-            scope: scope?,
-            hash: hash?,
-        })
-    }
-
-    /// Two tokens of one name could not be distinguished in the journal, and two of one hash would
-    /// be one token with two scopes.
-    fn duplicates(&mut self, document: &DeTable<'_>, tokens: &[Token]) {
-        let mut names = HashSet::new();
-        let mut hashes = HashSet::new();
-        let twice: Vec<(&str, &str)> = tokens
-            .iter()
-            .flat_map(|token| {
-                let name = (!names.insert(token.name.as_str())).then_some(("name", &*token.name));
-                let hash = (!hashes.insert(token.hash)).then_some(("sha256", &*token.name));
-                [name, hash].into_iter().flatten()
-            })
-            .collect();
-        for (field, name) in twice {
-            let span = last_entry_named(document, name).unwrap_or(0..0);
-            self.mistake(
-                &span,
-                format!("the token `{name}` has the `{field}` of an earlier one"),
-            );
-        }
-    }
+fn scope<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Scope, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse()
+        .map_err(|unknown| D::Error::custom(format_args!("`scope`: {unknown}")))
 }
 
-fn last_entry_named(document: &DeTable<'_>, name: &str) -> Option<Range<usize>> {
-    let entries = document.get("token")?.get_ref().as_array()?;
-    let named = |entry: &&Spanned<DeValue<'_>>| {
-        let value = entry
-            .get_ref()
-            .as_table()
-            .and_then(|table| table.get("name"));
-        value.and_then(|value| value.get_ref().as_str()) == Some(name)
-    };
-    entries.iter().rfind(named).map(Spanned::span)
+fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TokenHash, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    bearer::parse_hash(&text).ok_or_else(|| {
+        D::Error::custom(
+            "`sha256` must be 64 hex digits: the hash of the token's text, as `conman auth \
+             new-token` prints it",
+        )
+    })
 }
 
 fn is_name(text: &str) -> bool {
@@ -238,9 +156,8 @@ mod tests {
         format!("[[token]]\nname = \"{name}\"\nscope = \"{scope}\"\nsha256 = \"{hash}\"\n")
     }
 
-    fn mistakes(text: &str) -> Vec<String> {
-        let mistakes = TokenSet::parse(text).expect_err("a mistake");
-        mistakes.iter().map(ToString::to_string).collect()
+    fn mistake(text: &str) -> String {
+        TokenSet::parse(text).expect_err("a mistake").to_string()
     }
 
     #[test]
@@ -263,62 +180,48 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported_with_its_line() {
-        let text = format!(
-            "colour = 1\n{}[[token]]\nname = \"a b\"\nscope = \"root\"\nsha256 = \"12\"\nage = 3\n\
-             [[token]]\n",
-            entry("web", "read", "x")
-        );
-        let found = mistakes(&text);
-        let expected = [
-            ("1:", "unknown field `colour`"),
-            ("7:", "`name` must be"),
-            ("8:", "`scope`: the scopes are `admin`"),
-            ("9:", "`sha256` must be 64 hex digits"),
-            ("10:", "unknown field `age`"),
-            ("11:", "lacks `name`"),
-            ("11:", "lacks `scope`"),
-            ("11:", "lacks `sha256`"),
-        ];
-        assert_eq!(found.len(), expected.len(), "{found:#?}");
-        for (found, (line, part)) in found.iter().zip(expected) {
-            assert!(
-                found.starts_with(line) && found.contains(part),
-                "{found} / {line} {part}"
-            );
+    fn a_mistake_is_reported_with_its_line() {
+        let hash = "ab".repeat(31);
+        for (wrong, line, part) in [
+            ("colour = 1", 1, "unknown field `colour`"),
+            ("[[token]]\nname = \"a b\"", 2, "`name` must be"),
+            ("[[token]]\nname = 3", 2, "invalid type"),
+            (
+                "[[token]]\nscope = \"root\"",
+                2,
+                "`scope`: the scopes are `admin`",
+            ),
+            (
+                "[[token]]\nsha256 = \"12\"",
+                2,
+                "`sha256` must be 64 hex digits",
+            ),
+            (
+                &format!("[[token]]\nsha256 = \"{hash}\""),
+                2,
+                "64 hex digits",
+            ),
+            ("[[token]]\nage = 3", 2, "unknown field `age`"),
+            ("[[token]]\n", 1, "missing field `name`"),
+            ("[token]\nname = \"x\"\n", 1, "expected a sequence"),
+            ("[[token]]\n\nname = \n", 3, ""),
+        ] {
+            let found = mistake(wrong);
+            assert!(found.starts_with(&format!("{line}:")), "{wrong}: {found}");
+            assert!(found.contains(part) && !found.contains(&hash), "{found}");
         }
     }
 
     #[test]
-    fn broken_toml_is_reported_line_by_line() {
-        let found = mistakes("[[token]]\nname = \n[[token]]\nscope = = 3\n");
-        assert!(found[0].starts_with("2:"), "{found:?}");
-        assert!(
-            found.iter().any(|mistake| mistake.starts_with("4:")),
-            "{found:?}"
-        );
-    }
-
-    #[test]
     fn a_name_or_a_hash_that_stands_twice_is_a_mistake_of_the_later_entry() {
-        let text =
-            entry("web", "read", "x") + &entry("web", "read", "y") + &entry("b", "read", "x");
-        let found = mistakes(&text);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!(
-            found[0].starts_with("5:") && found[0].contains("`name`"),
-            "{found:?}"
-        );
-        assert!(
-            found[1].starts_with("9:") && found[1].contains("`sha256`"),
-            "{found:?}"
-        );
-    }
-
-    #[test]
-    fn a_single_table_in_place_of_the_list_is_named_as_such() {
-        let found = mistakes("[token]\nname = \"x\"\n");
-        assert!(found[0].contains("[[token]]"), "{found:?}");
+        let first = entry("web", "read", "x");
+        for (second, field) in [
+            (entry("web", "read", "y"), "`name`"),
+            (entry("b", "read", "x"), "`sha256`"),
+        ] {
+            let found = mistake(&(first.clone() + &second));
+            assert!(found.starts_with("5:") && found.contains(field), "{found}");
+        }
     }
 
     #[test]
@@ -326,28 +229,15 @@ mod tests {
         let text: String = (0..=MAX_TOKENS)
             .map(|n| entry(&format!("t{n}"), "read", &n.to_string()))
             .collect();
-        assert!(mistakes(&text)[0].contains("more than 1000"));
-    }
-
-    #[test]
-    fn no_mistake_repeats_a_hash() {
-        let hash = "ab".repeat(31);
-        let text =
-            format!("[[token]]\nname = \"{hash} \"\nsha256 = \"{hash}\"\nscope = \"{hash}\"");
-        assert!(
-            mistakes(&text)
-                .iter()
-                .all(|mistake| !mistake.contains(&hash))
-        );
+        assert!(mistake(&text).contains("more than 1000"));
     }
 
     proptest! {
         #[test]
         fn no_text_makes_the_reader_panic(text in "[\\[\\]a-z0-9 =\"\n.#{},\\\\ä]{0,200}") {
-            if let Err(mistakes) = TokenSet::parse(&text) {
+            if let Err(mistake) = TokenSet::parse(&text) {
                 let lines = text.split('\n').count();
-                prop_assert!(!mistakes.is_empty());
-                prop_assert!(mistakes.iter().all(|m| (1..=lines).contains(&m.line)));
+                prop_assert!((1..=lines).contains(&mistake.line));
             }
         }
     }

@@ -1,16 +1,14 @@
 //! The secret that the nodes of a fleet share.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use ring::hmac;
-use rustix::fs::OFlags;
 use thiserror::Error;
+
+use crate::private_file::{PrivateFileError, read_private_file};
 
 /// Maximum size of a secret file.
 const MAX_FILE_BYTES: u64 = 4 * 1024;
@@ -19,8 +17,6 @@ const MAX_FILE_BYTES: u64 = 4 * 1024;
 const MAX_SECRETS: usize = 4;
 /// Minimum length of a secret, in bytes of text: 16 random bytes in hexadecimal.
 const MIN_SECRET_BYTES: usize = 32;
-/// Permission bits of group and others.
-const OTHERS: u32 = 0o077;
 
 /// The secret of a fleet, from a file with one secret a line. The first signs; what any of them has
 /// signed is valid. So a secret can be replaced without an interruption between nodes: first add the
@@ -33,14 +29,8 @@ pub struct ClusterSecret {
 /// Why a secret file cannot be used.
 #[derive(Debug, Error)]
 pub enum ClusterSecretError {
-    #[error("cannot read the secret file {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("the secret file {path} is not safe to use: {why}")]
-    Unsafe { path: PathBuf, why: &'static str },
+    #[error("the secret file cannot be used")]
+    File(#[from] PrivateFileError),
     #[error(
         "line {line} of the secret file {path} has fewer than {MIN_SECRET_BYTES} characters; make \
          a secret with: head -c 32 /dev/urandom | base64"
@@ -106,27 +96,7 @@ fn derive(keys: &[hmac::Key], purpose: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn read(path: &Path) -> Result<Vec<hmac::Key>, ClusterSecretError> {
-    let failed = |source| ClusterSecretError::Read {
-        path: path.to_path_buf(),
-        source,
-    };
-    // Without O_NONBLOCK, opening a FIFO would wait for its writer.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let mut options = OpenOptions::new();
-    options.read(true).custom_flags(flags);
-    let mut file = options.open(path).map_err(failed)?;
-    check(&file, path, failed)?;
-    let mut text = String::new();
-    let read = (&mut file).take(MAX_FILE_BYTES + 1);
-    let mut read = io::BufReader::new(read);
-    let bytes = read.read_to_string(&mut text).map_err(failed)?;
-    let refused = |why| ClusterSecretError::Unsafe {
-        path: path.to_path_buf(),
-        why,
-    };
-    if bytes as u64 > MAX_FILE_BYTES {
-        return Err(refused("it is too large"));
-    }
+    let text = read_private_file(path, MAX_FILE_BYTES)?;
     let mut keys = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let secret = line.trim();
@@ -148,29 +118,6 @@ fn read(path: &Path) -> Result<Vec<hmac::Key>, ClusterSecretError> {
         });
     }
     Ok(keys)
-}
-
-fn check(
-    file: &File,
-    path: &Path,
-    failed: impl Fn(io::Error) -> ClusterSecretError,
-) -> Result<(), ClusterSecretError> {
-    let refused = |why| ClusterSecretError::Unsafe {
-        path: path.to_path_buf(),
-        why,
-    };
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(refused("it is not a regular file"));
-    }
-    if metadata.mode() & OTHERS != 0 {
-        return Err(refused("other users may read or change it; run chmod 600"));
-    }
-    let own = rustix::process::geteuid().as_raw();
-    if metadata.uid() != own && metadata.uid() != 0 {
-        return Err(refused("it belongs to another user"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -211,17 +158,18 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_secret_is_refused_with_its_reason() {
-        for (text, mode, reason) in [
-            (OLD, 0o640, "chmod 600"),
-            ("", 0o600, "holds 0 secrets"),
-            ("\n\nsecret\n", 0o600, "line 3"),
-            (&format!("{OLD}\n").repeat(5), 0o600, "holds 5 secrets"),
-            (&"x".repeat(5_000), 0o600, "too large"),
+        for (text, reason) in [
+            ("", "holds 0 secrets"),
+            ("\n\nsecret\n", "line 3"),
+            (&format!("{OLD}\n").repeat(5), "holds 5 secrets"),
         ] {
-            let (_folder, path) = file(text, mode);
+            let (_folder, path) = file(text, 0o600);
             let error = ClusterSecret::load(path).expect_err(reason);
             assert!(error.to_string().contains(reason), "{error}");
         }
+        let (_folder, path) = file(OLD, 0o640);
+        let error = ClusterSecret::load(path).expect_err("open to others");
+        assert!(matches!(error, ClusterSecretError::File(_)), "{error}");
     }
 
     #[test]

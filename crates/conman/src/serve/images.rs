@@ -1,12 +1,9 @@
 //! This daemon's image store: its registries, and the collection of unused images.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use conman_auth::read_private_file;
 use conman_image::{ImageKeeper, ImageStore, Login, PullConfig};
 
 use crate::config::Images;
@@ -18,8 +15,9 @@ const MAX_PASSWORD_BYTES: u64 = 64 << 10;
 pub(super) fn keeper(store: &ImageStore, config: &Images) -> Result<ImageKeeper> {
     let mut credentials = HashMap::new();
     for (registry, login) in &config.logins {
-        let password = password(&login.password_file)
+        let password = read_private_file(&login.password_file, MAX_PASSWORD_BYTES)
             .with_context(|| format!("`images.logins.{registry}.password_file`"))?;
+        let password = password.trim_end_matches(['\r', '\n']).to_owned();
         let user = login.user.clone();
         credentials.insert(registry.clone(), Login { user, password });
     }
@@ -36,23 +34,4 @@ pub(super) fn keeper(store: &ImageStore, config: &Images) -> Result<ImageKeeper>
 pub(super) fn collect(keeper: &ImageKeeper, config: &Images) {
     let (keeper, every) = (keeper.clone(), config.collect_every);
     tokio::spawn(async move { keeper.collect_from_time_to_time(every).await });
-}
-
-fn password(path: &Path) -> Result<String> {
-    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let mode = file
-        .metadata()
-        .with_context(|| format!("cannot look at {}", path.display()))?
-        .mode();
-    if mode & 0o077 != 0 {
-        bail!(
-            "others may read {}: take their access away with chmod 600",
-            path.display()
-        );
-    }
-    let mut text = String::new();
-    file.take(MAX_PASSWORD_BYTES)
-        .read_to_string(&mut text)
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
