@@ -21,7 +21,7 @@
 //! accepts exactly that state or refuses.
 
 #[cfg(test)]
-pub(crate) mod faults;
+pub(crate) mod tests;
 
 use std::fs::File;
 use std::io;
@@ -136,7 +136,7 @@ fn build(file: File, path: &Path) -> Result<Database, redb::Error> {
     let mut builder = Builder::new();
     builder.set_cache_size(CACHE_BYTES);
     #[cfg(test)]
-    if let Some(backend) = faults::backend(&file, path) {
+    if let Some(backend) = tests::faults::backend(&file, path) {
         return Ok(builder.create_with_backend(backend)?);
     }
     #[cfg(not(test))]

@@ -30,10 +30,16 @@ mod fleet;
 pub mod fleet_mark;
 mod high_water;
 mod journal;
-mod model;
 mod record;
 pub mod rules;
 pub mod state_lock;
+
+// The test kit's types are those of another build of this crate, so its model is built again here.
+#[cfg(test)]
+extern crate self as conman_registry;
+#[cfg(test)]
+#[path = "../../conman-testkit/src/registry_model.rs"]
+pub mod registry_model;
 
 pub use embedded::{EmbeddedOptions, EmbeddedRegistry, LeftAlone, left_alone, used_through};
 pub use error::{RegistryError, serve_above, start_afresh};
@@ -43,7 +49,6 @@ pub use fleet::{
     NodeLoad, Peer, PeerStanding, READS, SessionPage, Sighting, SoloFleet, Standing, may_write,
 };
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
-pub use model::ModelRegistry;
 pub use record::{ContainerIdentity, Ending, Phase, Phases, RecordState, Release, SessionRecord};
 
 use async_trait::async_trait;

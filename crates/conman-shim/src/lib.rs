@@ -49,8 +49,6 @@ mod options;
 mod protocol;
 mod seccomp_filter;
 mod seccomp_profile;
-#[cfg(test)]
-mod security_page;
 mod seqpacket;
 pub mod socket;
 mod spec;
@@ -58,6 +56,8 @@ mod state_lock;
 mod sweeper;
 mod terminal;
 mod terminal_modes;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 

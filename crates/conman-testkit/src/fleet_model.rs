@@ -14,14 +14,16 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use conman_registry::{
-    Announcement, Fleet, FleetSession, ForgetError, Located, ModelRegistry, Peer, PeerStanding,
-    Registry, RegistryError, SessionPage, Sighting, Standing,
+    Announcement, Fleet, FleetSession, ForgetError, Located, Peer, PeerStanding, Registry,
+    RegistryError, SessionPage, Sighting, Standing,
 };
 use conman_registry::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 
 mod registry;
 
 use registry::Shared;
+
+use crate::ModelRegistry;
 
 /// A node's cached session locations.
 type Locations = Arc<Mutex<HashMap<SessionId, Located>>>;

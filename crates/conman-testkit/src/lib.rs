@@ -1,5 +1,6 @@
 //! What tests of several crates share: the conformance suites that every registry, fleet and runtime
-//! must pass, a fleet and a fence in memory, and a runtime without images. Only tests depend on it.
+//! must pass, a registry, a fleet and a fence in memory, and a runtime without images. Only tests
+//! depend on it.
 #![forbid(unsafe_code)]
 
 pub mod fleet_conformance;
@@ -7,8 +8,10 @@ mod fleet_model;
 mod memory_fence;
 mod process_runtime;
 pub mod registry_conformance;
+mod registry_model;
 pub mod runtime_conformance;
 
 pub use fleet_model::{ModelFleet, ModelNode};
 pub use memory_fence::MemoryFence;
 pub use process_runtime::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
+pub use registry_model::ModelRegistry;

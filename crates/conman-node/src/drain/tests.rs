@@ -7,7 +7,8 @@ use std::sync::mpsc::{Sender, channel};
 use conman_core::{Instance, SpecPolicy};
 use conman_linux::NetnsSockets;
 use conman_net::egress::{Egress, EgressOptions};
-use conman_registry::{Journal, ModelRegistry};
+use conman_registry::Journal;
+use conman_testkit::ModelRegistry;
 use tokio::sync::Notify;
 
 use super::*;

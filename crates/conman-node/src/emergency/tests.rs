@@ -1,6 +1,6 @@
 //! Which notices are saved for the next daemon, before anything else is done about them.
 
-use conman_registry::ModelRegistry;
+use conman_testkit::ModelRegistry;
 use tempfile::TempDir;
 
 use super::log::Log;

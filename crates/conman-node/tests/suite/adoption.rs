@@ -8,9 +8,9 @@ use crate::stage::{Stage, eventually, idle, program, session, web};
 use conman_core::{EndCause, FENCED};
 use conman_linux::PidFd;
 use conman_proto::{EventKind, SessionRequest, SessionState};
-use conman_registry::{ContainerIdentity, ModelRegistry, Phases, RecordState, Registry};
+use conman_registry::{ContainerIdentity, Phases, RecordState, Registry};
 use conman_runtime::{ContainerKey, Lifecycle as _};
-use conman_testkit::{Fault, Faults, Operation};
+use conman_testkit::{Fault, Faults, ModelRegistry, Operation};
 use futures_util::FutureExt as _;
 use jiff::Timestamp;
 

@@ -7,9 +7,9 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
 use tempfile::TempDir;
 
-use super::queue::MAX_WAITING;
-use super::{Journal, NewEvent};
-use crate::database::faults::Faults;
+use crate::database::tests::faults::Faults;
+use crate::journal::queue::MAX_WAITING;
+use crate::{Journal, NewEvent};
 
 const FOREVER: i64 = i64::MAX;
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use conman_registry::{EmbeddedOptions, EmbeddedRegistry, ModelRegistry, Registry};
+use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Registry};
+use conman_testkit::ModelRegistry;
 use conman_testkit::registry_conformance as conformance;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_registry::{
-    ContainerIdentity, ModelRegistry, RecordState, Registry, RegistryError, Release, SessionRecord,
+    ContainerIdentity, RecordState, Registry, RegistryError, Release, SessionRecord,
 };
+use conman_testkit::ModelRegistry;
 use tokio::sync::watch;
 
 #[derive(Debug, Default)]

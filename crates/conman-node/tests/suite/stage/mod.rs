@@ -22,9 +22,9 @@ use conman_node::{EmergencyThread, Node, NodeOptions};
 use conman_proto::{
     EventKind, Generation, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };
-use conman_registry::{Journal, ModelRegistry, Registry, SessionRecord};
+use conman_registry::{Journal, Registry, SessionRecord};
 use conman_runtime::Runtime;
-use conman_testkit::{Faults, ProcessOptions, ProcessRuntime};
+use conman_testkit::{Faults, ModelRegistry, ProcessOptions, ProcessRuntime};
 use tempfile::TempDir;
 use with_terminals::WithTerminals;
 

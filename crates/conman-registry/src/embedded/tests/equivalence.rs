@@ -10,10 +10,11 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use crate::database::faults::Faults;
+use crate::database::tests::faults::Faults;
+use crate::registry_model::ModelRegistry;
 use crate::{
-    ContainerIdentity, EmbeddedOptions, EmbeddedRegistry, Ending, ModelRegistry, Phase, Phases,
-    RecordState, Registry, RegistryError, Release, SessionRecord,
+    ContainerIdentity, EmbeddedOptions, EmbeddedRegistry, Ending, Phase, Phases, RecordState,
+    Registry, RegistryError, Release, SessionRecord,
 };
 
 const IDS: [&str; 3] = ["a", "b", "c"];

@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use tempfile::TempDir;
 
 use super::equivalence::{Spec, ending, open, resolved};
-use crate::database::faults::Faults;
+use crate::database::tests::faults::Faults;
 use crate::{EmbeddedRegistry, Registry, RegistryError, Release, SessionRecord};
 
 const CALLERS: usize = 50;

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-const FILTER: &str = include_str!("seccomp_profile.rs");
-const SPEC: &str = include_str!("spec.rs");
+const FILTER: &str = include_str!("../seccomp_profile.rs");
+const SPEC: &str = include_str!("../spec.rs");
 
 /// Where a generated part begins and ends in the page.
 const BEGIN: &str = "<!-- generated: cargo test -p conman-shim security_page -->\n";

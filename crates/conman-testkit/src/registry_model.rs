@@ -5,13 +5,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
-use jiff::Timestamp;
-
-use crate::rules::{self, Change, Effect};
-use crate::{
+use conman_registry::rules::{self, Change, Effect};
+use conman_registry::{
     ContainerIdentity, GREATEST_GENERATION, RecordState, Registry, RegistryError, Release,
     SessionRecord,
 };
+use jiff::Timestamp;
 
 /// Records in memory, lost with the value. Its methods never wait.
 #[derive(Debug, Default)]

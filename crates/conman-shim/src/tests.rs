@@ -1,0 +1,1 @@
+mod security_page;
