@@ -17,12 +17,6 @@ impl Closing {
         Self::new(1012, reason)
     }
 
-    /// The session has ended permanently.
-    #[must_use]
-    pub fn going_away(reason: &str) -> Self {
-        Self::new(1001, reason)
-    }
-
     /// `reason` is truncated at a character boundary if it is too long for a Close frame.
     #[must_use]
     pub fn new(code: u16, reason: &str) -> Self {

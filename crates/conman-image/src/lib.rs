@@ -10,8 +10,8 @@
 //! - `blobs/`: downloads, whole or partial.
 //! - `tmp/`: work in progress; emptied when the store is opened.
 //!
-//! One process at a time writes ([`ImageStore`], under a lock on `lock`); any number read
-//! ([`StoreReader`]). Importing blocks its thread. [`Puller`] runs a task for each image being
+//! One process at a time writes ([`ImageStore`], under a lock on `lock`).
+//! Importing blocks its thread. [`Puller`] runs a task for each image being
 //! pulled, connected to its callers by a watch channel. [`ImageKeeper`] runs blocking work on
 //! separate threads, and an upload reaches its thread through a bounded channel. Imports, pulls
 //! and collections run concurrently: imports lease the layers that they need, and collections do
@@ -59,6 +59,6 @@ pub use name::{ImageName, ImageNameError};
 pub use pull::{
     LayerProgress, Login, PullConfig, PullError, PullPhase, PullProgress, Puller, name_of_reference,
 };
-pub use store::{GcReport, ImageStore, StoreError, StoreReader};
+pub use store::{GcReport, ImageStore, StoreError};
 pub use unpack::{EntryName, Refusal, UnpackError};
 pub use user::{ResolvedUser, UserError, resolve_user};

@@ -94,8 +94,7 @@ impl ImageStore {
     }
 
     /// Opens the store below `directory`, creates it if it is missing, and removes what an earlier
-    /// process left unfinished. Fails with [`StoreError::InUse`] while another process has it open;
-    /// [`StoreReader`] does not.
+    /// process left unfinished. Fails with [`StoreError::InUse`] while another process has it open.
     ///
     /// The files of all layers belong to the range of ids that begins with `first_id`, user `n` of the
     /// image being its `n`th; with 0 the owners are the image's. A store that was opened for another
@@ -336,40 +335,6 @@ impl Inner {
         follow(&index, &self.directory);
         state.index = index;
         Ok(())
-    }
-}
-
-/// Reads a store that another process may be writing, without a lock.
-///
-/// The index that it reads is whole, and layers never change; one may be collected meanwhile.
-#[derive(Clone, Debug)]
-pub struct StoreReader {
-    directory: PathBuf,
-}
-
-impl StoreReader {
-    pub fn new(directory: &Path) -> Self {
-        Self {
-            directory: directory.to_owned(),
-        }
-    }
-
-    pub fn list(&self) -> Result<Vec<ImageSummary>, StoreError> {
-        // Only the writing process knows which images are held.
-        let pinned = BTreeSet::new();
-        Ok(summaries(
-            &self.index()?,
-            &pinned,
-            &self.directory.join(LAYERS),
-        ))
-    }
-
-    pub fn get(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
-        Ok(find(&self.index()?, &self.directory, name))
-    }
-
-    fn index(&self) -> Result<Index, StoreError> {
-        Index::load(&self.directory).map_err(failed("read the index of", &self.directory))
     }
 }
 

@@ -28,21 +28,6 @@ pub fn open_beneath(root: &Path, relative: &Path) -> io::Result<OwnedFd> {
     open_component(&root, relative, OFlags::empty())
 }
 
-/// Like [`open_beneath`] for a directory, which is created with its parents if missing.
-pub fn create_dir_beneath(root: &Path, relative: &Path) -> io::Result<OwnedFd> {
-    check_plain(relative)?;
-    let mut directory = open_root(root)?;
-    for component in relative.components() {
-        let name = Path::new(component.as_os_str());
-        match mkdirat(&directory, name, NEW_DIRECTORY) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        directory = open_component(&directory, name, OFlags::DIRECTORY)?;
-    }
-    Ok(directory)
-}
-
 /// Opens (`O_PATH`, close-on-exec) what `path` names when `root` is the root directory.
 ///
 /// Symbolic links are followed, but neither they nor `..` lead out of `root`. The links of procfs

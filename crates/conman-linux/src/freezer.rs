@@ -1,9 +1,6 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::cgroup_proof::place_in;
@@ -14,9 +11,6 @@ use crate::{Cgroups, PidFd};
 
 /// Rounds of killing processes one by one; processes that fork faster are caught by freezing first.
 const KILL_ROUNDS: usize = 16;
-
-/// Pause between two polls of a v1 freezer, which does not notify.
-const V1_LOOK: Duration = Duration::from_micros(500);
 
 /// In `/proc/PID/stat`: the process has begun to exit.
 const PF_EXITING: u32 = 0x4;
@@ -188,27 +182,6 @@ impl Freezer {
         Ok(std::fs::read_to_string(self.file(path, file)?)?.trim() == "1")
     }
 
-    /// Blocks until it is frozen, at most for `timeout`; returns whether it is.
-    pub fn wait_frozen(&self, path: &str, timeout: Duration) -> io::Result<bool> {
-        let deadline = Instant::now() + timeout;
-        let events = if self.hierarchy.unified {
-            Some(File::open(self.file(path, "cgroup.events")?)?)
-        } else {
-            None
-        };
-        loop {
-            // Opened before this check, so a change after it wakes the wait below.
-            if self.is_frozen(path)? {
-                return Ok(true);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            wait_for_change(events.as_ref(), left)?;
-        }
-    }
-
     /// Sends SIGKILL to every process of the cgroup and below, frozen or not. Frozen ones run no more of
     /// their instructions. Returns once the signals are sent.
     pub fn kill(&self, path: &str) -> io::Result<()> {
@@ -320,20 +293,6 @@ fn is_being_killed(pid: i32) -> io::Result<bool> {
         .filter_map(|line| line.split_ascii_whitespace().nth(1))
         .filter_map(|mask| u64::from_str_radix(mask, 16).ok())
         .any(|mask| mask & (1 << 8) != 0))
-}
-
-fn wait_for_change(events: Option<&File>, left: Duration) -> io::Result<()> {
-    let result = match events {
-        Some(file) => {
-            let mut fds = [PollFd::new(file, PollFlags::PRI)];
-            poll(&mut fds, Timespec::try_from(left).ok().as_ref())
-        }
-        None => poll(&mut [], Timespec::try_from(left.min(V1_LOOK)).ok().as_ref()),
-    };
-    match result {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! channel of requests and a oneshot channel for each answer.
 //!
 //! Blocking: everything that is not `async` reads procfs or cgroupfs, or makes a system call that does not
-//! wait, except [`PidFd::wait_dead`] and [`DeathWatch::wait`], as documented. The crate talks to no
+//! wait, except [`PidFd::wait_dead`], as documented. The crate talks to no
 //! daemon, so all of it works while every daemon hangs.
 //!
 //! It is the only crate that may have `unsafe`; each use is allowed individually.
@@ -23,7 +23,6 @@ mod cgroup_weight;
 mod cgroups;
 mod child_events;
 mod clone_process;
-mod death_watch;
 mod disk_usage;
 mod exit_info;
 mod features;
@@ -48,9 +47,7 @@ mod state_file;
 mod time_slice;
 mod tree_removal;
 
-pub use beneath::{
-    create_dir_beneath, create_dir_in_root, open_beneath, open_file_in_root, open_in_root,
-};
+pub use beneath::{create_dir_in_root, open_beneath, open_file_in_root, open_in_root};
 pub use cgroup_cpu::CpuLimit;
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
@@ -62,7 +59,6 @@ pub use clone_process::{
     CloneOptions, Namespaces, SoleThread, clone_process, close_on_exec_from, reset_signal_actions,
     unshare_namespaces,
 };
-pub use death_watch::DeathWatch;
 pub use disk_usage::{DiskUsage, nameless_usage, tree_usage};
 pub use exit_info::{Ended, ended_unreaped};
 pub use features::{Features, Interface};

@@ -71,11 +71,6 @@ impl NewFilesystem {
         Ok(fsconfig_set_string(&self.context, key, value)?)
     }
 
-    /// Sets an option with a path as its value.
-    pub fn set_path(&self, key: &str, value: &Path) -> io::Result<()> {
-        Ok(fsconfig_set_string(&self.context, key, value)?)
-    }
-
     /// Sets an option without a value.
     pub fn set_flag(&self, key: &str) -> io::Result<()> {
         Ok(fsconfig_set_flag(&self.context, key)?)
@@ -91,14 +86,6 @@ impl NewFilesystem {
         fsconfig_create(&self.context)?;
         let fd = fsmount(&self.context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
         Ok(Mount { fd })
-    }
-
-    /// The kernel's message about the last failure, one line; empty when there is none.
-    #[must_use]
-    pub fn kernel_message(&self) -> String {
-        let mut buffer = [0_u8; 512];
-        let read = rustix::io::read(&self.context, &mut buffer).unwrap_or(0);
-        String::from_utf8_lossy(&buffer[..read]).trim().to_owned()
     }
 }
 

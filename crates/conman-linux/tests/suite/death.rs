@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_linux::proc_scan;
-use conman_linux::{DeathWatch, PidFd, ProcessError, ProcessIdentity, Signal, pid_namespace};
+use conman_linux::{PidFd, ProcessError, ProcessIdentity, Signal, pid_namespace};
 
 use crate::support::{Namespace, Process, SOON};
 
@@ -184,45 +184,6 @@ async fn any_number_of_tasks_on_any_runtimes_learn_of_a_death() {
         .await
         .expect("in time")
         .expect("no error");
-}
-
-#[test]
-fn a_death_watch_reports_each_death_once() {
-    let processes: Vec<Process> = (0..10).map(|_| Process::idle()).collect();
-    let pidfds: Vec<PidFd> = processes.iter().map(Process::pidfd).collect();
-    pidfds[0].kill().expect("signal");
-    assert!(pidfds[0].wait_dead(SOON).expect("poll"));
-    let watch = DeathWatch::new().expect("epoll");
-    for (token, pidfd) in (100..).zip(&pidfds) {
-        watch.add(token, pidfd).expect("epoll");
-    }
-    let mut dead = Vec::new();
-    watch.wait(Some(SOON), &mut dead).expect("epoll");
-    assert_eq!(dead, [100], "dead before it was added");
-    dead.clear();
-    watch
-        .wait(Some(Duration::from_millis(20)), &mut dead)
-        .expect("epoll");
-    assert_eq!(dead, Vec::<u64>::new(), "nobody else died");
-
-    for pidfd in &pidfds[1..] {
-        pidfd.kill().expect("signal");
-    }
-    while dead.len() < 9 {
-        let before = dead.len();
-        watch.wait(Some(SOON), &mut dead).expect("epoll");
-        assert!(dead.len() > before, "only {dead:?} in time");
-    }
-    dead.sort_unstable();
-    assert_eq!(dead, (101..110).collect::<Vec<u64>>());
-    dead.clear();
-    watch.wait(Some(Duration::ZERO), &mut dead).expect("epoll");
-    assert_eq!(dead, Vec::<u64>::new(), "everybody was reported");
-    drop(processes);
-    watch
-        .wait(Some(Duration::from_millis(20)), &mut dead)
-        .expect("epoll");
-    assert_eq!(dead, Vec::<u64>::new(), "reaping is no second death");
 }
 
 #[test]

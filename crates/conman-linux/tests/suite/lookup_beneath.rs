@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use conman_linux::{create_dir_beneath, open_beneath};
+use conman_linux::open_beneath;
 use rustix::io::Errno;
 
 /// What a descriptor refers to.
@@ -67,23 +67,14 @@ fn no_symbolic_link_below_the_root_is_followed_wherever_it_leads() {
         "within",
         "within/file",
     ] {
-        for error in [
-            open_beneath(&root, Path::new(path)).expect_err(path),
-            create_dir_beneath(&root, &Path::new(path).join("new")).expect_err(path),
-        ] {
-            assert_eq!(
-                error.raw_os_error(),
-                Some(Errno::LOOP.raw_os_error()),
-                "{path}: {error}"
-            );
-        }
+        let error = open_beneath(&root, Path::new(path)).expect_err(path);
+        assert_eq!(
+            error.raw_os_error(),
+            Some(Errno::LOOP.raw_os_error()),
+            "{path}: {error}"
+        );
     }
     assert!(open_beneath(&root, Path::new("dangling")).is_err());
-    assert!(create_dir_beneath(&root, Path::new("dangling")).is_err());
-    assert!(
-        !root.join("missing").exists(),
-        "nothing was made through a link"
-    );
 }
 
 #[test]
@@ -98,26 +89,7 @@ fn paths_that_are_not_made_of_names_are_refused() {
         "/",
         "./dir",
     ] {
-        for result in [
-            open_beneath(&root, Path::new(path)),
-            create_dir_beneath(&root, Path::new(path)),
-        ] {
-            assert_eq!(
-                result.expect_err(path).kind(),
-                ErrorKind::InvalidInput,
-                "{path}"
-            );
-        }
+        let error = open_beneath(&root, Path::new(path)).expect_err(path);
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{path}");
     }
-}
-
-#[test]
-fn directories_are_made_where_they_are_missing() {
-    let (_directory, root) = playground();
-    for _ in 0..2 {
-        let made = create_dir_beneath(&root, Path::new("dir/new/deep")).expect("made or there");
-        assert_eq!(target(&made), root.join("dir/new/deep"));
-    }
-    let error = create_dir_beneath(&root, Path::new("dir/file/below")).expect_err("a file");
-    assert_eq!(error.raw_os_error(), Some(Errno::NOTDIR.raw_os_error()));
 }
