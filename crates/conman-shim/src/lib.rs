@@ -44,7 +44,6 @@ mod ids;
 mod launcher;
 mod launching;
 mod ledger;
-mod log_file;
 mod options;
 mod protocol;
 mod seccomp_filter;
@@ -65,7 +64,6 @@ pub use attachment::Attachment;
 pub use client::{Client, ClientError, Launched};
 pub use files::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use ids::{IdPool, RANGE_SIZE, SHARED_IDS};
-pub use log_file::{LogFile, LogPart, MAX_PART_BYTES};
 pub use options::ShimOptions;
 pub use protocol::{
     Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,

@@ -243,3 +243,23 @@ pub(crate) fn keep_last(path: &Path, bytes: u64) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_bytes_of_a_log_are_kept_where_they_are() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("log");
+        let text: Vec<u8> = (0..600_000_u32).map(|at| b'a' + (at % 26) as u8).collect();
+        std::fs::write(&path, &text).expect("written");
+        keep_last(&path, 100_000).expect("bounded");
+        let data = std::fs::metadata(&path).expect("there");
+        assert_eq!(data.len(), text.len() as u64);
+        assert!(data.blocks() * BLOCKS_OF <= 100_000, "{}", data.blocks());
+        let kept = std::fs::read(&path).expect("read");
+        assert_eq!(kept[520_000..], text[520_000..]);
+        assert!(kept[..400_000].iter().all(|byte| *byte == 0));
+    }
+}
