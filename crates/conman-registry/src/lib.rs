@@ -1,7 +1,7 @@
 //! Ownership of sessions: records, generations, and the journal of events.
 //!
 //! [`Registry`] is the interface. [`EmbeddedRegistry`] stores it in a file on this node,
-//! `conman-etcd` in the etcd that a fleet shares, [`ModelRegistry`] in memory. All pass the same
+//! `conman-etcd` in the etcd that a fleet shares, `conman-testkit` in memory. All pass the same
 //! conformance suite (`conman-testkit`). [`Journal`] stores this node's events apart from the
 //! records, so that writing events never delays a release.
 //!
