@@ -117,4 +117,15 @@ impl Footprint {
             id_ranges_there_are: id_ranges,
         }
     }
+
+    /// The same with descriptors of conman's daemon that it polls for the session.
+    #[must_use]
+    pub fn with_descriptors(self, descriptors: u32) -> Self {
+        Self {
+            open_files: self.open_files + f64::from(descriptors),
+            conman_files: self.conman_files + f64::from(descriptors),
+            epoll_watches: self.epoll_watches + descriptors,
+            ..self
+        }
+    }
 }

@@ -366,4 +366,8 @@ fn watches_of_descriptors_bind_where_the_kernel_allows_few_and_can_be_raised() {
     };
     let binding = room(&host, &Footprint::native(100_000), 10_000, &site).expect("binds");
     assert_eq!((binding.name, binding.binds_at), (name, Some(1_000)));
+    // So do further descriptors of each.
+    let footprint = Footprint::native(100_000).with_descriptors(3);
+    let binding = room(&host, &footprint, 10_000, &at_root()).expect("binds");
+    assert_eq!((binding.name, binding.binds_at), (name, Some(2_000)));
 }

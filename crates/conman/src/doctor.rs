@@ -7,6 +7,7 @@ use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
 use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Isolation, Kernel, Site, examine};
 use conman_linux::Features;
+use conman_net::egress::IDLE_DESCRIPTORS;
 use conman_proto::RuntimeKind;
 
 use crate::config::{self, Config};
@@ -89,14 +90,20 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
 
 /// Resources that a session of a runtime needs on this machine; `None` for bare processes.
 pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Option<Footprint> {
-    match kind {
-        RuntimeKind::Native => Some(native(config)),
-        RuntimeKind::Docker => {
-            let unified = Host::this().has_unified_cgroups();
-            Some(Footprint::docker(bridge, unified))
-        }
-        RuntimeKind::Process => None,
-    }
+    let footprint = match kind {
+        RuntimeKind::Native => native(config),
+        RuntimeKind::Docker => Footprint::docker(bridge, Host::this().has_unified_cgroups()),
+        RuntimeKind::Process => return None,
+    };
+    // If one template has it, all sessions may be of that template.
+    let has_egress = config.policy.templates.values().any(|template| {
+        let egress = template.request.egress.as_ref();
+        egress.is_some_and(|patterns| !patterns.is_empty())
+    });
+    Some(match has_egress {
+        true => footprint.with_descriptors(IDLE_DESCRIPTORS),
+        false => footprint,
+    })
 }
 
 fn native(config: &Config) -> Footprint {
