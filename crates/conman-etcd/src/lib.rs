@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_core::ownership::{Key, OwnedState, Timing, Value};
+use conman_core::ownership::Timing;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
 use conman_vitals::{Vitals, essential};
 use tokio::runtime::Handle;
@@ -29,10 +29,10 @@ use conman_registry::FenceLink;
 use conman_registry::rules::Change;
 use conman_registry::state_lock::StateLock;
 use conman_registry::{
-    Announcement, ContainerIdentity, Fleet, ForgetError, Located, Peer, RecordState, Registry,
-    RegistryError, Release, SessionPage, SessionRecord, Sighting, Standing,
+    ContainerIdentity, RecordState, Registry, RegistryError, Release, SessionRecord,
 };
 
+mod access;
 mod call_error;
 mod client;
 mod codec;
@@ -40,6 +40,7 @@ mod compaction;
 mod driver;
 mod fence_orders;
 mod figures;
+mod fleet;
 mod forgetting;
 mod from_alone;
 mod joining;
@@ -56,7 +57,7 @@ mod shared_key;
 mod store;
 mod wire;
 
-pub use client::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
+pub use access::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
 pub use compaction::COMPACT_EVERY;
 pub use orders::{Order, Orders};
 
@@ -65,7 +66,7 @@ use codec::{Holder, Keys};
 use driver::{Command, Driver};
 use membership::{Membership, hints};
 use seen::Seen;
-use shared::{Shared, name};
+use shared::Shared;
 use store::{ReadError, Store};
 
 /// Claims and releases that wait for the driver, which takes all of them at once.
@@ -459,111 +460,4 @@ impl Registry for EtcdRegistry {
         })
         .await
     }
-}
-
-#[async_trait]
-impl Fleet for EtcdRegistry {
-    fn me(&self) -> &str {
-        &self.shared.me
-    }
-
-    fn peers(&self) -> Arc<[Peer]> {
-        let incarnation = *self.shared.incarnation.borrow();
-        let me = (&*self.shared.me, incarnation);
-        self.membership.peers(me, &self.shared.timing)
-    }
-
-    async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
-        if !fresh && let Some(located) = self.shared.location(id) {
-            figures::looked_up("memory");
-            return Ok(Sighting {
-                located: Some(located),
-                fresh: false,
-            });
-        }
-        figures::looked_up("etcd");
-        let (shared, id) = (Arc::clone(&self.shared), id.clone());
-        self.run(async move {
-            let located = locate(&shared, &id).await?;
-            shared.note_location(&id, located.clone());
-            Ok(Sighting {
-                located,
-                fresh: true,
-            })
-        })
-        .await
-    }
-
-    async fn forget_node(&self, node: &str) -> Result<(), ForgetError> {
-        let (shared, node) = (Arc::clone(&self.shared), node.to_owned());
-        let forgetting = async move { Ok(forgetting::forget(&shared, &node).await) };
-        self.run(forgetting).await?
-    }
-
-    async fn shared_key(&self) -> Result<Option<[u8; 32]>, RegistryError> {
-        let shared = Arc::clone(&self.shared);
-        self.run(async move { shared_key::of(&shared.store).await.map(Some) })
-            .await
-    }
-
-    fn forget_location(&self, id: &SessionId, generation: Generation) {
-        self.shared.forget_location(id, generation);
-    }
-
-    fn takeover(&self) -> Duration {
-        let own_ms = self.shared.timing.takeover_ms;
-        Duration::from_millis(own_ms.max(self.membership.longest_patience_ms()))
-    }
-
-    fn standing(&self) -> watch::Receiver<Standing> {
-        self.shared.standing.subscribe()
-    }
-
-    fn why_late(&self) -> Option<String> {
-        match *self.shared.standing.borrow() {
-            Standing::Late | Standing::Fenced => Some(self.shared.why_late()),
-            Standing::Alone | Standing::Joining { .. } | Standing::Live => None,
-        }
-    }
-
-    fn announce(&self, announcement: Announcement) {
-        if self.membership.announce(announcement) {
-            self.shared.hurry.notify_one();
-        }
-    }
-
-    async fn sessions(
-        &self,
-        after: Option<&SessionId>,
-        limit: usize,
-    ) -> Result<SessionPage, RegistryError> {
-        let (shared, after) = (Arc::clone(&self.shared), after.cloned());
-        self.run_list(async move { listing::page(&shared, after, limit).await })
-            .await
-    }
-}
-
-async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, RegistryError> {
-    let unavailable = |error: &dyn std::error::Error| notes::unavailable(&error.to_string());
-    let key = Key::Session(name(id));
-    let names = [shared.store.keys.of(&key)];
-    let (entries, _) = shared
-        .store
-        .get(&names)
-        .await
-        .map_err(|error| unavailable(&error))?;
-    let Some((name, bytes, _)) = entries.into_iter().flatten().next() else {
-        return Ok(None);
-    };
-    let value = codec::decode(&key, &name, &bytes).map_err(|error| unavailable(&error))?;
-    let Value::Session(ownership) = value else {
-        return Ok(None);
-    };
-    Ok(
-        Generation::new(ownership.generation).map(|generation| Located {
-            node: ownership.owner.to_string(),
-            generation,
-            released: ownership.state == OwnedState::Released,
-        }),
-    )
 }

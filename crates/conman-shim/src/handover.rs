@@ -15,7 +15,7 @@ use conman_linux::inherited_fd;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use crate::launching::{Left, Pending};
+use crate::launching::{Pending, StartRemains};
 use crate::ledger::Line;
 use crate::protocol::{VERSION, decode, encode};
 use crate::seqpacket;
@@ -56,7 +56,7 @@ pub(crate) struct Handover {
     /// Starts that were not sent to a launcher.
     pub(crate) starts: Vec<KeptStart>,
     /// What starts may have left, by ticket.
-    pub(crate) left: Vec<(u64, Left)>,
+    pub(crate) left: Vec<(u64, StartRemains)>,
     pub(crate) next_ticket: u64,
     pub(crate) terminals: Vec<KeptTerminal>,
     pub(crate) watchers: Vec<KeptWatcher>,

@@ -37,7 +37,7 @@ pub(crate) struct Pending {
     pub(crate) name: String,
     pub(crate) cgroup: String,
     /// A container's own resources; `None` for a command.
-    pub(crate) own: Option<Own>,
+    pub(crate) own: Option<OwnResources>,
     /// The container of a command.
     pub(crate) exec_in: Option<String>,
     /// Kill it as soon as there is a process.
@@ -62,7 +62,7 @@ impl Pending {
 
 /// Resources that belong to one container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Own {
+pub(crate) struct OwnResources {
     pub(crate) ids: u32,
     pub(crate) scratch: PathBuf,
     pub(crate) log: Option<BoundedLog>,
@@ -70,7 +70,7 @@ pub(crate) struct Own {
 
 /// What an interrupted or failed start may have left, until a launcher has removed it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Left {
+pub(crate) struct StartRemains {
     pub(crate) cgroup: String,
     pub(crate) scratch: PathBuf,
     /// Not reusable while a process of it may live.
@@ -110,7 +110,7 @@ pub(crate) struct Launching {
     held_back: bool,
     pub(crate) pending: BTreeMap<u64, Pending>,
     /// What starts may have left.
-    sweeps: BTreeMap<u64, Left>,
+    sweeps: BTreeMap<u64, StartRemains>,
     next_ticket: u64,
     /// The kernel's features, as the last launcher reported them.
     pub(crate) features: Option<Features>,
@@ -156,7 +156,7 @@ impl Launching {
     }
 
     /// What a start of this name may have left.
-    pub(crate) fn left_of(&self, name: &str) -> Option<&Left> {
+    pub(crate) fn left_of(&self, name: &str) -> Option<&StartRemains> {
         let mut all = self.sweeps.values();
         all.find(|left| left.name.as_deref() == Some(name))
     }
@@ -256,7 +256,7 @@ impl Launching {
 
     /// Remembers to remove what a start may have left, and orders it if there is a launcher (a new launcher
     /// gets all). Returns its ticket.
-    pub(crate) fn sweep_later(&mut self, left: Left) -> u64 {
+    pub(crate) fn sweep_later(&mut self, left: StartRemains) -> u64 {
         self.next_ticket += 1;
         if self.process.is_some() {
             match sweep_order(self.next_ticket, &left) {
@@ -269,7 +269,7 @@ impl Launching {
     }
 
     /// A launcher has removed it.
-    pub(crate) fn swept(&mut self, ticket: u64) -> Option<Left> {
+    pub(crate) fn swept(&mut self, ticket: u64) -> Option<StartRemains> {
         self.sweeps.remove(&ticket)
     }
 
@@ -335,13 +335,13 @@ impl Launching {
     }
 
     /// A removal that an earlier shim recorded.
-    pub(crate) fn resume_sweep(&mut self, ticket: u64, left: Left) {
+    pub(crate) fn resume_sweep(&mut self, ticket: u64, left: StartRemains) {
         self.next_ticket = self.next_ticket.max(ticket);
         self.sweeps.insert(ticket, left);
     }
 
     /// All pending removals, by ticket.
-    pub(crate) fn sweeps(&self) -> impl Iterator<Item = (u64, &Left)> {
+    pub(crate) fn sweeps(&self) -> impl Iterator<Item = (u64, &StartRemains)> {
         self.sweeps.iter().map(|(ticket, left)| (*ticket, left))
     }
 
@@ -416,7 +416,7 @@ impl Launching {
 
     /// Remembers to notify clients about the end of what a start may have left, which is being killed
     /// already. Returns what to record for it, with its ticket; `None` when nothing is left.
-    pub(crate) fn report_when_swept(&mut self, name: &str) -> Option<(u64, Left)> {
+    pub(crate) fn report_when_swept(&mut self, name: &str) -> Option<(u64, StartRemains)> {
         let mut all = self.sweeps.iter_mut();
         let (ticket, left) = all.find(|(_, left)| left.name.as_deref() == Some(name))?;
         left.killed = true;
@@ -439,7 +439,7 @@ impl Launching {
     }
 }
 
-fn sweep_order(ticket: u64, left: &Left) -> io::Result<Waiting> {
+fn sweep_order(ticket: u64, left: &StartRemains) -> io::Result<Waiting> {
     let order = Order::Sweep {
         ticket,
         cgroup: left.cgroup.clone(),

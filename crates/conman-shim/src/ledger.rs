@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::containers::Container;
 use crate::fence::KeptFence;
 use crate::forbidden_starts::ForbiddenStarts;
-use crate::launching::Left;
+use crate::launching::StartRemains;
 use crate::protocol::VERSION;
 
 /// Largest file that is read: four times what 16,384 containers with long names take.
@@ -43,14 +43,15 @@ pub(crate) enum Record<Name, Whole> {
     Sweep {
         ticket: u64,
         #[serde(flatten)]
-        left: Left,
+        left: StartRemains,
     },
     /// The launcher, which may outlive its shim for a moment.
     Launcher { pid: i32, start_ticks: u64 },
     /// It is removed.
     Swept { ticket: u64 },
     /// Forbidden before its start was ordered.
-    Condemned { name: Name },
+    #[serde(rename = "condemned")]
+    StartForbidden { name: Name },
     /// The fence's state; `None` when it is unarmed.
     Fence { state: Option<KeptFence> },
 }
@@ -66,7 +67,7 @@ pub(crate) type LineRef<'a> = Record<&'a str, &'a Container>;
 pub(crate) struct RecordedState {
     pub(crate) containers: BTreeMap<String, Container>,
     pub(crate) launcher: Option<(i32, u64)>,
-    pub(crate) sweeps: BTreeMap<u64, Left>,
+    pub(crate) sweeps: BTreeMap<u64, StartRemains>,
     pub(crate) condemned: ForbiddenStarts,
     pub(crate) fence: Option<KeptFence>,
 }
@@ -88,7 +89,7 @@ impl RecordedState {
             Record::Swept { ticket } => {
                 self.sweeps.remove(&ticket);
             }
-            Record::Condemned { name } => {
+            Record::StartForbidden { name } => {
                 self.condemned.add(name);
             }
             Record::Fence { state } => self.fence = state,

@@ -15,7 +15,7 @@ use super::poller::Token;
 use super::{Control, boottime_ns};
 use crate::containers::Container;
 use crate::handover::Handover;
-use crate::launching::Left;
+use crate::launching::StartRemains;
 use crate::ledger::RecordedState;
 use crate::protocol::ContainerState;
 
@@ -139,7 +139,7 @@ impl Control {
                 let ids = container.ids.filter(|ids| self.ids.reserve(*ids));
                 // It may have been interrupted before.
                 if self.launching.left_of(&name).is_none() {
-                    self.launching.sweep_later(Left {
+                    self.launching.sweep_later(StartRemains {
                         cgroup: container.cgroup,
                         scratch,
                         name: Some(name.clone()),
@@ -185,7 +185,7 @@ impl Control {
 
 /// Whether a container runs where an interrupted start may have left something. The interrupted start
 /// may be recorded too, but no client was told that it runs.
-fn has_place_of(container: &Container, left: &Left) -> bool {
+fn has_place_of(container: &Container, left: &StartRemains) -> bool {
     let same = container.cgroup == left.cgroup || container.scratch.as_ref() == Some(&left.scratch);
     same && container.exec_in.is_none() && container.state == ContainerState::Running
 }

@@ -5,7 +5,7 @@ use std::io;
 use conman_linux::{ProcessIdentity, boot_id};
 
 use super::Control;
-use crate::launching::{Left, Pending};
+use crate::launching::{Pending, StartRemains};
 use crate::ledger::{LineRef, Record};
 
 impl Control {
@@ -59,11 +59,11 @@ impl Control {
 
     /// Records that its start, which may yet be ordered, must never begin.
     pub(super) fn record_forbidden(&mut self, name: &str) {
-        self.append_or_log(&Record::Condemned { name });
+        self.append_or_log(&Record::StartForbidden { name });
     }
 
     /// Schedules the removal of what a start may have left.
-    pub(super) fn sweep_later(&mut self, left: Left) {
+    pub(super) fn sweep_later(&mut self, left: StartRemains) {
         let ticket = self.launching.sweep_later(left.clone());
         self.append_or_log(&Record::Sweep { ticket, left });
     }
@@ -132,7 +132,7 @@ impl Control {
             left: left.clone(),
         });
         let forbidden = self.forbidden_starts.iter();
-        let forbidden = forbidden.map(|name| Record::Condemned { name });
+        let forbidden = forbidden.map(|name| Record::StartForbidden { name });
         let lines = std::iter::once(fence)
             .chain(launcher_line(self.launching.pid()))
             .chain(forbidden)

@@ -18,7 +18,7 @@ use crate::containers::{Container, MAX_CONTAINERS};
 use crate::fence::slot;
 use crate::ids::SHARED_IDS;
 use crate::launcher::{Command, Order, Start};
-use crate::launching::{Left, Own, Pending};
+use crate::launching::{OwnResources, Pending, StartRemains};
 use crate::protocol::{CallError, ContainerState, ContainerView, LaunchError, Message, Reply};
 use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec};
 use crate::sweeper::BoundedLog;
@@ -80,7 +80,7 @@ impl Control {
                 }
             }
         }
-        let own = Own {
+        let own = OwnResources {
             ids,
             scratch: spec.root.scratch.clone(),
             log: spec.terminal.is_none().then(|| BoundedLog {
@@ -285,7 +285,7 @@ impl Control {
             tracing::error!(name = start.name, %error, "cannot kill an interrupted start");
         }
         // First, so that a record of it exists at all times.
-        self.sweep_later(Left {
+        self.sweep_later(StartRemains {
             cgroup: start.cgroup.clone(),
             scratch: own.scratch,
             name: Some(start.name.clone()),
