@@ -5,7 +5,7 @@
 //! never returned.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::PeerAddress;
 use crate::client::{RefusedBy, RequestError};
@@ -39,9 +39,6 @@ const MAX_IDLE_FOR: Duration = Duration::from_secs(30);
 /// Maximum age, however often it is used, so that a replaced certificate or CA of the other node
 /// takes effect soon.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Interval between two sweeps of idle connections.
-const SWEEP_EVERY: Duration = Duration::from_secs(10);
-
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A connection that requests can be sent on, one after the other.
@@ -145,37 +142,30 @@ fn refused(dialer: &Dialer, to: &PeerAddress) -> RefusedBy {
 
 /// Idle connections to all nodes.
 #[derive(Debug, Default)]
-pub(crate) struct Idle(Mutex<Shelves>);
+pub(crate) struct Idle(Mutex<HashMap<PeerAddress, Vec<IdleWire>>>);
 
-#[derive(Debug, Default)]
-struct Shelves {
-    /// The most recently used one is last.
-    by_node: HashMap<PeerAddress, Vec<Kept>>,
-    /// Whether the sweep task runs.
-    is_swept: bool,
-}
-
+/// The most recently used one of a node is last.
 #[derive(Debug)]
-struct Kept {
+struct IdleWire {
     wire: Wire,
     since: Instant,
+}
+
+impl IdleWire {
+    fn is_fit(&self, certificates: Option<&Arc<ClientConfig>>) -> bool {
+        let now = Instant::now();
+        self.wire.is_fit(certificates, now) && now.duration_since(self.since) < MAX_IDLE_FOR
+    }
 }
 
 impl Idle {
     /// A connection to the node that can take a request now.
     pub(crate) fn take(&self, dialer: &Dialer, to: &PeerAddress) -> Option<Wire> {
-        let (certificates, now) = (dialer.certificates(), Instant::now());
-        let mut shelves = self.lock();
-        let shelf = shelves.by_node.get_mut(to)?;
-        shelf.retain(|kept| {
-            kept.wire.is_fit(certificates.as_ref(), now)
-                && now.duration_since(kept.since) < MAX_IDLE_FOR
-        });
-        let found = shelf.pop().map(|kept| kept.wire);
-        if shelf.is_empty() {
-            shelves.by_node.remove(to);
-        }
-        found
+        let certificates = dialer.certificates();
+        let mut by_node = self.lock();
+        let wires = by_node.get_mut(to)?;
+        wires.retain(|idle| idle.is_fit(certificates.as_ref()));
+        wires.pop().map(|idle| idle.wire)
     }
 
     /// Returns a connection to the pool once its answer has been read to the end; closes it if it
@@ -191,53 +181,34 @@ impl Idle {
         });
     }
 
-    fn put(self: &Arc<Self>, to: PeerAddress, wire: Wire) {
+    fn put(&self, to: PeerAddress, wire: Wire) {
         let since = Instant::now();
-        let mut shelves = self.lock();
-        let kept: usize = shelves.by_node.values().map(Vec::len).sum();
-        if kept >= MAX_IDLE {
+        let mut by_node = self.lock();
+        let count = |by_node: &HashMap<_, Vec<_>>| by_node.values().map(Vec::len).sum::<usize>();
+        if count(&by_node) >= MAX_IDLE {
+            // The other nodes close connections that stay idle.
+            by_node.retain(|_, wires| {
+                wires.retain(|idle| !idle.wire.sender.is_closed());
+                !wires.is_empty()
+            });
+        }
+        if count(&by_node) >= MAX_IDLE {
             return;
         }
-        let shelf = shelves.by_node.entry(to).or_default();
-        if shelf.len() >= MAX_A_NODE {
-            return;
-        }
-        shelf.push(Kept { wire, since });
-        if !std::mem::replace(&mut shelves.is_swept, true) {
-            tokio::spawn(sweep(Arc::downgrade(self)));
+        let wires = by_node.entry(to).or_default();
+        if wires.len() < MAX_A_NODE {
+            wires.push(IdleWire { wire, since });
         }
     }
 
     /// Closes all connections to a node, because one of them has failed.
     pub(crate) fn forget(&self, to: &PeerAddress) {
-        let closed = self.lock().by_node.remove(to);
+        let closed = self.lock().remove(to);
         drop(closed);
     }
 
     /// The map is consistent after every step, so a panic elsewhere does no harm.
-    fn lock(&self) -> MutexGuard<'_, Shelves> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PeerAddress, Vec<IdleWire>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Closes connections that have been idle for too long, until none is left.
-async fn sweep(idle: Weak<Idle>) {
-    loop {
-        sleep(SWEEP_EVERY).await;
-        let Some(idle) = idle.upgrade() else {
-            return;
-        };
-        let now = Instant::now();
-        let mut shelves = idle.lock();
-        shelves.by_node.retain(|_, shelf| {
-            shelf.retain(|kept| {
-                !kept.wire.sender.is_closed() && now.duration_since(kept.since) < MAX_IDLE_FOR
-            });
-            !shelf.is_empty()
-        });
-        if shelves.by_node.is_empty() {
-            shelves.is_swept = false;
-            return;
-        }
     }
 }
