@@ -39,6 +39,8 @@ pub(crate) enum Benchmark {
     Net(Networking),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(Tunnelling),
+    /// Copy files into and out of a session, against `docker cp` and `tar` through `docker exec`
+    Files(Copying),
     /// Hold many sessions: what one more costs, in time and in memory
     Density(Density),
     /// Echo WebSocket messages: the program inside the benchmarks' sessions
@@ -62,6 +64,19 @@ pub(crate) struct Killing {
     pub(crate) count: usize,
     /// How often every variant is measured, in alternation
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = from_to(1, 100))]
+    pub(crate) rounds: usize,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Copying {
+    /// Size of the big file in MiB
+    #[arg(long, value_name = "N", default_value_t = 1_024, value_parser = from_to(1, 100_000))]
+    pub(crate) mebibytes: usize,
+    /// Small files
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = from_to(1, 1_000_000))]
+    pub(crate) files: usize,
+    /// How often every copy is made, in alternation
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = from_to(1, 100))]
     pub(crate) rounds: usize,
 }
 

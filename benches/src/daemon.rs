@@ -121,6 +121,10 @@ impl Daemon {
         })
     }
 
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("conman.sock")
+    }
+
     pub(crate) fn pid(&self) -> Result<i32> {
         let pid = self.child.id().context("conman has ended")?;
         i32::try_from(pid).context("reading conman's pid")

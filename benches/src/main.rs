@@ -14,6 +14,7 @@ mod daemon;
 mod density;
 mod docker;
 mod echo;
+mod files;
 mod forward;
 mod hop;
 mod http_client;
@@ -78,6 +79,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         Benchmark::Hop(echo) => hop::hop(&echo).await?,
         Benchmark::Net(net) => net::net(&conman()?, &net).await?,
         Benchmark::Tunnels(tunnels) => tunnels::tunnels(&conman()?, &tunnels).await?,
+        Benchmark::Files(copying) => files::files(&conman()?, &copying).await?,
         Benchmark::Density(density) => density::density(&conman()?, &density).await?,
         Benchmark::Echo(echo) => return echo::serve_echo(echo.listen).await,
         Benchmark::Services(services) => return net::serve_services(services.listen).await,

@@ -2,6 +2,7 @@
 
 mod daemon;
 pub(crate) mod detach_keys;
+mod files;
 mod image;
 pub(crate) mod quantity;
 mod session;
@@ -16,15 +17,15 @@ pub use daemon::{
     TokenScope,
 };
 pub use detach_keys::DetachKeys;
+pub use files::{CopyEnd, CpArgs, DirectoryAddress, LsArgs};
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,
     ImageRmArgs,
 };
 pub use session::{
-    AttachArgs, ClientCommand, CompletionsArgs, CopyEnd, CpArgs, CpuCount, DirectoryAddress,
-    DrainArgs, EventsArgs, ExecArgs, ForwardArgs, InspectArgs, LogsArgs, LsArgs, NodeArgs,
-    NodesArgs, NodesCommand, PortArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, StatsArgs,
-    TokenArgs, WhyArgs,
+    AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
+    ForwardArgs, InspectArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs, PortChoice,
+    PreemptArgs, PsArgs, RmArgs, RunArgs, StatsArgs, TokenArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

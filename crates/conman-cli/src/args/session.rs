@@ -1,8 +1,6 @@
 //! Arguments of the subcommands that call the daemon.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
@@ -12,6 +10,7 @@ use conman_proto::{
 };
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
+use super::files::{CpArgs, LsArgs};
 use super::image::ImageArgs;
 use super::quantity::{
     parse_cpus, parse_duration, parse_duration_ms, parse_duration_s, parse_size,
@@ -317,84 +316,6 @@ pub struct AttachArgs {
     #[arg(long, requires = "exec")]
     pub end: bool,
     pub id: SessionId,
-}
-
-/// Arguments of `conman cp`.
-#[derive(Debug, Clone, Args)]
-pub struct CpArgs {
-    /// User in the session who reads, or writes and owns the copy; USER:GROUP allowed
-    #[arg(short, long, value_name = "USER")]
-    pub user: Option<String>,
-    /// A file or directory, ID:PATH in a session, or - for standard input
-    #[arg(value_name = "SOURCE")]
-    pub from: CopyEnd,
-    /// A path, into which it is copied if it is a directory; ID:PATH in a session, or - for standard
-    /// output. A directory is a tar archive on standard input and output
-    #[arg(value_name = "TARGET")]
-    pub to: CopyEnd,
-}
-
-/// One end of a copy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CopyEnd {
-    /// Standard input or output.
-    Standard,
-    Local(PathBuf),
-    Session(SessionId, String),
-}
-
-impl FromStr for CopyEnd {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            _ if text == "-" => Ok(Self::Standard),
-            // A local path with a colon is written with a slash before it.
-            Some((id, path)) if !id.contains('/') => {
-                let id = id.parse::<SessionId>().map_err(|error| error.to_string())?;
-                match path {
-                    "" => Err(format!("give a path, for example {id}:/tmp")),
-                    path => Ok(Self::Session(id, path.to_owned())),
-                }
-            }
-            _ => Ok(Self::Local(text.into())),
-        }
-    }
-}
-
-/// Arguments of `conman ls`.
-#[derive(Debug, Clone, Args)]
-pub struct LsArgs {
-    /// User in the session whose rights count
-    #[arg(short, long, value_name = "USER")]
-    pub user: Option<String>,
-    /// Print names only
-    #[arg(short, long)]
-    pub quiet: bool,
-    /// A session, and a directory in it; / unless given
-    #[arg(value_name = "ID[:PATH]")]
-    pub directory: DirectoryAddress,
-}
-
-/// A directory of a session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DirectoryAddress {
-    pub id: SessionId,
-    pub path: String,
-}
-
-impl FromStr for DirectoryAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (id, path) = text.split_once(':').unwrap_or((text, "/"));
-        let id = id.parse::<SessionId>().map_err(|error| error.to_string())?;
-        let path = if path.is_empty() { "/" } else { path };
-        Ok(Self {
-            id,
-            path: path.to_owned(),
-        })
-    }
 }
 
 /// Arguments of `conman logs`.
