@@ -41,6 +41,9 @@ pub enum Network {
     Loopback,
     /// Docker's own default bridge, with egress as Docker gives it.
     Bridge,
+    /// A network namespace with a link to the node, which routes and masquerades what the template's
+    /// `egress` allows.
+    Routed,
 }
 
 impl fmt::Display for Network {
@@ -48,6 +51,7 @@ impl fmt::Display for Network {
         formatter.write_str(match self {
             Self::Loopback => "loopback",
             Self::Bridge => "bridge",
+            Self::Routed => "routed",
         })
     }
 }
@@ -281,6 +285,14 @@ pub struct ResolvedSpec {
 
 fn strips_prefix() -> bool {
     true
+}
+
+impl ResolvedSpec {
+    /// Whether conman serves its `egress` by a proxy inside its network namespace.
+    #[must_use]
+    pub fn has_egress_proxy(&self) -> bool {
+        !self.egress.is_empty() && self.network == Network::Loopback
+    }
 }
 
 mod present_or_null {

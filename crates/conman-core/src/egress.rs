@@ -20,6 +20,7 @@ use ipnet::IpNet;
 
 pub use host::{HostError, TargetHost};
 pub use pattern::{EgressPattern, EgressPatternError};
+pub use special::networks as special_networks;
 
 /// TCP port of the proxy inside a session's network namespace.
 pub const EGRESS_PROXY_PORT: u16 = 3128;

@@ -166,13 +166,7 @@ fn fill_in(
     }
     let ports = ports(base, request, port, whole, mistakes);
     let ready_path = ready_path(base, request, port, whole, mistakes);
-    let network = request.network.or(base.network).unwrap_or_default();
-    if runtime != RuntimeKind::Docker && network == Network::Bridge {
-        mistakes.add(
-            "network",
-            format!("the {runtime} runtime has only `loopback`"),
-        );
-    }
+    let network = network(base, request, runtime, mistakes);
     let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
     let tty = request.tty.or(base.tty).unwrap_or(false);
     if tty && runtime == RuntimeKind::Process {
@@ -504,6 +498,30 @@ fn binds(
         }
     }
     resolved
+}
+
+/// A request can always give up its template's network for `loopback`.
+fn network(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    runtime: RuntimeKind,
+    mistakes: &mut Mistakes,
+) -> Network {
+    let network = request.network.or(base.network).unwrap_or_default();
+    let has = match network {
+        Network::Loopback => true,
+        Network::Bridge => runtime == RuntimeKind::Docker,
+        Network::Routed => runtime == RuntimeKind::Native,
+    };
+    if !has {
+        mistakes.add(
+            "network",
+            format!("the {runtime} runtime has no `{network}`"),
+        );
+    } else if network == Network::Routed && base.network != Some(network) {
+        mistakes.add("network", "only a template can give the network `routed`");
+    }
+    network
 }
 
 /// A grace period without a signal would only delay the kill.

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod egress;
+mod host_check;
 mod link_identity;
 mod link_messages;
 mod link_watch;
@@ -21,7 +22,8 @@ mod rule_set;
 mod rules_keeper;
 mod writer;
 
-pub use link_identity::{GROUP_MASK, LinkIdentity};
+pub use host_check::HostError;
+pub use link_identity::{GROUP_MASK, LinkIdentity, class_of};
 pub use link_messages::{Link, SESSION_LINK};
 pub use netlink::{Change, RouteSocket};
 pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};

@@ -64,6 +64,16 @@ impl LinkIdentity {
     }
 }
 
+/// Class of the links of a template, by its name: a hash (FNV-1a), so that it never depends on which other
+/// templates there are. Never 0.
+pub fn class_of(name: &str) -> u16 {
+    let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    let [a, b, c, d] = hash.to_be_bytes();
+    u16::from_be_bytes([a ^ c, b ^ d]).max(1)
+}
+
 /// Interface index of both ends of the link with this address. It is chosen here so that messages about a
 /// link can be sent before the kernel has answered its creation.
 pub(crate) fn link_index(address: Ipv4Addr) -> u32 {

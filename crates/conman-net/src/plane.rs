@@ -9,6 +9,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use rustix::io::Errno;
 
+use crate::host_check::{self, HostError};
 use crate::link_identity::{LinkIdentity, link_index};
 use crate::link_messages::{Link, all_links, delete_group, delete_link, find_link, set_group};
 use crate::link_watch;
@@ -61,12 +62,18 @@ pub struct Plane {
 
 impl Plane {
     /// Opens the plane in the network namespace of the calling thread, and starts its threads. Changes nothing
-    /// on the host.
-    pub fn open(options: &PlaneOptions) -> io::Result<Self> {
+    /// on the host. Fails if the pool cannot be used on it.
+    pub fn open(options: &PlaneOptions) -> Result<Self, HostError> {
+        let identity = LinkIdentity::new(&options.instance);
+        host_check::check(&options.networks, &identity)?;
+        Self::start(identity, options).map_err(HostError::Netlink)
+    }
+
+    fn start(identity: LinkIdentity, options: &PlaneOptions) -> io::Result<Self> {
         let pool = Arc::new(Mutex::new(AddressPool::new(options.networks)));
         link_watch::start(&pool, options.notification_bytes)?;
         Ok(Self {
-            identity: LinkIdentity::new(&options.instance),
+            identity,
             mtu: options.mtu,
             writer: Writer::start()?,
             pool,
@@ -100,9 +107,20 @@ impl Plane {
         self.writer.connect(link, namespace).await
     }
 
-    /// The owner has ended. Its addresses return to the pool once its link is certainly gone.
-    pub async fn leave(&self, addresses: Addresses) {
-        self.pool().leave(addresses.v4);
+    /// Returns addresses for which no link was ever made.
+    pub fn give_back(&self, owner: &str, addresses: Addresses) {
+        let mut pool = self.pool();
+        if pool.leave(owner, addresses.v4) {
+            pool.link_is_gone(link_index(addresses.v4));
+        }
+    }
+
+    /// The owner has ended. Its addresses return to the pool once its link is certainly gone. Does nothing if
+    /// they were returned before.
+    pub async fn leave(&self, owner: &str, addresses: Addresses) {
+        if !self.pool().leave(owner, addresses.v4) {
+            return;
+        }
         let index = link_index(addresses.v4);
         // The watch reports only links that disappear from now on.
         let found = self.writer.change(vec![find_link(index)]).await;
@@ -186,14 +204,14 @@ pub(crate) fn lock(pool: &Mutex<AddressPool>) -> MutexGuard<'_, AddressPool> {
 }
 
 /// A link of the host.
-struct FoundLink {
-    index: u32,
-    name: String,
+pub(crate) struct FoundLink {
+    pub(crate) index: u32,
+    pub(crate) name: String,
     group: u32,
 }
 
 impl FoundLink {
-    fn of(message: RouteNetlinkMessage) -> Option<Self> {
+    pub(crate) fn of(message: RouteNetlinkMessage) -> Option<Self> {
         let RouteNetlinkMessage::NewLink(LinkMessage {
             header, attributes, ..
         }) = message

@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::{Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
 
 use crate::link_identity::link_index;
 
@@ -111,7 +112,7 @@ fn check<N: fmt::Display + PartialEq>(network: N, correct: N, size: bool) -> Res
 }
 
 /// The addresses of one link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Addresses {
     pub v4: Ipv4Addr,
     pub v6: Option<Ipv6Addr>,
@@ -199,11 +200,14 @@ impl AddressPool {
         self.taken.insert(v4, owner.to_owned());
     }
 
-    /// The owner has ended: its address is free once its link is gone.
-    pub fn leave(&mut self, v4: Ipv4Addr) {
-        if self.taken.remove(&v4).is_some() {
+    /// The owner has ended: its address is free once its link is gone. Returns whether the owner had it.
+    pub fn leave(&mut self, owner: &str, v4: Ipv4Addr) -> bool {
+        let had = self.taken.get(&v4).is_some_and(|present| present == owner);
+        if had {
+            self.taken.remove(&v4);
             self.leaving.insert(link_index(v4), v4);
         }
+        had
     }
 
     /// The link with this index does not exist any more.
@@ -236,7 +240,8 @@ mod tests {
         let first = pool.take("a").expect("free");
         assert_eq!(first.to_string(), "10.88.0.1 and fd00:88::1");
         let second = pool.take("b").expect("free");
-        pool.leave(first.v4);
+        assert!(!pool.leave("b", first.v4), "it is another's");
+        assert!(pool.leave("a", first.v4));
         let full = pool.take("c").expect_err("its link may exist");
         assert_eq!((full.taken, full.leaving), (1, 1));
         pool.link_is_gone(link_index(first.v4));
@@ -252,7 +257,7 @@ mod tests {
         let mut last = octet(pool.take("a").expect("free"));
         for _ in 0..10 {
             let v4 = Ipv4Addr::new(10, 88, 0, last);
-            pool.leave(v4);
+            assert!(pool.leave("a", v4));
             pool.link_is_gone(link_index(v4));
             let next = octet(pool.take("a").expect("free"));
             assert_eq!(next, last % 6 + 1);

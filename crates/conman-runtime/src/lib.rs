@@ -32,7 +32,9 @@ pub use files::{FilesInput, FilesOutput, files_streams};
 pub use lifecycle::{
     BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeInfo, Started,
 };
-pub use native::{KeptLogLimits, NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES};
+pub use native::{
+    KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES,
+};
 pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};
 pub use shim_fence::{FenceFailure, FenceHeard, FenceSeen, ShimFence};

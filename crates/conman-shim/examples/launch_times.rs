@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use conman_linux::{CgroupLimits, CgroupPart, Cgroups, PidFd, raise_nofile, resident_bytes};
 use conman_shim::{
-    Client, Hardening, LaunchSpec, Phases, ProgramSpec, Request, RootSpec, ShimOptions, run,
+    Client, Hardening, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Request, RootSpec,
+    ShimOptions, run,
 };
 
 const BUSYBOX: &str = "/usr/bin/busybox";
@@ -409,6 +410,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
         log: directory.join("logs").join(&name),
         files: Vec::new(),
         binds: Vec::new(),
+        network: NetworkSpec::Loopback,
         hardening: Hardening {
             seccomp: plan.has("seccomp"),
             masked_proc: plan.has("masks"),

@@ -44,6 +44,7 @@ mod ids;
 mod launcher;
 mod launching;
 mod ledger;
+pub mod link_socket;
 mod options;
 mod protocol;
 mod seccomp_filter;
@@ -70,8 +71,8 @@ pub use protocol::{
     MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,
 };
 pub use spec::{
-    BindSpec, ExecSpec, Hardening, LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LAYERS, ProgramSpec,
-    RootSpec, SpecError, TerminalSize,
+    BindSpec, ExecSpec, Hardening, LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LAYERS, NetworkSpec,
+    ProgramSpec, RootSpec, SpecError, TerminalSize,
 };
 pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
 

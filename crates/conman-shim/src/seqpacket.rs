@@ -13,7 +13,8 @@ use crate::protocol::MAX_MESSAGE_BYTES;
 /// Cgroup hierarchies that a process joins: memory, pids, cpu, freezer or the unified one.
 const MAX_HIERARCHIES: usize = 4;
 
-/// Descriptors in one message: a root, a log, /dev, files, binds and cgroups. The kernel takes 253.
+/// Descriptors in one message: a root, a log, /dev, files, binds and cgroups; fewer in a request, with the
+/// socket for a link. The kernel takes 253.
 pub(crate) const MAX_FDS: usize =
     3 + crate::spec::MAX_FILES + crate::spec::MAX_BINDS + MAX_HIERARCHIES;
 

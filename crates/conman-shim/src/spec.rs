@@ -63,7 +63,20 @@ pub struct LaunchSpec {
     /// Its standard streams are a terminal of this size, kept by the shim ([`crate::Request::Attach`]); then
     /// there is no log.
     pub terminal: Option<TerminalSize>,
+    #[serde(default)]
+    pub network: NetworkSpec,
     pub hardening: Hardening,
+}
+
+/// The network of a container.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetworkSpec {
+    /// Its own network namespace with a loopback interface.
+    #[default]
+    Loopback,
+    /// The same, with a link that the client makes. A socket ([`crate::link_socket`]) comes with the
+    /// message, after the binds.
+    Linked,
 }
 
 /// The size of a terminal.
@@ -263,9 +276,10 @@ impl LaunchSpec {
 }
 
 impl LaunchSpec {
-    /// Checks the number of mounts that came along.
-    pub(crate) fn check_binds(&self, mounts: usize) -> Result<(), SpecError> {
-        if mounts == self.binds.len() && mounts <= MAX_BINDS {
+    /// Checks the number of mounts and sockets that came along.
+    pub(crate) fn check_fds(&self, fds: usize) -> Result<(), SpecError> {
+        let sockets = usize::from(self.network == NetworkSpec::Linked);
+        if fds == self.binds.len() + sockets && self.binds.len() <= MAX_BINDS {
             return Ok(());
         }
         Err(SpecError::new(

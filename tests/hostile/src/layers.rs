@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use conman_linux::{CgroupLimits, Cgroups};
-use conman_shim::{Client, Hardening, LaunchSpec, ProgramSpec, RootSpec};
+use conman_shim::{Client, Hardening, LaunchSpec, NetworkSpec, ProgramSpec, RootSpec};
 use tempfile::TempDir;
 
 use crate::image;
@@ -225,6 +225,7 @@ impl Shim {
             files: Vec::new(),
             binds: Vec::new(),
             terminal: None,
+            network: NetworkSpec::Loopback,
             hardening,
         }
     }

@@ -490,8 +490,9 @@ fn parse_budget(text: &str) -> Result<Duration, String> {
 }
 
 fn network_parser() -> impl clap::builder::TypedValueParser<Value = Network> {
-    PossibleValuesParser::new(["loopback", "bridge"]).map(|name| match name.as_str() {
+    PossibleValuesParser::new(["loopback", "bridge", "routed"]).map(|name| match name.as_str() {
         "bridge" => Network::Bridge,
+        "routed" => Network::Routed,
         _ => Network::Loopback,
     })
 }

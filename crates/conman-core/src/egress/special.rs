@@ -49,7 +49,9 @@ const NETWORKS: &[&str] = &[
     "ff00::/8",
 ];
 
-pub(super) fn networks() -> &'static [IpNet] {
+/// The networks whose addresses are special on every node.
+#[must_use]
+pub fn networks() -> &'static [IpNet] {
     static PARSED: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
         let parsed = NETWORKS.iter().map(|text| text.parse());
         parsed

@@ -37,6 +37,10 @@ pub(super) fn egress(
     if asked.is_empty() {
         return Vec::new();
     }
+    if network == Network::Routed {
+        routed(&listed, &asked, mistakes);
+        return asked.iter().map(EgressPattern::to_string).collect();
+    }
     if runtime == RuntimeKind::Process || network != Network::Loopback {
         let message = format!(
             "is served in the `loopback` network of the native and docker runtimes, not in `{network}` \
@@ -49,6 +53,26 @@ pub(super) fn egress(
         mistakes.add("port", message);
     }
     asked.iter().map(EgressPattern::to_string).collect()
+}
+
+/// The host's rules know networks and templates, and nothing of names or single sessions.
+fn routed(
+    listed: &BTreeSet<EgressPattern>,
+    asked: &BTreeSet<EgressPattern>,
+    mistakes: &mut Mistakes,
+) {
+    let is_name = |pattern: &&EgressPattern| matches!(pattern, EgressPattern::Name { .. });
+    if let Some(name) = asked.iter().find(is_name) {
+        let message = format!(
+            "has the name `{name}`; in the network `routed` it may have networks and `internet`"
+        );
+        mistakes.add("egress", message);
+    }
+    if listed != asked {
+        let message =
+            "cannot be narrowed by a request in the network `routed`: make a template for it";
+        mistakes.add("egress", message);
+    }
 }
 
 fn patterns(texts: Option<&Vec<String>>, mistakes: &mut Mistakes) -> BTreeSet<EgressPattern> {

@@ -2,7 +2,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use conman_net::{NOTIFICATION_BYTES, Plane, PlaneOptions, PoolNetworks};
+use conman_net::{HostError, NOTIFICATION_BYTES, Plane, PlaneOptions, PoolNetworks};
 
 use super::namespace::Host;
 
@@ -107,4 +107,28 @@ async fn a_link_whose_configuration_fails_is_removed() {
         .connect(addresses, 7, session.namespace())
         .await
         .expect("as if nothing had happened");
+}
+
+#[test]
+fn a_pool_that_the_host_uses_and_a_host_that_does_not_forward_are_refused() {
+    let open = |host: &Host, pool: &'static [&'static str]| {
+        host.run(move || {
+            let networks = PoolNetworks::parse(pool).expect("a pool");
+            Plane::open(&PlaneOptions::new(INSTANCE, networks)).err()
+        })
+    };
+    let host = Host::new();
+    host.shell("ip address add 10.88.3.1/24 dev lo; ip route add default dev lo");
+    let refused = open(&host, &["10.88.0.0/16"]).expect("it overlaps");
+    assert!(
+        refused.to_string().contains("route to 10.88.3"),
+        "{refused}"
+    );
+    assert!(open(&host, &["10.89.0.0/16"]).is_none());
+    host.shell("echo 0 > /proc/sys/net/ipv4/ip_forward");
+    let refused = open(&host, &["10.89.0.0/16"]).expect("it does not forward");
+    assert!(
+        matches!(refused, HostError::NotForwarding { .. }),
+        "{refused}"
+    );
 }

@@ -45,8 +45,7 @@ impl World {
         node.shell(&format!(
             "ip link add uplink type veth peer name uplink netns {there}
              ip address add 192.0.2.1/24 dev uplink; ip link set uplink up
-             ip route add default via 192.0.2.2
-             echo 1 > /proc/sys/net/ipv4/ip_forward"
+             ip route add default via 192.0.2.2"
         ));
         // It has no route to the sessions, as a real network has none.
         beyond.shell(

@@ -22,6 +22,10 @@ impl Host {
         let thread = std::thread::spawn(move || {
             unshare_namespaces(Namespaces::NEWNET).expect("a namespace; this needs root");
             bring_loopback_up().expect("loopback is up");
+            for family in ["ipv4", "ipv6"] {
+                let setting = format!("/proc/sys/net/{family}/conf/all/forwarding");
+                std::fs::write(setting, "1").expect("it forwards");
+            }
             while let Ok(next) = queue.recv() {
                 next();
             }

@@ -32,7 +32,7 @@ async fn an_address_returns_when_the_kernel_has_removed_its_link() {
     let plane = plane(&host, &["10.88.0.0/30"]);
     let (first, addresses) = connected(&plane, "a").await;
     let (_second, _) = connected(&plane, "b").await;
-    plane.leave(addresses).await;
+    plane.leave("a", addresses).await;
     plane
         .take("c")
         .expect_err("the link exists, although its owner has ended");
@@ -46,7 +46,7 @@ async fn an_address_whose_link_never_existed_returns_at_once() {
     let plane = plane(&host, &["10.88.0.0/30"]);
     let addresses = plane.take("a").expect("free");
     plane.take("b").expect("free");
-    plane.leave(addresses).await;
+    plane.leave("a", addresses).await;
     assert_eq!(plane.take("c"), Ok(addresses));
 }
 
@@ -79,7 +79,7 @@ async fn a_link_that_a_pinned_namespace_keeps_is_swept_after_its_owner() {
     let plane = plane(&host, &["10.88.0.0/30"]);
     let (pinned, addresses) = connected(&plane, "a").await;
     let (_second, _) = connected(&plane, "b").await;
-    plane.leave(addresses).await;
+    plane.leave("a", addresses).await;
     tokio::select! {
         () = plane.sweep() => {}
         () = eventually("the address is free", || plane.take("c").is_ok()) => {}
@@ -97,8 +97,8 @@ async fn row_28_lost_notifications_lose_no_address() {
     for number in 0..200 {
         sessions.push(connected(&plane, &format!("s{number}")).await);
     }
-    for (_, addresses) in &sessions {
-        plane.leave(*addresses).await;
+    for (number, (_, addresses)) in sessions.iter().enumerate() {
+        plane.leave(&format!("s{number}"), *addresses).await;
     }
     assert_eq!(plane.leaving(), sessions.len());
     sessions.clear();

@@ -10,7 +10,7 @@ use conman_proto::{EventKind, Generation};
 use super::handle::SessionHandle;
 use crate::context::Context;
 
-/// Begins to serve; `None` if the spec has no `egress`. The session runs before, and its program
+/// Begins to serve; `None` if the spec has no `egress`, or the host's rules serve it. The session runs before, and its program
 /// may be refused a connection in its first milliseconds.
 pub(super) fn serve(
     context: &Arc<Context>,
@@ -18,7 +18,7 @@ pub(super) fn serve(
     generation: Generation,
     process: &Arc<PidFd>,
 ) -> Option<EgressGuard> {
-    if handle.spec.egress.is_empty() {
+    if !handle.spec.has_egress_proxy() {
         return None;
     }
     let rules = match EgressRules::parse(&handle.spec.egress) {

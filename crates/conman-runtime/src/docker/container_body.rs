@@ -67,7 +67,7 @@ pub(super) fn container_body(
                 .collect(),
         ),
         labels: Some(labels(plan, instance)),
-        network_disabled: Some(spec.network == Network::Loopback),
+        network_disabled: Some(spec.network != Network::Bridge),
         tty: Some(spec.tty),
         open_stdin: Some(spec.tty),
         // An image's health check would make dockerd run extra commands in the container.
@@ -127,7 +127,8 @@ fn host_config(
         }),
         auto_remove: Some(false),
         network_mode: match spec.network {
-            Network::Loopback => None,
+            // Refused for Docker when the spec was resolved.
+            Network::Loopback | Network::Routed => None,
             Network::Bridge => Some("bridge".to_owned()),
         },
         ipc_mode: Some("private".to_owned()),
@@ -165,7 +166,7 @@ fn nano_cpus(cpus: f64) -> i64 {
 fn mounts(plan: &ContainerPlan) -> Vec<Mount> {
     let files = ContainerFiles::at(&plan.files_dir);
     let mut mounts = Vec::new();
-    if plan.spec.network == Network::Loopback {
+    if plan.spec.network != Network::Bridge {
         // Docker leaves these empty when its networking is off.
         mounts.push(bind(files.hosts(), "/etc/hosts", true));
         mounts.push(bind(files.resolv_conf(), "/etc/resolv.conf", true));

@@ -221,8 +221,8 @@ impl Shared {
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
         let files = ContainerFiles::at(&plan.files_dir);
         let (written, key) = (files.clone(), plan.key.clone());
-        let has_egress = !plan.spec.egress.is_empty();
-        self.on_blocking_thread("create", move || written.write(&key, has_egress))
+        let name_servers = own_resolver(&plan.spec);
+        self.on_blocking_thread("create", move || written.write(&key, &name_servers))
             .await?;
         locked(&self.files).insert(plan.key.clone(), plan.files_dir.clone());
 

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use conman_core::naming::{self, CgroupDriver};
-use conman_proto::Network;
-use conman_shim::{BindSpec, Hardening, LaunchSpec, RootSpec};
+use conman_image::ImageGuard;
+use conman_shim::{BindSpec, Hardening, LaunchSpec, NetworkSpec, RootSpec};
 
 use super::Inner;
 use super::failure::refused;
+use super::link::StoredLink;
 use super::program;
 use super::store::{self, StoredPlan};
 use super::terminals::shim_size;
@@ -17,14 +18,26 @@ use crate::{ContainerPlan, RuntimeError, TERMINAL_SIZE};
 impl Inner {
     pub(super) fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
         let key = &plan.key;
-        if plan.spec.network != Network::Loopback {
-            let network = plan.spec.network;
-            let reason = format!("it has only the `loopback` network, not `{network}`");
-            return Err(refused("create", key, reason));
-        }
         let image = self.images.pin(&key.to_string(), &plan.spec.image)?;
+        let link = self.take_link(key, &plan.spec)?;
+        let created = self.create_with(plan, image, link.clone());
+        if created.is_err()
+            && let (Some(network), Some(link)) = (&self.network, link)
+        {
+            network.plane.give_back(&store::name(key), link.addresses);
+        }
+        created
+    }
+
+    fn create_with(
+        &self,
+        plan: &ContainerPlan,
+        image: ImageGuard,
+        link: Option<StoredLink>,
+    ) -> Result<String, RuntimeError> {
+        let key = &plan.key;
         let dir = self.store.container(key);
-        let stored = self.order(plan, image.image(), &dir)?;
+        let stored = self.order(plan, image.image(), &dir, link)?;
         if !dir.make()? {
             return Err(RuntimeError::Exists {
                 subject: key.to_string(),
@@ -52,6 +65,7 @@ impl Inner {
         plan: &ContainerPlan,
         image: &conman_image::Image,
         dir: &store::ContainerDir,
+        link: Option<StoredLink>,
     ) -> Result<StoredPlan, RuntimeError> {
         let key = &plan.key;
         let layers = image.lower_directories();
@@ -63,7 +77,7 @@ impl Inner {
         let paths = OWN_FILES.map(|(_, target)| target.to_owned());
         let files = paths
             .into_iter()
-            .zip(contents(key, !plan.spec.egress.is_empty()))
+            .zip(contents(key, &self.name_servers(&plan.spec)))
             .collect();
         let asked = plan.binds.iter().map(|bind| {
             let spec = BindSpec {
@@ -96,6 +110,10 @@ impl Inner {
             log: dir.log(),
             files,
             binds,
+            network: match link {
+                Some(_) => NetworkSpec::Linked,
+                None => NetworkSpec::Loopback,
+            },
             hardening: Hardening::default(),
         };
         Ok(StoredPlan {
@@ -103,6 +121,7 @@ impl Inner {
             sources,
             files_dir: plan.files_dir.clone(),
             image: image.id,
+            link,
         })
     }
 }

@@ -345,6 +345,7 @@ mod tests {
             shim: None,
             kept_logs: super::super::KeptLogLimits::default(),
             fence: crate::FenceOpener::AnyConnection,
+            network: None,
             timeouts: NativeTimeouts {
                 // Do not wait for a command that is about to start.
                 start: Duration::ZERO,

@@ -20,6 +20,7 @@ mod images;
 mod kept_commands;
 mod kept_files;
 mod kept_logs;
+mod link;
 mod log;
 mod program;
 mod removal;
@@ -59,6 +60,7 @@ use failure::call_failed;
 use images::Images;
 pub use kept_logs::KeptLogLimits;
 use kept_logs::KeptLogs;
+pub use link::NativeNetwork;
 pub use program::SESSION_OPEN_FILES;
 use store::{Store, StoredPlan};
 
@@ -80,6 +82,8 @@ pub struct NativeOptions {
     pub shim: Option<ShimCommand>,
     pub fence: FenceOpener,
     pub kept_logs: KeptLogLimits,
+    /// For sessions with a link; without it there are none.
+    pub network: Option<NativeNetwork>,
     pub timeouts: NativeTimeouts,
 }
 
@@ -118,6 +122,7 @@ struct Inner {
     quotas: Option<ProjectQuotas>,
     ends: Arc<Ends>,
     link: Link,
+    network: Option<NativeNetwork>,
     timeouts: NativeTimeouts,
     /// Created and not started yet; saves reading their plans again.
     created: Mutex<HashMap<ContainerKey, StoredPlan>>,
@@ -152,13 +157,14 @@ impl NativeRuntime {
                 options.fence,
             ),
             ends,
+            network: options.network,
             timeouts: options.timeouts,
             created: Mutex::default(),
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
             keeping: Mutex::default(),
             beginning: watch::Sender::default(),
         };
-        inner.hold_images()?;
+        inner.adopt()?;
         let inner = Arc::new(inner);
         let same = Arc::clone(&inner);
         // What an earlier runtime did not finish.
@@ -387,13 +393,16 @@ impl Inner {
         format!("exec.{daemon:016x}.{number}")
     }
 
-    /// Keeps the images of an earlier daemon's containers.
-    fn hold_images(&self) -> Result<(), RuntimeError> {
+    /// Keeps the images and addresses of an earlier daemon's containers.
+    fn adopt(&self) -> Result<(), RuntimeError> {
         for key in self.store.keys()? {
             match self.store.container(&key).plan() {
                 Ok(Some(plan)) => {
                     let layers = &plan.launch.root.layers;
                     self.images.hold_again(&key, &plan.image, layers);
+                    if let (Some(network), Some(link)) = (&self.network, plan.link) {
+                        network.plane.adopt(&store::name(&key), link.addresses);
+                    }
                 }
                 Ok(None) => {}
                 Err(error) => {

@@ -73,6 +73,7 @@ impl Inner {
             }
         })
         .await?;
+        self.leave_link(key, leaving.as_ref()).await;
         let mut names = vec![store::name(key)];
         if let Some(dir) = leaving.clone() {
             let kept = away(ACTION, move || kept_files::all(dir.path())).await?;

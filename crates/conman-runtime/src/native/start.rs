@@ -11,6 +11,7 @@ use conman_shim::{CallError, LaunchSpec, Phases, Reply, Request};
 
 use super::ends::{End, end};
 use super::failure::{call_failed, milliseconds, start_failed};
+use super::link::{Connecting, StoredLink};
 use super::{Inner, away, no_such_container, store};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
@@ -22,21 +23,30 @@ const QUOTED_BYTES: u64 = 300;
 /// How long to wait for the end of a container that was dead when its start was answered.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
+type Prepared = (LaunchSpec, Vec<Mount>, Option<StoredLink>);
+
 impl Inner {
     pub(super) async fn start(
         self: &Arc<Self>,
         key: &ContainerKey,
     ) -> Result<Started, RuntimeError> {
         let (inner, owned) = (Arc::clone(self), key.clone());
-        let (launch, mounts) = away("start", move || inner.prepare(&owned)).await?;
-        let fds: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
+        let (launch, mounts, link) = away("start", move || inner.prepare(&owned)).await?;
+        let mut fds: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
+        let connecting = link.map(|link| self.connecting(key, link)).transpose()?;
+        fds.extend(connecting.as_ref().map(Connecting::container));
         let request = Request::Launch(Box::new(launch));
         let started = |pid, steps| Started {
             container_id: self.container_id(key),
             pid,
             steps,
         };
-        match self.link.call(&request, &fds, self.timeouts.start).await {
+        let call = self.link.call(&request, &fds, self.timeouts.start);
+        let called = match &connecting {
+            Some(connecting) => connecting.during(call).await,
+            None => call.await,
+        };
+        match called {
             Ok((Reply::Launched { pid, phases }, fds)) => {
                 let name = store::name(key);
                 match self.ends.of(&name) {
@@ -68,8 +78,8 @@ impl Inner {
         }
     }
 
-    /// The start order, with a mount for each bind.
-    fn prepare(&self, key: &ContainerKey) -> Result<(LaunchSpec, Vec<Mount>), RuntimeError> {
+    /// The start order, with a mount for each bind, and the link.
+    fn prepare(&self, key: &ContainerKey) -> Result<Prepared, RuntimeError> {
         let created = self.lock_created().remove(key);
         let stored = match created {
             Some(stored) => Some(stored),
@@ -81,7 +91,7 @@ impl Inner {
         std::fs::symlink_metadata(&stored.files_dir)
             .map_err(|source| host_error("find", &stored.files_dir, source))?;
         let mounts: Result<Vec<_>, _> = stored.sources.iter().map(mount).collect();
-        Ok((stored.launch, mounts?))
+        Ok((stored.launch, mounts?, stored.link))
     }
 
     async fn ended_at_once(&self, key: &ContainerKey, End(code): End) -> RuntimeError {

@@ -26,6 +26,7 @@ use conman_proto::Generation;
 use conman_shim::LaunchSpec;
 use serde::{Deserialize, Serialize};
 
+use super::link::StoredLink;
 use super::trash::Trash;
 use crate::shared::container_files::host_error;
 use crate::shared::stored_plan;
@@ -52,6 +53,9 @@ pub(super) struct StoredPlan {
     pub(super) sources: Vec<(PathBuf, PathBuf)>,
     pub(super) files_dir: PathBuf,
     pub(super) image: ImageId,
+    /// If it has a link.
+    #[serde(default)]
+    pub(super) link: Option<StoredLink>,
 }
 
 /// Every container of one instance.

@@ -4,6 +4,7 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -31,20 +32,36 @@ pub const OWN_FILES: [(&str, &str); 3] = [
 ];
 
 /// Contents of each of [`OWN_FILES`], in their order.
-pub fn contents(key: &ContainerKey, has_egress: bool) -> [String; OWN_FILES.len()] {
+///
+/// `name_servers` is empty for a container that has none.
+pub fn contents(key: &ContainerKey, name_servers: &[IpAddr]) -> [String; OWN_FILES.len()] {
     let session = &key.session;
-    let resolv_conf = if has_egress {
-        "# conman's resolver, for the names in the session's egress list\nnameserver 127.0.0.1\n"
-    } else {
-        // Without a name server, resolvers use 127.0.0.1, which refuses at once unless the session
-        // serves names. The options bound the wait when it does but does not answer.
-        "# no network beyond this container\noptions attempts:1 timeout:1\n"
-    };
     [
         format!("127.0.0.1\tlocalhost {session}\n::1\tlocalhost ip6-localhost ip6-loopback\n"),
-        resolv_conf.to_owned(),
+        resolv_conf(name_servers),
         format!("{session}\n"),
     ]
+}
+
+/// The name servers of a container whose namespace has conman's resolver.
+pub fn own_resolver(spec: &ResolvedSpec) -> Vec<IpAddr> {
+    let has_one = spec.has_egress_proxy();
+    has_one
+        .then(|| Ipv4Addr::LOCALHOST.into())
+        .into_iter()
+        .collect()
+}
+
+fn resolv_conf(name_servers: &[IpAddr]) -> String {
+    if name_servers.is_empty() {
+        // Resolvers use 127.0.0.1 then, which refuses at once unless the session serves names. The
+        // options bound the wait when it does but does not answer.
+        return "# no name server\noptions attempts:1 timeout:1\n".to_owned();
+    }
+    let lines = name_servers
+        .iter()
+        .map(|server| format!("nameserver {server}\n"));
+    lines.collect()
 }
 
 /// The files below one `files_dir`.
@@ -86,9 +103,9 @@ impl ContainerFiles {
     }
 
     /// Writes every file, replacing those of an earlier attempt.
-    pub fn write(&self, key: &ContainerKey, has_egress: bool) -> Result<(), RuntimeError> {
+    pub fn write(&self, key: &ContainerKey, name_servers: &[IpAddr]) -> Result<(), RuntimeError> {
         self.make()?;
-        for ((name, _), text) in OWN_FILES.iter().zip(contents(key, has_egress)) {
+        for ((name, _), text) in OWN_FILES.iter().zip(contents(key, name_servers)) {
             let path = self.dir.join(name);
             // The mode is set separately, so that no umask narrows it.
             fs::write(&path, text)
@@ -120,7 +137,7 @@ pub fn generation_environment(key: &ContainerKey) -> [(String, String); 2] {
 
 /// The environment variables by which programs find the egress proxy; none without `egress`.
 pub fn egress_environment(spec: &ResolvedSpec) -> Vec<(String, String)> {
-    if spec.egress.is_empty() {
+    if !spec.has_egress_proxy() {
         return Vec::new();
     }
     egress_variables()
@@ -166,7 +183,7 @@ mod tests {
     fn what_was_written_is_removed_again_and_removing_it_twice_is_fine() {
         let root = tempfile::tempdir().expect("a directory");
         let files = ContainerFiles::at(&root.path().join("alice.7"));
-        files.write(&key(), false).expect("written");
+        files.write(&key(), &[]).expect("written");
         files
             .write(&key(), false)
             .expect("written again after a failed attempt");
@@ -182,7 +199,8 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let files = ContainerFiles::at(root.path());
         for has_egress in [true, false] {
-            files.write(&key(), has_egress).expect("written");
+            let resolver = has_egress.then(|| Ipv4Addr::LOCALHOST.into());
+            files.write(&key(), resolver.as_slice()).expect("written");
             let text = fs::read_to_string(files.resolv_conf()).expect("a file");
             assert_eq!(text.contains("nameserver 127.0.0.1"), has_egress, "{text}");
         }
@@ -192,7 +210,7 @@ mod tests {
     fn a_directory_that_holds_something_else_is_left_with_it() {
         let root = tempfile::tempdir().expect("a directory");
         let files = ContainerFiles::at(root.path());
-        files.write(&key(), false).expect("written");
+        files.write(&key(), &[]).expect("written");
         fs::write(root.path().join("precious"), "x").expect("written");
         let error = files.remove().expect_err("the directory is not empty");
         assert!(matches!(error, RuntimeError::Host { .. }), "{error}");

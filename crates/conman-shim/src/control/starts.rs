@@ -31,7 +31,7 @@ impl Control {
         spec: LaunchSpec,
         binds: Vec<OwnedFd>,
     ) -> Result<(), CallError> {
-        let checked = spec.check().and_then(|()| spec.check_binds(binds.len()));
+        let checked = spec.check().and_then(|()| spec.check_fds(binds.len()));
         checked.map_err(spec_error)?;
         let below = spec.cgroup.strip_prefix(&self.options.fence_cgroup);
         if !below.is_some_and(|rest| rest.starts_with('/')) {

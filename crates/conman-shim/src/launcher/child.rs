@@ -109,6 +109,8 @@ pub(super) struct Child<'a> {
     pub(super) filter: &'a Filter,
     pub(super) proc_paths: &'a ProcPaths,
     pub(super) socket: &'a OwnedFd,
+    /// Where the client makes its link.
+    pub(super) link: Option<&'a OwnedFd>,
 }
 
 /// What the launcher sends.
@@ -146,7 +148,9 @@ impl Child<'_> {
             .map_err(|errno| step("set the host name")(errno.into()))?;
         let proc = NewFilesystem::open("proc").and_then(|proc| proc.mount(no_programs()));
         let proc = proc.map_err(step("make procfs"))?;
-        let network_us = micros(begin, Instant::now());
+        self.link
+            .map_or(Ok(()), |link| network::offer(link, &proc))?;
+        let mut network_us = micros(begin, Instant::now());
         let Handed {
             overlay,
             log,
@@ -159,7 +163,7 @@ impl Child<'_> {
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
         unshare_namespaces(Namespaces::NEWCGROUP).map_err(step("make a cgroup namespace"))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
-        // From here on only the socket of the launcher's descriptors is open: the following paths are
+        // From here on only the sockets of the launcher's descriptors are open: the following paths are
         // resolved in files of the image and of a bind's other users.
         close_streams(&dev).map_err(step("close the launcher's streams"))?;
         self.mount_all(&overlay, &dev, &proc)?;
@@ -184,6 +188,10 @@ impl Child<'_> {
             ioctl_tiocsctty(rustix::stdio::stdin())
                 .map_err(|errno| step("take the terminal")(errno.into()))?;
         }
+        let waiting = Instant::now();
+        self.link.map_or(Ok(()), network::wait_for_link)?;
+        let connected = Instant::now();
+        network_us += micros(waiting, connected);
         Privileges {
             program: &self.spec.program,
             hardening: &self.spec.hardening,
@@ -194,7 +202,7 @@ impl Child<'_> {
         let report = ChildReport::Executing {
             network_us,
             mounts_us: micros(begin, mounted),
-            harden_us: micros(mounted, Instant::now()),
+            harden_us: micros(connected, Instant::now()),
         };
         let bytes = encode(&report).map_err(|error| step("report")(io::Error::other(error)))?;
         seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))?;

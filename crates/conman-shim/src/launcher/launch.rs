@@ -25,7 +25,7 @@ use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases};
 use crate::seccomp_filter::Filter;
 use crate::seqpacket;
-use crate::spec::LaunchSpec;
+use crate::spec::{LaunchSpec, NetworkSpec};
 
 /// Bound on the death of a child that was killed during its setup: other starts wait meanwhile. It takes
 /// a millisecond; one that takes longer, for example because it is frozen, is left to the sweeper.
@@ -186,7 +186,14 @@ impl Launcher {
         let cgroup = self.cgroups.begin(&spec.cgroup);
         let cgroup = made.cgroup.insert(cgroup.map_err(cgroup_failed)?);
         phases.cgroup_us = clock.lap();
-        let (process, socket) = self.clone_child(order, cgroup)?;
+        let mut binds = binds;
+        let link = match spec.network {
+            NetworkSpec::Loopback => None,
+            NetworkSpec::Linked => binds.pop(),
+        };
+        let (process, socket) = self.clone_child(order, cgroup, link.as_ref())?;
+        // When the child ends, the client must read the socket's end.
+        drop(link);
         let process = made.process.insert(process);
         cloned(process.pid()).map_err(|error| LaunchError::step("report", &error))?;
         phases.clone_us = clock.lap();
@@ -195,7 +202,6 @@ impl Launcher {
         self.cgroups.limit(cgroup, &limits).map_err(cgroup_failed)?;
         phases.cgroup_us += clock.lap();
         let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
-        let mut binds = binds;
         // The terminal takes the log's place; it is the first descriptor.
         let log = if spec.terminal.is_some() && !binds.is_empty() {
             binds.remove(0)
@@ -287,6 +293,7 @@ impl Launcher {
         &self,
         order: &Start,
         cgroup: &SessionCgroup,
+        link: Option<&OwnedFd>,
     ) -> Result<(PidFd, OwnedFd), LaunchError> {
         let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
         let spec = &order.spec;
@@ -295,7 +302,7 @@ impl Launcher {
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
         // All other descriptors of the launcher are closed: the session must not reach them, and the
         // launcher's death must close the socket for the child.
-        let keep = [theirs.as_fd()];
+        let keep: Vec<_> = [&theirs].into_iter().chain(link).map(AsFd::as_fd).collect();
         let options = CloneOptions {
             namespaces: Some(NAMESPACES),
             sibling: true,
@@ -314,6 +321,7 @@ impl Launcher {
                 filter: &self.filter,
                 proc_paths: &self.proc_paths,
                 socket: &theirs,
+                link,
             };
             child.run()
         });

@@ -39,6 +39,9 @@
 //! L: limit of processor time, if any ─────────▶ C: exec
 //! L: the next order, until the socket's end
 //! ```
+//! If the container has a link, C sends its network namespace to the client right after L's clone, and
+//! waits for the link right before it drops its privileges.
+//!
 //! The CPU limit comes last, so that it throttles the program and not the creation of its container.
 //! C's end of the socket is close-on-exec: if it closes without an error report, the exec succeeded.
 //! When the launcher dies, C reads the end of the socket instead of its root, and exits.

@@ -1,26 +1,53 @@
 //! The network step of a launch: what a container's first process does with its network.
 //!
-//! There is one network mode: a network namespace with only a loopback interface. Another mode needs a
-//! field in [`crate::LaunchSpec`] and its steps here.
+//! A container has a network namespace with a loopback interface. If it is to have a link as well, the
+//! client makes it meanwhile ([`crate::link_socket`]).
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
 
 use conman_linux::{Mount, Namespaces, bring_loopback_up, unshare_namespaces};
 use rustix::fs::{Mode, OFlags, openat};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::child::step;
+use crate::link_socket;
 use crate::protocol::LaunchError;
 use crate::spec::ProgramSpec;
 
 /// First port that needs no capability, in the container's own network namespace; below /proc.
 const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";
 
+/// The calling process's network namespace; below /proc.
+const OWN_NAMESPACE: &str = "self/ns/net";
+
 /// Makes the network namespace of the calling process. It takes the longest of all namespaces, so the
 /// launcher works on the container's other parts meanwhile.
 pub(super) fn set_up() -> Result<(), LaunchError> {
     unshare_namespaces(Namespaces::NEWNET).map_err(step("make a network namespace"))?;
     bring_loopback_up().map_err(step("bring the loopback interface up"))
+}
+
+/// Sends the client the network namespace of the calling process, by the container's procfs.
+pub(super) fn offer(link: &OwnedFd, proc: &Mount) -> Result<(), LaunchError> {
+    let file = openat(
+        proc,
+        OWN_NAMESPACE,
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let flags = SocketFlags::CLOEXEC;
+    let netlink = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None);
+    file.and_then(|file| Ok((file, netlink?)))
+        .map_err(io::Error::from)
+        .and_then(|(file, netlink)| link_socket::offer(link, file.as_fd(), netlink.as_fd()))
+        .map_err(step("offer its network namespace"))
+}
+
+/// Waits until the client has made the link.
+pub(super) fn wait_for_link(link: &OwnedFd) -> Result<(), LaunchError> {
+    link_socket::wait(link).map_err(step("connect it to the network"))
 }
 
 /// Opens all ports to the program's user, by the container's procfs. Root has the capability; others

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use conman_shim::{
-    Call, ExecSpec, Hardening, LaunchSpec, Message, PAGE, ProgramSpec, Reply, Request, RootSpec,
-    TerminalSize, VERSION, encode, socket,
+    Call, ExecSpec, Hardening, LaunchSpec, Message, NetworkSpec, PAGE, ProgramSpec, Reply, Request,
+    RootSpec, TerminalSize, VERSION, encode, socket,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -91,6 +91,7 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                 files: Vec::new(),
                 binds: Vec::new(),
                 terminal,
+                network: NetworkSpec::Loopback,
                 hardening: Hardening::default(),
             }))
         },

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use conman_shim::{
-    Call, DecodeError, Hardening, LaunchSpec, MAX_MESSAGE_BYTES, Message, ProgramSpec, Request,
-    RootSpec, decode, encode,
+    Call, DecodeError, Hardening, LaunchSpec, MAX_MESSAGE_BYTES, Message, NetworkSpec, ProgramSpec,
+    Request, RootSpec, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -36,6 +36,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
         log: "/logs/a".into(),
         files: Vec::new(),
         binds: Vec::new(),
+        network: NetworkSpec::Loopback,
         hardening: Hardening::default(),
     }
 }

@@ -202,6 +202,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     for (name, template) in root.section("templates").sections() {
         policy.templates.insert(name, templates::template(template));
     }
+    net::template_mistakes(reader, &net, &policy);
     policy_mistakes(reader, &policy);
     root.finish();
     let config = Config {

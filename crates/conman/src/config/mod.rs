@@ -22,6 +22,7 @@ use std::time::Duration;
 use conman_auth::FleetTlsFiles;
 use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
+use conman_net::PoolNetworks;
 use conman_net::egress::EgressOptions;
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
@@ -58,14 +59,13 @@ pub(crate) struct Config {
     pub(crate) cookie_ttl: Duration,
     pub(crate) preempt: Preempt,
     pub(crate) images: Images,
+    pub(crate) net: Net,
     /// `docker.socket`.
     pub(crate) docker_socket: PathBuf,
     /// `log.format`.
     pub(crate) log_format: LogFormat,
     /// `binds.first_id`: host id of user 0 in files of native sessions' binds.
     pub(crate) bind_first_id: u32,
-    /// `[net]`
-    pub(crate) net: EgressOptions,
     /// Templates, `binds.allow`, and the limits of specs.
     pub(crate) policy: SpecPolicy,
 }
@@ -162,6 +162,17 @@ pub(crate) struct Images {
     pub(crate) limits: ImageLimits,
     /// Interval between collections; only after a removal if absent.
     pub(crate) collect_every: Option<Duration>,
+}
+
+/// `[net]`
+#[derive(Debug, Clone)]
+pub(crate) struct Net {
+    /// Addresses of sessions with the network `routed`.
+    pub(crate) pool: Option<PoolNetworks>,
+    /// Of the links of these sessions, in bytes.
+    pub(crate) mtu: u32,
+    /// Name servers, and special addresses.
+    pub(crate) egress: EgressOptions,
 }
 
 /// `[images.logins.<registry>]`

@@ -1,16 +1,20 @@
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use conman_core::SpecPolicy;
 use conman_core::egress::{SpecialAddresses, TargetHost};
 use conman_net::egress::EgressOptions;
+use conman_net::{PoolNetworks, class_of};
+use conman_proto::Network;
 use ipnet::IpNet;
 
-use super::SharedRegistry;
-use super::reader::Section;
+use super::reader::{Reader, Section};
+use super::{Net, SharedRegistry};
 
 const DNS_PORT: u16 = 53;
 
 /// Reads `[net]`. The addresses of etcd are out of reach of sessions.
-pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) -> EgressOptions {
+pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) -> Net {
     let dns = list(section, "dns", |text| {
         let address = text.parse::<IpAddr>();
         address
@@ -24,18 +28,46 @@ pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) ->
             .or_else(|_| text.parse())
             .map_err(|_| "must be an address or a network, for example \"10.1.0.0/16\"")
     });
+    let pool = section.strings("pool").and_then(|texts| {
+        let pool = PoolNetworks::parse(&texts);
+        pool.map_err(|error| section.mistake("pool", error)).ok()
+    });
+    let mtu = section.integer("mtu", 1_280..=65_535).unwrap_or(1_500);
     section.finish();
     let endpoints = shared.map(|shared| shared.endpoints.as_slice());
     let more = endpoints
         .unwrap_or_default()
         .iter()
         .filter_map(|endpoint| host_of(endpoint));
-    EgressOptions {
-        dns,
-        special: SpecialAddresses {
-            more: more.collect(),
-            allowed,
-        },
+    let special = SpecialAddresses {
+        more: more.collect(),
+        allowed,
+    };
+    Net {
+        pool,
+        mtu,
+        egress: EgressOptions { dns, special },
+    }
+}
+
+/// What templates with the network `routed` need.
+pub(super) fn template_mistakes(reader: &Reader<'_>, net: &Net, policy: &SpecPolicy) {
+    let mut classes = BTreeMap::new();
+    for (name, template) in &policy.templates {
+        if template.request.network != Some(Network::Routed) {
+            continue;
+        }
+        let field = format!("templates.{name}.network");
+        if net.pool.is_none() {
+            let text = "is `routed`, for which `net.pool` is missing: the addresses of sessions, for \
+                        example [\"10.88.0.0/16\"]";
+            reader.mistake(&field, text);
+        }
+        if let Some(other) = classes.insert(class_of(name), name) {
+            let text =
+                format!("has the same number as that of template `{other}`; rename one of them");
+            reader.mistake(&field, text);
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod host_room;
 mod images;
 mod listeners;
 mod name;
+mod network;
 mod peers;
 mod renewal;
 mod runtimes;
@@ -212,7 +213,11 @@ async fn serve(
     keep_heap_small();
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
-    let mut runtimes = Runtimes::open(&config, &state)?;
+    let network = network::open(&config, &state.instance).await?;
+    let native = network.as_ref().map(|network| network.native(&config));
+    let mut runtimes = Runtimes::open(&config, &state, native)?;
+    // Its first sweep deletes links that no runtime has adopted.
+    network.map(network::HostNetwork::run);
     // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
     let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
     let joining = async {
@@ -506,7 +511,7 @@ async fn start_node(
     options.preempt_budget_ms = config.preempt.budget_ms;
     options.standing = state.fleet.standing();
     options.vitals = state.vitals.clone();
-    options.egress = config.net.clone();
+    options.egress = config.net.egress.clone();
     Node::start(
         options,
         emergency,

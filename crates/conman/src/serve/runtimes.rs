@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, bail};
 use conman_node::SessionsHandle;
 use conman_proto::RuntimeKind;
 use conman_runtime::{
-    DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeOptions, NativeRuntime,
-    NativeTimeouts, Recorded, Runtime,
+    DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeNetwork, NativeOptions,
+    NativeRuntime, NativeTimeouts, Recorded, Runtime,
 };
 
 use conman_vitals::{Vitals, essential};
@@ -34,7 +34,11 @@ pub(super) struct Runtimes {
 
 impl Runtimes {
     /// Calls none of them. Blocks on the disk.
-    pub(super) fn open(config: &Config, state: &State) -> Result<Self> {
+    pub(super) fn open(
+        config: &Config,
+        state: &State,
+        network: Option<NativeNetwork>,
+    ) -> Result<Self> {
         let mut runtimes = Self {
             all: Vec::new(),
             native: None,
@@ -49,7 +53,7 @@ impl Runtimes {
         for kind in config.runtimes() {
             match kind {
                 RuntimeKind::Native => {
-                    let native = Arc::new(native(config, state, opener.clone())?);
+                    let native = Arc::new(native(config, state, opener.clone(), network.clone())?);
                     runtimes.native = Some(Arc::clone(&native));
                     runtimes.all.push(native);
                 }
@@ -109,7 +113,12 @@ impl Runtimes {
     }
 }
 
-fn native(config: &Config, state: &State, fence: FenceOpener) -> Result<NativeRuntime> {
+fn native(
+    config: &Config,
+    state: &State,
+    fence: FenceOpener,
+    network: Option<NativeNetwork>,
+) -> Result<NativeRuntime> {
     let options = NativeOptions {
         instance: state.instance.clone(),
         directory: config.state_dir.join(NATIVE),
@@ -119,6 +128,7 @@ fn native(config: &Config, state: &State, fence: FenceOpener) -> Result<NativeRu
         shim: Some(shim::command(config)?),
         fence,
         kept_logs: config.limits.kept_logs,
+        network,
         timeouts: NativeTimeouts::default(),
     };
     NativeRuntime::open(options).context("cannot set up the native runtime")

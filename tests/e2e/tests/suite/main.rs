@@ -30,6 +30,7 @@ mod proxy_hold;
 mod proxy_http;
 mod proxy_idle;
 mod proxy_websocket;
+mod routed;
 mod service;
 mod sessions;
 mod specs;

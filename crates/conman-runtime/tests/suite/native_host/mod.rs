@@ -96,6 +96,7 @@ impl Host {
                 bytes: 0,
                 ..KeptLogLimits::default()
             },
+            network: None,
             timeouts,
         };
         NativeRuntime::open(options).expect("the host has cgroups")

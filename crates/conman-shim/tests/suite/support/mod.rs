@@ -20,8 +20,8 @@ use conman_linux::{
     CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, Signal, proc_scan,
 };
 use conman_shim::{
-    Call, Client, ClientError, Hardening, LaunchSpec, Launched, Message, ProgramSpec, Reply,
-    Request, RootSpec, SHARED_IDS, VERSION, encode,
+    Call, Client, ClientError, Hardening, LaunchSpec, Launched, Message, NetworkSpec, ProgramSpec,
+    Reply, Request, RootSpec, SHARED_IDS, VERSION, encode,
 };
 
 /// Bound on whatever should happen at once.
@@ -208,6 +208,7 @@ impl Shim {
             log: self.path("logs").join(name),
             files: Vec::new(),
             binds: Vec::new(),
+            network: NetworkSpec::Loopback,
             hardening: Hardening::default(),
         }
     }

@@ -1,0 +1,201 @@
+//! Sessions with the network `routed`: a node in a network namespace, with a network beyond it.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use conman_e2e::{Api, Conman, Native, eventually, native};
+use conman_linux::{Namespaces, bring_loopback_up, unshare_namespaces};
+use conman_proto::{Session, SessionState};
+use http::StatusCode;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server beyond the node that the configuration names, and one that it does not.
+const NAME_SERVER: &str = "10.2.0.53";
+const METADATA: &str = "169.254.169.254";
+/// The node's own address.
+const NODE: &str = "192.0.2.1";
+
+const CONFIG: &str = r#"
+[net]
+pool = ["10.88.0.0/29"]
+dns = ["10.2.0.53"]
+[templates.routed]
+image = "conman-test/root:1"
+command = ["httpd", "-f", "-p", "8080", "-h", "/www"]
+port = 8080
+start_on_connect = true
+network = "routed"
+"#;
+
+fn shell(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).output();
+    let output = output.expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {text}{errors}");
+    text
+}
+
+/// Runs a test whose processes are in a new network namespace, beyond which another one answers on port 53
+/// of every address.
+fn in_network(test: impl AsyncFnOnce(Native) + Send + 'static) {
+    let Some(native) = native() else { return };
+    let run = move || {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (sender, beyond) = mpsc::channel();
+        std::thread::spawn(move || beyond_the_node(&sender, &stopped));
+        let beyond: String = beyond.recv().expect("it is set up");
+        new_namespace();
+        shell(&format!(
+            "ip link add uplink type veth peer name uplink netns {beyond}
+             nsenter --net={beyond} ip address add 192.0.2.2/24 dev uplink
+             nsenter --net={beyond} ip link set uplink up
+             ip address add {NODE}/24 dev uplink; ip link set uplink up
+             ip route add default via 192.0.2.2
+             echo 1 > /proc/sys/net/ipv4/ip_forward"
+        ));
+        // Its threads, and the processes that it starts, are in this thread's namespace.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(test(native));
+        drop(stop);
+    };
+    if let Err(panic) = std::thread::spawn(run).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn new_namespace() {
+    unshare_namespaces(Namespaces::NEWNET).expect("a namespace");
+    bring_loopback_up().expect("loopback is up");
+}
+
+fn beyond_the_node(ready: &mpsc::Sender<String>, stopped: &mpsc::Receiver<()>) {
+    new_namespace();
+    for address in [NAME_SERVER, METADATA] {
+        shell(&format!("ip address add {address}/32 dev lo"));
+    }
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 53)).expect("bound");
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = BufReader::new(connection.expect("a connection"));
+            // To the end of the request: a close with something unread would be a reset.
+            let mut line = String::new();
+            while connection
+                .read_line(&mut line)
+                .is_ok_and(|length| length > 2)
+            {
+                line.clear();
+            }
+            let answer = b"HTTP/1.0 200 OK\r\n\r\nbeyond\n";
+            let _ = connection.get_mut().write_all(answer);
+        }
+    });
+    let thread = std::fs::read_link("/proc/thread-self").expect("readable");
+    let path = format!("/proc/{}/ns/net", thread.display());
+    ready.send(path).expect("received");
+    // The test has ended, or has failed.
+    let _ = stopped.recv();
+}
+
+async fn start(native: &Native) -> Conman {
+    Conman::builder().toml(CONFIG).start_native(native).await
+}
+
+/// Asks a server from inside a session's network namespace; `None` when nothing answers.
+async fn fetch(api: &Api, id: &str, address: &str) -> Option<String> {
+    let session: Session = api
+        .get(&format!("/v1/sessions/{id}"))
+        .await
+        .expect(StatusCode::OK);
+    let pid = session.pid.expect("it runs");
+    let ask = format!(
+        "exec 3<>/dev/tcp/{address}/53; printf 'GET / HTTP/1.0\r\n\r\n' >&3; tail -n 1 <&3"
+    );
+    let mut command = tokio::process::Command::new("nsenter");
+    command.args([
+        &format!("--net=/proc/{pid}/ns/net"),
+        "timeout",
+        "3",
+        "bash",
+        "-c",
+        &ask,
+    ]);
+    let output = command.output().await.expect("it runs");
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn links(conman: &Conman) -> usize {
+    let prefix = format!("c{}", conman.instance());
+    shell("ip -o link").matches(&prefix).count()
+}
+
+#[test]
+fn a_routed_session_reaches_what_it_may_and_is_reached_through_the_proxy() {
+    in_network(async |native| {
+        let conman = start(&native).await;
+        let api = conman.api();
+        let made = api.ensure("a", &json!({"template": "routed"})).await;
+        assert_eq!(made.session.state, SessionState::Running);
+        assert_eq!(conman.sessions().get("/s/a/").await.text(), "hello\n");
+        assert_eq!(
+            fetch(&api, "a", NAME_SERVER).await.as_deref(),
+            Some("beyond\n")
+        );
+        for refused in [METADATA, NODE, "192.0.2.2"] {
+            assert_eq!(fetch(&api, "a", refused).await, None, "{refused}");
+        }
+        api.ensure("b", &json!({"template": "routed"})).await;
+        assert_eq!(links(&conman), 2);
+        assert_eq!(api.stop("a").await.state, SessionState::Stopped);
+        assert_eq!(api.stop("b").await.state, SessionState::Stopped);
+        eventually("every link is gone", PATIENCE, async || links(&conman) == 0).await;
+    });
+}
+
+/// Row 30 of the fault matrix, for links.
+#[test]
+fn row_30_links_survive_a_daemon_and_none_is_left_of_a_session_that_does_not() {
+    in_network(async |native| {
+        let mut conman = start(&native).await;
+        for id in ["a", "b"] {
+            conman
+                .api()
+                .ensure(id, &json!({"template": "routed"}))
+                .await;
+        }
+        // A link that no session has, as a crash between two messages would leave it if something pinned
+        // its namespace.
+        let orphan = format!("c{}zzzzzz", conman.instance());
+        shell(&format!("ip link add {orphan} type veth peer name orphan"));
+        conman.restart_after_crash().await;
+        let api = conman.api();
+        eventually("the orphan is gone", PATIENCE, async || links(&conman) == 2).await;
+        assert_eq!(
+            fetch(&api, "a", NAME_SERVER).await.as_deref(),
+            Some("beyond\n")
+        );
+        // The pool has six addresses; each start takes one, and each end returns it.
+        for _ in 0..8 {
+            api.ensure("c", &json!({"template": "routed"})).await;
+            assert_eq!(
+                fetch(&api, "c", NAME_SERVER).await.as_deref(),
+                Some("beyond\n")
+            );
+            api.stop("c").await;
+        }
+        for id in ["a", "b"] {
+            api.stop(id).await;
+        }
+        eventually("every link is gone", PATIENCE, async || links(&conman) == 0).await;
+    });
+}
