@@ -34,12 +34,12 @@ pub(super) fn egress(
             mistakes.add("egress", message);
         }
     }
-    if asked.is_empty() {
-        return Vec::new();
-    }
     if network == Network::Routed {
         routed(&listed, &asked, mistakes);
         return asked.iter().map(EgressPattern::to_string).collect();
+    }
+    if asked.is_empty() {
+        return Vec::new();
     }
     if runtime == RuntimeKind::Process || network != Network::Loopback {
         let message = format!(

@@ -119,6 +119,43 @@ fn egress_is_refused_where_it_is_not_served() {
     assert_eq!(fields(&mistakes), ["port"]);
 }
 
+#[test]
+fn only_a_template_gives_the_network_routed_and_no_request_changes_its_egress() {
+    let egress = |texts: &[&str]| Some(texts.iter().map(|&text| text.to_owned()).collect());
+    let mut policy = policy();
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.runtime = Some(RuntimeKind::Native);
+    let routed = SessionRequest {
+        network: Some(Network::Routed),
+        ..named("python")
+    };
+    let mistakes = resolve(&policy, &id(), &routed).expect_err("the template has loopback");
+    assert_eq!(fields(&mistakes), ["network"]);
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.request.network = Some(Network::Routed);
+    python.request.egress = egress(&["internet", "10.1.0.0/16:53"]);
+    let spec = resolve(&policy, &id(), &named("python")).expect("the template's");
+    assert_eq!((spec.network, spec.egress.len()), (Network::Routed, 2));
+    assert!(!spec.has_egress_proxy());
+    for narrower in [&["internet"][..], &[]] {
+        let request = SessionRequest {
+            egress: egress(narrower),
+            ..named("python")
+        };
+        let mistakes = resolve(&policy, &id(), &request).expect_err("the rules are the template's");
+        assert_eq!(fields(&mistakes), ["egress"]);
+    }
+    let loopback = SessionRequest {
+        network: Some(Network::Loopback),
+        ..named("python")
+    };
+    assert!(resolve(&policy, &id(), &loopback).is_ok_and(|spec| spec.has_egress_proxy()));
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.request.egress = egress(&["example.org:443"]);
+    let mistakes = resolve(&policy, &id(), &named("python")).expect_err("a name");
+    assert_eq!(fields(&mistakes), ["egress"]);
+}
+
 fn named(template: &str) -> SessionRequest {
     SessionRequest {
         template: Some(template.to_owned()),

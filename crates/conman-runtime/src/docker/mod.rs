@@ -39,7 +39,7 @@ pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
 
 use crate::shared::blocking::on_blocking_thread;
-use crate::shared::container_files::ContainerFiles;
+use crate::shared::container_files::{ContainerFiles, own_resolver};
 use crate::shared::kernel_view::KernelView;
 use crate::{
     ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeError, RuntimeInfo, Started,

@@ -14,8 +14,10 @@ use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server beyond the node that the configuration names, and one that it does not.
+/// Beyond the node: addresses that the configuration names, and some that it does not.
 const NAME_SERVER: &str = "10.2.0.53";
+const LISTED: &str = "10.1.0.5";
+const UNLISTED: &str = "198.41.0.10";
 const METADATA: &str = "169.254.169.254";
 /// The node's own address.
 const NODE: &str = "192.0.2.1";
@@ -30,6 +32,7 @@ command = ["httpd", "-f", "-p", "8080", "-h", "/www"]
 port = 8080
 start_on_connect = true
 network = "routed"
+egress = ["10.1.0.0/16:53"]
 "#;
 
 fn shell(script: &str) -> String {
@@ -78,7 +81,7 @@ fn new_namespace() {
 
 fn beyond_the_node(ready: &mpsc::Sender<String>, stopped: &mpsc::Receiver<()>) {
     new_namespace();
-    for address in [NAME_SERVER, METADATA] {
+    for address in [NAME_SERVER, LISTED, UNLISTED, METADATA] {
         shell(&format!("ip address add {address}/32 dev lo"));
     }
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 53)).expect("bound");
@@ -147,11 +150,11 @@ fn a_routed_session_reaches_what_it_may_and_is_reached_through_the_proxy() {
         let made = api.ensure("a", &json!({"template": "routed"})).await;
         assert_eq!(made.session.state, SessionState::Running);
         assert_eq!(conman.sessions().get("/s/a/").await.text(), "hello\n");
-        assert_eq!(
-            fetch(&api, "a", NAME_SERVER).await.as_deref(),
-            Some("beyond\n")
-        );
-        for refused in [METADATA, NODE, "192.0.2.2"] {
+        for reached in [NAME_SERVER, LISTED] {
+            let page = fetch(&api, "a", reached).await;
+            assert_eq!(page.as_deref(), Some("beyond\n"), "{reached}");
+        }
+        for refused in [METADATA, UNLISTED, NODE, "192.0.2.2"] {
             assert_eq!(fetch(&api, "a", refused).await, None, "{refused}");
         }
         api.ensure("b", &json!({"template": "routed"})).await;
