@@ -55,7 +55,7 @@ pub use problem_kind::ProblemKind;
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
 pub use spec::{
-    Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
+    IdleAction, Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
 };
 pub use stats::{SessionStats, StatsList};
 pub use template::{Template, TemplateList};

@@ -13,6 +13,7 @@ use crate::{Generation, Network, ResolvedSpec, RuntimeKind, SessionEnd, SessionI
 /// ```text
 /// starting ──> running ──> stopping ──> stopped
 ///     │           │            └──────> stuck ──> stopped
+///     │           ├──> paused ──> running
 ///     │           ├──> stopped (exited with 0, idle, lifetime, preempted)
 ///     └──> failed └──> failed  (exited with another code or by a signal)
 /// ```
@@ -27,6 +28,8 @@ pub enum SessionState {
     Running,
     /// Frozen because its node could not prove ownership.
     Frozen,
+    /// Its processes do not run, by a client's order or because it was idle; what connects to it resumes it.
+    Paused,
     /// Killed, its death certificate awaited.
     Stopping,
     /// Killed, and still not dead; `reason` says why. Never released in this state.
@@ -39,10 +42,11 @@ pub enum SessionState {
 
 impl SessionState {
     /// Every state, in the order of a session's life.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Starting,
         Self::Running,
         Self::Frozen,
+        Self::Paused,
         Self::Stopping,
         Self::Stuck,
         Self::Stopped,
@@ -56,6 +60,7 @@ impl SessionState {
             Self::Starting => "starting",
             Self::Running => "running",
             Self::Frozen => "frozen",
+            Self::Paused => "paused",
             Self::Stopping => "stopping",
             Self::Stuck => "stuck",
             Self::Stopped => "stopped",

@@ -76,6 +76,26 @@ impl fmt::Display for OnNodeLoss {
     }
 }
 
+/// What happens to a session that has had no connection for `idle_timeout_s`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IdleAction {
+    /// It is stopped.
+    #[default]
+    Stop,
+    /// It is paused until the next connection. With the native runtime only.
+    Pause,
+}
+
+impl fmt::Display for IdleAction {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Stop => "stop",
+            Self::Pause => "pause",
+        })
+    }
+}
+
 /// How a session lost its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -204,6 +224,9 @@ pub struct SessionRequest {
     /// Stop the session after so many seconds without a tunnel or request; 0 for never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout_s: Option<u32>,
+    /// Whether a session that is idle for so long is stopped or paused; `stop` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_action: Option<IdleAction>,
     /// Stop the session so many seconds after its start, whatever it does; 0 for never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_lifetime_s: Option<u32>,
@@ -266,6 +289,8 @@ pub struct ResolvedSpec {
     pub binds: Vec<String>,
     /// 0 for never.
     pub idle_timeout_s: u32,
+    #[serde(default)]
+    pub idle_action: IdleAction,
     /// 0 for never.
     pub max_lifetime_s: u32,
     pub preempt_signal: Option<String>,

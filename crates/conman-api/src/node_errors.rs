@@ -64,6 +64,7 @@ impl From<AccessError> for ApiError {
             AccessError::NoTerminal { .. } => Kind::NO_TERMINAL,
             AccessError::TooManyAttached { .. } => Kind::TOO_MANY_TERMINALS,
             AccessError::NotKept { .. } => Kind::NOT_KEPT,
+            AccessError::Signal { .. } => Kind::INTERNAL,
             AccessError::Runtime { source, .. } => runtime_kind(source),
         };
         kind.because(chain(&error))

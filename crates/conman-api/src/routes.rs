@@ -7,6 +7,7 @@ mod exec;
 mod file_orders;
 mod files;
 mod images;
+mod life;
 mod logs;
 mod nodes;
 pub(crate) mod peers;
@@ -70,6 +71,10 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(attach::keep, attach::list)))
         .routes(home(routes!(attach::end)))
         .routes(home(routes!(ports::connect)))
+        .routes(home(routes!(life::pause)))
+        .routes(home(routes!(life::resume)))
+        .routes(home(routes!(life::restart)))
+        .routes(home(routes!(life::kill)))
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
         .routes(quick(routes!(nodes::remove)))

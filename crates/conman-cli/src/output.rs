@@ -111,9 +111,10 @@ impl Output {
         let cell = Cell::new(state.as_str());
         match state {
             SessionState::Running => cell.fg(Color::Green),
-            SessionState::Starting | SessionState::Stopping | SessionState::Frozen => {
-                cell.fg(Color::Yellow)
-            }
+            SessionState::Starting
+            | SessionState::Stopping
+            | SessionState::Frozen
+            | SessionState::Paused => cell.fg(Color::Yellow),
             SessionState::Stuck | SessionState::Failed => cell.fg(Color::Red),
             SessionState::Stopped => cell.fg(Color::DarkGrey),
         }
@@ -162,9 +163,14 @@ impl Output {
         self.stderr_line(&text);
     }
 
+    /// Whether a user at a terminal can be asked.
+    pub(crate) fn can_ask(&self) -> bool {
+        !self.json && self.stderr_terminal && io::stdin().is_terminal()
+    }
+
     /// Asks for confirmation; possible only at a terminal.
     pub(crate) fn confirm(&self, question: &str) -> Result<bool, Failure> {
-        if self.json || !self.stderr_terminal || !io::stdin().is_terminal() {
+        if !self.can_ask() {
             return Err(Failure::usage(format!(
                 "{question} There is no terminal to ask at: pass --yes to continue"
             )));

@@ -1,7 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use conman_proto::{
-    FieldError, Network, PortRange, ResolvedSpec, RuntimeKind, SessionId, SessionRequest,
+    FieldError, IdleAction, Network, PortRange, ResolvedSpec, RuntimeKind, SessionId,
+    SessionRequest,
 };
 
 use crate::bind::Bind;
@@ -214,6 +215,7 @@ fn fill_in(
             .idle_timeout_s
             .or(base.idle_timeout_s)
             .unwrap_or(policy.default_idle_timeout_s),
+        idle_action: idle_action(base, request, runtime, mistakes),
         max_lifetime_s: request
             .max_lifetime_s
             .or(base.max_lifetime_s)
@@ -417,6 +419,22 @@ fn disk(
         );
     }
     (bytes, inodes)
+}
+
+fn idle_action(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    runtime: RuntimeKind,
+    mistakes: &mut Mistakes,
+) -> IdleAction {
+    let action = request.idle_action.or(base.idle_action).unwrap_or_default();
+    if action == IdleAction::Pause && runtime != RuntimeKind::Native {
+        mistakes.add(
+            "idle_action",
+            format!("the {runtime} runtime does not pause sessions; use `stop`"),
+        );
+    }
+    action
 }
 
 /// Docker's containers have a devpts without such a limit.

@@ -165,6 +165,21 @@ impl Cgroups {
         placed.map(|(directory, _)| directory).collect()
     }
 
+    /// Reclaims what the kernel can of the memory that is charged to the cgroup: pages of files, and others if
+    /// there is swap space. Blocks while it does. Failures are ignored: this only saves memory.
+    pub fn reclaim_memory(&self, path: &str) {
+        if !is_plain(path) {
+            return;
+        }
+        let accounting = self.placed(path).filter(|(_, accounts)| *accounts);
+        for (cgroup, _) in accounting {
+            let usage = std::fs::read_to_string(cgroup.join("memory.current"));
+            // Linux 5.19.
+            let _ = usage.and_then(|bytes| std::fs::write(cgroup.join("memory.reclaim"), bytes));
+            let _ = std::fs::write(cgroup.join("memory.force_empty"), "0");
+        }
+    }
+
     /// Its directories, and whether memory is charged there.
     fn placed(&self, path: &str) -> impl Iterator<Item = (PathBuf, bool)> {
         self.hierarchies.iter().filter_map(|hierarchy| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ActivityGuard;
+use conman_linux::Signal;
 use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState, SessionStats};
 use conman_runtime::{
     AttachOptions, ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime,
@@ -11,17 +12,21 @@ use conman_runtime::{
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::attached::{Attached, Presence};
 use crate::context::Context;
 use crate::ensure;
 use crate::error::{AccessError, NotHere, RouteError};
 use crate::hold::Held;
+use crate::pause;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle, View};
 use crate::stats;
+
+/// Pause between two attempts to resume a session for a connection.
+const RESUME_RETRY: Duration = Duration::from_millis(100);
 
 /// The ways into a node's sessions: connections, commands, terminals, logs. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -91,8 +96,49 @@ impl AccessHandle {
         revival::revive(self, id, may_start, former).await
     }
 
+    /// Pauses a running session: its processes do not run until it is resumed.
+    pub async fn pause(&self, id: &SessionId) -> Result<(), AccessError> {
+        let (handle, _) = shown(&self.context, id)?;
+        pause::pause(&self.context, &handle).await
+    }
+
+    /// Resumes a paused session. Succeeds for one that runs.
+    pub async fn resume(&self, id: &SessionId) -> Result<(), AccessError> {
+        let (handle, _) = shown(&self.context, id)?;
+        pause::resume(&self.context, &handle).await
+    }
+
+    /// Resumes a session that is paused, for what begins in it.
+    async fn awake(&self, id: &SessionId) -> Result<(), AccessError> {
+        let (handle, _) = shown(&self.context, id)?;
+        match handle.pausing.is_paused() {
+            true => pause::resume(&self.context, &handle).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Sends a signal to the first process of a running session.
+    pub fn signal(&self, id: &SessionId, signal: Signal) -> Result<(), AccessError> {
+        let Running { handle, .. } = running(&self.context, id)?;
+        let not_running = || AccessError::NotRunning {
+            id: id.clone(),
+            state: handle.state(),
+        };
+        let process = handle.view().process.ok_or_else(not_running)?;
+        match process.signal(signal) {
+            Ok(true) => Ok(()),
+            // It has just ended.
+            Ok(false) => Err(not_running()),
+            Err(source) => Err(AccessError::Signal {
+                id: id.clone(),
+                source,
+            }),
+        }
+    }
+
     /// Runs a command in a running session.
     pub async fn exec(&self, id: &SessionId, plan: ExecPlan) -> Result<ExecIo, AccessError> {
+        self.awake(id).await?;
         let Running { runtime, key, .. } = running(&self.context, id)?;
         runtime.exec(&key, plan).await.map_err(failed(id))
     }
@@ -105,6 +151,7 @@ impl AccessHandle {
         order: FilesOrder,
         user: Option<String>,
     ) -> Result<(ExecIo, ActivityGuard), AccessError> {
+        self.awake(id).await?;
         let Running {
             handle,
             runtime,
@@ -135,6 +182,7 @@ impl AccessHandle {
         exec: Option<ExecId>,
         options: AttachOptions,
     ) -> Result<Attached, AccessError> {
+        self.awake(id).await?;
         let Running {
             handle,
             runtime,
@@ -154,6 +202,7 @@ impl AccessHandle {
 
     /// Runs a command in a running session, in a terminal that is kept.
     pub async fn keep_exec(&self, id: &SessionId, plan: ExecPlan) -> Result<KeptExec, AccessError> {
+        self.awake(id).await?;
         let Running { runtime, key, .. } = running(&self.context, id)?;
         runtime.keep_exec(&key, plan).await.map_err(failed(id))
     }
@@ -228,11 +277,18 @@ async fn hold(
     loop {
         let view = handle.view();
         match view.state {
-            SessionState::Running | SessionState::Frozen => {
+            SessionState::Running | SessionState::Frozen | SessionState::Paused => {
                 let mut standing = context.options.standing.clone();
                 let fenced = standing.borrow_and_update().is_frozen();
                 if let Some(route) = to_running(context, &handle)? {
                     return Ok(route);
+                }
+                if handle.pausing.is_paused() && !fenced {
+                    if let Err(error) = pause::resume(context, &handle).await {
+                        tracing::warn!(session = %id, %error, "cannot resume a session; retrying");
+                        sleep(RESUME_RETRY).await;
+                    }
+                    continue;
                 }
                 // Cancel safe: both only wait for a change.
                 tokio::select! {
@@ -346,7 +402,7 @@ fn to_running(
             id: handle.id.clone(),
         });
     };
-    if is_fenced(context) {
+    if is_fenced(context) || handle.pausing.is_paused() {
         return Ok(None);
     }
     let (generation, process) = {

@@ -1,6 +1,6 @@
 //! Takes over what an earlier daemon left, by its records and the kernel alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -101,6 +101,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         .into_iter()
         .map(|release| (release.id, release.ending))
         .collect();
+    let paused = paused(context, &found).await;
     let mut adopted = Adopted::default();
     let mut ended: Vec<_> = Vec::new();
     for (record, finding) in found {
@@ -109,6 +110,11 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                 // Each record is of another session, and no other task starts a life yet.
                 let word = told.get(&key(&record)).filter(|word| word.holds());
                 take_on(context, &record, beginning, word, &mut adopted);
+                if paused.contains(&record.id)
+                    && let Some(handle) = context.sessions.current(&record.id)
+                {
+                    handle.pausing.set(true);
+                }
             }
             Finding::Gone => {
                 adopted.released += 1;
@@ -233,6 +239,20 @@ async fn release_gone(
         context.cleanup.push(record.spec.runtime, key(record));
     }
     Ok(gone)
+}
+
+/// Sessions that an earlier daemon paused.
+async fn paused(context: &Context, found: &[(SessionRecord, Finding)]) -> HashSet<SessionId> {
+    let running = found
+        .iter()
+        .filter(|(_, finding)| matches!(finding, Finding::Goes(Beginning::Running(_))));
+    let asked = running.map(async |(record, _)| {
+        let runtime = context.runtime(record.spec.runtime)?;
+        let paused = runtime.is_paused(&key(record)).await;
+        paused.then(|| record.id.clone())
+    });
+    let asked: Vec<_> = stream::iter(asked).buffered(QUESTIONS).collect().await;
+    asked.into_iter().flatten().collect()
 }
 
 fn key(record: &SessionRecord) -> ContainerKey {

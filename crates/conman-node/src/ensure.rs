@@ -73,6 +73,7 @@ pub(crate) async fn ensure_by(
             SessionState::Stopping => false,
             SessionState::Running
             | SessionState::Frozen
+            | SessionState::Paused
             | SessionState::Stuck
             | SessionState::Stopped
             | SessionState::Failed => true,

@@ -333,6 +333,12 @@ pub enum AccessError {
          for a native session, for some time (`limits.kept_log_s`)"
     )]
     NotKept { id: SessionId },
+    #[error("session {id} cannot be signalled")]
+    Signal {
+        id: SessionId,
+        #[source]
+        source: conman_linux::ProcessError,
+    },
     #[error("an operation in the container of session {id} failed")]
     Runtime {
         id: SessionId,

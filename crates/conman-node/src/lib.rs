@@ -55,6 +55,7 @@ mod lost;
 mod netns_connect;
 mod node;
 mod options;
+mod pause;
 mod phases;
 mod plan;
 mod readiness;

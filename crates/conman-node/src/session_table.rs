@@ -78,7 +78,10 @@ impl SessionTable {
                 SessionState::Running if slot.current.is_ending() => {
                     return Admission::WaitForEnd(Arc::clone(&slot.current));
                 }
-                SessionState::Starting | SessionState::Running | SessionState::Frozen => {
+                SessionState::Starting
+                | SessionState::Running
+                | SessionState::Frozen
+                | SessionState::Paused => {
                     return Admission::Join(Arc::clone(&slot.current));
                 }
                 SessionState::Stopping | SessionState::Stuck => {
@@ -161,6 +164,16 @@ impl SessionTable {
         self.lock().trim(max_ended)
     }
 
+    /// Drops the life of a session that has ended.
+    pub(crate) fn remove_ended(&self, id: &SessionId) -> Option<Arc<SessionHandle>> {
+        let mut inner = self.lock();
+        if inner.has_life(id) {
+            return None;
+        }
+        inner.ended.retain(|(ended, _)| ended != id);
+        inner.slots.remove(id).map(|slot| slot.current)
+    }
+
     /// The life that is shown for an id.
     pub(crate) fn shown(&self, id: &SessionId) -> Option<Arc<SessionHandle>> {
         self.lock().slots.get(id)?.shown().cloned()
@@ -199,6 +212,7 @@ impl SessionTable {
         let has_container = |state: SessionState| match state {
             SessionState::Running
             | SessionState::Frozen
+            | SessionState::Paused
             | SessionState::Stopping
             | SessionState::Stuck => true,
             SessionState::Starting | SessionState::Stopped | SessionState::Failed => false,

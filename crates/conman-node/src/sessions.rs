@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use conman_core::listing::ListQuery;
 use conman_proto::{
-    EnsureResponse, Generation, Session, SessionId, SessionList, SessionRequest, SessionState,
-    StopReport,
+    EnsureResponse, Generation, ResolvedSpec, Session, SessionId, SessionList, SessionRequest,
+    SessionState, StopReport,
 };
 use conman_registry::{RegistryError, SessionRecord};
 use conman_runtime::ContainerKey;
@@ -51,6 +51,30 @@ impl SessionsHandle {
             session: view::session(&self.context, &ensured.handle),
             created: ensured.created,
             spec_matches: conman_core::matches(&ensured.handle.spec, &spec),
+        })
+    }
+
+    /// Returns the spec of a session's latest life, to start it again.
+    #[must_use]
+    pub fn spec(&self, id: &SessionId) -> Option<ResolvedSpec> {
+        let handle = self.context.sessions.shown(id)?;
+        Some(ResolvedSpec {
+            restarted: None,
+            ..(*handle.spec).clone()
+        })
+    }
+
+    /// Like [`Self::ensure`] with a spec that is resolved, and waits until the session is ready.
+    pub async fn start(
+        &self,
+        id: &SessionId,
+        spec: &ResolvedSpec,
+    ) -> Result<EnsureResponse, EnsureError> {
+        let ensured = ensure::ensure(&self.context, id, spec, true).await?;
+        Ok(EnsureResponse {
+            session: view::session(&self.context, &ensured.handle),
+            created: ensured.created,
+            spec_matches: conman_core::matches(&ensured.handle.spec, spec),
         })
     }
 
@@ -178,6 +202,15 @@ impl SessionsHandle {
         generation: Generation,
     ) -> Result<(), RegistryError> {
         self.context.registry.forget(id, generation).await
+    }
+
+    /// Forgets a session that has ended: neither this node nor the registry knows it any more.
+    pub async fn forget_ended(&self, id: &SessionId) -> Result<(), RegistryError> {
+        let forgotten = self.context.sessions.remove_ended(id);
+        match forgotten.and_then(|handle| handle.generation()) {
+            Some(generation) => self.forget(id, generation).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns a session of another node, as its record shows it.

@@ -16,6 +16,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let state = match view.state {
         // While fenced, nothing of this node runs until its ownership is renewed.
         SessionState::Starting | SessionState::Running if fenced => SessionState::Frozen,
+        SessionState::Running if handle.pausing.is_paused() => SessionState::Paused,
         state => state,
     };
     Session {

@@ -203,6 +203,7 @@ fn spec() -> ResolvedSpec {
         labels: BTreeMap::new(),
         binds: Vec::new(),
         idle_timeout_s: 600,
+        idle_action: conman_proto::IdleAction::Stop,
         max_lifetime_s: 0,
         preempt_signal: None,
         preempt_grace_ms: 0,

@@ -142,6 +142,27 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         ResourceUsage::default()
     }
 
+    /// Keeps the processes of a running container from running until [`Lifecycle::resume`], and lets the
+    /// kernel take back its memory. Ending the container does not need a resume.
+    async fn pause(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+        Err(RuntimeError::Unsupported {
+            runtime: self.kind(),
+            action: "pause",
+            subject: key.to_string(),
+            reason: "only native sessions can be paused".to_owned(),
+        })
+    }
+
+    /// Undoes [`Lifecycle::pause`]; does nothing to a container that is not paused.
+    async fn resume(&self, _key: &ContainerKey) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+
+    /// Whether an earlier daemon paused the container. `false` also if that is unknown.
+    async fn is_paused(&self, _key: &ContainerKey) -> bool {
+        false
+    }
+
     /// The exit code of a container whose init is dead, waiting at most `patience` for the runtime
     /// to notice; `None` if it does not report the code in time.
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32>;

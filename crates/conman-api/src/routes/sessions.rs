@@ -102,7 +102,11 @@ pub(crate) async fn get(
 /// restarted, one that could not be killed yet included.
 #[utoipa::path(
     delete, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "stop_session",
-    params(("id" = SessionId, Path, description = "The session's name.")),
+    params(
+        ("id" = SessionId, Path, description = "The session's name."),
+        ("forget" = Option<bool>, Query, description =
+            "Forget the session, too, so that it is no longer shown."),
+    ),
     responses(
         (status = 200, description = "It is dead and released.", body = StopReport),
         (status = 202, description = "A process of it could not be killed yet; `reason` tells why.",
@@ -117,10 +121,19 @@ pub(crate) async fn stop(
     Extension(caller): Extension<Caller>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    Query::of(&uri).finish()?;
+    let mut query = Query::of(&uri);
+    let forget = query.flag("forget", false);
+    query.finish()?;
     let why = stopped_by(&caller);
-    let report = state.node.sessions().stop(&id, &why).await?;
+    let sessions = state.node.sessions();
+    let report = sessions.stop(&id, &why).await?;
     let status = if report.state.is_ended() {
+        if forget {
+            sessions.forget_ended(&id).await.map_err(|error| {
+                let why = format!("session `{id}` has ended and is not forgotten: {error}");
+                Kind::NO_REGISTRY.because(why)
+            })?;
+        }
         StatusCode::OK
     } else {
         StatusCode::ACCEPTED

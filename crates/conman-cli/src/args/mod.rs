@@ -24,8 +24,8 @@ pub use image::{
 };
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
-    ForwardArgs, InspectArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs, PortChoice,
-    PreemptArgs, PsArgs, RmArgs, RunArgs, StatsArgs, TokenArgs, WhyArgs,
+    ForwardArgs, InspectArgs, KillArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs,
+    PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, SessionArgs, StatsArgs, TokenArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

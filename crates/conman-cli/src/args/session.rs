@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use conman_proto::{
-    ExecId, Network, OnNodeLoss, PortRange, SessionId, SessionRequest, SessionState,
+    ExecId, IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionRequest, SessionState,
 };
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
@@ -27,6 +27,14 @@ pub enum ClientCommand {
     Inspect(InspectArgs),
     /// Stop sessions: returns when they are proven dead and released
     Rm(RmArgs),
+    /// Pause a session: its processes do not run until the next connection, or `conman resume`
+    Pause(SessionArgs),
+    /// Resume a paused session
+    Resume(SessionArgs),
+    /// Stop a session and start it again by the same spec
+    Restart(SessionArgs),
+    /// Send a signal to a session's program
+    Kill(KillArgs),
     /// Run a command in a session; the exit code is the command's
     Exec(ExecArgs),
     /// Attach to the terminal of a session's program, or of a kept command; Ctrl-P Ctrl-Q detaches
@@ -123,6 +131,9 @@ pub struct RunArgs {
     /// Stop the session after this time without a connection; 0 for never
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
     pub idle_timeout: Option<u32>,
+    /// What to do with a session that is idle for so long
+    #[arg(long, value_name = "WHAT", value_parser = idle_action_parser())]
+    pub idle_action: Option<IdleAction>,
     /// Stop the session this long after its start; 0 for never
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
     pub max_lifetime: Option<u32>,
@@ -180,6 +191,7 @@ impl RunArgs {
             labels: map(&self.label),
             binds: given(&self.bind),
             idle_timeout_s: self.idle_timeout,
+            idle_action: self.idle_action,
             max_lifetime_s: self.max_lifetime,
             preempt_signal: self.preempt_signal.clone(),
             preempt_grace_ms: self.preempt_grace,
@@ -242,6 +254,23 @@ pub struct PsArgs {
     pub quiet: bool,
 }
 
+/// Arguments of commands for one session.
+#[derive(Debug, Clone, Args)]
+pub struct SessionArgs {
+    /// The session's name
+    pub id: SessionId,
+}
+
+/// Arguments of `conman kill`.
+#[derive(Debug, Clone, Args)]
+pub struct KillArgs {
+    /// The session's name
+    pub id: SessionId,
+    /// Signal by name or number; SIGKILL ends the session
+    #[arg(short, long, value_name = "SIGNAL", default_value = "SIGKILL")]
+    pub signal: String,
+}
+
 /// Arguments of `conman inspect`.
 #[derive(Debug, Clone, Args)]
 pub struct InspectArgs {
@@ -260,6 +289,9 @@ pub struct RmArgs {
     /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
+    /// Forget them as well: `conman ps --all` no longer shows them
+    #[arg(long)]
+    pub forget: bool,
 }
 
 /// Arguments of `conman exec`.
@@ -449,6 +481,9 @@ pub struct PreemptArgs {
     pub reason: Option<String>,
     #[command(flatten)]
     pub node: NodeArgs,
+    /// Do not ask; only terminals are asked
+    #[arg(short, long)]
+    pub yes: bool,
 }
 
 /// Arguments of `conman completions`.
@@ -501,6 +536,13 @@ fn on_node_loss_parser() -> impl clap::builder::TypedValueParser<Value = OnNodeL
     PossibleValuesParser::new(["wait", "restart"]).map(|name| match name.as_str() {
         "restart" => OnNodeLoss::Restart,
         _ => OnNodeLoss::Wait,
+    })
+}
+
+fn idle_action_parser() -> impl clap::builder::TypedValueParser<Value = IdleAction> {
+    PossibleValuesParser::new(["stop", "pause"]).map(|name| match name.as_str() {
+        "pause" => IdleAction::Pause,
+        _ => IdleAction::Stop,
     })
 }
 

@@ -94,6 +94,7 @@ impl Followed {
                 SessionState::Starting,
                 SessionState::Running,
                 SessionState::Frozen,
+                SessionState::Paused,
             ];
             return (!runs.contains(&session.state)).then_some(Fate::Ended);
         }

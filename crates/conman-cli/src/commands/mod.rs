@@ -10,6 +10,7 @@ mod followed;
 mod forward;
 mod image;
 mod inspect;
+mod life;
 mod logs;
 mod ls;
 mod nodes;
@@ -56,6 +57,10 @@ pub(crate) async fn dispatch(
         ClientCommand::Ps(args) => Box::pin(ps::run(context, &args)).await,
         ClientCommand::Inspect(args) => Box::pin(inspect::run(context, &args)).await,
         ClientCommand::Rm(args) => Box::pin(rm::run(context, args)).await,
+        ClientCommand::Pause(args) => Box::pin(life::pause(context, &args)).await,
+        ClientCommand::Resume(args) => Box::pin(life::resume(context, &args)).await,
+        ClientCommand::Restart(args) => Box::pin(life::restart(context, &args)).await,
+        ClientCommand::Kill(args) => Box::pin(life::kill(context, &args)).await,
         ClientCommand::Exec(args) => Box::pin(exec::run(context, args)).await,
         ClientCommand::Attach(args) => Box::pin(attach::run(context, args)).await,
         ClientCommand::Cp(args) => Box::pin(cp::run(context, args)).await,

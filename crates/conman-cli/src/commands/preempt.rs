@@ -25,7 +25,14 @@ pub(super) async fn preempt(context: &Context, args: PreemptArgs) -> Result<Exit
         reason: args.reason,
     };
     if args.dry_run {
-        plan(context, &args.node, &request).await
+        return plan(context, &args.node, &request).await;
+    }
+    let output = &context.output;
+    let question = "Kill and release every session of the node, and admit no more?";
+    // Units and scripts are not asked.
+    if !args.yes && output.can_ask() && !output.confirm(question)? {
+        output.note("nothing was done");
+        Ok(Exit::Failed)
     } else {
         act(context, &args.node, &request, args.budget).await
     }

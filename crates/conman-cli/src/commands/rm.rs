@@ -38,7 +38,7 @@ pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure
     } else {
         distinct(args.id)
     };
-    let outcomes = stop_all(context, ids).await;
+    let outcomes = stop_all(context, ids, args.forget).await;
     report(context, outcomes)
 }
 
@@ -50,12 +50,13 @@ fn distinct(ids: Vec<SessionId>) -> Vec<SessionId> {
         .collect()
 }
 
-async fn stop_all(context: &Context, ids: Vec<SessionId>) -> Vec<Outcome> {
+async fn stop_all(context: &Context, ids: Vec<SessionId>, forget: bool) -> Vec<Outcome> {
     let total = ids.len();
     let progress = Progress::start(&context.output, format!("stopping {total}"));
     stream::iter(ids)
         .map(|id| async move {
-            let path = format!("/v1/sessions/{id}");
+            let query = if forget { "?forget=true" } else { "" };
+            let path = format!("/v1/sessions/{id}{query}");
             let answer = context
                 .client
                 .answer(Method::DELETE, &path, None::<&()>, START)

@@ -96,6 +96,7 @@ fn tell(
     match session.state {
         SessionState::Failed | SessionState::Stopped => return Err(ended(session)),
         SessionState::Stuck => return Err(ended(session).with_exit(Exit::Stuck)),
+        SessionState::Paused => output.note("it is paused; the next connection resumes it"),
         SessionState::Running if *created => {
             output.note(&format!("started in {}", milliseconds(total)));
         }

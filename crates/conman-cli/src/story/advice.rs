@@ -98,6 +98,9 @@ impl Chapter<'_> {
             SessionState::Frozen => {
                 vec!["It continues once the registry answers again.".to_owned()]
             }
+            SessionState::Paused => vec![format!(
+                "The next connection resumes it, and so does `conman resume {id}`."
+            )],
             SessionState::Stopping
             | SessionState::Stuck
             | SessionState::Stopped

@@ -74,7 +74,12 @@ impl Chapter<'_> {
         }
         if matches!(
             self.state(),
-            Some(SessionState::Starting | SessionState::Running | SessionState::Frozen)
+            Some(
+                SessionState::Starting
+                    | SessionState::Running
+                    | SessionState::Frozen
+                    | SessionState::Paused
+            )
         ) {
             return Ending::None;
         }

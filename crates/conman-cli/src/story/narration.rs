@@ -33,6 +33,12 @@ impl Chapter<'_> {
             (SessionState::Frozen, _) => {
                 format!("{id} is frozen: its node cannot prove at present that it owns it.")
             }
+            (SessionState::Paused, _) => {
+                format!(
+                    "{id} is paused on {}: its processes do not run.",
+                    session.node
+                )
+            }
             (SessionState::Stopping, _) => format!("{id} is being stopped."),
             (SessionState::Stuck, _) => {
                 format!("{id} is stuck: it was killed and is not dead.")

@@ -119,6 +119,7 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
             labels: BTreeMap::new(),
             binds: Vec::new(),
             idle_timeout_s: 600,
+            idle_action: conman_proto::IdleAction::Stop,
             max_lifetime_s: 0,
             preempt_signal: None,
             preempt_grace_ms: 0,

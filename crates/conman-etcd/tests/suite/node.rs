@@ -208,6 +208,7 @@ pub(crate) fn spec() -> ResolvedSpec {
         labels: BTreeMap::new(),
         binds: Vec::new(),
         idle_timeout_s: 0,
+        idle_action: conman_proto::IdleAction::Stop,
         max_lifetime_s: 0,
         preempt_signal: None,
         preempt_grace_ms: 0,

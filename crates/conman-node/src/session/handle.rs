@@ -13,6 +13,7 @@ use super::leaving::Leaving;
 use super::view::View;
 use crate::hold::HeldCount;
 use crate::kill_table::Fate;
+use crate::pause::Pausing;
 
 /// Clients attached to one session at a time, over all its terminals, including those that follow the log
 /// of a session with a terminal. Low enough that no session takes all of the shim's places.
@@ -64,6 +65,7 @@ pub(crate) struct SessionHandle {
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) held: Arc<HeldCount>,
+    pub(crate) pausing: Pausing,
     pub(crate) leaving: Arc<Leaving>,
     /// Places for clients that are attached to its terminals, or follow the log of one.
     pub(crate) attached: Arc<Semaphore>,
@@ -80,6 +82,7 @@ impl SessionHandle {
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
             held: Arc::new(HeldCount::default()),
+            pausing: Pausing::default(),
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
         })

@@ -22,6 +22,7 @@ mod kept_files;
 mod kept_logs;
 mod link;
 mod log;
+mod pausing;
 mod program;
 mod removal;
 mod start;
@@ -340,6 +341,18 @@ impl Lifecycle for NativeRuntime {
 
     fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.inner.kernel.cpu_limit(key)
+    }
+
+    async fn pause(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+        self.inner.pause(key).await
+    }
+
+    async fn resume(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+        self.inner.resume(key).await
+    }
+
+    async fn is_paused(&self, key: &ContainerKey) -> bool {
+        self.inner.is_paused(key).await
     }
 
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {

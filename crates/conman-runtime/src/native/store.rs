@@ -35,6 +35,7 @@ use crate::{ContainerKey, RuntimeError};
 const CONTAINERS: &str = "containers";
 const LEAVING: &str = "leaving";
 const TRASH: &str = "trash";
+const PAUSED: &str = "paused";
 const LOG: &str = "log";
 const ROOT: &str = "root";
 
@@ -172,6 +173,11 @@ fn names(directory: &Path) -> Result<Vec<OsString>, RuntimeError> {
 impl ContainerDir {
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Exists while the container is paused.
+    pub(super) fn paused(&self) -> PathBuf {
+        self.path.join(PAUSED)
     }
 
     pub(super) fn log(&self) -> PathBuf {

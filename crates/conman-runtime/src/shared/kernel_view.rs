@@ -71,6 +71,13 @@ impl KernelView {
         Ok(pids.into_iter().collect())
     }
 
+    /// Blocks while the kernel reclaims.
+    pub fn reclaim_memory(&self, key: &ContainerKey) {
+        for path in self.cgroup_paths(key) {
+            self.cgroups.reclaim_memory(&path);
+        }
+    }
+
     pub fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.cgroup_paths(key)
             .find_map(|path| self.cgroups.cpu_limit(&path))

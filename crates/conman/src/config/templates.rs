@@ -32,6 +32,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         labels: section.string_map("labels"),
         binds: section.strings("binds"),
         idle_timeout_s: section.integer("idle_timeout_s", ANY),
+        idle_action: section.get("idle_action", "\"stop\" or \"pause\""),
         max_lifetime_s: section.integer("max_lifetime_s", ANY),
         preempt_signal: section.string("preempt_signal"),
         preempt_grace_ms: section.integer("preempt_grace_ms", ANY),

@@ -19,6 +19,7 @@ mod failed_starts;
 mod files;
 mod host_limits;
 mod images;
+mod life;
 mod native_crash;
 mod native_ptys;
 mod native_sessions;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use conman_core::lifecycle::{Event, State, Step};
 use conman_core::{EndCause, PREEMPTED, UNRECORDED};
 use conman_linux::{PidFd, ProcessIdentity};
+use conman_proto::IdleAction;
 use conman_registry::{ContainerIdentity, Ending, RecordState, RegistryError};
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -38,6 +39,12 @@ impl Driver {
                 let activity = &self.handle.activity;
                 let now = Instant::now();
                 let end = self.patience.as_mut().and_then(|p| p.look(activity, now));
+                if let Some((EndCause::Idle, _)) = end
+                    && self.handle.spec.idle_action == IdleAction::Pause
+                {
+                    self.pause_idle();
+                    return Vec::new();
+                }
                 end.map(|(cause, why)| {
                     self.patience = None;
                     Event::StopAsked(cause, why)
@@ -59,6 +66,20 @@ impl Driver {
                 events
             }
         }
+    }
+
+    /// Pauses the session; a failure is retried at the next look.
+    fn pause_idle(&self) {
+        if self.handle.pausing.is_paused() {
+            return;
+        }
+        let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        tokio::spawn(async move {
+            if let Err(error) = crate::pause::pause(&context, &handle).await {
+                let error = conman_core::error_chain(&error);
+                tracing::warn!(session = %handle.id, error, "cannot pause an idle session");
+            }
+        });
     }
 
     fn absorb_fate(&mut self, fate: Fate) -> Vec<Event> {

@@ -1,0 +1,57 @@
+//! `conman pause`, `resume`, `restart` and `kill`.
+
+use conman_proto::{EnsureResponse, Session};
+use http::Method;
+use serde::de::DeserializeOwned;
+
+use super::Context;
+use crate::args::{KillArgs, SessionArgs};
+use crate::client::{Answer, PROMPT, START, encode};
+use crate::failure::{Exit, Failure};
+
+pub(super) async fn pause(context: &Context, args: &SessionArgs) -> Result<Exit, Failure> {
+    let answer = order::<Session>(context, args, "pause", PROMPT).await?;
+    told(context, &answer, &answer.value)
+}
+
+pub(super) async fn resume(context: &Context, args: &SessionArgs) -> Result<Exit, Failure> {
+    let answer = order::<Session>(context, args, "resume", PROMPT).await?;
+    told(context, &answer, &answer.value)
+}
+
+pub(super) async fn restart(context: &Context, args: &SessionArgs) -> Result<Exit, Failure> {
+    let answer = order::<EnsureResponse>(context, args, "restart", START).await?;
+    told(context, &answer, &answer.value.session)
+}
+
+async fn order<T: DeserializeOwned>(
+    context: &Context,
+    args: &SessionArgs,
+    what: &str,
+    patience: std::time::Duration,
+) -> Result<Answer<T>, Failure> {
+    let path = format!("/v1/sessions/{}/{what}", args.id);
+    let answer = context
+        .client
+        .answer(Method::POST, &path, None::<&()>, patience)
+        .await;
+    answer.map_err(|error| Failure::from(error).about(args.id.as_str()))
+}
+
+fn told<T>(context: &Context, answer: &Answer<T>, session: &Session) -> Result<Exit, Failure> {
+    let output = &context.output;
+    if output.json {
+        output.value(&answer.raw)?;
+    } else {
+        output.line(&format!("{} is {}", session.id, session.state))?;
+    }
+    Ok(Exit::Done)
+}
+
+pub(super) async fn kill(context: &Context, args: &KillArgs) -> Result<Exit, Failure> {
+    let signal = encode(&args.signal);
+    let path = format!("/v1/sessions/{}/kill?signal={signal}", args.id);
+    let sent = context.client.order(Method::POST, &path).await;
+    sent.map_err(|error| Failure::from(error).about(args.id.as_str()))?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,128 @@
+//! Pauses sessions and resumes them.
+//!
+//! A paused session's processes do not run, and its memory may be reclaimed. The shim freezes it by an order
+//! that is independent of the fence: a closed fence keeps it frozen after a resume, and an opened one
+//! does not resume it. Whatever begins with the session resumes it first: a connection, a command, a client of
+//! a terminal.
+//!
+//! A connection that got its route just before a pause may begin after it. So a pause looks once more for
+//! such connections and gives way to them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use conman_proto::{SessionId, SessionState};
+use conman_runtime::{ContainerKey, Runtime, RuntimeError};
+use tokio::sync::Mutex;
+
+use crate::context::Context;
+use crate::error::AccessError;
+use crate::session::SessionHandle;
+
+/// Time after which a connection whose route was found before a pause has begun.
+const LATE_CONNECTION: Duration = Duration::from_millis(250);
+
+/// Whether a session is paused.
+#[derive(Debug, Default)]
+pub(crate) struct Pausing {
+    is_paused: AtomicBool,
+    /// Held while the runtime pauses or resumes it.
+    changing: Mutex<()>,
+}
+
+impl Pausing {
+    /// True from the beginning of a pause to the end of the resume, so that connections wait for both.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set(&self, paused: bool) {
+        self.is_paused.store(paused, Ordering::SeqCst);
+    }
+}
+
+/// Pauses a running session; one that is paused stays so.
+pub(crate) async fn pause(
+    context: &Arc<Context>,
+    handle: &Arc<SessionHandle>,
+) -> Result<(), AccessError> {
+    let (runtime, key) = running(context, handle)?;
+    let begun = handle.activity.begun();
+    {
+        let _changing = handle.pausing.changing.lock().await;
+        if handle.pausing.is_paused() {
+            return Ok(());
+        }
+        handle.pausing.set(true);
+        if let Err(error) = runtime.pause(&key).await {
+            handle.pausing.set(false);
+            return Err(failed(&handle.id, error));
+        }
+    }
+    tracing::info!(session = %handle.id, "paused");
+    let (context, handle) = (Arc::clone(context), Arc::clone(handle));
+    tokio::spawn(async move {
+        tokio::time::sleep(LATE_CONNECTION).await;
+        if handle.activity.begun() != begun
+            && let Err(error) = resume(&context, &handle).await
+        {
+            tracing::warn!(session = %handle.id, %error, "cannot resume a session for a connection");
+        }
+    });
+    Ok(())
+}
+
+/// Resumes a session; one that is not paused continues.
+pub(crate) async fn resume(context: &Context, handle: &SessionHandle) -> Result<(), AccessError> {
+    let (runtime, key) = running(context, handle)?;
+    let _changing = handle.pausing.changing.lock().await;
+    if !handle.pausing.is_paused() {
+        return Ok(());
+    }
+    let resumed = runtime.resume(&key).await;
+    resumed.map_err(|error| failed(&handle.id, error))?;
+    handle.pausing.set(false);
+    // It is idle from now on, not since before the pause.
+    drop(handle.activity.begin());
+    tracing::info!(session = %handle.id, "resumed");
+    Ok(())
+}
+
+fn running<'a>(
+    context: &'a Context,
+    handle: &SessionHandle,
+) -> Result<(&'a Arc<dyn Runtime>, ContainerKey), AccessError> {
+    let id = || handle.id.clone();
+    if context.options.standing.borrow().is_frozen() {
+        return Err(AccessError::Fenced { id: id() });
+    }
+    let state = handle.state();
+    let generation = handle.generation();
+    let (SessionState::Running, false, Some(generation)) = (state, handle.is_ending(), generation)
+    else {
+        return Err(AccessError::NotRunning { id: id(), state });
+    };
+    let kind = handle.spec.runtime;
+    let runtime = context.runtime(kind).ok_or_else(|| {
+        let error = RuntimeError::Unavailable {
+            runtime: kind,
+            action: "reach the container",
+            reason: "this node is no longer configured to use it".to_owned(),
+        };
+        failed(&handle.id, error)
+    })?;
+    let session = id();
+    Ok((
+        runtime,
+        ContainerKey {
+            session,
+            generation,
+        },
+    ))
+}
+
+fn failed(id: &SessionId, source: RuntimeError) -> AccessError {
+    let id = id.clone();
+    AccessError::Runtime { id, source }
+}

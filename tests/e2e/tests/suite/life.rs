@@ -1,0 +1,142 @@
+//! Sessions that are paused, resumed, restarted, signalled and forgotten.
+
+use std::time::Duration;
+
+use conman_e2e::{Api, Conman, ROOT, eventually, native};
+use conman_linux::Freezer;
+use conman_proto::{EnsureResponse, Session, SessionState};
+use http::StatusCode;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn order(api: &Api, id: &str, what: &str) -> Session {
+    let answer = api
+        .post(&format!("/v1/sessions/{id}/{what}"), &json!(null))
+        .await;
+    answer.expect(StatusCode::OK)
+}
+
+/// Whether the kernel lets nothing of the session run.
+fn is_frozen(session: &Session) -> bool {
+    let freezer = Freezer::detect().expect("a freezer");
+    let place = freezer
+        .place_of(session.pid.expect("it runs"))
+        .expect("readable");
+    freezer
+        .is_frozen(&place.expect("a cgroup"))
+        .expect("readable")
+}
+
+async fn page(conman: &Conman, id: &str) -> String {
+    conman.sessions().get(&format!("/s/{id}/")).await.text()
+}
+
+#[tokio::test]
+async fn a_paused_session_does_not_run_until_something_connects() {
+    let Some(native) = native() else { return };
+    let mut conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    api.ensure("web", &json!({"template": "web"})).await;
+    for _ in 0..2 {
+        let paused = order(&api, "web", "pause").await;
+        assert!(
+            paused.state == SessionState::Paused && is_frozen(&paused),
+            "{paused:?}"
+        );
+    }
+    // Looking at it does not resume it.
+    api.get("/v1/sessions/web/logs").await;
+    let session = api.session("web").await;
+    assert!(
+        session.state == SessionState::Paused && is_frozen(&session),
+        "{session:?}"
+    );
+    // Nor does a new daemon.
+    conman.restart_after_crash().await;
+    let api = conman.api();
+    assert_eq!(api.session("web").await.state, SessionState::Paused);
+    assert_eq!(page(&conman, "web").await, "hello\n");
+    let session = api.session("web").await;
+    assert!(
+        session.state == SessionState::Running && !is_frozen(&session),
+        "{session:?}"
+    );
+
+    order(&api, "web", "pause").await;
+    let exec = json!({"command": ["echo", "awake"]});
+    let result = api.post("/v1/sessions/web/exec", &exec).await.text();
+    assert!(result.contains("awake"), "{result}");
+    order(&api, "web", "pause").await;
+    let resumed = order(&api, "web", "resume").await;
+    assert!(
+        resumed.state == SessionState::Running && !is_frozen(&resumed),
+        "{resumed:?}"
+    );
+    // One that is paused ends like any other.
+    order(&api, "web", "pause").await;
+    assert_eq!(api.stop("web").await.state, SessionState::Stopped);
+    let ended = api.post("/v1/sessions/web/pause", &json!(null)).await;
+    assert_eq!(ended.problem().slug(), "not-running");
+}
+
+#[tokio::test]
+async fn an_idle_session_is_paused_and_resumed_by_each_connection() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    let spec = json!({"template": "web", "idle_timeout_s": 1, "idle_action": "pause"});
+    let generation = api.ensure("web", &spec).await.session.generation;
+    for _ in 0..2 {
+        eventually("it is paused", PATIENCE, async || {
+            api.session("web").await.state == SessionState::Paused
+        })
+        .await;
+        assert_eq!(page(&conman, "web").await, "hello\n");
+    }
+    assert_eq!(api.session("web").await.generation, generation);
+}
+
+#[tokio::test]
+async fn a_session_is_restarted_signalled_and_forgotten() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    let script = "trap 'echo signalled; exit 7' USR1; echo begun; while :; do sleep 0.1; done";
+    let spec = json!({"image": ROOT, "command": ["sh", "-c", script], "labels": {"a": "b"}});
+    let first = api.ensure("s", &spec).await.session;
+    let answer = api.post("/v1/sessions/s/restart", &json!(null)).await;
+    let second: EnsureResponse = answer.expect(StatusCode::OK);
+    let second = second.session;
+    assert!(second.generation > first.generation, "{second:?}");
+    assert_eq!(
+        (&second.spec, second.state),
+        (&first.spec, SessionState::Running)
+    );
+    eventually("its trap is set", PATIENCE, async || {
+        api.get("/v1/sessions/s/logs")
+            .await
+            .text()
+            .contains("begun")
+    })
+    .await;
+    let unknown = api
+        .post("/v1/sessions/s/kill?signal=NOPE", &json!(null))
+        .await;
+    assert_eq!(unknown.problem().slug(), "bad-query");
+    conman
+        .cli(&["kill", "s", "--signal", "USR1"])
+        .await
+        .success();
+    eventually("it has exited", PATIENCE, async || {
+        api.session("s").await.exit_code == Some(7)
+    })
+    .await;
+    // Also one that has ended.
+    conman.cli(&["restart", "s"]).await.success();
+    conman.cli(&["rm", "s", "--forget"]).await.success();
+    let gone = api.get("/v1/sessions/s").await;
+    assert_eq!(gone.status, StatusCode::NOT_FOUND, "{}", gone.text());
+    let again = api.ensure("s", &spec).await.session;
+    assert!(again.generation > second.generation, "{again:?}");
+}
