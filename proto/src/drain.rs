@@ -65,7 +65,8 @@ pub struct DrainSession {
 pub enum DrainState {
     /// Sessions are being moved away.
     Draining,
-    /// Nothing is left but what is stuck; the node admits none until it is undrained.
+    /// No session is left but stuck ones, and connections to sessions elsewhere were closed; the
+    /// node admits no session until it is undrained.
     Drained,
 }
 
@@ -89,6 +90,10 @@ pub struct DrainReport {
     pub moved: Vec<Moved>,
     /// What could not be released, each with its reason.
     pub unreleased: Vec<Unreleased>,
+    /// Tunnels and requests to sessions on other nodes that still pass through the node. With 0 and
+    /// `drained`, the machine can be switched off without cutting a client's connection.
+    #[serde(default)]
+    pub through: u64,
 }
 
 /// A session that a drain brought to another node.

@@ -59,6 +59,10 @@ pub enum EventKind {
     DrainFinished,
     /// An operator took a drain back.
     NodeUndrained,
+    /// An operator wants no new sessions on the node; those present stay.
+    NodeCordoned,
+    /// An operator took a cordon back.
+    NodeUncordoned,
     /// Events are missing here: dropped by the journal's bound, or lost before they were durable;
     /// the message says how many or why.
     EventsLost,
@@ -101,6 +105,8 @@ impl EventKind {
             Self::DrainStarted => "drain_started",
             Self::DrainFinished => "drain_finished",
             Self::NodeUndrained => "node_undrained",
+            Self::NodeCordoned => "node_cordoned",
+            Self::NodeUncordoned => "node_uncordoned",
             Self::EventsLost => "events_lost",
             Self::NodeUnreachable => "node_unreachable",
             Self::NodeReached => "node_reached",

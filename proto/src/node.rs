@@ -14,10 +14,14 @@ pub enum NodeState {
     Live,
     /// Still adopting what an earlier daemon left; serves what is adopted.
     Recovering,
+    /// Takes no new sessions; the present ones stay and are served.
+    Cordoned,
     /// Takes no new sessions, and moves the present ones away or has done so.
     Draining,
     /// A preemption notice came; kills and releases, or has done so.
     Preempted,
+    /// The daemon stops; its sessions stay for the next one.
+    Stopping,
 }
 
 /// A node as the API shows it.
@@ -42,6 +46,10 @@ pub struct Node {
     #[serde(default)]
     pub host_limit: Option<HostLimit>,
     pub connections: u64,
+    /// Tunnels and requests in flight of this node's clients to sessions on other nodes: what would
+    /// be cut if the node were switched off.
+    #[serde(default)]
+    pub through: u64,
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
     /// How the other nodes see it: null for a node that is alone.
@@ -67,6 +75,7 @@ impl Node {
             max_sessions: 0,
             host_limit: None,
             connections: 0,
+            through: 0,
             started_at: Timestamp::UNIX_EPOCH,
             fleet: None,
         }
@@ -198,6 +207,10 @@ pub struct PreemptReport {
     pub last_release_ms: Option<f64>,
     /// What could not be released, each with its reason.
     pub unreleased: Vec<Unreleased>,
+    /// Tunnels and requests to sessions on other nodes that still pass through the node. With 0, the
+    /// machine can be switched off without cutting a client's connection.
+    #[serde(default)]
+    pub through: u64,
 }
 
 /// A session that a preemption could not release.

@@ -4,8 +4,8 @@
 pub(crate) use conman_core::error_chain as chain;
 use conman_fleet::LocateError;
 use conman_node::{
-    AccessError, DrainError, EnsureError, FailureKind, PreemptError, RestartError, RouteError,
-    StopError,
+    AccessError, CordonError, DrainError, EnsureError, FailureKind, PreemptError, RestartError,
+    RouteError, StopError,
 };
 use conman_proto::{LimitMet, Problem};
 use conman_registry::{JournalError, RegistryError};
@@ -88,6 +88,12 @@ impl From<DrainError> for ApiError {
             DrainError::NotDraining => Kind::NOT_DRAINING,
         };
         kind.because(chain(&error))
+    }
+}
+
+impl From<CordonError> for ApiError {
+    fn from(error: CordonError) -> Self {
+        Kind::HOST_FAILED.because(chain(&error))
     }
 }
 
@@ -183,6 +189,7 @@ fn ensure_kind(error: &EnsureError) -> Kind {
         EnsureError::NoRoom { .. } => Kind::NO_ROOM,
         EnsureError::Preempted { .. } => Kind::PREEMPTED,
         EnsureError::Draining { .. } => Kind::DRAINING,
+        EnsureError::Cordoned => Kind::CORDONED,
         EnsureError::ShuttingDown => Kind::SHUTTING_DOWN,
         EnsureError::StartFailed { kind, .. } => failure_kind(*kind),
         EnsureError::Stopped { .. } => Kind::STOPPED,

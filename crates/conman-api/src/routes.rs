@@ -81,6 +81,8 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(at_node(routes!(nodes::preempt)))
         .routes(at_node(quick(routes!(drain::drain))))
         .routes(at_node(quick(routes!(drain::undrain))))
+        .routes(at_node(quick(routes!(nodes::cordon))))
+        .routes(at_node(quick(routes!(nodes::uncordon))))
         .routes(routes!(images::add))
         .routes(quick(routes!(images::remove)))
         .routes(routes!(images::collect))

@@ -13,6 +13,7 @@
 mod activity;
 mod bind;
 mod closing;
+mod departure;
 pub mod drain;
 pub mod egress;
 mod end_cause;
@@ -35,6 +36,7 @@ mod spec_policy;
 pub use activity::{Activity, ActivityGuard};
 pub use bind::{Bind, BindError, DEFAULT_BIND_FIRST_ID, bind_root};
 pub use closing::Closing;
+pub use departure::Departure;
 pub use end_cause::{DRAINED, EndCause, FENCED, LOST, PREEMPTED, UNRECORDED};
 pub use error_chain::error_chain;
 pub use naming::{CgroupDriver, CgroupParent, Instance};

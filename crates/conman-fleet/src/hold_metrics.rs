@@ -39,7 +39,16 @@ impl Cause {
             (_, Some(NodeState::Preempted)) => Self::Preempted,
             (_, Some(NodeState::Draining)) => Self::Draining,
             (PeerStanding::Silent, _) => Self::Silent,
-            (PeerStanding::Live, Some(NodeState::Live | NodeState::Recovering) | None) => otherwise,
+            (
+                PeerStanding::Live,
+                Some(
+                    NodeState::Live
+                    | NodeState::Recovering
+                    | NodeState::Cordoned
+                    | NodeState::Stopping,
+                )
+                | None,
+            ) => otherwise,
         }
     }
 

@@ -272,8 +272,8 @@ impl Locator {
         Route {
             session: id.clone(),
             generation: owner.generation,
-            // The owner counts what is open.
-            activity: Arc::default(),
+            // The owner counts the session's; this is what passes through this node.
+            activity: Arc::clone(self.node.leave().through()),
             closing,
             port: None,
             strip_prefix: true,

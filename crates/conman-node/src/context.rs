@@ -12,12 +12,14 @@ use conman_runtime::{ContainerKey, Runtime};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::cleanup::CleanupQueue;
+use crate::cordon::Cordon;
 use crate::drain::Drain;
 use crate::end_orders::EndOrders;
 use crate::events::session_event;
 use crate::hold::HeldCount;
 use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
+use crate::leave::Leave;
 use crate::options::NodeOptions;
 use crate::revival::Relocate;
 use crate::session_table::SessionTable;
@@ -39,7 +41,9 @@ pub(crate) struct Context {
     pub(crate) held: Arc<HeldCount>,
     pub(crate) cleanup: CleanupQueue,
     pub(crate) end_orders: EndOrders,
+    pub(crate) cordon: Cordon,
     pub(crate) drain: Drain,
+    pub(crate) leave: Arc<Leave>,
     pub(crate) relocate: OnceLock<Arc<dyn Relocate>>,
     /// Notified when a container may appear that no task waits for.
     pub(crate) stray_expected: Notify,

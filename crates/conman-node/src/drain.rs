@@ -44,6 +44,7 @@ use self::signalled::{DrainSignal, NOTE_PATIENCE, SignalledSessions};
 use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
+use crate::leave::LeaveCause;
 use crate::session::{SessionHandle, StopOrder, View};
 
 /// Interval between checks whether the remaining sessions have ended. Stuck sessions end without
@@ -59,6 +60,10 @@ const MOVE_PATIENCE: Duration = Duration::from_secs(30);
 /// Sessions that are stopped and wait for their start on other nodes, in addition to those being
 /// stopped. Slow nodes delay stops only once there are so many.
 const MAX_MOVING: usize = 256;
+
+/// How long a drain waits, after its last session, for clients that are connected through the node to
+/// sessions elsewhere. The listener closes their connections by then.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(40);
 
 /// Most unreleased sessions, and most moved ones, that a report names.
 const MAX_NAMED: usize = 1_000;
@@ -217,6 +222,7 @@ pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
         });
     }
     if context.drain.lock().take().is_some() {
+        context.leave.stay(LeaveCause::Drain);
         let now = match context.table.closed() {
             Some(_) => "the node is still preempted",
             None => "sessions are admitted again",
@@ -245,6 +251,7 @@ pub(crate) fn report(context: &Context) -> Option<DrainReport> {
         remaining,
         moved: current.moved.clone(),
         unreleased: current.unreleased.clone(),
+        through: context.leave.through().in_flight(),
     })
 }
 
@@ -269,6 +276,7 @@ fn begin(context: &Arc<Context>, order: Order, unwritten: Option<&io::Error>) {
         is_being_written: false,
         ends,
     });
+    context.leave.announce(LeaveCause::Drain);
     context.note(node_event(EventKind::DrainStarted, message));
     tokio::spawn(run(Arc::clone(context), order, ended));
 }
@@ -320,7 +328,13 @@ async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>
         }
         let is_full = places.available_permits() == 0;
         if turns.is_empty() && is_finished(&context) {
-            return finish(&context, began);
+            let until = Instant::now() + context.leave.delay() + CLOSE_PATIENCE;
+            context.leave.close(LeaveCause::Drain, began, until).await;
+            // Otherwise it was cancelled meanwhile.
+            if ended.has_changed().is_ok() {
+                finish(&context, began);
+            }
+            return;
         }
         tokio::select! {
             // Cancel safe: an outcome is taken or stays in the set.

@@ -99,7 +99,10 @@ fn is_to_look_for_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) 
 /// Returns why a start would fail without the image, as far as its runtime knows.
 pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Option<String> {
     // A node that takes no sessions says so at once, without waiting for its runtime.
-    if context.table.closed().is_some() || context.drain.reason().is_some() {
+    if context.table.closed().is_some()
+        || context.drain.reason().is_some()
+        || context.cordon.is_set()
+    {
         return None;
     }
     let runtime = context.runtime(spec.runtime)?;
@@ -132,6 +135,9 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
             // A drain lists the lives after it has set its reason.
             if let Some(reason) = context.drain.reason() {
                 return Err(EnsureError::Draining { reason });
+            }
+            if context.cordon.is_set() {
+                return Err(EnsureError::Cordoned);
             }
             let entry = kill_entry(handle, Stage::Claiming, Some(Arc::clone(runtime)));
             context

@@ -126,6 +126,15 @@ pub enum DrainError {
     NotDraining,
 }
 
+/// Why a cordon was not taken back.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("cannot remove {}, so the node stays cordoned; try again", path.display())]
+pub struct CordonError {
+    pub path: std::path::PathBuf,
+    #[source]
+    pub source: Arc<io::Error>,
+}
+
 /// Why `ensure` gave no running session.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EnsureError {
@@ -152,6 +161,8 @@ pub enum EnsureError {
     Preempted { reason: String },
     #[error("this node is being drained ({reason}) and takes no new sessions; use another one")]
     Draining { reason: String },
+    #[error("this node is cordoned and takes no new sessions; use another one")]
+    Cordoned,
     #[error("this node is shutting down")]
     ShuttingDown,
     #[error("session {id} did not start: {}", session.reason.as_deref().unwrap_or("no reason given"))]
@@ -197,6 +208,7 @@ impl EnsureError {
             | Self::NoRoom { .. }
             | Self::Preempted { .. }
             | Self::Draining { .. }
+            | Self::Cordoned
             | Self::ShuttingDown
             | Self::Stuck { .. }
             | Self::StillEnding { .. }

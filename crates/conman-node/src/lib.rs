@@ -40,6 +40,7 @@ mod certificate;
 mod cleanup;
 mod container_kill;
 mod context;
+mod cordon;
 mod disk_queue;
 mod disk_watch;
 mod drain;
@@ -51,6 +52,7 @@ mod events;
 mod hold;
 mod host_limits;
 mod kill_table;
+mod leave;
 mod lost;
 mod netns_connect;
 mod node;
@@ -80,10 +82,11 @@ pub use emergency::{
     PreemptionHandle, SIGNAL,
 };
 pub use error::{
-    AccessError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere, PreemptError,
-    RestartError, RouteError, StopError, Waiting,
+    AccessError, CordonError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere,
+    PreemptError, RestartError, RouteError, StopError, Waiting,
 };
 pub use host_limits::HostLimit;
+pub use leave::Leave;
 pub use node::Node;
 pub use options::{NodeBounds, NodeLimits, NodeOptions, UrlScheme};
 pub use revival::{Former, Relocate, WithoutImage, end_of};

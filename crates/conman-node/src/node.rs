@@ -13,28 +13,33 @@ use conman_runtime::Runtime;
 use conman_vitals::essential;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::access::AccessHandle;
 use crate::cleanup::CleanupQueue;
 use crate::context::Context;
+use crate::cordon::Cordon;
 use crate::drain::{self, Drain, DrainHandle};
 use crate::emergency::{self, EmergencyThread, PreemptionHandle};
 use crate::end_orders::{self, EndOrders};
-use crate::error::NodeStartError;
+use crate::error::{CordonError, NodeStartError};
 use crate::events::node_event;
 use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
+use crate::leave::{Leave, LeaveCause};
 use crate::options::NodeOptions;
 use crate::runtime_health::{self, RuntimeHealth};
 use crate::session::View;
 use crate::session_table::SessionTable;
 use crate::sessions::SessionsHandle;
 use crate::status::StatusHandle;
-use crate::{adoption, cleanup, disk_watch, reconcile};
+use crate::{adoption, cleanup, cordon, disk_watch, reconcile};
 
 /// How long starts under way may delay a shutdown that leaves the sessions running.
 const START_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Interval between checks whether a daemon that stops still has clients.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One machine's node: starts, stops, and gives out its handles.
 #[derive(Debug)]
@@ -75,8 +80,10 @@ impl Node {
         let egress = Egress::start(options.egress.clone(), Arc::clone(&sockets))
             .map_err(thread("start the threads of the egress proxy"))?;
         let table = Arc::new(KillTable::default());
+        let leave = Arc::new(Leave::new(options.shutdown_delay));
         let means = emergency::Means {
             table: Arc::clone(&table),
+            leave: Arc::clone(&leave),
             registry: Arc::clone(&registry),
             journal: Arc::clone(&journal),
             budget_ms: options.preempt_budget_ms,
@@ -100,7 +107,9 @@ impl Node {
             held: Arc::default(),
             cleanup: CleanupQueue::default(),
             end_orders: EndOrders::default(),
+            cordon: Cordon::new(&options.state_dir),
             drain: Drain::new(&options.state_dir),
+            leave,
             relocate: OnceLock::new(),
             stray_expected: Notify::new(),
             options,
@@ -108,6 +117,7 @@ impl Node {
         let adopted = adoption::adopt(&context).await?;
         context.note(node_event(EventKind::NodeStarted, adopted.to_string()));
         tracing::info!(instance = %context.options.instance, "{adopted}");
+        context.cordon.resume().await;
         drain::resume(&context).await;
         let preemption = emergency.attach(means).await;
         resume_preemption(&context, &preemption).await;
@@ -150,6 +160,39 @@ impl Node {
     #[must_use]
     pub fn status(&self) -> &StatusHandle {
         &self.status
+    }
+
+    /// What passes through this node to sessions on other nodes, and how far the node has got with
+    /// leaving.
+    #[must_use]
+    pub fn leave(&self) -> &Arc<Leave> {
+        &self.context.leave
+    }
+
+    /// Admits no new sessions from now on, while those present stay and are served. It outlives the
+    /// daemon.
+    pub async fn cordon(&self) {
+        cordon::cordon(&self.context).await;
+    }
+
+    /// Takes a cordon back.
+    pub async fn uncordon(&self) -> Result<(), CordonError> {
+        cordon::uncordon(&self.context).await
+    }
+
+    /// Announces that the daemon stops, and gives load balancers time to notice, unless no client is
+    /// connected to a session through this node.
+    pub async fn announce_stop(&self) {
+        let leave = &self.context.leave;
+        leave.announce(LeaveCause::Stop);
+        let until = Instant::now() + leave.delay();
+        while Instant::now() < until {
+            let view = self.status.view();
+            if view.through + view.connections == 0 {
+                return;
+            }
+            sleep(STOP_POLL_INTERVAL).await;
+        }
     }
 
     /// What happened on this node.

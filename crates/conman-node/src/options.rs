@@ -25,6 +25,8 @@ pub struct NodeOptions {
     pub browser_urls: UrlScheme,
     /// Time between a preemption notice that names none and the end of the machine.
     pub preempt_budget_ms: u32,
+    /// How long load balancers may need to notice that the node leaves.
+    pub shutdown_delay: Duration,
     /// Whether the node holds its ownership, in a fleet.
     pub standing: watch::Receiver<Standing>,
     /// Watches the tasks that are essential for the daemon.
@@ -46,6 +48,7 @@ impl NodeOptions {
             urls: UrlScheme::host("http", "localhost:7701"),
             browser_urls: UrlScheme::host("http", "localhost:7701"),
             preempt_budget_ms: 25_000,
+            shutdown_delay: Duration::ZERO,
             standing: watch::channel(Standing::Alone).1,
             vitals: Vitals::default(),
             egress: EgressOptions::default(),

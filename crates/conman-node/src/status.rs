@@ -87,16 +87,23 @@ impl StatusHandle {
                 limit: limit.met,
             }),
             connections: shown.iter().map(|handle| handle.activity.in_flight()).sum(),
+            through: context.leave.through().in_flight(),
             started_at: self.started_at,
             fleet: None,
         }
     }
 
-    fn state(&self) -> NodeState {
+    /// Returns whether the node takes sessions, without counting them.
+    #[must_use]
+    pub fn state(&self) -> NodeState {
         if self.context.table.closed().is_some() {
             NodeState::Preempted
         } else if self.context.drain.reason().is_some() {
             NodeState::Draining
+        } else if self.context.leave.is_stopping() {
+            NodeState::Stopping
+        } else if self.context.cordon.is_set() {
+            NodeState::Cordoned
         } else {
             NodeState::Live
         }

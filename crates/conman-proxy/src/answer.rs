@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::address::AddressError;
 use crate::body::ResponseBody;
 use crate::peers::{NO_ROOM, X_CONMAN_MISDIRECTED};
-use crate::{PeerRefusal, PortRequest, Refusal};
+use crate::{PeerRefusal, PortRequest, Readiness, Refusal};
 
 /// Retry-After for a client that found no place.
 const RETRY_AFTER_S: u32 = 1;
@@ -337,6 +337,24 @@ fn browser_path(session: &SessionId, host: Option<String>) -> String {
          `Upgrade-Insecure-Requests` or conman's cookie; `listen.browser_paths = true` allows \
          browsers"
     )
+}
+
+/// The answer to a load balancer. 404 makes those that distinguish it (HAProxy's `disable-on-404`) send
+/// no new clients and keep the present ones.
+pub(crate) fn readiness_response(readiness: Readiness) -> Response<ResponseBody> {
+    let body = Bytes::from(format!("{}\n", readiness.as_str()));
+    let mut response = Response::new(ResponseBody::own(body));
+    *response.status_mut() = match readiness {
+        Readiness::Ready | Readiness::Lapsed => StatusCode::OK,
+        Readiness::Cordoned | Readiness::Draining | Readiness::Preempted | Readiness::Stopping => {
+            StatusCode::NOT_FOUND
+        }
+        Readiness::Down => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<ResponseBody> {

@@ -15,8 +15,8 @@ use hyper::ext::ReasonPhrase;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::address::{self, Address};
-use crate::answer::Unforwarded;
+use crate::address::{self, Address, AddressError};
+use crate::answer::{Unforwarded, readiness_response};
 use crate::answer_heads::HeadFault;
 use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
 use crate::client_io::Ticket;
@@ -30,7 +30,7 @@ use crate::hop::{self, Wait};
 use crate::peers::{LIVENESS, PeerTarget, X_CONMAN_EXPECT};
 use crate::pool::Lease;
 use crate::upgrade::{self, Offer};
-use crate::worker::{ClientConnection, Front};
+use crate::worker::{ClientConnection, Front, Stage};
 use crate::{
     Directory, Gate, PeerFront, PeerRefusal, PortRequest, ProxyOptions, Route, Verdict, Way,
     backend,
@@ -59,9 +59,13 @@ pub(crate) async fn serve(
     });
     client.worker.meters.answered(response.status());
     client.admission.place.answered();
-    if coded && matches!(&*client.worker.front, Front::Clients { .. }) {
-        // hyper drops a `Content-Length` next to it silently. Another reader may have used that, and
-        // disagrees about where the next request begins (RFC 9112, section 6.1).
+    // hyper drops a `Content-Length` next to it silently. Another reader may have used that, and
+    // disagrees about where the next request begins (RFC 9112, section 6.1).
+    let ambiguous = coded && matches!(&*client.worker.front, Front::Clients { .. });
+    // An upgraded connection is not one for further requests.
+    let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let leaves = !upgraded && *client.worker.stage.borrow() >= Stage::Announced;
+    if ambiguous || leaves {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
     }
@@ -114,6 +118,9 @@ async fn from_client(
                 (id, port, prefix)
             }
             Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
+            Err(AddressError::Unknown) if is_readiness_probe(&parts) => {
+                return Ok(readiness_response(directory.readiness()));
+            }
             Err(error) => return Err(Unforwarded::Address(error)),
         };
     let options = &worker.options;
@@ -188,6 +195,11 @@ async fn from_client(
     let mut response = answered?;
     confine(response.headers_mut(), &scope);
     Ok(response)
+}
+
+/// Whether a load balancer asks for the state of the node.
+fn is_readiness_probe(parts: &Parts) -> bool {
+    matches!(parts.method, Method::GET | Method::HEAD) && parts.uri.path() == "/readyz"
 }
 
 /// The session's path in the browser, with the prefix that a trusted proxy removed.
@@ -304,7 +316,7 @@ fn read_host(parts: &mut Parts) -> Result<HeaderValue, Unforwarded> {
         && let Some(authority) = parts.uri.authority()
     {
         let host = HeaderValue::from_str(authority.as_str())
-            .map_err(|_| Unforwarded::Address(address::AddressError::Host))?;
+            .map_err(|_| Unforwarded::Address(AddressError::Host))?;
         parts.headers.insert(HOST, host);
     }
     Ok(parts

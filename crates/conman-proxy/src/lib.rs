@@ -23,7 +23,8 @@
 //! * A worker is a thread with a single-threaded runtime. A connection, the requests on it, its
 //!   connections to sessions and its tunnel stay on that one thread, so no byte of a tunnel
 //!   crosses threads. Workers share only counters and the bound on held requests.
-//! * A watch channel from [`Proxy`] tells all of them to drain or to stop; a watch channel in
+//! * A watch channel from [`Proxy`] tells all of them to close connections, to drain or to stop; a
+//!   watch channel in
 //!   each [`Route`] tells the tunnels of one session how to close.
 //! * The acceptor and every worker have a heartbeat in [`ProxyOptions::vitals`]. A worker's is
 //!   sent on its thread, so that a blocked thread is detected.
@@ -78,6 +79,7 @@ pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, InvalidOption, Keepalive, ProxyOp
 pub use peers::{LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, X_CONMAN_MISDIRECTED};
 pub use proxy::{Proxy, ProxyStats};
 pub use route::{
-    Backend, Directory, Gate, PortRequest, Refusal, Route, SubprotocolAnswer, Verdict, Way,
+    Backend, Directory, Gate, PortRequest, Readiness, Refusal, Route, SubprotocolAnswer, Verdict,
+    Way,
 };
 pub use stream::{Stream, Transport};

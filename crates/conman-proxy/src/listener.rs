@@ -78,7 +78,7 @@ impl Acceptor {
                     // Cancel safe: a connection that is not accepted stays in the kernel's queue.
                     accepted = self.listener.accept() => Some(accepted),
                     // Watch channels keep their value; a dropped sender is the end, too.
-                    _ = stage.wait_for(|stage| *stage != Stage::Serving) => None,
+                    _ = stage.wait_for(|stage| *stage >= Stage::Draining) => None,
                 }
             };
             match pulse.idle(next).await {

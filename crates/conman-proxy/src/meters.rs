@@ -135,6 +135,12 @@ impl Meters {
         Counted::new(self, |meters| &meters.connections)
     }
 
+    /// Divides tunnels evenly: the group of the one that was opened last.
+    pub(crate) fn group(&self, groups: u32) -> u32 {
+        let count = self.tunnels.get() % u64::from(groups);
+        u32::try_from(count).unwrap_or_default()
+    }
+
     pub(crate) fn tunnel(self: &Arc<Self>) -> Counted {
         Counted::new(self, |meters| &meters.tunnels)
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use std::thread;
 use std::time::Duration;
 
+use conman_core::Departure;
 use conman_vitals::essential;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
@@ -26,7 +27,7 @@ const WORKER_QUEUE: usize = 128;
 #[derive(Debug)]
 pub struct Proxy {
     local_addr: SocketAddr,
-    stage: watch::Sender<Stage>,
+    stage: Arc<watch::Sender<Stage>>,
     /// Every thread holds a sender until it ends; nothing is ever sent.
     ended: mpsc::Receiver<()>,
     meters: Arc<Meters>,
@@ -134,7 +135,7 @@ impl Proxy {
         })?;
         Ok(Self {
             local_addr,
-            stage,
+            stage: Arc::new(stage),
             ended,
             meters,
         })
@@ -150,6 +151,36 @@ impl Proxy {
     #[must_use]
     pub fn stats(&self) -> ProxyStats {
         self.meters.stats()
+    }
+
+    /// Makes the listener follow its node's departure until the proxy stops. Must be called within a
+    /// runtime.
+    pub fn follow(&self, mut departure: watch::Receiver<Departure>) {
+        let stage = Arc::clone(&self.stage);
+        tokio::spawn(async move {
+            loop {
+                let follows = match *departure.borrow_and_update() {
+                    Departure::Staying => Stage::Serving,
+                    Departure::Announced => Stage::Announced,
+                    Departure::Closing => Stage::Closing,
+                };
+                stage.send_if_modified(|present| {
+                    let changes = *present < Stage::Draining && *present != follows;
+                    if changes {
+                        *present = follows;
+                    }
+                    changes
+                });
+                tokio::select! {
+                    // Cancel safe: the value is read again. A dropped sender is the end.
+                    changed = departure.changed() => if changed.is_err() {
+                        return;
+                    },
+                    // Cancel safe: it only waits.
+                    () = stage.closed() => return,
+                }
+            }
+        });
     }
 
     /// Stops accepting, closes the tunnels with 1012, lets open requests end for at most `patience`,

@@ -41,6 +41,43 @@ pub trait Directory: Send + Sync + 'static {
         let _ = (why, times);
         self.route(&from.session, may_start).await
     }
+
+    /// The node's state for load balancers. Called for each of their probes.
+    fn readiness(&self) -> Readiness {
+        Readiness::Ready
+    }
+}
+
+/// Whether load balancers should send clients to this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readiness {
+    Ready,
+    /// The registry does not answer, or has not for too long: clients and sessions wait. Such a node stays
+    /// in the balancer, because all others may be in the same state.
+    Lapsed,
+    /// No new clients; those present stay.
+    Cordoned,
+    Draining,
+    Preempted,
+    Stopping,
+    /// Nothing is served.
+    Down,
+}
+
+impl Readiness {
+    /// The state as one word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Lapsed => "lapsed",
+            Self::Cordoned => "cordoned",
+            Self::Draining => "draining",
+            Self::Preempted => "preempted",
+            Self::Stopping => "stopping",
+            Self::Down => "down",
+        }
+    }
 }
 
 /// Opens connections to one generation of one session.

@@ -24,6 +24,12 @@ const DEATH_GRACE: Duration = Duration::from_secs(5);
 /// answer for a while, but a dead peer must not keep it for ever.
 const HALF_CLOSED_IDLE: Duration = Duration::from_secs(300);
 
+/// The tunnels of a node that leaves are closed within this time, so that not all clients connect again
+/// at once.
+const CLOSING_SPREAD: Duration = Duration::from_secs(2);
+/// Number of groups that they are closed in.
+const CLOSING_GROUPS: u32 = 40;
+
 /// Bytes read at once while a tunnel closes.
 const SCRATCH_BYTES: usize = 2 * 1024;
 
@@ -56,6 +62,8 @@ pub(crate) struct Tunnel<C, S> {
     flow: Flow<C, S>,
     closing: watch::Receiver<Option<Closing>>,
     stage: watch::Receiver<Stage>,
+    /// When it is closed, counted from the stage that closes tunnels.
+    close_after: Duration,
 }
 
 /// The two sides and the bytes on their way between them.
@@ -130,6 +138,7 @@ where
             flow,
             closing,
             stage: worker.stage.clone(),
+            close_after: CLOSING_SPREAD / CLOSING_GROUPS * worker.meters.group(CLOSING_GROUPS),
         }
     }
 
@@ -139,6 +148,7 @@ where
             mut flow,
             mut closing,
             mut stage,
+            close_after,
         } = self;
         let ended = tokio::select! {
             biased;
@@ -147,8 +157,8 @@ where
             // Cancel safe: watch channels keep their value.
             Some(closing) = told(&mut closing) => Ended::ToldToClose(closing),
             // Likewise.
-            () = draining(&mut stage) => {
-                Ended::ToldToClose(Closing::service_restart("the proxy restarts, connect again"))
+            () = is_closed(&mut stage, close_after) => {
+                Ended::ToldToClose(Closing::service_restart("the node leaves, connect again"))
             }
         };
         let closing = match ended {
@@ -310,8 +320,11 @@ async fn told(closing: &mut watch::Receiver<Option<Closing>>) -> Option<Closing>
     told.clone()
 }
 
-/// Ready once the proxy drains.
-async fn draining(stage: &mut watch::Receiver<Stage>) {
+/// Ready once the proxy closes this tunnel: `after` the node begins to close connections, or at once
+/// when the proxy stops.
+async fn is_closed(stage: &mut watch::Receiver<Stage>, after: Duration) {
     // A dropped sender is the end, too.
-    let _ = stage.wait_for(|stage| *stage != Stage::Serving).await;
+    let _ = stage.wait_for(|stage| *stage >= Stage::Closing).await;
+    let stopped = stage.wait_for(|stage| *stage >= Stage::Draining);
+    let _ = tokio::time::timeout(after, stopped).await;
 }

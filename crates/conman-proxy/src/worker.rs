@@ -29,15 +29,23 @@ use crate::{Directory, Gate, PeerFront, ProxyOptions, Stream, backend, forward};
 /// Interval between sweeps of idle connections to sessions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The proxy's life stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The proxy's life stage, in the order in which it goes through them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     Serving,
+    /// Answers ask clients to connect again.
+    Announced,
+    /// Tunnels, and connections without a request, are closed; new connections are served.
+    Closing,
     /// No new connections; open ones may finish.
     Draining,
     /// Open connections are closed.
     Stopped,
 }
+
+/// The longest that a connection stays open whose request is not answered when the node closes its
+/// connections.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(30);
 
 /// State shared by the tasks of one worker.
 pub(crate) struct WorkerContext {
@@ -239,7 +247,7 @@ async fn begin(worker: &WorkerContext, stream: Stream) -> io::Result<Option<Begu
     let mut stage = worker.stage.clone();
     let draining = async {
         // Watch channels keep their value; a dropped sender is the end, too.
-        let _ = stage.wait_for(|stage| *stage != Stage::Serving).await;
+        let _ = stage.wait_for(|stage| *stage >= Stage::Draining).await;
     };
     let options = &worker.options;
     conman_listen::begin(
@@ -260,6 +268,8 @@ async fn serve_http(
     let exchanges = Arc::<Exchanges>::default();
     let io = ClientIo::new(begun, Arc::clone(&exchanges), &worker.options);
     let mut stage = worker.stage.clone();
+    // Its answers ask the client to connect again, which may know no other node.
+    let is_late = *stage.borrow() >= Stage::Closing;
     let mut http = Builder::new();
     // `ClientIo` bounds the time, and distinguishes an idle connection from a slow head.
     http.header_read_timeout(None)
@@ -284,16 +294,18 @@ async fn serve_http(
         http.serve_connection(TokioIo::new(io), service)
             .with_upgrades()
     );
-    tokio::select! {
-        // First, so that no answer after the shutdown promises another request.
-        biased;
-        // Watch channels keep their value; a dropped sender is the end, too.
-        _ = stage.wait_for(|stage| *stage != Stage::Serving) => {}
-        // Polled again below if the other arm is first.
-        ended = connection.as_mut() => return Ok(ended?),
+    if !is_late {
+        tokio::select! {
+            // First, so that no answer after the shutdown promises another request.
+            biased;
+            // Watch channels keep their value; a dropped sender is the end, too.
+            _ = stage.wait_for(|stage| *stage >= Stage::Closing) => {}
+            // Polled again below if the other arm is first.
+            ended = connection.as_mut() => return Ok(ended?),
+        }
+        connection.as_mut().graceful_shutdown();
     }
-    connection.as_mut().graceful_shutdown();
-    Ok(connection.await?)
+    Ok(tokio::time::timeout(CLOSING_PATIENCE, connection).await??)
 }
 
 /// Why a client's connection ended early.
@@ -301,7 +313,7 @@ async fn serve_http(
 enum ServeError {
     #[error("the socket could not be registered, or its peer is not a node")]
     Begin(#[from] io::Error),
-    #[error("the peer did not authenticate as a node in time")]
+    #[error("a node did not authenticate, or the last request took too long")]
     Slow(#[from] tokio::time::error::Elapsed),
     #[error("HTTP failed")]
     Http(#[from] hyper::Error),

@@ -17,6 +17,7 @@
 //! measures how soon sessions are served again elsewhere.
 #![forbid(unsafe_code)]
 
+mod balancer;
 pub mod bench;
 mod builder;
 mod certificates;
@@ -39,6 +40,7 @@ mod requirements;
 mod slots;
 mod timing;
 
+pub use balancer::{Balancer, has_haproxy};
 pub use builder::Builder;
 pub use certificates::{Authority, etcd_files, trust_for_etcd};
 pub use cluster::Cluster;

@@ -27,6 +27,7 @@ pub(super) fn wants_another(response: &Response) -> bool {
             "host-full",
             "node-preempted",
             "node-draining",
+            "node-cordoned",
             "shutting-down",
         ]
         .contains(&problem.slug())

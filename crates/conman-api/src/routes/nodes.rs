@@ -178,6 +178,51 @@ pub(crate) async fn readmit(
     Ok(Json(state.node.status().view()))
 }
 
+/// Keep new sessions away from a node
+///
+/// The sessions that are there stay and are served, and load balancers that ask the sessions listener
+/// send no new clients. It outlives a restart of the daemon.
+#[utoipa::path(
+    post, path = "/v1/nodes/{id}/cordon", tag = "nodes", operation_id = "cordon_node",
+    params(("id" = String, Path, description = "The node's name, or `self`.")),
+    responses(
+        (status = 200, description = "The node.", body = Node),
+        (status = 404, description = "no-such-node"),
+    )
+)]
+pub(crate) async fn cordon(
+    State(state): State<ApiState>,
+    node: NodePath,
+    uri: Uri,
+) -> Result<Json<Node>, ApiError> {
+    Query::of(&uri).finish()?;
+    node.require(state.node.name())?;
+    state.node.cordon().await;
+    Ok(Json(state.node.status().view()))
+}
+
+/// Take a cordon back
+///
+/// The node admits sessions again; without a cordon nothing changes.
+#[utoipa::path(
+    post, path = "/v1/nodes/{id}/uncordon", tag = "nodes", operation_id = "uncordon_node",
+    params(("id" = String, Path, description = "The node's name, or `self`.")),
+    responses(
+        (status = 200, description = "The node.", body = Node),
+        (status = 404, description = "no-such-node"),
+    )
+)]
+pub(crate) async fn uncordon(
+    State(state): State<ApiState>,
+    node: NodePath,
+    uri: Uri,
+) -> Result<Json<Node>, ApiError> {
+    Query::of(&uri).finish()?;
+    node.require(state.node.name())?;
+    state.node.uncordon().await?;
+    Ok(Json(state.node.status().view()))
+}
+
 fn check(request: &PreemptRequest) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     let mut refuse = |field: &str, message: &str| {

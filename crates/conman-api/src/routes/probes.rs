@@ -36,19 +36,28 @@ pub(crate) async fn healthz() -> &'static str {
     )
 )]
 pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readiness>, ApiError> {
-    let node = state.node.status().view();
+    let node = state.node.status().state();
     let standing = state.node.status().standing();
     if !standing.is_ready() {
         let fleet = state.fleet.as_ref();
         let why = fleet.and_then(|map| map.fleet().why_late());
         return Err(not_joined(&standing, why.as_deref()));
     }
-    match node.state {
+    match node {
         NodeState::Live => {}
         NodeState::Recovering => {
             return Err(Kind::NOT_READY.because(
                 "the node still adopts the sessions of an earlier daemon; adopted ones are served",
             ));
+        }
+        NodeState::Cordoned => {
+            return Err(Kind::NOT_READY.because(
+                "the node is cordoned and takes no new sessions; POST /v1/nodes/self/uncordon \
+                 cancels that",
+            ));
+        }
+        NodeState::Stopping => {
+            return Err(Kind::NOT_READY.because("the daemon is stopping"));
         }
         NodeState::Draining => {
             return Err(Kind::NOT_READY.because(
@@ -64,10 +73,10 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
         }
     }
     if state.closing.is_cancelled() {
-        return Err(Kind::NOT_READY.because("the daemon is shutting down"));
+        return Err(Kind::NOT_READY.because("the daemon is stopping"));
     }
     Ok(Json(Readiness {
-        state: node.state,
+        state: node,
         warnings: state.node.status().warnings(),
     }))
 }

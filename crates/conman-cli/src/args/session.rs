@@ -65,6 +65,10 @@ pub enum ClientCommand {
     Drain(DrainArgs),
     /// Admit sessions again after a drain
     Undrain(NodeArgs),
+    /// Keep new sessions away from a node; those that are there stay and are served
+    Cordon(NodeArgs),
+    /// Take a cordon back: the node admits sessions again
+    Uncordon(NodeArgs),
     /// Preempt a node, as if its machine stopped: kill and release every session, admit no more
     Preempt(PreemptArgs),
     /// Admit sessions again after a preemption

@@ -112,6 +112,7 @@ fn advice_on(problem: &Problem) -> Option<String> {
         }
         "session-stuck" => "`conman why ID` shows what blocks it; no other session gets its name",
         "node-draining" => "use another node, or `conman undrain` if this one is to stay",
+        "node-cordoned" => "use another node, or `conman uncordon` if this one is to take sessions",
         "node-preempted" => "use another node, or `conman readmit` if this machine stays",
         "node-not-lost" => "`conman nodes` shows its state, `conman drain NODE` empties it",
         "node-owns-sessions" => {

@@ -117,13 +117,11 @@ fn summary(report: &DrainReport, node: &NodeArgs) -> String {
         (DrainState::Drained, Some(finished_at)) => {
             let took = finished_at.duration_since(report.started_at).as_secs_f64();
             format!(
-                "Drained ({reason}): {} released in {}{}. {subject} admits none until {undrain}.",
+                "Drained ({reason}): {} released in {}{}. {} {subject} admits none until {undrain}.",
                 count(report.released, "session"),
                 milliseconds(took * 1_000.0),
-                match report.moved.len() {
-                    0 => String::new(),
-                    moved => format!(", {moved} of them running on other nodes again"),
-                }
+                served_again(report),
+                nodes::passing(report.through),
             )
         }
         _ => format!(
@@ -131,6 +129,19 @@ fn summary(report: &DrainReport, node: &NodeArgs) -> String {
             count(report.released, "session"),
             report.remaining,
         ),
+    }
+}
+
+/// What has become of the released sessions.
+fn served_again(report: &DrainReport) -> String {
+    let moved = report.moved.len() as u64;
+    match (moved, report.released.saturating_sub(moved)) {
+        (0, 0) => String::new(),
+        (0, _) => "; each starts again when a client connects".to_owned(),
+        (moved, 0) => format!("; {moved} run on other nodes"),
+        (moved, rest) => {
+            format!("; {moved} run on other nodes, {rest} start there when a client connects")
+        }
     }
 }
 

@@ -76,6 +76,8 @@ pub(crate) async fn dispatch(
         ClientCommand::Nodes(args) => Box::pin(nodes::run(context, &args)).await,
         ClientCommand::Drain(args) => Box::pin(drain::drain(context, args)).await,
         ClientCommand::Undrain(args) => Box::pin(drain::undrain(context, &args)).await,
+        ClientCommand::Cordon(args) => Box::pin(nodes::change(context, &args, "cordon")).await,
+        ClientCommand::Uncordon(args) => Box::pin(nodes::change(context, &args, "uncordon")).await,
         ClientCommand::Preempt(args) => Box::pin(preempt::preempt(context, args)).await,
         ClientCommand::Readmit(args) => Box::pin(preempt::readmit(context, &args)).await,
         ClientCommand::Version => Box::pin(version::run(context)).await,

@@ -12,18 +12,18 @@ use super::Context;
 use crate::args::{NodeArgs, NodesArgs, NodesCommand};
 use crate::client::{PROMPT, encode};
 use crate::failure::{Exit, Failure};
-use crate::human::{ago, bytes, duration, printable};
+use crate::human::{ago, bytes, count, duration, printable};
 
-const HEADER: [&str; 10] = [
+const HEADER: [&str; 11] = [
     "NAME", "STATE", "STARTED", "VERSION", "RUNTIME", "RUNNING", "STARTING", "STUCK", "MOST",
-    "CONNS",
+    "CONNS", "THROUGH",
 ];
 
-/// CPU is the share of time in which some task waited for a processor, MEMORY the available
+/// THROUGH counts connections that pass through the node to sessions elsewhere, CPU is the share of time in which some task waited for a processor, MEMORY the available
 /// memory.
-const FLEET_HEADER: [&str; 14] = [
+const FLEET_HEADER: [&str; 15] = [
     "NAME", "STATE", "TOLD", "CPU", "MEMORY", "RUNNING", "STARTING", "STUCK", "MOST", "CONNS",
-    "RUNTIME", "VERSION", "STARTED", "LABELS",
+    "THROUGH", "RUNTIME", "VERSION", "STARTED", "LABELS",
 ];
 
 /// An unknown value.
@@ -125,6 +125,17 @@ pub(super) fn subject(args: &NodeArgs) -> Cow<'_, str> {
     args.node.as_deref().map_or("The node".into(), printable)
 }
 
+/// Whether the node may be switched off, as a sentence.
+pub(super) fn passing(through: u64) -> String {
+    match through {
+        0 => "Nothing passes through it any more: it can be switched off.".to_owned(),
+        _ => format!(
+            "{} to sessions elsewhere would be cut if it were switched off.",
+            count(through, "connection")
+        ),
+    }
+}
+
 /// The command that reverts another one.
 pub(super) fn command(verb: &str, args: &NodeArgs) -> String {
     match args.node.as_deref() {
@@ -158,8 +169,10 @@ const fn state(state: NodeState) -> &'static str {
     match state {
         NodeState::Live => "live",
         NodeState::Recovering => "recovering",
+        NodeState::Cordoned => "cordoned",
         NodeState::Draining => "draining",
         NodeState::Preempted => "preempted",
+        NodeState::Stopping => "stopping",
     }
 }
 
@@ -183,7 +196,9 @@ fn shown_state(node: &Node) -> (&'static str, Color) {
     }
     let color = match node.state {
         NodeState::Live => Color::Green,
-        NodeState::Recovering | NodeState::Draining => Color::Yellow,
+        NodeState::Recovering | NodeState::Cordoned | NodeState::Draining | NodeState::Stopping => {
+            Color::Yellow
+        }
         NodeState::Preempted => Color::Red,
     };
     (state(node.state), color)
@@ -202,13 +217,14 @@ fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
     row
 }
 
-fn counts(node: &Node) -> [Cell; 5] {
+fn counts(node: &Node) -> [Cell; 6] {
     [
         node.sessions_running,
         node.sessions_starting,
         node.sessions_stuck,
         most(node),
         node.connections,
+        node.through,
     ]
     .map(Cell::new)
 }
@@ -239,7 +255,7 @@ fn fleet_row(node: &Node, now: Timestamp) -> Vec<Cell> {
     ];
     row.extend(match is_known {
         true => counts(node),
-        false => [NOTHING; 5].map(Cell::new),
+        false => [NOTHING; 6].map(Cell::new),
     });
     row.extend([
         known(node.runtime.to_string()),

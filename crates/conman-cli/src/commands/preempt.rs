@@ -127,13 +127,16 @@ async fn act(
 fn summary(report: &PreemptReport, node: &NodeArgs) -> String {
     let (subject, readmit) = (nodes::subject(node), nodes::command("readmit", node));
     if report.sessions == 0 {
-        return format!("There was no session to kill. {subject} admits none until {readmit}.");
+        return format!(
+            "There was no session to kill. {} {subject} admits none until {readmit}.",
+            nodes::passing(report.through)
+        );
     }
     let after = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), milliseconds);
     format!(
         "{} of {} killed, {} certified dead, {} released.\n\
          After the notice: last kill {}, last death certificate {}, last release {}.\n\
-         {subject} admits none until {readmit}.",
+         {} {subject} admits none until {readmit}.",
         report.killed,
         count(report.sessions, "session"),
         report.certified,
@@ -141,6 +144,7 @@ fn summary(report: &PreemptReport, node: &NodeArgs) -> String {
         after(report.last_kill_ms),
         after(report.last_certificate_ms),
         after(report.last_release_ms),
+        nodes::passing(report.through),
     )
 }
 

@@ -374,7 +374,8 @@ async fn another_node_is_drained_until_it_is_empty_and_named_in_what_is_said() {
     for part in [
         "new kernel",
         "2 sessions released in 2.0",
-        "1 of them running on other nodes",
+        "1 run on other nodes, 1 start there when a client connects",
+        "it can be switched off",
         "n2 admits none until `conman undrain n2`",
     ] {
         assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");

@@ -41,7 +41,9 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
         held: Arc::default(),
         cleanup: crate::cleanup::CleanupQueue::default(),
         end_orders: crate::end_orders::EndOrders::default(),
+        cordon: crate::cordon::Cordon::new(state_dir),
         drain: Drain::new(state_dir),
+        leave: Arc::new(crate::leave::Leave::new(Duration::ZERO)),
         relocate: OnceLock::new(),
         stray_expected: Notify::new(),
     })

@@ -1,14 +1,18 @@
 //! The handle of the emergency thread.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
 
 use conman_proto::{PreemptPlan, PreemptReport, PreemptRequest};
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
-use super::preemption_state::Origin;
+use super::preemption_state::{Origin, run_time};
 use super::{Command, Means, Notice};
 use crate::error::PreemptError;
+use crate::leave::{Leave, LeaveCause};
 use crate::plan;
 
 /// A node's preemption: gives notice, withdraws it, and predicts. Works from any thread and any runtime,
@@ -24,12 +28,18 @@ pub struct PreemptionHandle {
 #[derive(Debug)]
 pub struct PendingReport {
     reply: oneshot::Receiver<PreemptReport>,
+    leave: Arc<Leave>,
+    until: Instant,
 }
 
 impl PendingReport {
-    /// Waits for the end of the preemption, which its budget bounds.
+    /// Waits until every session is released and nothing passes through the node any more; the budget
+    /// bounds both.
     pub async fn wait(self) -> Result<PreemptReport, PreemptError> {
-        self.reply.await.map_err(|_| PreemptError::ThreadEnded)
+        let mut report = self.reply.await.map_err(|_| PreemptError::ThreadEnded)?;
+        self.leave.emptied(LeaveCause::Preemption, self.until).await;
+        report.through = self.leave.through().in_flight();
+        Ok(report)
     }
 }
 
@@ -56,8 +66,14 @@ impl PreemptionHandle {
         let (reply, receiver) = oneshot::channel();
         let reason = request.reason.as_deref().unwrap_or("preemption notice");
         let notice = Notice::now(source, Origin::Operator, reason, request.budget_ms, reply);
+        let budget_ms = request.budget_ms.unwrap_or(self.means.budget_ms);
+        let until = notice.at + run_time(Duration::from_millis(budget_ms.into()));
         self.send(Command::Preempt(notice))?;
-        Ok(PendingReport { reply: receiver })
+        Ok(PendingReport {
+            reply: receiver,
+            leave: Arc::clone(&self.means.leave),
+            until,
+        })
     }
 
     /// Admits sessions again, at once or when the preemption under way is finished. Returns when that is

@@ -37,6 +37,7 @@ use tokio::time::Instant;
 
 use self::preemption_state::Origin;
 use crate::kill_table::KillTable;
+use crate::leave::Leave;
 
 pub use self::handle::{PendingReport, PreemptionHandle};
 pub use self::notice_source::{NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions};
@@ -53,6 +54,7 @@ const MAX_REASON_BYTES: usize = 500;
 #[derive(Debug, Clone)]
 pub(crate) struct Means {
     pub(crate) table: Arc<KillTable>,
+    pub(crate) leave: Arc<Leave>,
     pub(crate) registry: Arc<dyn Registry>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) budget_ms: u32,

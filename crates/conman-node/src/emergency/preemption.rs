@@ -554,6 +554,7 @@ impl Preemption {
             last_certificate_ms: since(self.last_certificate),
             last_release_ms: since(self.last_release),
             unreleased,
+            through: self.means.leave.through().in_flight(),
         };
         let message = format!("{released} of {} sessions released", report.sessions);
         self.events

@@ -165,6 +165,7 @@ mod tests {
             last_certificate_ms: Some(3.0),
             last_release_ms: Some(5.0),
             unreleased: Vec::new(),
+            through: 0,
         }
     }
 

@@ -28,6 +28,7 @@ impl Thread {
         let journal = Journal::open(dir.path(), "test-node", 1_000).expect("a journal");
         let means = Means {
             table: Arc::default(),
+            leave: Arc::new(Leave::new(std::time::Duration::ZERO)),
             registry: Arc::new(ModelRegistry::new()),
             journal: Arc::new(journal),
             budget_ms: 1_000,

@@ -4,6 +4,7 @@ use std::future::{Future, pending};
 use std::io;
 use std::ops::ControlFlow;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use super::preemption_state::{OnNotice, OnReadmit, Origin, PreemptionState, run_
 use super::{Command, Means, Notice};
 use crate::error::NodeStartError;
 use crate::events::node_event;
+use crate::leave::LeaveCause;
 
 /// Commands that wait for the loop, which handles each in microseconds. They come from a person, a
 /// signal handler and the notice sources.
@@ -126,6 +128,7 @@ fn queued(queue: &mut mpsc::Receiver<Command>) -> Vec<Command> {
 struct Running {
     work: Pin<Box<dyn Future<Output = preemption::Outcome> + Send>>,
     waiting: Vec<oneshot::Sender<PreemptReport>>,
+    noticed_at: Instant,
     deadline: watch::Sender<Instant>,
 }
 
@@ -200,11 +203,13 @@ impl EmergencyLoop {
         match self.state.on_notice(notice.origin) {
             OnNotice::Start => {
                 self.means.table.close(notice.reason.clone());
+                self.means.leave.announce(LeaveCause::Preemption);
                 let (deadline, ends) = watch::channel(deadline);
                 let work = Preemption::new(&self.means, &self.weight, &notice, ends);
                 self.running = Some(Running {
                     work: Box::pin(work.run()),
                     waiting: vec![notice.reply],
+                    noticed_at: notice.at,
                     deadline,
                 });
             }
@@ -239,6 +244,7 @@ impl EmergencyLoop {
 
     fn reopen(&self) {
         self.means.table.reopen();
+        self.means.leave.stay(LeaveCause::Preemption);
         let message =
             "readmitted: unless the node is being drained, sessions are admitted again".to_owned();
         let event = node_event(EventKind::NodeReadmitted, message.clone());
@@ -250,10 +256,14 @@ impl EmergencyLoop {
         let preemption::Outcome { report, events } = outcome;
         // Only now: the journal and the registry share a disk.
         self.means.journal.append(events);
-        let running = self.running.take();
-        for reply in running.into_iter().flat_map(|running| running.waiting) {
-            // The sender of the notice may have stopped waiting.
-            let _ = reply.send(report.clone());
+        if let Some(running) = self.running.take() {
+            let (began, until) = (running.noticed_at, *running.deadline.borrow());
+            let leave = Arc::clone(&self.means.leave);
+            tokio::spawn(async move { leave.close(LeaveCause::Preemption, began, until).await });
+            for reply in running.waiting {
+                // The sender of the notice may have stopped waiting.
+                let _ = reply.send(report.clone());
+            }
         }
         self.log.report(report.clone());
         if self.state.on_finished(report) {

@@ -3,9 +3,11 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use conman_core::Departure;
 use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
 use conman_vitals::Vitals;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 
 use crate::support::{Fixture, RawBackend, TestDirectory, serve_echo_head, soon, status, until};
 
@@ -63,6 +65,54 @@ async fn what_outlives_the_patience_of_a_shutdown_is_cut() {
     .await;
     assert_eq!(client.read_to_end().await, "");
     assert_eq!(session.read_to_end().await, "");
+}
+
+#[tokio::test]
+async fn a_node_that_leaves_asks_clients_to_connect_again_before_it_closes_idle_connections() {
+    const PROBE: &str = "GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    let fixture = Fixture::new();
+    let (departs, departure) = watch::channel(Departure::Staying);
+    fixture.proxy.follow(departure);
+    let (mut used, mut idle) = (fixture.connect().await, fixture.connect().await);
+    for client in [&mut used, &mut idle] {
+        client.send(PROBE).await;
+        let response = client.read_until("ready\n").await;
+        assert!(!response.contains("connection: close"), "{response}");
+    }
+    departs.send_replace(Departure::Announced);
+    soon("the listener leaves", async {
+        loop {
+            let mut client = fixture.connect().await;
+            client.send(PROBE).await;
+            let response = client.read_until("ready\n").await;
+            if response.contains("connection: close") {
+                break;
+            }
+        }
+    })
+    .await;
+    used.send(PROBE).await;
+    let response = used.read_to_end().await;
+    assert!(response.contains("connection: close"), "{response}");
+    // Still open, until the node closes what is left.
+    until("the others' end", || fixture.proxy.stats().connections == 1).await;
+    departs.send_replace(Departure::Closing);
+    assert_eq!(idle.read_to_end().await, "");
+    let mut late = fixture.connect().await;
+    late.send(PROBE).await;
+    assert_eq!(status(&late.read_to_end().await), "200", "it is served");
+    departs.send_replace(Departure::Staying);
+    soon("the listener stays", async {
+        loop {
+            let mut client = fixture.connect().await;
+            client.send(PROBE).await;
+            let response = client.read_until("ready\n").await;
+            if !response.contains("connection: close") {
+                break;
+            }
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

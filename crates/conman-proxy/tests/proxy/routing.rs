@@ -1,5 +1,5 @@
 use conman_proto::Problem;
-use conman_proxy::{ProxyOptions, Verdict};
+use conman_proxy::{ProxyOptions, Readiness, Verdict};
 use http::HeaderValue;
 
 use crate::support::{Fixture, body, serve_echo_head, status};
@@ -184,4 +184,37 @@ async fn the_gate_sees_the_stripped_target_and_decides() {
             .await
             .contains("may_start=true")
     );
+}
+
+#[tokio::test]
+async fn load_balancers_ask_for_the_nodes_state_at_any_host_that_is_no_sessions() {
+    let fixture = Fixture::new();
+    fixture.session("alice", serve_echo_head().await);
+    for host in ["127.0.0.1:7701", "lb.example", "", "localhost"] {
+        let response = fixture.get("/readyz", host).await;
+        assert_eq!((status(&response), body(&response)), ("200", "ready\n"));
+    }
+    let own = fixture.get("/readyz", "alice.localhost").await;
+    assert!(body(&own).starts_with("GET /readyz HTTP/1.1\r\n"), "{own}");
+    for target in ["/readyz/", "/readyz2", "/"] {
+        let response = fixture.get(target, "127.0.0.1").await;
+        assert_eq!(status(&response), "404", "{response}");
+    }
+    for (readiness, code) in [
+        (Readiness::Lapsed, "200"),
+        (Readiness::Cordoned, "404"),
+        (Readiness::Draining, "404"),
+        (Readiness::Preempted, "404"),
+        (Readiness::Stopping, "404"),
+        (Readiness::Down, "503"),
+    ] {
+        *fixture
+            .directory
+            .readiness
+            .lock()
+            .expect("no panic while held") = Some(readiness);
+        let response = fixture.get("/readyz", "127.0.0.1").await;
+        assert_eq!(status(&response), code, "{response}");
+        assert_eq!(body(&response).trim_end(), readiness.as_str());
+    }
 }

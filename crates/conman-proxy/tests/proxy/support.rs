@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Proxy, ProxyOptions, Refusal, Route, Stream, Verdict, Way,
+    Backend, Directory, Gate, Proxy, ProxyOptions, Readiness, Refusal, Route, Stream, Verdict, Way,
 };
 use http::request::Parts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -107,6 +107,8 @@ impl TestSession {
 pub(crate) struct TestDirectory {
     sessions: Mutex<HashMap<String, Arc<TestSession>>>,
     pub(crate) gate: watch::Sender<bool>,
+    /// Ready unless set.
+    pub(crate) readiness: Mutex<Option<Readiness>>,
 }
 
 impl TestDirectory {
@@ -150,6 +152,11 @@ impl Directory for TestDirectory {
                 ),
                 retry_after_s: Some(3),
             })
+    }
+
+    fn readiness(&self) -> Readiness {
+        let set = *self.readiness.lock().expect("no panic while held");
+        set.unwrap_or(Readiness::Ready)
     }
 }
 

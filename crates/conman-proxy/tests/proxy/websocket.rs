@@ -1,12 +1,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::Closing;
+use conman_core::{Closing, Departure};
 use conman_proxy::{ProxyOptions, SubprotocolAnswer, Verdict};
 use futures_util::{SinkExt, StreamExt};
 use http::HeaderValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
@@ -322,6 +323,27 @@ async fn shutting_the_proxy_down_closes_tunnels_with_1012() {
     drop(socket);
     soon("the shutdown", ended).await.expect("no panic");
     assert_eq!(alice.activity.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn a_node_that_leaves_closes_its_tunnels_with_1012_and_serves_those_who_come_back() {
+    let (fixture, alice) = setup().await;
+    let (departs, departure) = watch::channel(Departure::Announced);
+    fixture.proxy.follow(departure);
+    let mut sockets = Vec::new();
+    for _ in 0..8 {
+        sockets.push(open(&fixture, "alice").await);
+    }
+    until("the tunnels", || fixture.proxy.stats().tunnels == 8).await;
+    departs.send_replace(Departure::Closing);
+    for socket in &mut sockets {
+        assert_eq!(close_code(socket).await.0, 1012);
+    }
+    drop(sockets);
+    until("the tunnels' end", || alice.activity.in_flight() == 0).await;
+    // A client that no load balancer leads elsewhere.
+    let mut late = open(&fixture, "alice").await;
+    assert_eq!(close_code(&mut late).await.0, 1012);
 }
 
 #[tokio::test]

@@ -29,6 +29,10 @@ const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 /// Placeholder in `listen.url`.
 const ID: &str = "{id}";
 
+/// Time for load balancers of a fleet to notice that a node leaves, if not configured: two probes, one
+/// second apart, and a margin.
+const SHUTDOWN_DELAY_S: u64 = 5;
+
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
@@ -141,6 +145,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     let id_range = node
         .parsed("id_range", str::parse::<IdPool>)
         .unwrap_or_default();
+    let shutdown_delay_s = node.integer("shutdown_delay_s", 0..=600);
     node.finish();
 
     let listen = listen(&root.section("listen"));
@@ -210,6 +215,10 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         name: name.unwrap_or_else(host_name),
         state_dir,
         id_range,
+        shutdown_delay: Duration::from_secs(shutdown_delay_s.unwrap_or(match shared {
+            Some(_) => SHUTDOWN_DELAY_S,
+            None => 0,
+        })),
         runtime,
         listen,
         fleet,
@@ -269,6 +278,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
     let api = address("api").unwrap_or(loopback(7700));
     let sessions = address("sessions").unwrap_or(loopback(7701));
     let peers = address("peers");
+    let agent = address("agent");
     if api == sessions && api.port() != 0 {
         section.mistake(
             "sessions",
@@ -310,6 +320,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         api,
         sessions,
         peers,
+        agent,
         admin,
         domain,
         hosts,

@@ -45,6 +45,8 @@ pub(crate) struct Config {
     pub(crate) state_dir: PathBuf,
     /// `node.id_range`: user and group ids of native sessions.
     pub(crate) id_range: IdPool,
+    /// `node.shutdown_delay_s`: how long load balancers may need to notice that the node leaves.
+    pub(crate) shutdown_delay: Duration,
     /// `node.runtime`.
     pub(crate) runtime: RuntimeKind,
     pub(crate) listen: Listen,
@@ -90,6 +92,8 @@ pub(crate) struct Listen {
     pub(crate) sessions: SocketAddr,
     /// Listener for other nodes; `None` outside a fleet.
     pub(crate) peers: Option<SocketAddr>,
+    /// Where HAProxy's agent check is answered.
+    pub(crate) agent: Option<SocketAddr>,
     /// The command line's socket.
     pub(crate) admin: PathBuf,
     /// `{id}.<domain>` addresses a session.

@@ -72,7 +72,7 @@ fn announcement(fixed: &Announcement, status: &StatusHandle) -> Announcement {
     });
     let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     Announcement {
-        draining: matches!(view.state, NodeState::Draining | NodeState::Preempted),
+        draining: !matches!(view.state, NodeState::Live | NodeState::Recovering),
         max_sessions,
         load: NodeLoad {
             sessions: count(view.sessions_running + view.sessions_starting + view.sessions_stuck),
@@ -85,7 +85,7 @@ fn announcement(fixed: &Announcement, status: &StatusHandle) -> Announcement {
 }
 
 /// Pressure and memory, as far as the kernel reports them.
-fn host_load() -> NodeLoad {
+pub(super) fn host_load() -> NodeLoad {
     let read = |path: &str| {
         let mut text = fs::read_to_string(path).unwrap_or_default();
         text.truncate(MAX_PROC_BYTES);

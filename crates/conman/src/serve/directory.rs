@@ -4,7 +4,9 @@ use async_trait::async_trait;
 use conman_fleet::{Locator, own_route};
 use conman_node::AccessHandle;
 use conman_proto::{Problem, SessionId};
-use conman_proxy::{Directory, PeerRefusal, Refusal, Route};
+use conman_proxy::{Directory, PeerRefusal, Readiness, Refusal, Route};
+
+use super::readiness::NodeReadiness;
 
 /// Retry-After for a session that cannot be reached for a while.
 const RETRY_AFTER_S: u32 = 1;
@@ -13,12 +15,21 @@ const RETRY_AFTER_S: u32 = 1;
 #[derive(Debug)]
 pub(super) struct NodeDirectory {
     access: AccessHandle,
+    readiness: NodeReadiness,
     locator: Option<Arc<Locator>>,
 }
 
 impl NodeDirectory {
-    pub(super) fn new(access: AccessHandle, locator: Option<Arc<Locator>>) -> Self {
-        Self { access, locator }
+    pub(super) fn new(
+        access: AccessHandle,
+        readiness: NodeReadiness,
+        locator: Option<Arc<Locator>>,
+    ) -> Self {
+        Self {
+            access,
+            readiness,
+            locator,
+        }
     }
 }
 
@@ -53,6 +64,10 @@ impl Directory for NodeDirectory {
             }
             None => self.route(&from.session, may_start).await,
         }
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.readiness.get()
     }
 }
 

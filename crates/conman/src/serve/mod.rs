@@ -9,6 +9,7 @@
 //! Signals are handled on the emergency thread, so that SIGTERM works when everything else hangs.
 //! A watch channel carries the stop order from there to the main task.
 
+mod agent;
 mod announce;
 mod directory;
 mod false_starts;
@@ -20,6 +21,7 @@ mod listeners;
 mod name;
 mod network;
 mod peers;
+mod readiness;
 mod renewal;
 mod runtimes;
 mod service_manager;
@@ -44,7 +46,7 @@ use conman_core::retention::Retention;
 use conman_core::{CgroupDriver, Instance, error_chain as chain};
 use conman_fleet::{FleetMap, Locator, PeerClient, run_restarter};
 use conman_linux::Cgroups;
-use conman_node::{AccessHandle, EmergencyThread, Node, NodeOptions, UrlScheme};
+use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
 use conman_proxy::{Proxy, ProxyOptions};
 use conman_vitals::{Vitals, essential};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -54,6 +56,7 @@ use crate::config::{self, Config, OnSigterm};
 use false_starts::FalseStarts;
 use listeners::Listeners;
 use peers::Credentials;
+use readiness::NodeReadiness;
 use renewal::Renewal;
 use runtimes::Runtimes;
 use signals::Signals;
@@ -314,14 +317,18 @@ async fn serve(
             closing.clone(),
         );
     }
+    let readiness = NodeReadiness::new(&node, &state.vitals);
     let proxy = start_proxy(
         &config,
         &listeners,
-        (node.access(), locator),
+        (&node, readiness.clone(), locator),
         &tokens,
         &connect_tokens,
         &state.vitals,
     )?;
+    if let Some(address) = config.listen.agent {
+        agent::run(address, readiness, closing.clone()).await?;
+    }
     let api_address = listeners
         .api
         .local_addr()
@@ -393,6 +400,10 @@ async fn serve(
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
     service_manager::stopping(why);
+    // A preemption has had its time already.
+    if on_sigterm == OnSigterm::Leave {
+        node.announce_stop().await;
+    }
     // Tunnels and streams first; the listeners accept nothing more from here on.
     closing.cancel();
     let (_, _) = tokio::join!(proxy.shutdown(PROXY_PATIENCE), async {
@@ -509,6 +520,7 @@ async fn start_node(
         _ => options.urls.clone(),
     };
     options.preempt_budget_ms = config.preempt.budget_ms;
+    options.shutdown_delay = config.shutdown_delay;
     options.standing = state.fleet.standing();
     options.vitals = state.vitals.clone();
     options.egress = config.net.egress.clone();
@@ -534,7 +546,7 @@ fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
 fn start_proxy(
     config: &Config,
     listeners: &Listeners,
-    (access, locator): (&AccessHandle, Option<Arc<Locator>>),
+    (node, readiness, locator): (&Node, NodeReadiness, Option<Arc<Locator>>),
     tokens: &Option<Arc<TokenFile>>,
     connect_tokens: &Arc<ConnectTokens>,
     vitals: &Vitals,
@@ -562,13 +574,19 @@ fn start_proxy(
         .sessions
         .try_clone()
         .context("cannot share the sessions listener")?;
-    Proxy::start(
+    let proxy = Proxy::start(
         listener,
         options,
-        Arc::new(directory::NodeDirectory::new(access.clone(), locator)),
+        Arc::new(directory::NodeDirectory::new(
+            node.access().clone(),
+            readiness,
+            locator,
+        )),
         Arc::new(gate::SessionGate::new(guard)),
     )
-    .context("cannot start the sessions listener's threads")
+    .context("cannot start the sessions listener's threads")?;
+    proxy.follow(node.leave().departure());
+    Ok(proxy)
 }
 
 fn origin_rules(config: &Config) -> Result<OriginRules> {

@@ -42,11 +42,12 @@ const ETCD: &str = "etcd-server";
 const ETCD_UNIT: &str = "etcd.service";
 
 /// Packages for clusters, which also need root.
-const CLUSTER: [&str; 7] = [
+const CLUSTER: [&str; 8] = [
     "busybox-static",
     "curl",
     "etcd-client",
     ETCD,
+    "haproxy",
     "iproute2",
     "nftables",
     "util-linux",

@@ -4,6 +4,7 @@
 //! then: a node that hangs delays what comes after, too. None of them starts a container.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use conman_cluster::overlap::{SERVING, TEMPLATE};
@@ -59,7 +60,7 @@ pub(crate) struct Taken {
     pub(crate) p99: Duration,
     pub(crate) max: Duration,
     /// Calls that were answered otherwise than by 200, or not.
-    refused: usize,
+    pub(crate) refused: usize,
 }
 
 /// What is asked next, and of whom.
@@ -83,6 +84,15 @@ impl Load {
         Self::of(PACE_OF_REQUESTS, move |number| {
             let api = apis[number % apis.len()].clone();
             (api, "request", Method::GET, path.clone())
+        })
+    }
+
+    /// Requests to these sessions in turn, each on a new connection to a load balancer.
+    pub(crate) fn of_sessions(front: SocketAddr, ids: &[&str]) -> Self {
+        let paths: Vec<String> = ids.iter().map(|id| format!("/s/{id}/")).collect();
+        Self::of(PACE_OF_REQUESTS, move |number| {
+            let path = paths[number % paths.len()].clone();
+            (Api::tcp(front), "request", Method::GET, path)
         })
     }
 

@@ -14,6 +14,7 @@ mod fleet;
 mod holds;
 mod hop;
 mod late;
+mod leaving;
 mod load;
 mod lookups;
 mod machine;

@@ -1,0 +1,165 @@
+//! Lets the connections end that pass through this node to sessions on other nodes, before the node
+//! is done with leaving.
+//!
+//! ```text
+//!           drain, notice, stop             sessions gone, delay over
+//!  Staying ─────────────────────▶ Announced ─────────────────────────▶ Closing
+//!     ▲                               │                                   │
+//!     └───────undrain, readmit────────┴───────────────────────────────────┘
+//! ```
+//! Each [`LeaveCause`] has such a state; the listeners follow the furthest of them. The delay gives load
+//! balancers time to notice. Everything here works on any thread and never blocks, so that a preemption
+//! can use it while the rest of the daemon hangs.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use conman_core::{Activity, Departure};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+/// Interval between checks whether anything still passes through.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Why a node leaves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LeaveCause {
+    Drain = 0,
+    Preemption = 1,
+    Stop = 2,
+}
+
+/// How far a node has got with leaving, and what still passes through it.
+#[derive(Debug)]
+pub struct Leave {
+    through: Arc<Activity>,
+    /// One for each cause.
+    states: Mutex<[Departure; 3]>,
+    departure: watch::Sender<Departure>,
+    delay: Duration,
+}
+
+impl Leave {
+    /// `delay`: time for load balancers to notice that the node leaves.
+    pub(crate) fn new(delay: Duration) -> Self {
+        Self {
+            through: Arc::default(),
+            states: Mutex::default(),
+            departure: watch::Sender::new(Departure::default()),
+            delay,
+        }
+    }
+
+    /// Returns the counter of tunnels and requests to sessions on other nodes.
+    #[must_use]
+    pub fn through(&self) -> &Arc<Activity> {
+        &self.through
+    }
+
+    /// Returns the furthest state of all causes, for the listeners.
+    #[must_use]
+    pub fn departure(&self) -> watch::Receiver<Departure> {
+        self.departure.subscribe()
+    }
+
+    pub(crate) fn delay(&self) -> Duration {
+        self.delay
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.state(LeaveCause::Stop) != Departure::Staying
+    }
+
+    pub(crate) fn announce(&self, cause: LeaveCause) {
+        self.change(cause, |_| Departure::Announced);
+    }
+
+    /// The cause is withdrawn.
+    pub(crate) fn stay(&self, cause: LeaveCause) {
+        self.change(cause, |_| Departure::Staying);
+    }
+
+    /// Closes what passes through, once load balancers have had the delay since `began`, and returns when
+    /// nothing passes through any more, at `until` at the latest, or when the cause is withdrawn. Safe to
+    /// cancel.
+    pub(crate) async fn close(&self, cause: LeaveCause, began: Instant, until: Instant) {
+        self.emptied(cause, (began + self.delay).min(until)).await;
+        self.change(cause, |state| match state {
+            Departure::Staying => Departure::Staying,
+            Departure::Announced | Departure::Closing => Departure::Closing,
+        });
+        self.emptied(cause, until).await;
+    }
+
+    /// Returns once nothing passes through, at `until` at the latest, or when the cause is withdrawn.
+    pub(crate) async fn emptied(&self, cause: LeaveCause, until: Instant) {
+        while self.through.in_flight() > 0
+            && self.state(cause) != Departure::Staying
+            && Instant::now() < until
+        {
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    fn state(&self, cause: LeaveCause) -> Departure {
+        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        states[cause as usize]
+    }
+
+    fn change(&self, cause: LeaveCause, change: impl FnOnce(Departure) -> Departure) {
+        // No panic can happen while the lock is held.
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        states[cause as usize] = change(states[cause as usize]);
+        let furthest = states.iter().copied().max().unwrap_or_default();
+        self.departure
+            .send_if_modified(|present| std::mem::replace(present, furthest) != furthest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn tunnels_are_closed_after_the_delay_and_at_once_if_there_are_none() {
+        let leave = Arc::new(Leave::new(Duration::from_secs(5)));
+        let departure = leave.departure();
+        let began = Instant::now();
+        let until = began + Duration::from_secs(60);
+        leave.announce(LeaveCause::Drain);
+        leave.close(LeaveCause::Drain, began, until).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert_eq!(*departure.borrow(), Departure::Closing);
+
+        leave.announce(LeaveCause::Drain);
+        let tunnel = leave.through().begin();
+        let closing = Arc::clone(&leave);
+        let closing =
+            tokio::spawn(async move { closing.close(LeaveCause::Drain, began, until).await });
+        sleep(Duration::from_secs(4)).await;
+        assert_eq!(*departure.borrow(), Departure::Announced);
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(*departure.borrow(), Departure::Closing);
+        drop(tunnel);
+        closing.await.expect("it returns");
+        assert!(began.elapsed() < Duration::from_secs(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_withdrawn_cause_leaves_the_state_of_the_others() {
+        let leave = Leave::new(Duration::from_secs(5));
+        let departure = leave.departure();
+        let _tunnel = leave.through().begin();
+        let began = Instant::now();
+        leave.announce(LeaveCause::Drain);
+        leave.announce(LeaveCause::Preemption);
+        let until = began + Duration::from_secs(8);
+        leave.close(LeaveCause::Preemption, began, until).await;
+        assert_eq!(*departure.borrow(), Departure::Closing);
+        leave.stay(LeaveCause::Preemption);
+        assert_eq!(*departure.borrow(), Departure::Announced);
+        leave.stay(LeaveCause::Drain);
+        leave.close(LeaveCause::Drain, began, until).await;
+        assert_eq!(*departure.borrow(), Departure::Staying);
+    }
+}

@@ -1,0 +1,174 @@
+//! Answers HAProxy's agent check (`listen.agent`): one line for each connection, with a weight from the
+//! node's load.
+//!
+//! One task serves one connection at a time and reads nothing, so clients that stay, or are many,
+//! cost nothing. The line fits into the empty send buffer of a new socket.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use conman_proto::Node;
+use conman_proxy::Readiness;
+use conman_registry::NodeLoad;
+use conman_vitals::essential;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::announce::host_load;
+use super::readiness::NodeReadiness;
+
+/// The task's name in the log when it ends.
+const NAME: &str = "agent";
+/// How long HAProxy gets `ready` after the node does not leave any more: it keeps `drain` until then. Not
+/// for longer, because `ready` would also end an operator's maintenance. Several checks apart.
+const READY_FOR: Duration = Duration::from_secs(10);
+/// Pause after an error that would recur at once, for example `EMFILE`.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Below this share of memory or places that are free, the weight falls.
+const SCARCE: f64 = 0.2;
+
+/// Answers at `address` until `closing`.
+pub(super) async fn run(
+    address: SocketAddr,
+    readiness: NodeReadiness,
+    closing: CancellationToken,
+) -> Result<()> {
+    let listener = TcpListener::bind(address).await.with_context(|| {
+        format!("cannot listen on {address} for HAProxy's agent check; change `listen.agent`")
+    })?;
+    let mut agent = Agent::default();
+    let serving = async move {
+        loop {
+            match listener.accept().await {
+                Ok((mut client, _)) => {
+                    let view = readiness.status.view();
+                    let line = agent.line(readiness.get(), &view, &host_load(), Instant::now());
+                    // A client that has left does not matter.
+                    let _: io::Result<()> = client.write_all(line.as_bytes()).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept an agent check");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    };
+    // Cancel safe: an answer that is lost at the end is not needed.
+    tokio::spawn(essential(NAME, async move {
+        closing.run_until_cancelled(serving).await;
+    }));
+    Ok(())
+}
+
+#[derive(Debug, Default)]
+struct Agent {
+    left: bool,
+    /// When the node stopped leaving.
+    back_at: Option<Instant>,
+}
+
+impl Agent {
+    fn line(&mut self, state: Readiness, view: &Node, load: &NodeLoad, now: Instant) -> String {
+        let weight = match state {
+            Readiness::Ready => weight(view, load),
+            // Not zero: all nodes may be in this state.
+            Readiness::Lapsed => 1,
+            Readiness::Cordoned | Readiness::Draining | Readiness::Preempted => {
+                self.left = true;
+                return "drain\n".to_owned();
+            }
+            // Unlike `drain`, the next daemon's `up` ends it.
+            Readiness::Stopping => return "down#stopping\n".to_owned(),
+            Readiness::Down => return "down#stalled\n".to_owned(),
+        };
+        if std::mem::take(&mut self.left) {
+            self.back_at = Some(now);
+        }
+        match self.back_at {
+            Some(at) if now < at + READY_FOR => format!("ready up {weight}%\n"),
+            _ => format!("up {weight}%\n"),
+        }
+    }
+}
+
+/// The scarcest of processors, memory and places, in percent of the configured weight; at least 1.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rough share between 0 and 1"
+)]
+fn weight(view: &Node, load: &NodeLoad) -> u32 {
+    let share = |free: u64, all: u64| match all {
+        0 => 1.0,
+        _ => free as f64 / all as f64 / SCARCE,
+    };
+    let places = view.host_limit.as_ref().map_or(view.max_sessions, |host| {
+        host.max_sessions.min(view.max_sessions)
+    });
+    let taken = view.sessions_running + view.sessions_starting + view.sessions_stuck;
+    let idle = 1.0 - load.cpu_pressure_percent / 100.0;
+    let scarcest = idle
+        .min(share(load.memory_available_bytes, load.memory_total_bytes))
+        .min(share(places.saturating_sub(taken), places));
+    (scarcest.clamp(0.01, 1.0) * 100.0).round() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(taken: u64) -> Node {
+        Node {
+            sessions_running: taken,
+            max_sessions: 100,
+            ..Node::unannounced("n1")
+        }
+    }
+
+    fn load(pressure: f64, available: u64) -> NodeLoad {
+        NodeLoad {
+            cpu_pressure_percent: pressure,
+            memory_available_bytes: available,
+            memory_total_bytes: 1_000,
+            ..NodeLoad::default()
+        }
+    }
+
+    #[test]
+    fn the_weight_follows_what_is_scarcest() {
+        assert_eq!(weight(&node(0), &load(0.0, 1_000)), 100);
+        assert_eq!(weight(&node(80), &load(0.0, 200)), 100);
+        assert_eq!(weight(&node(0), &load(30.0, 1_000)), 70);
+        assert_eq!(weight(&node(0), &load(30.0, 100)), 50);
+        assert_eq!(weight(&node(95), &load(30.0, 100)), 25);
+        assert_eq!(weight(&node(100), &load(100.0, 0)), 1);
+    }
+
+    #[test]
+    fn ready_is_said_for_a_while_after_leaving_was_taken_back_and_never_else() {
+        let mut agent = Agent::default();
+        let began = Instant::now();
+        let mut at = |state, seconds| {
+            let now = began + Duration::from_secs(seconds);
+            agent.line(state, &node(0), &load(0.0, 1_000), now)
+        };
+        assert_eq!(at(Readiness::Ready, 0), "up 100%\n");
+        assert_eq!(at(Readiness::Lapsed, 1), "up 1%\n");
+        assert_eq!(at(Readiness::Stopping, 1), "down#stopping\n");
+        for state in [
+            Readiness::Cordoned,
+            Readiness::Draining,
+            Readiness::Preempted,
+        ] {
+            assert_eq!(at(state, 2), "drain\n");
+        }
+        assert_eq!(at(Readiness::Lapsed, 60), "ready up 1%\n");
+        assert_eq!(at(Readiness::Ready, 69), "ready up 100%\n");
+        assert_eq!(at(Readiness::Ready, 71), "up 100%\n");
+    }
+}

@@ -1,0 +1,267 @@
+//! Nodes that leave while clients are connected through them to sessions on other nodes.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use conman_cluster::overlap::{SERVING, visit};
+use conman_cluster::{Balancer, Cluster, Forward, has_haproxy};
+use conman_e2e::{eventually, eventually_some, lacks};
+use conman_proto::{DrainReport, DrainState, EnsureResponse, Node, PreemptReport};
+use futures_util::StreamExt as _;
+use http::{Method, StatusCode};
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_tungstenite::tungstenite::Message;
+
+use super::fleet::{Fleet, PATIENCE};
+use super::load::Load;
+
+/// Pause of a client that was refused.
+const REFUSED_PAUSE: Duration = Duration::from_millis(200);
+/// The code of a connection that was closed without one.
+const WITHOUT_CLOSE: u16 = 1006;
+
+/// What clients saw.
+#[derive(Debug, Default)]
+struct Seen {
+    open: usize,
+    closes: BTreeMap<u16, usize>,
+    refused: Vec<String>,
+}
+
+/// Clients with a WebSocket each, which connect again when it is closed.
+struct Clients {
+    seen: Arc<Mutex<Seen>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Clients {
+    /// `count` of them for each session. The first connection goes through `first`, later ones through
+    /// `then`.
+    async fn connect(count: usize, ids: &[&str], first: SocketAddr, then: SocketAddr) -> Self {
+        let seen = Arc::<Mutex<Seen>>::default();
+        let mut tasks = JoinSet::new();
+        for id in ids.iter().cycle().take(count * ids.len()) {
+            tasks.spawn(stay((*id).to_owned(), first, then, Arc::clone(&seen)));
+        }
+        let clients = Self {
+            seen,
+            _tasks: tasks,
+        };
+        clients.all_are_open(count * ids.len()).await;
+        clients
+    }
+
+    async fn all_are_open(&self, count: usize) {
+        eventually("all clients are connected", PATIENCE, async || {
+            self.seen.lock().expect("no panic while held").open == count
+        })
+        .await;
+    }
+
+    /// Every connection was opened at once, and closed with 1012 if it was.
+    fn saw_only_1012(&self) -> usize {
+        let seen = self.seen.lock().expect("no panic while held");
+        assert_eq!(seen.refused, Vec::<String>::new());
+        let others: Vec<_> = seen.closes.keys().filter(|code| **code != 1012).collect();
+        assert!(others.is_empty(), "{seen:?}");
+        seen.closes.get(&1012).copied().unwrap_or_default()
+    }
+}
+
+async fn stay(id: String, first: SocketAddr, then: SocketAddr, seen: Arc<Mutex<Seen>>) {
+    let note = |change: &dyn Fn(&mut Seen)| change(&mut seen.lock().expect("no panic while held"));
+    let mut through = first;
+    loop {
+        let opened = timeout(PATIENCE, visit(through, &id)).await;
+        let mut socket = match opened.map_err(|_| "no greeting".to_owned()) {
+            Ok(Ok((socket, _))) => socket,
+            Ok(Err(error)) => {
+                note(&|seen| seen.refused.push(format!("{error:#}")));
+                sleep(REFUSED_PAUSE).await;
+                continue;
+            }
+            Err(why) => {
+                note(&|seen| seen.refused.push(why.clone()));
+                continue;
+            }
+        };
+        note(&|seen| seen.open += 1);
+        let mut code = WITHOUT_CLOSE;
+        while let Some(Ok(message)) = socket.next().await {
+            if let Message::Close(frame) = message {
+                code = frame.map_or(1005, |frame| frame.code.into());
+            }
+        }
+        note(&|seen| {
+            seen.open -= 1;
+            *seen.closes.entry(code).or_default() += 1;
+        });
+        through = then;
+    }
+}
+
+impl Fleet {
+    async fn shown(&self, node: usize) -> Node {
+        let name = self.node(node).name();
+        let path = format!("/v1/nodes/{name}");
+        self.node(node)
+            .admin()
+            .get(&path)
+            .await
+            .expect(StatusCode::OK)
+    }
+
+    /// Has a witness that answers clients run on that very node.
+    async fn serves_on(&self, node: usize, id: &str) {
+        let path = format!(
+            "/v1/sessions/{id}?node_label=host%3D{}",
+            self.node(node).name()
+        );
+        let body = json!({"template": SERVING});
+        let session = eventually_some("it serves", PATIENCE, async || {
+            let answer = self.ask(node, Method::PUT, &path, Some(&body)).await?;
+            let success = answer.status.is_success();
+            success.then(|| answer.expect::<EnsureResponse>(answer.status).session)
+        })
+        .await;
+        assert_eq!(session.node, self.node(node).name());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_37_a_node_that_has_left_can_be_switched_off_without_cutting_a_client() {
+    const EACH: usize = 10;
+    let builder = Cluster::builder().nodes(3).short();
+    let Some(mut fleet) = Fleet::shared(builder.set("node", "shutdown_delay_s = 1")).await else {
+        return;
+    };
+    fleet.serve_on(0, "own").await;
+    fleet.serves_on(1, "there").await;
+    fleet.serves_on(2, "elsewhere").await;
+    let (first, then) = (
+        fleet.node(0).sessions_address(),
+        fleet.node(1).sessions_address(),
+    );
+    let ids = ["own", "there", "elsewhere"];
+    let clients = Clients::connect(EACH, &ids, first, then).await;
+    assert_eq!(fleet.shown(0).await.through, 2 * EACH as u64);
+
+    let admin = fleet.node(0).admin();
+    let begun = admin.post("/v1/nodes/self/drain", &json!({})).await;
+    assert!(begun.status.is_success(), "{}", begun.text());
+    eventually("the node is drained", PATIENCE, async || {
+        let answer = admin.get("/v1/nodes/self/drain").await;
+        let report: DrainReport = answer.expect(StatusCode::OK);
+        if report.state == DrainState::Draining {
+            return false;
+        }
+        assert_eq!((report.through, report.remaining), (0, 0));
+        true
+    })
+    .await;
+    // Now the machine may go.
+    fleet.node(0).lose().expect("switched off");
+    clients.all_are_open(3 * EACH).await;
+    assert_eq!(clients.saw_only_1012(), 3 * EACH);
+    drop(clients);
+
+    let (first, then) = (then, fleet.node(2).sessions_address());
+    let clients = Clients::connect(EACH, &["elsewhere"], first, then).await;
+    let preempted = fleet
+        .node(1)
+        .admin()
+        .post("/v1/nodes/self/preempt", &json!({}))
+        .await;
+    let report: PreemptReport = preempted.expect(StatusCode::OK);
+    assert_eq!((report.through, report.unreleased), (0, Vec::new()));
+    fleet.node(1).lose().expect("switched off");
+    clients.all_are_open(EACH).await;
+    assert_eq!(clients.saw_only_1012(), EACH);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_38_a_rolling_restart_behind_a_load_balancer_refuses_nobody() {
+    const EACH: usize = 5;
+    let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, 7703));
+    let builder = Cluster::builder().nodes(3);
+    let builder = builder.set("listen", &format!("agent = \"{agent}\""));
+    if !has_haproxy() {
+        return lacks("haproxy is missing (package haproxy)");
+    }
+    let Some(fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let layout = fleet.cluster.layout();
+    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let agents: Vec<Forward> = (0..3)
+        .map(|node| layout.namespace_path(fleet.node(node).name()))
+        .map(|namespace| Forward::open(&namespace, &[(here, agent)]).expect("a forward"))
+        .collect();
+    let addresses: Vec<SocketAddr> = agents.iter().map(|one| one.addresses()[0]).collect();
+    let started = Balancer::start(&layout.directory, fleet.cluster.nodes(), &addresses);
+    let balancer = started.expect("HAProxy serves");
+    let becomes = async |node: usize, status: &str| {
+        let name = fleet.node(node).name();
+        let what = format!("HAProxy takes {name} for {status}");
+        eventually(&what, PATIENCE, async || {
+            balancer
+                .status(name)
+                .is_ok_and(|now| now.starts_with(status))
+        })
+        .await;
+    };
+    let ids = ["one", "two", "three"];
+    for (node, id) in ids.iter().enumerate() {
+        fleet.serves_on(node, id).await;
+        becomes(node, "UP").await;
+    }
+    let front = balancer.address();
+    let clients = Clients::connect(EACH, &ids, front, front).await;
+    let load = Load::of_sessions(front, &ids);
+    for node in 0..3 {
+        fleet.node(node).end_daemon().await.expect("stopped");
+        fleet.node(node).start().expect("started");
+        fleet.node(node).wait_ready().await.expect("ready");
+        becomes(node, "UP").await;
+        clients.all_are_open(3 * EACH).await;
+    }
+    let requests = load
+        .end("requests through HAProxy in a rolling restart")
+        .await;
+    assert_eq!(requests.refused, 0, "of {} requests", requests.calls);
+    // Each tunnel touches two nodes at most.
+    let reconnects = clients.saw_only_1012();
+    assert!(reconnects <= 3 * 3 * EACH, "{reconnects}");
+
+    // A cordon keeps new clients away, and those that are there.
+    let through = || async { fleet.shown(0).await };
+    let before = through().await;
+    let admin = fleet.node(0).admin();
+    let cordoned: Node = admin
+        .post("/v1/nodes/self/cordon", &json!({}))
+        .await
+        .expect(StatusCode::OK);
+    eventually("HAProxy sends it no new clients", PATIENCE, async || {
+        let status = balancer.status(fleet.node(0).name());
+        status.is_ok_and(|now| now.starts_with("NOLB") || now.starts_with("DRAIN"))
+    })
+    .await;
+    let after = through().await;
+    assert_eq!(
+        (before.through, before.connections),
+        (after.through, after.connections)
+    );
+    assert_eq!(cordoned.sessions_running, 1);
+    assert_eq!(clients.saw_only_1012(), reconnects);
+    let _: Node = admin
+        .post("/v1/nodes/self/uncordon", &json!({}))
+        .await
+        .expect(StatusCode::OK);
+    becomes(0, "UP").await;
+    drop((clients, balancer));
+    fleet.leaves_nothing().await;
+}
