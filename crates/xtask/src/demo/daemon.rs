@@ -35,16 +35,21 @@ pub(crate) struct Conman {
     pub(crate) docker: bool,
     pub(crate) api: String,
     pub(crate) sessions: String,
+    /// Where a package registry is served, in the egress list of the template `installer`. Not
+    /// 127.0.0.1, which programs exempt from proxies.
+    pub(crate) registry: TcpListener,
 }
 
 impl Conman {
     pub(crate) fn start(docker: bool) -> Result<Self> {
         let directory = tempfile::tempdir().context("making a temporary folder")?;
         let [api, sessions] = ports()?.map(|port| format!("127.0.0.1:{port}"));
+        let registry = TcpListener::bind("127.0.0.2:0").context("listening on 127.0.0.2")?;
+        let listed = registry.local_addr().context("reading a port")?.to_string();
         let config = directory.path().join("conman.toml");
         fs::write(
             &config,
-            configuration(directory.path(), &api, &sessions, docker),
+            configuration(directory.path(), [&api, &sessions, &listed], docker),
         )
         .with_context(|| format!("writing {}", config.display()))?;
         let log = File::create(directory.path().join("conman.log")).context("making a log file")?;
@@ -65,6 +70,7 @@ impl Conman {
             docker,
             api,
             sessions,
+            registry,
         };
         conman.wait_ready()?;
         Ok(conman)
@@ -182,7 +188,7 @@ fn ports() -> Result<[u16; 2]> {
     Ok([port(api)?, port(sessions)?])
 }
 
-fn configuration(directory: &Path, api: &str, sessions: &str, docker: bool) -> String {
+fn configuration(directory: &Path, [api, sessions, registry]: [&str; 3], docker: bool) -> String {
     let directory = directory.display();
     let on_docker = match docker {
         true => ON_DOCKER.replace("DEMO_IMAGE", DEMO_IMAGE),
@@ -213,6 +219,11 @@ command = ["websocketd", "--port=8080", "--staticdir=/srv", "--passenv=CONMAN_SE
 port = 8080
 memory_bytes = 268435456
 pids = 128
+
+[templates.installer]
+image = "{DEMO_IMAGE}"
+command = ["sleep", "1000000"]
+egress = ["{registry}", "internet"]
 
 [templates.tiny]
 image = "{DEMO_IMAGE}"

@@ -1,5 +1,5 @@
-//! The demo's tour: a program over HTTP, a shell over a WebSocket, a command, and a preemption; with
-//! Docker also egress, and a comparison with `docker kill`.
+//! The demo's tour: a program over HTTP, a shell over a WebSocket, a command, a package through an egress
+//! list, and a preemption; with Docker also its bridge, and a comparison with `docker kill`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,12 +23,17 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// crashes in the resolver of some C libraries.
 const FETCH: &str = "import sys, urllib.request as r; \
                      print(r.urlopen(sys.argv[1], timeout=10).read().decode())";
+const METADATA: &str = "http://169.254.169.254/";
+/// A Python package with one module, which prints a line.
+const PACKAGE: &[u8] = include_bytes!("../../../../deploy/demo/greeting-1.0-py3-none-any.whl");
+const PACKAGE_NAME: &str = "greeting-1.0-py3-none-any.whl";
 const GREETING: &str = "greetings from the host";
 
 /// Sessions that [`open_sessions`] starts, and their templates; the last one is on Docker.
-const SESSIONS: [(&str, &str); 3] = [
+const SESSIONS: [(&str, &str); 4] = [
     ("notebook", "python"),
     ("console", "console"),
+    ("installer", "installer"),
     ("worker", "egress"),
 ];
 /// Sessions that `docker kill` and conman kill for the comparison.
@@ -37,7 +42,7 @@ const COMPARED: &str = "40";
 fn sessions(conman: &Conman) -> &'static [(&'static str, &'static str)] {
     match conman.docker {
         true => &SESSIONS,
-        false => &SESSIONS[..2],
+        false => &SESSIONS[..3],
     }
 }
 
@@ -63,7 +68,7 @@ pub(crate) fn explain(conman: &Conman) {
     let (api, sessions) = (&conman.api, &conman.sessions);
     let egress = match conman.docker {
         true => {
-            format!("\n  {tool} exec worker -- ip route          # the one session with egress")
+            format!("\n  {tool} exec worker -- ip route          # the session on Docker's bridge")
         }
         false => String::new(),
     };
@@ -95,8 +100,9 @@ pub(crate) fn take(conman: &Conman) -> Result<()> {
     over_http(conman)?;
     over_websocket(conman)?;
     a_command(conman)?;
+    a_package(conman)?;
     if conman.docker {
-        egress(conman)?;
+        bridge(conman)?;
     }
     why(conman)?;
     preemption(conman)?;
@@ -160,8 +166,63 @@ fn a_command(conman: &Conman) -> Result<()> {
     Ok(())
 }
 
+/// The installer reaches the registry in its egress list, and not the metadata address, although the
+/// list has `internet` as well.
+fn a_package(conman: &Conman) -> Result<()> {
+    let registry = conman.registry.local_addr().context("reading a port")?;
+    let listener = conman.registry.try_clone().context("sharing a listener")?;
+    // It ends with this program.
+    std::thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            let _ = serve_package(client);
+        }
+    });
+    let index = format!("http://{registry}/simple");
+    let install = "pip install --quiet --target /tmp/packages --trusted-host 127.0.0.2 --index-url";
+    println!("\n$ conman exec installer -- {install} {index} greeting");
+    let script = format!("python3 -m {install} {index} greeting");
+    conman.command(&["exec", "installer", "--", "sh", "-c", &script])?;
+    let import = "cd /tmp/packages && exec python3 -m greeting";
+    println!("$ conman exec installer -- sh -c '{import}'");
+    let answer = conman.command(&["exec", "installer", "--", "sh", "-c", import])?;
+    let answer = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
+    println!("{answer}");
+    ensure!(
+        answer == "installed through the egress list",
+        "the package was not installed"
+    );
+    println!("$ conman exec installer -- python3 -c '…' {METADATA}");
+    match conman.command(&["exec", "installer", "--", "python3", "-c", FETCH, METADATA]) {
+        Ok(_) => bail!("a session reached the metadata address"),
+        Err(error) => {
+            let refused = format!("{error:#}").contains("403");
+            ensure!(refused, "the proxy did not refuse it: {error:#}");
+            println!("(fails, as it must: 403 from the session's proxy)");
+        }
+    }
+    Ok(())
+}
+
+fn serve_package(mut client: TcpStream) -> std::io::Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
+    let mut request = [0; 4096];
+    let read = client.read(&mut request)?;
+    let page = format!("<a href=\"/{PACKAGE_NAME}\">{PACKAGE_NAME}</a>");
+    let is_page = request[..read].starts_with(b"GET /simple/greeting/ ");
+    let (kind, body) = match is_page {
+        true => ("text/html", page.as_bytes()),
+        false => ("application/octet-stream", PACKAGE),
+    };
+    write!(
+        client,
+        "HTTP/1.0 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    )?;
+    client.write_all(body)
+}
+
 /// The worker fetches a page from this machine over Docker's bridge; the notebook cannot.
-fn egress(conman: &Conman) -> Result<()> {
+fn bridge(conman: &Conman) -> Result<()> {
     let gateway = conman.command(&[
         "exec",
         "worker",

@@ -14,20 +14,21 @@ use crate::progress::Step;
 
 /// Only busybox: the smallest image.
 pub(crate) const BUSYBOX_IMAGE: &str = "conman-test:busybox";
-/// busybox, python3 with the websockets package, websocketd, and the demo's web console.
+/// busybox, python3 with pip and the websockets package, websocketd, and the demo's web console.
 pub(crate) const DEMO_IMAGE: &str = "conman-demo:latest";
 /// The same image under the name that the tests use.
 const PYTHON_IMAGE: &str = "conman-test:python";
 
 /// Raised with every change of how images are made, so that older ones are rebuilt.
-const RECIPE: &str = "3";
+const RECIPE: &str = "4";
 const RECIPE_LABEL: &str = "dev.conman.recipe";
 const SEARCH_PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// Packages of [`DEMO_IMAGE`].
-const DEMO_PACKAGES: [&str; 4] = [
+const DEMO_PACKAGES: [&str; 5] = [
     "busybox-static",
     "python3",
+    "python3-pip",
     "python3-websockets",
     "websocketd",
 ];
