@@ -108,6 +108,18 @@ impl Echoing {
 
 #[derive(Debug, Args)]
 pub(crate) struct Networking {
+    /// Instead: clean up after many routed sessions, next to deleting as many links one by one
+    #[arg(long, group = "instead")]
+    pub(crate) cleanup: bool,
+    /// Instead: start routed and loopback sessions in alternation
+    #[arg(long, group = "instead")]
+    pub(crate) start: bool,
+    /// Instead: preempt routed and loopback sessions in alternation
+    #[arg(long, group = "instead")]
+    pub(crate) preempt: bool,
+    /// Sessions of these: alive next to the starts, cleaned up, or preempted
+    #[arg(long, value_name = "N", default_value_t = 200, requires = "instead", value_parser = from_to(1, 20_000))]
+    pub(crate) count: usize,
     /// How often every way is measured, in rotation
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = from_to(1, 100))]
     pub(crate) rounds: usize,

@@ -235,7 +235,19 @@ impl Daemon {
             .await
             .context("conman did not stop")?
             .context("waiting for conman")?;
+        self.remove_rules().await;
         Ok(())
+    }
+
+    /// conman leaves its rules for links to the next daemon; here there is none.
+    async fn remove_rules(&self) {
+        let table = format!("conman_{}", self.instance);
+        // Without routed sessions there are no rules, and perhaps no nft.
+        let _ = Command::new("nft")
+            .args(["delete", "table", "inet", &table])
+            .stderr(Stdio::null())
+            .status()
+            .await;
     }
 
     /// Imports an image into conman's store.

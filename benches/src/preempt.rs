@@ -104,33 +104,35 @@ async fn measure(options: &Killing, daemon: &Daemon) -> Result<Vec<Measurement>>
                 .open(&prefix, name, options.count, PARALLEL_STARTS, progress)
                 .await?;
             bar.finish_and_clear();
-            measurements.push(one(options, daemon, load).await?);
+            let (last_dead_ms, last_release_ms) = preempt_all(daemon, options.count).await?;
+            measurements.push(Measurement {
+                load,
+                last_dead_ms,
+                last_release_ms,
+            });
         }
     }
     Ok(measurements)
 }
 
-async fn one(options: &Killing, daemon: &Daemon, load: Load) -> Result<Measurement> {
+/// Preempts a node of `count` sessions: until the last death and the last release, in milliseconds
+/// from the notice. Afterwards nothing of the sessions is left.
+pub(crate) async fn preempt_all(daemon: &Daemon, count: usize) -> Result<(f64, f64)> {
     let observer = Observer::of_cgroup(&daemon.cgroup())?;
     let notice = Instant::now();
     let watching = tokio::task::spawn_blocking(move || observer.wait_all_dead(PATIENCE));
     let preempted = daemon.preempt().await?;
     let dead = watching.await.context("the observer panicked")??;
     ensure!(
-        preempted.released == options.count as u64,
-        "only {} of {} sessions were released: {:?}",
+        preempted.released == count as u64,
+        "only {} of {count} sessions were released: {:?}",
         preempted.released,
-        options.count,
         preempted.unreleased.iter().take(3).collect::<Vec<_>>()
     );
     daemon.clean().await?;
-    Ok(Measurement {
-        load,
-        last_dead_ms: milliseconds(dead - notice),
-        last_release_ms: preempted
-            .last_release_ms
-            .context("no release was reported")?,
-    })
+    let released = preempted.last_release_ms;
+    let released = released.context("no release was reported")?;
+    Ok((milliseconds(dead - notice), released))
 }
 
 fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {

@@ -1,8 +1,10 @@
 //! What each kind of network costs: sessions', Docker's, and plain ones for comparison.
 
+mod cleanup;
 mod loads;
 mod namespaces;
 mod report;
+mod routed;
 mod services;
 mod sessions;
 mod ways;
@@ -61,6 +63,12 @@ struct Unmeasured {
 /// When Docker or a package is missing, or a plain network cannot be made. A way that does not work
 /// is reported as not measured.
 pub(crate) async fn net(conman: &Path, options: &Networking) -> Result<Report> {
+    if options.cleanup {
+        return cleanup::cleanup(conman, options.count).await;
+    }
+    if options.start || options.preempt {
+        return routed::compare(conman, options).await;
+    }
     let mut stage = Stage::default();
     let measured = until_interrupted(async {
         stage.prepare(conman).await?;

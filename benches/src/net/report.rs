@@ -296,6 +296,10 @@ mod tests {
     use super::*;
 
     const OPTIONS: Networking = Networking {
+        cleanup: false,
+        start: false,
+        preempt: false,
+        count: 0,
         rounds: 1,
         seconds: 1,
     };

@@ -1,10 +1,11 @@
 //! Sessions with each kind of network, each of a separate conman: what an installed conman does not
 //! know, it refuses in its configuration.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::process::{Command, ExitStatus};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use conman_proto::{RuntimeKind, Session};
 
 use super::namespaces::{Place, WIRE};
@@ -75,10 +76,57 @@ impl NetSession {
         Ok(Place::of_process(pid))
     }
 
+    /// The address of its link.
+    pub(super) async fn address(&self) -> Result<IpAddr> {
+        let mut command = self.inside()?.command(Path::new("ip"));
+        command.args(["-json", "-4", "address", "show", "dev", "eth0"]);
+        let output = command.output().await.context("starting ip")?;
+        let found: serde_json::Value =
+            serde_json::from_slice(&output.stdout).context("the session has no link eth0")?;
+        let address = found[0]["addr_info"][0]["local"].as_str();
+        let address = address.context("the session's link has no address")?;
+        address.parse().context("reading an address")
+    }
+
+    /// Lets Docker's rules forward what comes from or goes to this conman's links, as operators do.
+    pub(super) fn forwarded_by_docker(&self) -> Result<Vec<DockerRule>> {
+        let links = format!("c{}+", self.daemon.instance);
+        let rules = ["-i", "-o"].map(|direction| DockerRule::insert(direction, &links));
+        rules.into_iter().collect()
+    }
+
     pub(super) fn sessions_listener(&self) -> Result<SocketAddr> {
         let address = self.daemon.sessions.parse();
         address.context("reading conman's address")
     }
+}
+
+/// A rule in Docker's table that accepts what it forwards, until this is dropped.
+#[derive(Debug)]
+pub(super) struct DockerRule {
+    rule: [String; 4],
+}
+
+impl DockerRule {
+    fn insert(direction: &str, links: &str) -> Result<Self> {
+        let rule = [direction, links, "-j", "ACCEPT"].map(str::to_owned);
+        let status = iptables("-I", &rule).context("starting iptables, which Docker needs")?;
+        ensure!(status.success(), "iptables cannot change DOCKER-USER");
+        Ok(Self { rule })
+    }
+}
+
+impl Drop for DockerRule {
+    fn drop(&mut self) {
+        // It names links that nobody else has.
+        let _ = iptables("-D", &self.rule);
+    }
+}
+
+fn iptables(change: &str, rule: &[String; 4]) -> std::io::Result<ExitStatus> {
+    let mut command = Command::new("iptables");
+    command.args(["-w", change, "DOCKER-USER"]).args(rule);
+    command.status()
 }
 
 /// A template's list of what the benchmark's sessions connect to.

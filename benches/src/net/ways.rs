@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::namespaces::{FAR, MACHINE, Namespaces, Place, WIRE, WIRE_TO_FAR};
 use super::services::{PORT, PORTS, Services, programs};
-use super::sessions::{ID, NetSession, Starter, Template, egress};
+use super::sessions::{DockerRule, ID, NetSession, Starter, Template, egress};
 use super::{Name, Side, Unmeasured};
 use crate::daemon::free_ports;
 use crate::docker::Docker;
@@ -26,7 +26,7 @@ const EGRESS_PROXY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 /// Configuration of a network plane: sessions may reach the benchmark's namespaces, and routed ones
 /// have addresses that nothing else here uses.
 const ALLOWED: &str = "allow_addresses = [\"198.18.0.0/16\"]";
-const POOL: &str = "198.19.0.0/16";
+const POOLS: [&str; 2] = ["198.19.0.0/17", "198.19.128.0/17"];
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -61,6 +61,7 @@ pub(super) struct Stage {
     pub(super) ways: Vec<Way>,
     unmeasured: Vec<Unmeasured>,
     sessions: Vec<NetSession>,
+    forwarded: Vec<DockerRule>,
     // Dropped in this order: processes before the namespaces that they run in.
     processes: Vec<Rival>,
     docker: Option<Docker>,
@@ -236,31 +237,43 @@ impl Stage {
         self.add(Side::Local, LOOPBACK, Place::Machine, proxied);
         self.sessions.push(session);
 
-        let wire = || Services::at(WIRE, PORT);
-        let cable = self.namespaces()?.cable();
-        let with = |settings: String, net: String| Template {
-            settings,
-            net,
+        let with = |settings: &str, net: &str| Template {
+            settings: settings.to_owned(),
+            net: net.to_owned(),
             ..plain.clone()
         };
-        let routed = format!("network = \"routed\"\n{}", egress());
-        let macvlan = format!("network = \"macvlan:{cable}\"");
+        let [lower, upper] = POOLS.map(|pool| format!("pool = [\"{pool}\"]"));
+        let routed = "network = \"routed\"";
+        match starter.start(&with(routed, &lower)).await {
+            Ok(session) => {
+                let services = Services::at(session.address().await?, PORT);
+                self.add(Side::Local, ROUTED, Place::Machine, services);
+                self.sessions.push(session);
+            }
+            Err(error) => self.not_measured(Side::Local, ROUTED, &error),
+        }
+        let wire = Services::at(WIRE, PORT);
+        let macvlan = format!("network = \"macvlan:{}\"", self.namespaces()?.cable());
         let outbound = [
             (
                 EGRESS,
-                with(egress(), ALLOWED.to_owned()),
-                wire().through(EGRESS_PROXY),
+                with(&egress(), ALLOWED),
+                wire.clone().through(EGRESS_PROXY),
             ),
             (
                 ROUTED,
-                with(routed, format!("pool = \"{POOL}\"\n{ALLOWED}")),
-                wire(),
+                with(
+                    &format!("{routed}\n{}", egress()),
+                    &format!("{upper}\n{ALLOWED}"),
+                ),
+                wire.clone(),
             ),
-            (MACVLAN, with(macvlan, String::new()), wire()),
+            (MACVLAN, with(&macvlan, ""), wire),
         ];
         for (way, template, services) in outbound {
             match starter.start(&template).await {
                 Ok(session) => {
+                    self.forwarded.extend(session.forwarded_by_docker()?);
                     self.add(Side::Outbound, way, session.inside()?, services);
                     self.sessions.push(session);
                 }
@@ -269,7 +282,7 @@ impl Stage {
         }
         let host = Template {
             listen: SocketAddr::from((MACHINE, SESSION_HOST_PORT)),
-            ..with("network = \"host\"".to_owned(), String::new())
+            ..with("network = \"host\"", "")
         };
         match starter.start(&host).await {
             Ok(session) => {
