@@ -60,7 +60,7 @@ pub fn answer(client: impl AsFd, connected: Result<(), &str>) -> io::Result<()> 
         Ok(()) => CONNECTED,
         Err(text) => {
             let end = text.floor_char_boundary(MAX_TEXT);
-            text[..end].as_bytes()
+            &text.as_bytes()[..end]
         }
     };
     seqpacket::send(client, text, &[])

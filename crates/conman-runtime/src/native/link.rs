@@ -142,8 +142,10 @@ impl Connecting {
             .plane
             .connect(addresses, class, namespace)
             .await;
-        let connected = connected.map_err(|error| format!("link with {addresses}: {error}"));
-        self.answer(connected.as_ref().map(|()| ()).map_err(String::as_str));
+        match connected {
+            Ok(()) => self.answer(Ok(())),
+            Err(error) => self.answer(Err(&format!("link with {addresses}: {error}"))),
+        }
     }
 
     fn answer(&self, connected: Result<(), &str>) {
