@@ -359,7 +359,7 @@ impl Inner {
     fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
         let dir = self.store.container(&plan.key);
         dir.create(plan)?;
-        ContainerFiles::at(&plan.files_dir).write(&plan.key, false)?;
+        ContainerFiles::at(&plan.files_dir).write(&plan.key, &[])?;
         self.placement.make(&self.cgroup(&plan.key), &plan.spec)?;
         Ok(self.container_id(&plan.key))
     }
