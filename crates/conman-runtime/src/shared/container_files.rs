@@ -185,7 +185,7 @@ mod tests {
         let files = ContainerFiles::at(&root.path().join("alice.7"));
         files.write(&key(), &[]).expect("written");
         files
-            .write(&key(), false)
+            .write(&key(), &[])
             .expect("written again after a failed attempt");
         let hostname = fs::read_to_string(files.hostname());
         assert_eq!(hostname.expect("a file"), "alice\n");

@@ -220,7 +220,9 @@ async fn serve(
     let native = network.as_ref().map(|network| network.native(&config));
     let mut runtimes = Runtimes::open(&config, &state, native)?;
     // Its first sweep deletes links that no runtime has adopted.
-    network.map(network::HostNetwork::run);
+    if let Some(network) = network {
+        network.run();
+    }
     // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
     let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
     let joining = async {
