@@ -14,7 +14,7 @@ use crate::{ExecIo, OutputStream};
 const MAX_REPLY_BYTES: usize = 64 * 1024;
 
 /// Longest frame of input.
-const MAX_FRAME_BYTES: usize = 1 << 20;
+const MAX_FRAME_BYTES: usize = 64 * 1024;
 
 /// The input of an order. Dropping it without [`FilesInput::finish`] is a broken input.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use conman_linux::PidFd;
 use conman_proto::ExecStatus;
 use conman_shim::{CallError, ExecSpec, FilesOrder, Hardening, Reply, Request};
 use futures_util::stream::BoxStream;
+use rustix::pipe::fcntl_setpipe_size;
 use tokio::sync::oneshot;
 
 use super::ends::End;
@@ -21,9 +22,11 @@ use super::failure::{call_failed, refused, unrunnable};
 use super::program;
 use super::{Inner, NativeRuntime};
 use crate::shared::container_files::host_error;
-use crate::shared::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
+use crate::shared::exec_channels::{
+    ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size,
+};
 use crate::shared::exec_kill::{Killing, kill_command, on_order};
-use crate::shared::exec_streams::{Pipes, carry_input, carry_output};
+use crate::shared::exec_streams::{Pipes, carry_chunks, carry_input, carry_output};
 use crate::shared::terminal::Terminal;
 use crate::shim_link::LinkError;
 use crate::{
@@ -31,6 +34,12 @@ use crate::{
 };
 
 const ACTION: &str = "run a command in";
+
+/// Most bytes in one piece of a file's content.
+const BULK_CHUNK_BYTES: usize = 64 * 1024;
+
+/// Size of the pipe for it.
+const BULK_PIPE_BYTES: usize = 256 * 1024;
 
 /// Poll interval for the end of a command. A shim that was replaced reports no end.
 const END_INTERVAL: Duration = Duration::from_secs(2);
@@ -82,6 +91,7 @@ async fn exec(
     let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
     let prepare = move || same.command(&owned, &asked);
     let program = super::away(ACTION, prepare).await?;
+    let is_bulk = files.is_some();
     let name = inner.next_command();
     let spec = ExecSpec {
         files,
@@ -99,6 +109,14 @@ async fn exec(
             source,
         )
     })?;
+    let chunk = match (&near, is_bulk) {
+        (Near::Pipes(pipes), true) => {
+            // A smaller pipe is slower, and works.
+            let _ = fcntl_setpipe_size(&pipes.stdout, BULK_PIPE_BYTES);
+            BULK_CHUNK_BYTES
+        }
+        _ => OUTPUT_CHUNK_BYTES,
+    };
     // Before the command can end.
     let end = inner.ends.wait(&name);
     let fds = far.each_ref().map(AsFd::as_fd);
@@ -128,6 +146,7 @@ async fn exec(
         name,
         process,
         end,
+        chunk,
     };
     tokio::spawn(run(running, near, ends));
     Ok(io)
@@ -196,6 +215,8 @@ struct Running {
     /// `None` when it had ended before a pidfd was opened.
     process: Option<Arc<PidFd>>,
     end: oneshot::Receiver<End>,
+    /// Most bytes in one piece of its output.
+    chunk: usize,
 }
 
 impl Running {
@@ -237,6 +258,7 @@ fn status(End(code): End) -> ExecStatus {
 }
 
 async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
+    let chunk = running.chunk;
     let (inner, key, process) = (
         Arc::clone(&running.inner),
         running.key.clone(),
@@ -261,7 +283,7 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
                 }) => {
                     let outputs = async {
                         tokio::join!(
-                            carry_output(Some(stdout), OutputStream::Stdout, &ends.output),
+                            carry_chunks(Some(stdout), OutputStream::Stdout, &ends.output, chunk),
                             carry_output(Some(stderr), OutputStream::Stderr, &ends.output),
                         );
                     };

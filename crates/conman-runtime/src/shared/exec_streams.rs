@@ -46,15 +46,21 @@ pub async fn carry_output<R: AsyncRead + Unpin>(
     stream: OutputStream,
     to: &mpsc::Sender<(OutputStream, Bytes)>,
 ) {
+    carry_chunks(from, stream, to, OUTPUT_CHUNK_BYTES).await;
+}
+
+/// Likewise, in pieces of at most `chunk` bytes.
+pub async fn carry_chunks<R: AsyncRead + Unpin>(
+    from: Option<R>,
+    stream: OutputStream,
+    to: &mpsc::Sender<(OutputStream, Bytes)>,
+    chunk: usize,
+) {
     let Some(mut from) = from else { return };
     let mut buffer = BytesMut::new();
     loop {
-        buffer.reserve(OUTPUT_CHUNK_BYTES);
-        match (&mut from)
-            .take(OUTPUT_CHUNK_BYTES as u64)
-            .read_buf(&mut buffer)
-            .await
-        {
+        buffer.reserve(chunk);
+        match (&mut from).take(chunk as u64).read_buf(&mut buffer).await {
             // A terminal reports the closing of its far end as an error.
             Ok(0) | Err(_) => return,
             Ok(_) => {
