@@ -536,8 +536,9 @@ fn network(
             "network",
             format!("the {runtime} runtime has no `{network}`"),
         );
-    } else if network == Network::Routed && base.network != Some(network) {
-        mistakes.add("network", "only a template can give the network `routed`");
+    } else if network != Network::Loopback && base.network != Some(network) {
+        let message = format!("only a template can give the network `{network}`");
+        mistakes.add("network", message);
     }
     network
 }

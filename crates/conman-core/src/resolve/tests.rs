@@ -103,6 +103,31 @@ fn a_request_can_only_narrow_the_egress_of_its_template() {
 }
 
 #[test]
+fn only_a_template_can_put_a_session_on_dockers_bridge() {
+    let mut policy = policy();
+    let bridge = SessionRequest {
+        network: Some(Network::Bridge),
+        ..named("python")
+    };
+    let mistakes = resolve(&policy, &id(), &bridge).expect_err("by the request alone");
+    assert_eq!(fields(&mistakes), ["network"]);
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.request.network = Some(Network::Bridge);
+    for (given, network) in [
+        (bridge.network, Network::Bridge),
+        (None, Network::Bridge),
+        (Some(Network::Loopback), Network::Loopback),
+    ] {
+        let request = SessionRequest {
+            network: given,
+            ..named("python")
+        };
+        let spec = resolve(&policy, &id(), &request).expect("the template has it");
+        assert_eq!(spec.network, network);
+    }
+}
+
+#[test]
 fn egress_is_refused_where_it_is_not_served() {
     let egress = Some(vec!["internet".to_owned()]);
     let mut policy = policy();
