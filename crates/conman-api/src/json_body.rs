@@ -151,7 +151,7 @@ mod tests {
             (
                 r#"{"network": "host"}"#,
                 "network",
-                "expected `loopback` or `bridge`",
+                "expected one of `loopback`, `bridge`, `routed`",
             ),
             (r#"{"image": "a", "image": "b"}"#, "image", "twice"),
             (r#"{"cpus": true}"#, "cpus", "expected a number"),

@@ -22,7 +22,7 @@ const RUN_SECONDS: &str = "600";
 const INSTALL_SECONDS: &str = "300";
 
 /// Requests that are made up for each operation, beside those that cover the description.
-const EXAMPLES: &str = "100";
+const EXAMPLES: &str = "50";
 /// Fewer, where every one may end all that runs.
 const PREEMPTIONS: &str = "5";
 /// The same requests every time.

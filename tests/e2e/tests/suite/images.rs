@@ -264,7 +264,7 @@ async fn what_a_session_was_made_of_stays_until_it_ends_whatever_happens_to_the_
         .await
         .success();
     conman.api().ensure("s", &json!({"template": "own"})).await;
-    let removed = conman.cli(&["image", "rm", "own:1"]).await;
+    let removed = conman.cli(&["image", "rm", "--force", "own:1"]).await;
     assert!(
         removed.success().contains("until no session uses it"),
         "{removed:?}"

@@ -52,7 +52,7 @@ async fn sessions_outlive_a_killed_daemon_with_their_processes_and_generations()
     );
     // The image is in use, whatever becomes of its name.
     conman
-        .cli(&["image", "rm", conman_e2e::ROOT])
+        .cli(&["image", "rm", "--force", conman_e2e::ROOT])
         .await
         .success();
     assert_eq!(api.stop("s3").await.state, SessionState::Stopped);

@@ -298,7 +298,11 @@ async fn starts_that_cannot_succeed_say_why_and_leave_nothing() {
     let bridge = json!({"image": ROOT, "command": ["sh"], "network": "bridge"});
     let answer = api.put("/v1/sessions/bridge", &bridge).await;
     assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY);
-    assert!(answer.text().contains("loopback"), "{}", answer.text());
+    assert!(
+        answer.text().contains("has no `bridge`"),
+        "{}",
+        answer.text()
+    );
     assert_nothing_left(&conman).await;
 }
 

@@ -403,5 +403,6 @@ async fn a_port_of_a_session_is_reached_through_another_node() {
     }
     let unlisted = get("/s/s:7000/").await;
     assert!(unlisted.contains("no-such-port"), "{unlisted}");
-    fleet.leaves_nothing().await;
+    let ended = fleet.node(0).api().stop("s").await;
+    assert!(ended.state.is_ended(), "{ended:?}");
 }
