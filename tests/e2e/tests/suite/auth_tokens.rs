@@ -288,8 +288,8 @@ fn rules() -> Vec<Rule> {
             "post",
             "/v1/sessions/{id}/kill",
             Frontend,
-            ("/v1/sessions/absent/kill", Some(json!({}))),
-            ("/v1/sessions/absent/kill", Some(json!({}))),
+            ("/v1/sessions/absent/kill", Some(json!({"signal": "TERM"}))),
+            ("/v1/sessions/absent/kill", Some(json!({"signal": "TERM"}))),
             404,
         ),
         act(
@@ -328,16 +328,28 @@ fn rules() -> Vec<Rule> {
             "post",
             "/v1/sessions/{id}/files/mkdir",
             Frontend,
-            ("/v1/sessions/absent/files/mkdir?path=/x", None),
-            ("/v1/sessions/absent/files/mkdir?path=/x", None),
+            (
+                "/v1/sessions/absent/files/mkdir",
+                Some(json!({"path": "/x"})),
+            ),
+            (
+                "/v1/sessions/absent/files/mkdir",
+                Some(json!({"path": "/x"})),
+            ),
             404,
         ),
         act(
             "post",
             "/v1/sessions/{id}/files/move",
             Frontend,
-            ("/v1/sessions/absent/files/move?from=/x&to=/y", None),
-            ("/v1/sessions/absent/files/move?from=/x&to=/y", None),
+            (
+                "/v1/sessions/absent/files/move",
+                Some(json!({"from": "/x", "to": "/y"})),
+            ),
+            (
+                "/v1/sessions/absent/files/move",
+                Some(json!({"from": "/x", "to": "/y"})),
+            ),
             404,
         ),
         act(
@@ -346,7 +358,7 @@ fn rules() -> Vec<Rule> {
             Frontend,
             ("/v1/sessions/absent/ports/80/connect", None),
             ("/v1/sessions/absent/ports/80/connect", None),
-            404,
+            426,
         ),
         act(
             "post",
