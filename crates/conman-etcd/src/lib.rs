@@ -161,7 +161,7 @@ impl EtcdRegistry {
         self.shared.store.client.renew(access)
     }
 
-    /// Starts joining the fleet, which is retried until it succeeds: see [`Fleet::standing`]. The
+    /// Starts joining the fleet, which is retried until it succeeds: see [`Fleet::standing`](conman_registry::Fleet::standing). The
     /// node stays a member for as long as this value lives; when it is dropped, the fence closes
     /// after its timeout.
     pub fn start(
