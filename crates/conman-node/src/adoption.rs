@@ -107,12 +107,17 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
     for (record, finding) in found {
         match finding {
             Finding::Goes(beginning) => {
+                let is_paused = paused.contains(&record.id);
+                let beginning = match beginning {
+                    // Only what was ready can be paused. The record of that follows later, and a
+                    // probe of a paused session would fail.
+                    Beginning::Unready(process) if is_paused => Beginning::Running(process),
+                    other => other,
+                };
                 // Each record is of another session, and no other task starts a life yet.
                 let word = told.get(&key(&record)).filter(|word| word.holds());
                 take_on(context, &record, beginning, word, &mut adopted);
-                if paused.contains(&record.id)
-                    && let Some(handle) = context.sessions.current(&record.id)
-                {
+                if is_paused && let Some(handle) = context.sessions.current(&record.id) {
                     handle.pausing.set(true);
                 }
             }
@@ -243,9 +248,12 @@ async fn release_gone(
 
 /// Sessions that an earlier daemon paused.
 async fn paused(context: &Context, found: &[(SessionRecord, Finding)]) -> HashSet<SessionId> {
-    let running = found
-        .iter()
-        .filter(|(_, finding)| matches!(finding, Finding::Goes(Beginning::Running(_))));
+    let running = found.iter().filter(|(_, finding)| {
+        matches!(
+            finding,
+            Finding::Goes(Beginning::Running(_) | Beginning::Unready(_))
+        )
+    });
     let asked = running.map(async |(record, _)| {
         let runtime = context.runtime(record.spec.runtime)?;
         let paused = runtime.is_paused(&key(record)).await;

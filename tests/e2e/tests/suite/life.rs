@@ -33,7 +33,6 @@ async fn page(conman: &Conman, id: &str) -> String {
 }
 
 #[tokio::test]
-#[ignore = "a new daemon shows a paused session as running"]
 async fn a_paused_session_does_not_run_until_something_connects() {
     let Some(native) = native() else { return };
     let mut conman = Conman::builder().start_native(&native).await;
