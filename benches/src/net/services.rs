@@ -129,7 +129,7 @@ pub(crate) async fn serve_services(listen: SocketAddr) -> Result<()> {
     let http = TcpListener::bind(listen)
         .await
         .with_context(|| format!("listening on {listen}"))?;
-    // Whoever started this may have lost interest.
+    // The caller may have stopped waiting.
     let _ = writeln!(std::io::stdout(), "{READY}");
     tokio::select! {
         // None of them is meant to end, and the process ends when one does.

@@ -59,7 +59,7 @@ fn read(handle: &SessionHandle, runtime: &dyn Runtime) -> Option<SessionStats> {
         generation,
     };
     let usage = runtime.usage(&key);
-    // A process that has ended by now, or another of its number, is not of the container.
+    // A process that has ended, or another one with its number, does not belong to the container.
     let network = runtime
         .owns_pid(&key, pid)
         .then(|| network_bytes(pid))
