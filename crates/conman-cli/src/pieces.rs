@@ -17,7 +17,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const PIECES_AHEAD: usize = 4;
 
 /// Pieces between two updates of the progress line: 2 MiB.
-const PIECES_TOLD: u64 = 16;
+const PIECES_PER_UPDATE: u64 = 16;
 
 /// Why reading ended early.
 #[derive(Debug, Clone, Default)]
@@ -51,7 +51,7 @@ pub(crate) fn produce(
         }
     };
     std::thread::Builder::new()
-        .name("archive".to_owned())
+        .name("pieces".to_owned())
         .spawn(work)?;
     Ok(receiver)
 }
@@ -96,7 +96,7 @@ pub(crate) fn copy(from: &mut dyn Read, to: &mut Pieces) -> io::Result<()> {
 }
 
 /// The pieces; updates the progress line, which lasts as long as the request.
-pub(crate) fn told(
+pub(crate) fn with_progress(
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     progress: Progress,
     length: Option<u64>,
@@ -111,12 +111,12 @@ pub(crate) fn told(
                 Some(Ok(piece)) => {
                     count += 1;
                     sent += piece.len() as u64;
-                    if count % PIECES_TOLD == 0 {
+                    if count % PIECES_PER_UPDATE == 0 {
                         progress.set(format!("sending: {}{total}", bytes(sent)));
                     }
                 }
                 Some(Err(_)) => {}
-                None => progress.set(format!("unpacking {}", bytes(sent))),
+                None => progress.set(format!("sent {}; waiting for the answer", bytes(sent))),
             }
             // Kept for as long as the request lasts, so that the line above stays.
             match piece {

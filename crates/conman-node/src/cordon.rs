@@ -35,6 +35,7 @@ pub(crate) struct Cordon {
 /// The file's content.
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
+    /// For people who read the file.
     cordoned_at: Timestamp,
 }
 
@@ -57,13 +58,17 @@ impl Cordon {
         let file = self.file.clone();
         let read = tokio::task::spawn_blocking(move || file.read::<Saved>()).await;
         let saved = read.unwrap_or_else(|error| Err(io::Error::other(error)));
-        if let Err(error) = &saved {
-            tracing::warn!(%error, "cannot read whether the node is cordoned; cordoned");
-        }
-        let is_set = !matches!(saved, Ok(None));
-        if is_set {
-            tracing::info!("the node was cordoned under an earlier daemon and stays cordoned");
-        }
+        let is_set = match saved {
+            Ok(None) => false,
+            Ok(Some(_)) => {
+                tracing::info!("the node stays cordoned, as under the previous daemon");
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot read cordon.json; the node is cordoned until `conman uncordon`");
+                true
+            }
+        };
         self.is_set.store(is_set, Ordering::Release);
     }
 }
@@ -81,7 +86,7 @@ pub(crate) async fn cordon(context: &Arc<Context>) {
         message = format!("{message}; a restarted daemon may admit sessions again: {error}");
     }
     if !was_set {
-        tracing::info!("{message}");
+        tracing::info!("cordoned");
         context.note(node_event(EventKind::NodeCordoned, message));
     }
 }

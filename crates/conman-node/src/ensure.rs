@@ -99,10 +99,7 @@ fn is_to_look_for_image(context: &Context, id: &SessionId, spec: &ResolvedSpec) 
 /// Returns why a start would fail without the image, as far as its runtime knows.
 pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Option<String> {
     // A node that takes no sessions says so at once, without waiting for its runtime.
-    if context.table.closed().is_some()
-        || context.drain.reason().is_some()
-        || context.cordon.is_set()
-    {
+    if refusal(context).is_some() {
         return None;
     }
     let runtime = context.runtime(spec.runtime)?;
@@ -119,6 +116,19 @@ pub(crate) async fn lacks_image(context: &Context, spec: &ResolvedSpec) -> Optio
     ))
 }
 
+/// Returns why the node takes no sessions now.
+pub(crate) fn refusal(context: &Context) -> Option<EnsureError> {
+    if let Some(closed) = context.table.closed() {
+        return Some(EnsureError::Preempted {
+            reason: closed.reason,
+        });
+    }
+    if let Some(reason) = context.drain.reason() {
+        return Some(EnsureError::Draining { reason });
+    }
+    context.cordon.is_set().then_some(EnsureError::Cordoned)
+}
+
 fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admission {
     let Some(runtime) = context.runtime(spec.runtime) else {
         let known: Vec<_> = context.runtimes.keys().map(ToString::to_string).collect();
@@ -133,11 +143,8 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
         .sessions
         .admit(id, spec, max_sessions, host, |handle| {
             // A drain lists the lives after it has set its reason.
-            if let Some(reason) = context.drain.reason() {
-                return Err(EnsureError::Draining { reason });
-            }
-            if context.cordon.is_set() {
-                return Err(EnsureError::Cordoned);
+            if let Some(error) = refusal(context) {
+                return Err(error);
             }
             let entry = kill_entry(handle, Stage::Claiming, Some(Arc::clone(runtime)));
             context

@@ -64,6 +64,12 @@ impl SessionsHandle {
         })
     }
 
+    /// Returns why a start would be refused, whatever the session.
+    #[must_use]
+    pub fn refusal(&self) -> Option<EnsureError> {
+        ensure::refusal(&self.context)
+    }
+
     /// Like [`Self::ensure`] with a spec that is resolved, and waits until the session is ready.
     pub async fn start(
         &self,

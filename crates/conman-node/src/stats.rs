@@ -18,11 +18,11 @@ pub(crate) async fn of_session(
     handle: Arc<SessionHandle>,
     runtime: &Arc<dyn Runtime>,
 ) -> Result<SessionStats, AccessError> {
-    let id = handle.id.clone();
+    let (id, state) = (handle.id.clone(), handle.state());
     let read = read_all(vec![(handle, Arc::clone(runtime))]).await;
     read.into_iter()
         .next()
-        .ok_or(AccessError::NoSuchSession { id })
+        .ok_or(AccessError::NotRunning { id, state })
 }
 
 /// Every running session of the node, ordered by id.

@@ -93,7 +93,7 @@ impl StatusHandle {
         }
     }
 
-    /// Returns whether the node takes sessions, without counting them.
+    /// Returns the node's state, without counting its sessions.
     #[must_use]
     pub fn state(&self) -> NodeState {
         if self.context.table.closed().is_some() {

@@ -82,8 +82,8 @@ fn shown(state: &ApiState, id: &SessionId) -> Result<Json<Session>, ApiError> {
         (status = 422, description = "no-such-image or start-refused"),
         (status = 502, description = "start-failed"),
         (status = 503, description =
-            "runtime-unavailable, registry-failed, node-full, host-full, node-preempted or \
-             node-recovering"),
+            "runtime-unavailable, registry-failed, node-full, host-full, node-preempted, node-draining, \
+             node-cordoned or node-recovering; a node that takes no sessions does not stop it"),
     )
 )]
 pub(crate) async fn restart(
@@ -98,6 +98,10 @@ pub(crate) async fn restart(
     let restarting = tokio::spawn(async move {
         let sessions = state.node.sessions();
         let spec = sessions.spec(&id).ok_or_else(|| no_such_session(&id))?;
+        // A node that would refuse the start does not stop it either.
+        if let Some(refusal) = sessions.refusal() {
+            return Err(refusal.into());
+        }
         let report = sessions.stop(&id, &why).await?;
         if !report.state.is_ended() {
             let reason = report.reason.unwrap_or_default();

@@ -124,7 +124,7 @@ async fn upload(context: &Context, from: CopyEnd, mut to: Remote<'_>) -> Result<
         .send_pieces(
             Method::PUT,
             &to.request(&parameters),
-            pieces::told(pieces, progress, length),
+            pieces::with_progress(pieces, progress, length),
             length,
             IMPORT,
         )

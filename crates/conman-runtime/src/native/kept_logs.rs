@@ -86,7 +86,7 @@ impl KeptLogs {
             opened => opened?,
         };
         let metadata = log.metadata()?;
-        if !metadata.is_file() || metadata.len() == 0 {
+        if !metadata.is_file() {
             return Ok(());
         }
         let first = metadata.len().saturating_sub(self.limits.bytes);
@@ -218,6 +218,9 @@ mod tests {
         assert_eq!(read(&kept, 4, false).as_deref(), Some("last\n"));
         assert_eq!(read(&kept, 4, true).as_deref(), Some("three\n"));
         assert_eq!(read(&kept, 5, true).as_deref(), Some("last\n"));
+        fs::write(&log, "").expect("written");
+        kept.keep(&key(5), &log).expect("kept");
+        assert_eq!(read(&kept, 5, false).as_deref(), Some(""));
         let now = SystemTime::now();
         kept.sweep(now).expect("swept");
         assert!(read(&kept, 4, false).is_some());

@@ -113,6 +113,12 @@ async fn a_session_is_restarted_signalled_and_forgotten() {
         (&second.spec, second.state),
         (&first.spec, SessionState::Running)
     );
+    // A node that would refuse the start leaves the session as it is.
+    conman.cli(&["cordon", "self"]).await.success();
+    let answer = api.post("/v1/sessions/s/restart", &json!(null)).await;
+    assert_eq!(answer.problem().slug(), "node-cordoned");
+    assert_eq!(api.session("s").await.generation, second.generation);
+    conman.cli(&["uncordon", "self"]).await.success();
     eventually("its trap is set", PATIENCE, async || {
         api.get("/v1/sessions/s/logs")
             .await

@@ -30,7 +30,7 @@ pub(super) async fn run(context: &Context, args: &ImageImportArgs) -> Result<Exi
         .client
         .upload::<Image>(
             &path,
-            pieces::told(pieces, progress, length),
+            pieces::with_progress(pieces, progress, length),
             length,
             IMPORT,
         )
