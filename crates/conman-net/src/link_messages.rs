@@ -195,6 +195,16 @@ fn address(address: IpAddr, index: u32) -> Change {
     Change::Create(RouteNetlinkMessage::NewAddress(message))
 }
 
+/// The request for the route that packets to one address take.
+pub(crate) fn route_request(destination: IpAddr) -> RouteMessage {
+    let (family, prefix) = family(destination);
+    let mut message = RouteMessage::default();
+    message.header.address_family = family;
+    message.header.destination_prefix_length = prefix;
+    message.attributes = vec![RouteAttribute::Destination(route_address(destination))];
+    message
+}
+
 /// A route to one address through the interface.
 fn route(destination: IpAddr, index: u32) -> RouteMessage {
     let (family, prefix) = family(destination);

@@ -119,6 +119,25 @@ impl RouteSocket {
         ))
     }
 
+    /// Returns the answer to a request for one thing.
+    pub fn get(&mut self, request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+        let mut bytes = Vec::new();
+        let sequence = self.push(&mut bytes, request, 0);
+        self.send(&bytes)?;
+        loop {
+            for (header, payload) in self.receive()? {
+                match payload {
+                    _ if header.sequence_number != sequence => {}
+                    NetlinkPayload::InnerMessage(message) => return Ok(message),
+                    NetlinkPayload::Error(error) if error.code.is_some() => {
+                        return Err(error.to_io());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
     /// `None` when it is not consistent.
     fn dump_once(
         &mut self,

@@ -96,11 +96,7 @@ impl RuleSet {
             .map(|address| IpNet::from(*address))
             .collect();
         let mut text = String::new();
-        for (name, networks) in [
-            ("dns", &dns),
-            ("special", &self.special),
-            ("allowed", &self.allowed),
-        ] {
+        for (name, networks) in [("dns", &dns), ("special", &self.special)] {
             for (family, kind, v4) in [("4", "ipv4_addr", true), ("6", "ipv6_addr", false)] {
                 let of_family = networks
                     .iter()
@@ -124,14 +120,16 @@ impl RuleSet {
         for class in &self.classes {
             let _ = writeln!(text, "  chain class_{} {{", class.number);
             for (network, port) in &class.networks {
-                let _ = writeln!(text, "    {}", self.network_rule(network, *port));
+                let _ = writeln!(text, "    {}", self.network_rule(network, Some(*port)));
             }
             if class.internet {
+                for network in &self.allowed {
+                    let _ = writeln!(text, "    {}", self.network_rule(network, None));
+                }
                 // Whatever is special, the host's or another session's is refused after the return.
                 let _ = write!(
                     text,
-                    "    ip daddr @allowed4 accept\n    ip6 daddr @allowed6 accept\n\
-                     \x20   ip daddr @special4 return\n    ip6 daddr @special6 return\n\
+                    "    ip daddr @special4 return\n    ip6 daddr @special6 return\n\
                      \x20   fib daddr type != unicast return\n    {to_ours} return\n    accept\n"
                 );
             }
@@ -142,7 +140,7 @@ impl RuleSet {
 
     /// Accepts a network, without what is special for itself inside, and without the host's addresses unless
     /// it is one of them.
-    fn network_rule(&self, network: &IpNet, port: u16) -> String {
+    fn network_rule(&self, network: &IpNet, port: Option<u16>) -> String {
         let family = if network.addr().is_ipv4() {
             "ip"
         } else {
@@ -150,8 +148,10 @@ impl RuleSet {
         };
         let within = |special: &&IpNet| network.contains(*special) && network != *special;
         let special = joined(self.special.iter().filter(within));
-        let mut rule =
-            format!("{family} daddr {network} meta l4proto {{ tcp, udp }} th dport {port}");
+        let mut rule = format!("{family} daddr {network}");
+        if let Some(port) = port {
+            let _ = write!(rule, " meta l4proto {{ tcp, udp }} th dport {port}");
+        }
         if !special.is_empty() {
             let _ = write!(rule, " {family} daddr != {{ {special} }}");
         }

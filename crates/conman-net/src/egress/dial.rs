@@ -1,17 +1,21 @@
 //! From a host and a port as a client names them to a connection: checks, resolves, checks, connects.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use conman_core::egress::{EgressRefusal, HostError, NamedBy, TargetHost};
 use conman_core::error_chain;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::RouteType;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::resolver::LookupError;
 use super::session::Session;
+use crate::link_messages::route_request;
+use crate::netlink::RouteSocket;
 
 /// Bound on connecting to one address.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -133,15 +137,29 @@ async fn connect(
     Ok(stream)
 }
 
-/// Whether an address is one of the host's own: the kernel then chooses it as the source of packets to
-/// itself. Nothing is sent.
+/// Whether an address is one of the host's own, or no single machine's: the kernel has no route of type unicast
+/// to it. Nothing is sent.
 fn is_hosts(address: IpAddr) -> io::Result<bool> {
-    let unspecified: IpAddr = match address {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = std::net::UdpSocket::bind((unspecified, 0))?;
-    // Any port will do.
-    socket.connect((address, 9))?;
-    Ok(socket.local_addr()?.ip() == address)
+    let request = RouteNetlinkMessage::GetRoute(route_request(address));
+    let found = RouteSocket::open()?.get(&request)?;
+    Ok(!matches!(
+        found,
+        RouteNetlinkMessage::NewRoute(route) if route.header.kind == RouteType::Unicast
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secondary_addresses_of_the_host_are_its_own() {
+        for own in ["127.0.0.1", "127.0.0.2", "::1", "224.0.0.1"] {
+            let own: IpAddr = own.parse().expect("an address");
+            assert!(is_hosts(own).expect("the kernel answers"), "{own}");
+        }
+        // Another machine's; without a route it cannot be told.
+        let other: IpAddr = "198.51.100.1".parse().expect("an address");
+        assert!(!is_hosts(other).unwrap_or(false));
+    }
 }

@@ -130,8 +130,15 @@ fn rules() -> RuleSet {
             class(3, false, vec![]),
         ],
         dns: vec![NAME_SERVER],
-        special: networks(&["10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "fc00::/7"]),
-        allowed: networks(&["10.3.0.6/32"]),
+        special: networks(&[
+            "10.0.0.0/8",
+            "10.88.0.0/16",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "fc00::/7",
+        ]),
+        // Around the node's address and around the other sessions: neither is opened by that.
+        allowed: networks(&["10.3.0.6/32", "192.0.2.0/24", "10.80.0.0/12"]),
     }
 }
 

@@ -35,10 +35,14 @@ pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) ->
     let mtu = section.integer("mtu", 1_280..=65_535).unwrap_or(1_500);
     section.finish();
     let endpoints = shared.map(|shared| shared.endpoints.as_slice());
+    let endpoints = endpoints.unwrap_or_default().iter();
+    let sessions = pool.iter().flat_map(|pool| {
+        let v6 = pool.v6().map(IpNet::V6);
+        [IpNet::V4(pool.v4())].into_iter().chain(v6)
+    });
     let more = endpoints
-        .unwrap_or_default()
-        .iter()
-        .filter_map(|endpoint| host_of(endpoint));
+        .filter_map(|endpoint| host_of(endpoint))
+        .chain(sessions);
     let special = SpecialAddresses {
         more: more.collect(),
         allowed,

@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use conman_core::Template;
+use conman_core::egress::{EgressRules, NamedBy};
 use conman_proto::OnNodeLoss;
 
 use super::load::{ConfigError, parse};
@@ -312,4 +313,24 @@ fn nodes_use_tls_by_a_secret_or_by_certificates() {
         "{fleet}[fleet.tls]\nca = \"/etc/conman/ca.pem\"\n"
     ));
     assert!(text.contains("`fleet.tls.key` is missing"), "{text}");
+}
+
+#[test]
+fn a_wide_egress_list_does_not_open_other_sessions_and_the_nodes_etcd() {
+    let config = accepted(
+        "[net]\npool = [\"10.88.0.0/16\"]\nallow_addresses = [\"10.0.0.0/8\"]\n\
+         [registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.11:2379\"]\n\
+         [listen]\npeers = \"127.0.0.1:7702\"\n[fleet]\nsecret_file = \"/etc/conman/fleet.key\"\n",
+    );
+    let special = &config.net.egress.special;
+    let rules = EgressRules::parse(&["10.0.0.0/8:5432".to_owned(), "internet".to_owned()]);
+    let rules = rules.expect("patterns");
+    let allows = |address: &str| {
+        let address = address.parse().expect("an address");
+        let allowed = rules.allow_address(address, 5432, NamedBy::Address, special, false);
+        allowed.is_ok()
+    };
+    assert!(allows("10.1.2.3"));
+    assert!(!allows("10.88.0.7"), "another session");
+    assert!(!allows("10.0.0.11"), "etcd");
 }
