@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use conman_core::ActivityGuard;
 use conman_linux::Signal;
-use conman_proto::{ExecId, Generation, KeptExec, SessionId, SessionState, SessionStats};
+use conman_proto::{
+    ExecId, Generation, KeptExec, PortRange, SessionId, SessionState, SessionStats,
+};
 use conman_runtime::{
     AttachOptions, ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime,
     RuntimeError,
@@ -64,6 +66,15 @@ impl AccessHandle {
         })?
     }
 
+    /// Returns whether clients without a token may connect to this port of a session; `None` if no container of
+    /// the session is here.
+    #[must_use]
+    pub fn has_public_port(&self, id: &SessionId, port: u16) -> Option<bool> {
+        let handle = self.context.sessions.current(id)?;
+        let is_public = |ports: &PortRange| ports.public && ports.contains(port);
+        (!handle.is_ended()).then(|| handle.spec.ports.iter().any(is_public))
+    }
+
     /// Returns the route to a session for another node, which believes that this one owns `generation` of
     /// it. Never waits.
     pub fn own_route(
@@ -99,7 +110,8 @@ impl AccessHandle {
     /// Pauses a running session: its processes do not run until it is resumed.
     pub async fn pause(&self, id: &SessionId) -> Result<(), AccessError> {
         let (handle, _) = shown(&self.context, id)?;
-        pause::pause(&self.context, &handle).await
+        let begun = handle.activity.begun();
+        pause::pause(&self.context, &handle, begun).await
     }
 
     /// Resumes a paused session. Succeeds for one that runs.

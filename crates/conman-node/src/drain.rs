@@ -389,6 +389,11 @@ async fn take_turn(
     let why = format!("{DRAINED}: {}", order.reason);
     if let (Some(signal), Some(process)) = (signal.as_deref().and_then(parse_signal), view.process)
     {
+        // A paused session would not run during its grace.
+        if let Err(error) = crate::pause::resume(&context, &handle).await {
+            let error = conman_core::error_chain(&error);
+            tracing::warn!(session = %handle.id, error, "cannot resume a paused session to signal it");
+        }
         let grace = Duration::from_millis(grace_ms.into());
         handle.leaving.order(StopOrder {
             cause: EndCause::Drained,

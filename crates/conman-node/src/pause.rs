@@ -42,13 +42,14 @@ impl Pausing {
     }
 }
 
-/// Pauses a running session; one that is paused stays so.
+/// Pauses a running session; one that is paused stays so. If more than `begun` uses of it have begun, it is
+/// resumed after a moment.
 pub(crate) async fn pause(
     context: &Arc<Context>,
     handle: &Arc<SessionHandle>,
+    begun: u64,
 ) -> Result<(), AccessError> {
     let (runtime, key) = running(context, handle)?;
-    let begun = handle.activity.begun();
     {
         let _changing = handle.pausing.changing.lock().await;
         if handle.pausing.is_paused() {
@@ -56,7 +57,11 @@ pub(crate) async fn pause(
         }
         handle.pausing.set(true);
         if let Err(error) = runtime.pause(&key).await {
-            handle.pausing.set(false);
+            // It may be frozen all the same. Unless it surely runs it stays paused, so that the next
+            // connection resumes it.
+            if runtime.resume(&key).await.is_ok() {
+                handle.pausing.set(false);
+            }
             return Err(failed(&handle.id, error));
         }
     }

@@ -39,7 +39,6 @@ impl Inner {
         let name = store::name(key);
         while !self.freeze(key, &name).await? {
             if began.elapsed() > FREEZE {
-                self.resume(key).await?;
                 return Err(RuntimeError::TimedOut {
                     runtime: RuntimeKind::Native,
                     action: "pause",

@@ -146,3 +146,28 @@ async fn a_session_is_restarted_signalled_and_forgotten() {
     let again = api.ensure("s", &spec).await.session;
     assert!(again.generation > second.generation, "{again:?}");
 }
+
+#[tokio::test]
+async fn a_drained_session_that_was_paused_gets_its_signal_and_its_grace() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    let script = "trap 'echo saved; exit' USR1; echo begun; while :; do sleep 0.1; done";
+    let spec = json!({"image": ROOT, "command": ["sh", "-c", script]});
+    api.ensure("s", &spec).await;
+    eventually("its trap is set", PATIENCE, async || {
+        let log = api.get("/v1/sessions/s/logs").await;
+        log.text().contains("begun")
+    })
+    .await;
+    order(&api, "s", "pause").await;
+    let drain = json!({"signal": "SIGUSR1", "grace_ms": 30_000});
+    let answer = api.post("/v1/nodes/self/drain", &drain).await;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    eventually("it has ended", PATIENCE, async || {
+        api.session("s").await.state.is_ended()
+    })
+    .await;
+    let log = api.get("/v1/sessions/s/logs").await.text();
+    assert!(log.contains("saved"), "{log}");
+}

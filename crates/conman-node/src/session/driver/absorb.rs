@@ -38,11 +38,12 @@ impl Driver {
             Input::Due(Timer::Look) => {
                 let activity = &self.handle.activity;
                 let now = Instant::now();
+                let begun = activity.begun();
                 let end = self.patience.as_mut().and_then(|p| p.look(activity, now));
                 if let Some((EndCause::Idle, _)) = end
                     && self.handle.spec.idle_action == IdleAction::Pause
                 {
-                    self.pause_idle();
+                    self.pause_idle(begun);
                     return Vec::new();
                 }
                 end.map(|(cause, why)| {
@@ -68,14 +69,15 @@ impl Driver {
         }
     }
 
-    /// Pauses the session; a failure is retried at the next look.
-    fn pause_idle(&self) {
+    /// Pauses the session, which has been idle since this many uses began; a failure is retried at the
+    /// next look.
+    fn pause_idle(&self, begun: u64) {
         if self.handle.pausing.is_paused() {
             return;
         }
         let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
         tokio::spawn(async move {
-            if let Err(error) = crate::pause::pause(&context, &handle).await {
+            if let Err(error) = crate::pause::pause(&context, &handle, begun).await {
                 let error = conman_core::error_chain(&error);
                 tracing::warn!(session = %handle.id, error, "cannot pause an idle session");
             }
