@@ -170,6 +170,12 @@ impl Locator {
         Err(LocateError::Moves { id: id.clone() })
     }
 
+    /// Whether another node that can be reached owns the session. Waits only for the registry.
+    pub async fn is_elsewhere(&self, id: &SessionId) -> bool {
+        let located = self.map.locate(id, &mut false).await;
+        matches!(located, Ok(SessionLocation::There(owner)) if owner.node.address.is_ok())
+    }
+
     /// The route for a request that the node of `from` refused, for the `times`th time in a row.
     /// Cancel safe.
     ///

@@ -135,11 +135,16 @@ async fn from_client(
     let mut denied = None;
     let may_start = match gate.admit(&mut parts, &id, &prefix) {
         Verdict::Admit { may_start } => may_start,
-        // The port may be public.
-        Verdict::Deny(problem) if port.is_some() && problem.status == UNAUTHENTICATED => {
-            denied = Some(problem);
-            false
-        }
+        Verdict::Deny(problem) => match port {
+            Some(port)
+                if problem.status == UNAUTHENTICATED
+                    && directory.may_be_public(&id, port).await =>
+            {
+                denied = Some(problem);
+                false
+            }
+            _ => return Err(Unforwarded::Denied(Box::new(problem))),
+        },
         Verdict::Redirect {
             location,
             set_cookie,
@@ -149,7 +154,6 @@ async fn from_client(
                 set_cookie,
             });
         }
-        Verdict::Deny(problem) => return Err(Unforwarded::Denied(Box::new(problem))),
     };
     let asked = port.map(|port| PortRequest {
         port,

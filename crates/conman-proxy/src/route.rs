@@ -42,6 +42,12 @@ pub trait Directory: Send + Sync + 'static {
         self.route(&from.session, may_start).await
     }
 
+    /// Whether a caller without a token may ask for this port: it is a public one of a session that is here, or
+    /// another node has the session and decides. Starts and resumes nothing, and waits for no session.
+    async fn may_be_public(&self, _id: &SessionId, _port: u16) -> bool {
+        false
+    }
+
     /// The node's state for load balancers. Called for each of their probes.
     fn readiness(&self) -> Readiness {
         Readiness::Ready

@@ -66,6 +66,14 @@ impl Directory for NodeDirectory {
         }
     }
 
+    async fn may_be_public(&self, id: &SessionId, port: u16) -> bool {
+        match (self.access.has_public_port(id, port), &self.locator) {
+            (Some(is_public), _) => is_public,
+            (None, Some(locator)) => locator.is_elsewhere(id).await,
+            (None, None) => false,
+        }
+    }
+
     fn readiness(&self) -> Readiness {
         self.readiness.get()
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use conman_e2e::{Api, Conman, ROOT, eventually, eventually_some, native, raw_exchange, websocket};
-use conman_proto::PORT_PROTOCOL;
+use conman_proto::{PORT_PROTOCOL, SessionState};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -89,6 +89,10 @@ async fn a_public_port_alone_answers_callers_without_a_token() {
     assert_eq!(sessions.get("/s/s:9000/").await.text(), "page of 9000\n");
     let answer = at_host(&conman, "9000-s.localhost").await;
     assert!(answer.ends_with("page of 9000\n"), "{answer}");
+    // Such a caller resumes a paused session only through a public port.
+    let api = conman.api().with_token(&token);
+    let paused = api.post("/v1/sessions/s/pause", &json!(null)).await;
+    assert_eq!(paused.status, StatusCode::OK, "{}", paused.text());
     for path in [
         "/s/s/",
         "/s/s:8080/",
@@ -99,6 +103,8 @@ async fn a_public_port_alone_answers_callers_without_a_token() {
         let answer = sessions.get(path).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
     }
+    assert_eq!(api.session("s").await.state, SessionState::Paused);
+    assert_eq!(sessions.get("/s/s:9000/").await.text(), "page of 9000\n");
 }
 
 #[tokio::test]
