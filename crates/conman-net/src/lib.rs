@@ -28,6 +28,6 @@ pub use link_messages::{Link, SESSION_LINK};
 pub use netlink::{Change, RouteSocket};
 pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};
 pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};
-pub use rule_set::{Class, RuleSet};
+pub use rule_set::{Class, MAX_FLOWS, RuleSet};
 pub use rules_keeper::{RulesError, RulesKeeper};
 pub use writer::{Namespace, Writer};

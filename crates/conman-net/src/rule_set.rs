@@ -34,6 +34,10 @@ pub struct Class {
     pub networks: Vec<(IpNet, u16)>,
 }
 
+/// Connections and flows of datagrams of one link that the host tracks at a time. Its table for all, of 262,144
+/// by default, would otherwise be filled by one session, and the packets of all others dropped.
+pub const MAX_FLOWS: u32 = 4_096;
+
 impl RuleSet {
     /// Name of the instance's table, in the family `inet`.
     pub fn table(instance: &str) -> String {
@@ -51,8 +55,10 @@ impl RuleSet {
         let mut text = format!("table inet {table}\ndelete table inet {table}\n");
         let _ = write!(
             text,
-            "table inet {table} {{\n{sets}{classes}\
+            "table inet {table} {{\n{sets}\
+             \x20 set flows {{ type iface_index; size 65535; flags dynamic; }}\n{classes}\
              \x20 chain egress {{\n\
+             \x20   ct state new add @flows {{ iif ct count over {MAX_FLOWS} }} reject with icmpx admin-prohibited\n\
              \x20   meta l4proto {{ tcp, udp }} th dport 53 ip daddr @dns4 accept\n\
              \x20   meta l4proto {{ tcp, udp }} th dport 53 ip6 daddr @dns6 accept\n\
              \x20   meta iifgroup vmap {{ {jumps} }}\n\

@@ -1,3 +1,5 @@
+//! Metrics of the egress proxies.
+
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
 const CONNECTIONS: &str = "conman_egress_connections";

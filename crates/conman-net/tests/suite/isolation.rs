@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use conman_net::{Addresses, Class, Plane, RuleSet, RulesKeeper};
+use conman_net::{Addresses, Class, MAX_FLOWS, Plane, RuleSet, RulesKeeper};
 
 use super::connecting::{INSTANCE, plane};
 use super::namespace::Host;
@@ -242,6 +242,29 @@ async fn a_session_uses_its_name_server_and_only_its_own_source_address() {
         !session.sends(own, &at_peer.expect("bound")),
         "another session"
     );
+}
+
+#[tokio::test]
+async fn a_session_that_begins_endless_flows_meets_its_own_bound() {
+    let world = World::new();
+    let _keeping = world.keep();
+    let (hostile, other) = (world.session(2).await, world.session(2).await);
+    assert!((0..20).any(|_| hostile.reaches(PUBLIC, PORT)));
+    let begin_flows = || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 5_000)).expect("bound");
+        // Each port is a flow.
+        for port in 0..MAX_FLOWS {
+            let port = u16::try_from(10_000 + port).expect("a port");
+            let _ = socket.send_to(b"x", (PUBLIC, port));
+        }
+    };
+    // Queues between the namespaces drop some packets; they are sent again.
+    let met = (0..20).any(|_| {
+        hostile.host.run(begin_flows);
+        !hostile.reaches(PUBLIC, PORT)
+    });
+    assert!(met, "no bound");
+    assert!(other.reaches(PUBLIC, PORT));
 }
 
 /// Row 32 of the fault matrix.
