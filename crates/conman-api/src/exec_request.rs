@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use conman_proto::{ExecRequest, FieldError};
+use conman_proto::ExecRequest;
 use conman_runtime::{ExecPlan, TERMINAL_SIZE};
 
-use crate::problem::{ApiError, IntoApiError as _, Kind};
+use crate::body_mistakes::BodyMistakes;
+use crate::problem::ApiError;
 
 const MAX_COMMAND_ITEMS: usize = 256;
 const MAX_COMMAND_BYTES: usize = 64 * 1024;
@@ -40,7 +41,7 @@ pub(crate) struct CheckedExec {
 
 /// Refuses values that are out of bounds or belong to another form.
 pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, ApiError> {
-    let mut mistakes = Mistakes::default();
+    let mut mistakes = BodyMistakes::default();
     check_command(&request.command, &mut mistakes);
     check_env(&request, &mut mistakes);
     if let Some(workdir) = &request.workdir {
@@ -127,7 +128,7 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
     })
 }
 
-fn check_command(command: &[String], mistakes: &mut Mistakes) {
+fn check_command(command: &[String], mistakes: &mut BodyMistakes) {
     let bytes: usize = command.iter().map(String::len).sum();
     mistakes.unless(
         (1..=MAX_COMMAND_ITEMS).contains(&command.len()) && bytes <= MAX_COMMAND_BYTES,
@@ -147,7 +148,7 @@ fn check_command(command: &[String], mistakes: &mut Mistakes) {
     }
 }
 
-fn check_env(request: &ExecRequest, mistakes: &mut Mistakes) {
+fn check_env(request: &ExecRequest, mistakes: &mut BodyMistakes) {
     let bytes: usize = request
         .env
         .iter()
@@ -171,33 +172,6 @@ fn check_env(request: &ExecRequest, mistakes: &mut Mistakes) {
 
 fn is_clean(text: &str) -> bool {
     !text.chars().any(char::is_control)
-}
-
-/// All mistakes found so far.
-#[derive(Debug, Default)]
-struct Mistakes(Vec<FieldError>);
-
-impl Mistakes {
-    fn add(&mut self, field: &str, message: &str) {
-        self.0.push(FieldError {
-            field: field.to_owned(),
-            message: message.to_owned(),
-        });
-    }
-
-    fn unless(&mut self, valid: bool, field: &str, message: &str) {
-        if !valid {
-            self.add(field, message);
-        }
-    }
-
-    fn into_result(self) -> Result<(), ApiError> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(Kind::BAD_BODY.with_fields(self.0))
-        }
-    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@
 
 mod access;
 mod api_backend;
+mod body_mistakes;
 mod cors;
 mod events;
 mod exec_collect;

@@ -3,10 +3,12 @@
 use axum::extract::{FromRequestParts, Path};
 use conman_image::ImageName;
 use conman_proto::{ExecId, SessionId};
+use http::Uri;
 use http::request::Parts;
 
-use crate::field_errors;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
+use crate::query::Query;
+use crate::{ApiState, field_errors};
 
 /// `{id}` of a session's path.
 #[derive(Debug)]
@@ -60,6 +62,12 @@ pub(crate) struct NodePath(String);
 impl NodePath {
     pub(crate) fn name(&self) -> &str {
         &self.0
+    }
+
+    /// Refuses every node but this one, and a query.
+    pub(crate) fn require_own(&self, state: &ApiState, uri: &Uri) -> Result<(), ApiError> {
+        Query::of(uri).finish()?;
+        self.require(state.node.name())
     }
 
     /// Refuses every node but the one called `own`.

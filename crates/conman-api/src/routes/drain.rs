@@ -3,18 +3,18 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use conman_node::MAX_DRAIN_PARALLEL;
-use conman_proto::{DrainPlan, DrainReport, DrainRequest, FieldError, Node};
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, Node};
 use http::{StatusCode, Uri};
 use utoipa::ToSchema;
 
 use crate::ApiState;
+use crate::body_mistakes::BodyMistakes;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::NodePath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 
 const MAX_GRACE_MS: u32 = 3_600_000;
-const MAX_REASON_CHARS: usize = 500;
 
 /// Answer to a drain: how it stands, or with `dry_run` what it would do.
 #[derive(Debug, serde::Serialize, ToSchema)]
@@ -71,8 +71,7 @@ pub(crate) async fn get(
     node: NodePath,
     uri: Uri,
 ) -> Result<Json<DrainReport>, ApiError> {
-    Query::of(&uri).finish()?;
-    node.require(state.node.name())?;
+    node.require_own(&state, &uri)?;
     let report = state.node.drain().report();
     report.map(Json).ok_or_else(|| {
         Kind::NOT_DRAINING.because("this node is not being drained, or its drain was cancelled")
@@ -96,51 +95,31 @@ pub(crate) async fn undrain(
     node: NodePath,
     uri: Uri,
 ) -> Result<Json<Node>, ApiError> {
-    Query::of(&uri).finish()?;
-    node.require(state.node.name())?;
+    node.require_own(&state, &uri)?;
     state.node.drain().cancel().await?;
     Ok(Json(state.node.status().view()))
 }
 
 /// Refuses values that are out of bounds, and expands the signal's name.
 fn check(request: &mut DrainRequest) -> Result<(), ApiError> {
-    let mut errors = Vec::new();
-    let mut refuse = |field: &str, message: String| {
-        errors.push(FieldError {
-            field: field.to_owned(),
-            message,
-        });
-    };
+    let mut mistakes = BodyMistakes::default();
     if let Some(parallel) = request.parallel
         && !(1..=MAX_DRAIN_PARALLEL).contains(&parallel)
     {
-        refuse("parallel", format!("must be 1 to {MAX_DRAIN_PARALLEL}"));
+        mistakes.add("parallel", format!("must be 1 to {MAX_DRAIN_PARALLEL}"));
     }
     if let Some(signal) = &request.signal {
         match conman_core::canonical_signal(signal) {
             Some(name) => request.signal = Some(name.to_owned()),
-            None => refuse(
+            None => mistakes.add(
                 "signal",
                 format!("must be one of {}", conman_core::allowed_signals()),
             ),
         }
     }
     if request.grace_ms.is_some_and(|grace| grace > MAX_GRACE_MS) {
-        refuse("grace_ms", format!("must be at most {MAX_GRACE_MS}"));
+        mistakes.add("grace_ms", format!("must be at most {MAX_GRACE_MS}"));
     }
-    if request.reason.as_ref().is_some_and(|reason| {
-        reason.chars().count() > MAX_REASON_CHARS || reason.chars().any(char::is_control)
-    }) {
-        refuse(
-            "reason",
-            format!(
-                "must have at most {MAX_REASON_CHARS} characters, none of them a control character"
-            ),
-        );
-    }
-    if errors.is_empty() {
-        Ok(())
-    } else {
-        Err(Kind::BAD_BODY.with_fields(errors))
-    }
+    mistakes.reason(request.reason.as_deref());
+    mistakes.into_result()
 }

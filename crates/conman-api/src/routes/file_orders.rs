@@ -2,16 +2,17 @@
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
-use conman_proto::{FieldError, FileList, MakeDirectoryRequest, MoveRequest, SessionId};
+use conman_proto::{FileList, MakeDirectoryRequest, MoveRequest, SessionId};
 use conman_runtime::{FilesOrder, FilesReply};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode, Uri};
 
 use super::files::{Target, begin, checked_path, checked_user, unexpected};
 use crate::ApiState;
+use crate::body_mistakes::BodyMistakes;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
-use crate::problem::{ApiError, IntoApiError as _, Kind};
+use crate::problem::ApiError;
 use crate::query::Query;
 
 /// List a directory of a session
@@ -114,20 +115,14 @@ pub(crate) async fn make_directory(
     request: Request,
 ) -> Result<StatusCode, ApiError> {
     Query::of(&uri).finish()?;
-    let asked: MakeDirectoryRequest = json_body::read(request, MAX_BODY_BYTES).await?;
-    check(&[("path", &asked.path)], asked.user.as_deref())?;
     let MakeDirectoryRequest {
         path,
         parents,
         user,
-    } = asked;
-    done(
-        &state,
-        &id,
-        FilesOrder::MakeDirectory { path, parents },
-        user,
-    )
-    .await
+    } = json_body::read(request, MAX_BODY_BYTES).await?;
+    check(&[("path", &path)], user.as_deref())?;
+    let order = FilesOrder::MakeDirectory { path, parents };
+    done(&state, &id, order, user).await
 }
 
 /// Rename a file or a directory of a session
@@ -155,17 +150,13 @@ pub(crate) async fn rename(
     request: Request,
 ) -> Result<StatusCode, ApiError> {
     Query::of(&uri).finish()?;
-    let asked: MoveRequest = json_body::read(request, MAX_BODY_BYTES).await?;
-    check(
-        &[("from", &asked.from), ("to", &asked.to)],
-        asked.user.as_deref(),
-    )?;
     let MoveRequest {
         from,
         to,
         overwrite,
         user,
-    } = asked;
+    } = json_body::read(request, MAX_BODY_BYTES).await?;
+    check(&[("from", &from), ("to", &to)], user.as_deref())?;
     let order = FilesOrder::Move {
         from,
         to,
@@ -193,15 +184,11 @@ fn check(paths: &[(&str, &String)], user: Option<&str>) -> Result<(), ApiError> 
         .iter()
         .map(|(field, path)| (*field, checked_path(path)))
         .chain(user.map(|user| ("user", checked_user(user))));
-    let errors: Vec<FieldError> = checked
-        .filter_map(|(field, checked)| {
-            let message = checked.err()?;
-            let field = field.to_owned();
-            Some(FieldError { field, message })
-        })
-        .collect();
-    if errors.is_empty() {
-        return Ok(());
+    let mut mistakes = BodyMistakes::default();
+    for (field, checked) in checked {
+        if let Err(message) = checked {
+            mistakes.add(field, message);
+        }
     }
-    Err(Kind::BAD_BODY.with_fields(errors))
+    mistakes.into_result()
 }

@@ -3,13 +3,12 @@
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use conman_auth::{Caller, CallerOrigin};
-use conman_proto::{
-    FieldError, Node, NodeList, NodeRemoval, PreemptPlan, PreemptReport, PreemptRequest,
-};
+use conman_proto::{Node, NodeList, NodeRemoval, PreemptPlan, PreemptReport, PreemptRequest};
 use conman_registry::ForgetError;
 use http::Uri;
 use utoipa::ToSchema;
 
+use crate::body_mistakes::BodyMistakes;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::node_errors::chain;
 use crate::path_params::NodePath;
@@ -18,7 +17,6 @@ use crate::query::Query;
 use crate::{ApiState, fleet_list};
 
 const MAX_BUDGET_MS: u32 = 3_600_000;
-const MAX_REASON_CHARS: usize = 500;
 
 /// List nodes
 #[utoipa::path(
@@ -141,7 +139,7 @@ pub(crate) async fn preempt(
     Query::of(&uri).finish()?;
     let asked: PreemptRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     check(&asked)?;
-    node.require(&state.node.status().view().name)?;
+    node.require(state.node.name())?;
     if asked.dry_run {
         return Ok(Json(PreemptAnswer::Plan(
             state.node.preemption().plan(asked.budget_ms),
@@ -172,8 +170,7 @@ pub(crate) async fn readmit(
     node: NodePath,
     uri: Uri,
 ) -> Result<Json<Node>, ApiError> {
-    Query::of(&uri).finish()?;
-    node.require(&state.node.status().view().name)?;
+    node.require_own(&state, &uri)?;
     state.node.preemption().readmit().await?;
     Ok(Json(state.node.status().view()))
 }
@@ -195,8 +192,7 @@ pub(crate) async fn cordon(
     node: NodePath,
     uri: Uri,
 ) -> Result<Json<Node>, ApiError> {
-    Query::of(&uri).finish()?;
-    node.require(state.node.name())?;
+    node.require_own(&state, &uri)?;
     state.node.cordon().await;
     Ok(Json(state.node.status().view()))
 }
@@ -217,37 +213,20 @@ pub(crate) async fn uncordon(
     node: NodePath,
     uri: Uri,
 ) -> Result<Json<Node>, ApiError> {
-    Query::of(&uri).finish()?;
-    node.require(state.node.name())?;
+    node.require_own(&state, &uri)?;
     state.node.uncordon().await?;
     Ok(Json(state.node.status().view()))
 }
 
 fn check(request: &PreemptRequest) -> Result<(), ApiError> {
-    let mut errors = Vec::new();
-    let mut refuse = |field: &str, message: &str| {
-        errors.push(FieldError {
-            field: field.to_owned(),
-            message: message.to_owned(),
-        });
-    };
-    if request
-        .budget_ms
-        .is_some_and(|budget| budget > MAX_BUDGET_MS)
-    {
-        refuse("budget_ms", "must be at most 3600000");
-    }
-    if request.reason.as_ref().is_some_and(|reason| {
-        reason.chars().count() > MAX_REASON_CHARS || reason.chars().any(char::is_control)
-    }) {
-        refuse(
-            "reason",
-            "must have at most 500 characters, none of them a control character",
-        );
-    }
-    if errors.is_empty() {
-        Ok(())
-    } else {
-        Err(Kind::BAD_BODY.with_fields(errors))
-    }
+    let mut mistakes = BodyMistakes::default();
+    mistakes.unless(
+        request
+            .budget_ms
+            .is_none_or(|budget| budget <= MAX_BUDGET_MS),
+        "budget_ms",
+        format!("must be at most {MAX_BUDGET_MS}"),
+    );
+    mistakes.reason(request.reason.as_deref());
+    mistakes.into_result()
 }

@@ -191,12 +191,11 @@ pub(crate) async fn list(
     uri: Uri,
 ) -> Result<Json<SessionList>, ApiError> {
     let mut pairs = Query::of(&uri).into_pairs()?;
-    let own = state.node.status().view().name;
     for (_, value) in pairs
         .iter_mut()
         .filter(|(name, value)| name == "node" && value == "self")
     {
-        value.clone_from(&own);
+        state.node.name().clone_into(value);
     }
     let pairs = pairs
         .iter()

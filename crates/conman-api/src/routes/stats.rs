@@ -85,8 +85,7 @@ pub(crate) async fn node(
     node: NodePath,
     uri: Uri,
 ) -> Result<Json<StatsList>, ApiError> {
-    Query::of(&uri).finish()?;
-    node.require(&state.node.status().view().name)?;
+    node.require_own(&state, &uri)?;
     let sessions = state.node.access().all_stats().await;
     Ok(Json(StatsList { sessions }))
 }
