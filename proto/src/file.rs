@@ -1,3 +1,5 @@
+//! Files of a session.
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

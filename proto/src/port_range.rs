@@ -1,3 +1,5 @@
+//! The ports of a session.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,3 +1,5 @@
+//! What a session uses.
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

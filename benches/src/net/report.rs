@@ -1,3 +1,5 @@
+//! The report of the network benchmark.
+
 use std::fmt::Write as _;
 
 use anyhow::Result;

@@ -1,3 +1,5 @@
+//! The steps of leaving, as the listener of clients follows them.
+
 /// How far a node has got with leaving, for its listener of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Departure {

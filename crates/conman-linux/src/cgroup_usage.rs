@@ -1,3 +1,5 @@
+//! What the processes of a cgroup use, on v1, hybrid and v2 hosts.
+
 use std::fs;
 use std::path::Path;
 

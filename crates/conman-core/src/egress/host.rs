@@ -1,3 +1,5 @@
+//! A target as a client names it: a name, or an address in any notation.
+
 use std::net::IpAddr;
 
 /// Maximum length of a name, and of one of its labels.

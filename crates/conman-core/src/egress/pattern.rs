@@ -1,3 +1,5 @@
+//! The patterns of an egress list.
+
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;

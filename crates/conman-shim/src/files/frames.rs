@@ -1,3 +1,5 @@
+//! Input in frames, so that an input that ends early differs from a complete one.
+
 use std::io::{self, Read};
 
 /// Input in frames, so that an input that ends early differs from a complete one.

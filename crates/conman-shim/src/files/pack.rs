@@ -1,3 +1,5 @@
+//! Writes a directory as a tar archive.
+
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -1,3 +1,5 @@
+//! Opens, describes and changes files by paths that are resolved inside the container's root.
+
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::{self, Read, Write};

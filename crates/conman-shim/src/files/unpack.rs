@@ -1,3 +1,5 @@
+//! Unpacks a tar archive into a directory.
+
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;

@@ -1,3 +1,5 @@
+//! The section `[net]`.
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,3 +1,5 @@
+//! Maps the node's state and the watchdog to what load balancers see.
+
 use conman_node::{Node, StatusHandle};
 use conman_proto::NodeState;
 use conman_proxy::Readiness;
