@@ -11,7 +11,8 @@ use tokio::time::Instant;
 use crate::answer::Unforwarded;
 use crate::body::{Fault, RequestBody, ResponseBody};
 use crate::deferred_body::DeferredBody;
-use crate::forward::{self, Outgoing, session_response};
+use crate::forward::{self, session_response};
+use crate::outgoing::{self, Outgoing};
 use crate::peers::{EXPECT_OF_HOP, X_CONMAN_EXPECT};
 use crate::pool::{Lease, Wire};
 use crate::upgrade::{self, Offer};
@@ -48,7 +49,7 @@ pub(crate) async fn forward(
     // been passed on, and there is no body.
     let mut may_repeat = head.method.is_safe() && body.deferred().is_none();
     loop {
-        forward::readdress(&mut head, &route);
+        outgoing::readdress(&mut head, &route);
         let tried = match (&route.way, &offer) {
             (_, Some(_)) => upgrade::forward(client, &route, head.clone(), &mut offer).await?,
             (Way::Peer { .. }, None) => {

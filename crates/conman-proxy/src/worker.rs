@@ -24,7 +24,7 @@ use crate::hold::Hold;
 use crate::meters::{Counted, Meters};
 use crate::pool::Pool;
 use crate::refusals::Refusals;
-use crate::{Directory, Gate, PeerFront, ProxyOptions, Stream, backend, forward};
+use crate::{Directory, Gate, PeerFront, ProxyOptions, Stream, backend, exchange};
 
 /// Interval between sweeps of idle connections to sessions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -288,7 +288,7 @@ async fn serve_http(
         let client = Arc::clone(&client);
         // Before the first poll, so that the connection knows that the head is complete.
         let ticket = client.exchanges.begin(request.version());
-        async move { Ok::<_, Infallible>(forward::serve(client, ticket, request).await) }
+        async move { Ok::<_, Infallible>(exchange::serve(client, ticket, request).await) }
     });
     let mut connection = pin!(
         http.serve_connection(TokioIo::new(io), service)

@@ -1,0 +1,310 @@
+//! Answers one request: which session it is for, whether its caller may reach it, and which node has it.
+
+use std::sync::{Arc, LazyLock};
+
+use bytes::Bytes;
+use conman_proto::{Generation, SessionId};
+use http::header::{CONNECTION, HOST, HeaderValue, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::address::{self, Address, AddressError};
+use crate::answer::{Unforwarded, readiness_response};
+use crate::body::ResponseBody;
+use crate::client_io::Ticket;
+use crate::confine::{confine, is_browsers};
+use crate::forward::{forward, has_plain_coding};
+use crate::headers::X_FORWARDED_PREFIX;
+use crate::hop::{self, Wait};
+use crate::outgoing::{Arrived, Outgoing, TrustedOrigin};
+use crate::peers::{LIVENESS, PeerTarget};
+use crate::upgrade::{self, Offer};
+use crate::worker::{ClientConnection, Front, Stage};
+use crate::{
+    Directory, Gate, PeerFront, PeerRefusal, PortRequest, ProxyOptions, Route, Verdict, Way,
+};
+
+/// How often a session that closed its port before it ended is looked up again.
+const MAX_CLOSED: u32 = 4;
+
+/// Status of a denial that a token would lift.
+const UNAUTHENTICATED: u16 = 401;
+
+/// Answers one request of a client: hyper's service.
+pub(crate) async fn serve(
+    client: Arc<ClientConnection>,
+    ticket: Ticket,
+    request: Request<Incoming>,
+) -> Response<ResponseBody> {
+    let coded = request.headers().contains_key(TRANSFER_ENCODING);
+    let outcome = exchange(&client, request).await;
+    let mut response = outcome.unwrap_or_else(|unforwarded| {
+        tracing::debug!(reason = %unforwarded, "request not forwarded");
+        unforwarded.into_response()
+    });
+    client.worker.meters.answered(response.status());
+    client.admission.place.answered();
+    // hyper drops a `Content-Length` next to it silently. Another reader may have used that, and
+    // disagrees about where the next request begins (RFC 9112, section 6.1).
+    let ambiguous = coded && matches!(&*client.worker.front, Front::Clients { .. });
+    // An upgraded connection is not one for further requests.
+    let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let leaves = !upgraded && *client.worker.stage.borrow() >= Stage::Announced;
+    if ambiguous || leaves {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
+    response.map(|body| body.with_ticket(ticket))
+}
+
+async fn exchange(
+    client: &Arc<ClientConnection>,
+    request: Request<Incoming>,
+) -> Result<Response<ResponseBody>, Unforwarded> {
+    if !has_plain_coding(request.headers()) {
+        return Err(Unforwarded::Ambiguous);
+    }
+    match &*client.worker.front {
+        Front::Clients { directory, gate } => {
+            from_client(client, request, (&**directory, &**gate)).await
+        }
+        Front::Peers(front) => from_peer(client, request, front).await,
+    }
+}
+
+async fn from_client(
+    client: &Arc<ClientConnection>,
+    request: Request<Incoming>,
+    (directory, gate): (&dyn Directory, &dyn Gate),
+) -> Result<Response<ResponseBody>, Unforwarded> {
+    let worker = &client.worker;
+    let (mut parts, body) = request.into_parts();
+    let host = read_host(&mut parts)?;
+    let domain = worker.options.domain.as_deref();
+    let (id, port, prefix) =
+        match address::read(&parts.uri, host.to_str().unwrap_or("\u{7f}"), domain) {
+            Ok(Address::Session {
+                id,
+                port,
+                prefix,
+                target,
+            }) => {
+                parts.uri = Uri::from(target);
+                (id, port, prefix)
+            }
+            Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
+            Err(AddressError::Unknown) if is_readiness_probe(&parts) => {
+                return Ok(readiness_response(directory.readiness()));
+            }
+            Err(error) => return Err(Unforwarded::Address(error)),
+        };
+    let options = &worker.options;
+    if !prefix.is_empty() && !options.browser_paths && is_browsers(&parts.headers) {
+        let label = address::host_label(&id, port);
+        let host = domain
+            .zip(label)
+            .map(|(domain, label)| format!("{label}.{domain}{}", port_of(&host)));
+        return Err(Unforwarded::BrowserPath { session: id, host });
+    }
+    let scope = scope(&parts, &prefix, options);
+    let mut denied = None;
+    let may_start = match gate.admit(&mut parts, &id, &prefix) {
+        Verdict::Admit { may_start } => may_start,
+        Verdict::Deny(problem) => match port {
+            Some(port)
+                if problem.status == UNAUTHENTICATED
+                    && directory.may_be_public(&id, port).await =>
+            {
+                denied = Some(problem);
+                false
+            }
+            _ => return Err(Unforwarded::Denied(Box::new(problem))),
+        },
+        Verdict::Redirect {
+            location,
+            set_cookie,
+        } => {
+            return Err(Unforwarded::TokenExchanged {
+                location,
+                set_cookie,
+            });
+        }
+    };
+    let asked = port.map(|port| PortRequest {
+        port,
+        public_only: denied.is_some(),
+    });
+    if denied.is_none() {
+        client.admission.place.known();
+    }
+    let mut offer = Offer::of(&mut parts, !body.is_end_stream());
+    let wait = Wait {
+        directory,
+        until: Instant::now() + worker.options.hold_timeout,
+        may_start,
+    };
+    let lookup = directory.route(&id, may_start);
+    let route = worker
+        .hold
+        .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
+        .await;
+    // A caller without a token learns nothing about the session.
+    let route = match (route, denied) {
+        (Err(_), Some(problem)) => return Err(Unforwarded::Denied(Box::new(problem))),
+        (route, _) => route?,
+    };
+    let route = open_route(client, route, wait).await?.at(asked)?;
+    let arrived = Arrived {
+        parts,
+        body,
+        origin: TrustedOrigin::Client {
+            host: &host,
+            prefix: &prefix,
+        },
+    };
+    let outgoing = Outgoing::new(client, &route, arrived);
+    let answered = match (&route.way, offer.is_some()) {
+        (Way::Peer { .. }, _) => hop::forward(client, route, outgoing, offer, wait).await,
+        (Way::Session | Way::Api, true) => {
+            let tried = upgrade::forward(client, &route, outgoing.parts, &mut offer).await?;
+            tried.answered(&route)
+        }
+        (Way::Session | Way::Api, false) => forward(client, &route, outgoing).await,
+    };
+    let mut response = answered?;
+    confine(response.headers_mut(), &scope);
+    Ok(response)
+}
+
+/// Whether a load balancer asks for the state of the node.
+fn is_readiness_probe(parts: &Parts) -> bool {
+    matches!(parts.method, Method::GET | Method::HEAD) && parts.uri.path() == "/readyz"
+}
+
+/// The session's path in the browser, with the prefix that a trusted proxy removed.
+fn scope(parts: &Parts, prefix: &str, options: &ProxyOptions) -> Vec<u8> {
+    let outer = parts.headers.get(&X_FORWARDED_PREFIX);
+    match outer.filter(|_| options.trust_forwarded && !prefix.is_empty()) {
+        Some(outer) => [outer.as_bytes(), prefix.as_bytes()].concat(),
+        None => prefix.as_bytes().to_vec(),
+    }
+}
+
+/// The port in a `Host` field with its colon; empty if there is none.
+fn port_of(host: &HeaderValue) -> &str {
+    let host = host.to_str().unwrap_or_default();
+    let port = host.rfind(':').map_or("", |colon| &host[colon..]);
+    if port.bytes().skip(1).all(|byte| byte.is_ascii_digit()) {
+        port
+    } else {
+        ""
+    }
+}
+
+/// The same route, or another one if the session is about to end and takes no connections any
+/// more.
+async fn open_route(
+    client: &ClientConnection,
+    mut route: Route,
+    wait: Wait<'_>,
+) -> Result<Route, Unforwarded> {
+    let worker = &client.worker;
+    let mut times = 0;
+    while times < MAX_CLOSED && route.backend.has_closed().await {
+        times += 1;
+        let (id, refusal) = (route.session.clone(), PeerRefusal::NotReady);
+        let lookup = wait
+            .directory
+            .route_again(&route, &refusal, times, wait.may_start);
+        route = worker
+            .hold
+            .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
+            .await?;
+    }
+    Ok(route)
+}
+
+/// A forwarded request from another node: it is served here, or refused at once as misdirected.
+async fn from_peer(
+    client: &Arc<ClientConnection>,
+    request: Request<Incoming>,
+    front: &PeerFront,
+) -> Result<Response<ResponseBody>, Unforwarded> {
+    let (mut parts, body) = request.into_parts();
+    client.admission.place.known();
+    let target = PeerTarget::of(&parts.headers);
+    // A session may have a page at this path too.
+    if matches!(target, Some(PeerTarget::Api))
+        && parts.method == Method::GET
+        && parts.uri.path() == LIVENESS
+    {
+        let mut response = Response::new(ResponseBody::own(Bytes::new()));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        return Ok(response);
+    }
+    let target = target.ok_or(Unforwarded::Ambiguous)?;
+    let mut offer = Offer::of(&mut parts, !body.is_end_stream());
+    let (route, origin) = match target {
+        PeerTarget::Session(id, generation, port) => {
+            let route = front.sessions.own(&id, generation);
+            let route = route.map_err(Unforwarded::NotHere)?;
+            if route.backend.has_closed().await {
+                return Err(Unforwarded::NotHere(PeerRefusal::NotReady));
+            }
+            (route.at(port)?, TrustedOrigin::Peer)
+        }
+        PeerTarget::Api => (api_route(front), TrustedOrigin::PeerToApi),
+    };
+    let arrived = Arrived {
+        parts,
+        body,
+        origin,
+    };
+    let outgoing = Outgoing::new(client, &route, arrived);
+    if offer.is_some() {
+        let tried = upgrade::forward(client, &route, outgoing.parts, &mut offer).await?;
+        return tried.answered(&route);
+    }
+    forward(client, &route, outgoing).await
+}
+
+/// The route to this node's API.
+fn api_route(front: &PeerFront) -> Route {
+    static NAME: LazyLock<SessionId> =
+        LazyLock::new(|| "api".parse().expect("three letters are a session's name"));
+    Route {
+        session: NAME.clone(),
+        generation: Generation::FIRST,
+        activity: Arc::default(),
+        closing: watch::channel(None).1,
+        port: None,
+        strip_prefix: true,
+        way: Way::Api,
+        backend: Arc::clone(&front.api),
+    }
+}
+
+/// The requested host; empty if a client of HTTP/1.0 sends none. The target's host overrides the
+/// field (RFC 9112, section 3.2.2), and replaces it.
+fn read_host(parts: &mut Parts) -> Result<HeaderValue, Unforwarded> {
+    let count = parts.headers.get_all(HOST).iter().count();
+    if count > 1 || (count == 0 && parts.version != Version::HTTP_10) {
+        return Err(Unforwarded::Hosts(count));
+    }
+    if parts.uri.scheme().is_some()
+        && let Some(authority) = parts.uri.authority()
+    {
+        let host = HeaderValue::from_str(authority.as_str())
+            .map_err(|_| Unforwarded::Address(AddressError::Host))?;
+        parts.headers.insert(HOST, host);
+    }
+    Ok(parts
+        .headers
+        .get(HOST)
+        .cloned()
+        .unwrap_or_else(|| HeaderValue::from_static("")))
+}
