@@ -27,10 +27,10 @@ pub mod ownership;
 pub mod placement;
 pub mod preempt;
 mod preempt_signal;
+mod rate_limited_log;
 mod resolve;
 pub mod restart;
 pub mod retention;
-mod sparing;
 mod spec_policy;
 
 pub use activity::{Activity, ActivityGuard};
@@ -42,12 +42,12 @@ pub use error_chain::error_chain;
 pub use naming::{CgroupDriver, CgroupParent, Instance};
 pub use nearest::nearest;
 pub use preempt_signal::{allowed as allowed_signals, canonical as canonical_signal};
+pub use rate_limited_log::RateLimitedLog;
 pub use resolve::{
     MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES,
     MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,
     MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, no_template, resolve,
 };
-pub use sparing::Sparing;
 pub use spec_policy::{
     HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_DISK_BYTES,
     MIN_DISK_INODES, MIN_MEMORY_BYTES, SpecPolicy, Template,

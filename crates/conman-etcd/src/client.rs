@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::Sparing;
+use conman_core::RateLimitedLog;
 use futures_util::future::BoxFuture;
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -77,7 +77,7 @@ const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
 pub(super) const MAX_BULK_BYTES: usize = 8 * 1_024 * 1_024;
 
 /// Interval between repeated warnings about an endpoint.
-const SAY_AGAIN_MS: u64 = 600_000;
+const REPEAT_AFTER: Duration = Duration::from_mins(10);
 
 /// An answer with etcd's header.
 pub(super) trait Headed {
@@ -149,7 +149,7 @@ pub(super) struct Client {
     /// The endpoint in use.
     current: AtomicUsize,
     /// Rate limit of warnings about endpoints that fail.
-    said: Mutex<Sparing>,
+    warnings: RateLimitedLog,
     patience: Duration,
     credentials: Mutex<Option<EtcdCredentials>>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
@@ -170,7 +170,7 @@ impl Client {
             names: endpoints.iter().map(name).collect(),
             way: Mutex::new(Way::new(endpoints)),
             current: AtomicUsize::new(0),
-            said: Mutex::new(Sparing::new(SAY_AGAIN_MS)),
+            warnings: RateLimitedLog::new(REPEAT_AFTER),
             patience,
             credentials: Mutex::new(access.credentials.clone()),
             token: Mutex::default(),
@@ -423,8 +423,8 @@ impl Client {
     /// go unnoticed until the last endpoint fails.
     fn pass_over(&self, from: usize, why: &str) {
         self.turn(from);
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.names.len() > 1 && said.say(why, boot_time().0).is_some() {
+        let now = Duration::from_millis(boot_time().0);
+        if self.names.len() > 1 && self.warnings.allow(why, now).is_some() {
             tracing::warn!(
                 why,
                 "etcd endpoint failed; using another one of `registry.endpoints`"

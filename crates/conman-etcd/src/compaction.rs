@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::Sparing;
+use conman_core::RateLimitedLog;
 use tokio::time::sleep;
 
 use super::call_error::CallError;
@@ -25,11 +25,11 @@ pub const COMPACT_EVERY: Duration = Duration::from_mins(5);
 /// The other nodes wait for the first node for so many intervals.
 const PATIENCE: usize = 3;
 /// Interval between repeated warnings about a failed compaction.
-const SAY_AGAIN_MS: u64 = 3_600_000;
+const REPEAT_AFTER: Duration = Duration::from_hours(1);
 
 pub(super) async fn run(shared: Arc<Shared>, membership: Arc<Membership>, every: Duration) {
     let client = &shared.store.client;
-    let mut said = Sparing::new(SAY_AGAIN_MS);
+    let warnings = RateLimitedLog::new(REPEAT_AFTER);
     let mut revisions = VecDeque::new();
     loop {
         revisions.push_front(client.seen().before().revision());
@@ -51,7 +51,10 @@ pub(super) async fn run(shared: Arc<Shared>, membership: Arc<Membership>, every:
             Err(error) if !is_first => tracing::debug!(%error, "etcd is not compacted"),
             Err(error @ CallError::Refused { .. }) => {
                 figures::not_compacted();
-                if said.say("", boot_time().0).is_some() {
+                if warnings
+                    .allow("", Duration::from_millis(boot_time().0))
+                    .is_some()
+                {
                     tracing::warn!(
                         %error,
                         "etcd is not compacted and fills up: give its user the role `root`, or set \

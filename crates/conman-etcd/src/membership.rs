@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::Sparing;
+use conman_core::RateLimitedLog;
 use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState, Timing};
 use conman_vitals::Pulse;
 use jiff::Timestamp;
@@ -35,7 +35,7 @@ const HURRY_PAUSE: Duration = Duration::from_millis(100);
 const CALL_BOUND: Duration = Duration::from_secs(30);
 
 /// Interval between repeated warnings.
-const SAY_AGAIN_MS: u64 = 600_000;
+const REPEAT_AFTER: Duration = Duration::from_mins(10);
 
 #[derive(Debug, Clone)]
 struct Known {
@@ -265,7 +265,7 @@ pub(super) async fn run(
     pulse: Pulse,
 ) {
     let interval = Duration::from_millis(shared.timing.renew_ms);
-    let mut said = Sparing::new(SAY_AGAIN_MS);
+    let warnings = RateLimitedLog::new(REPEAT_AFTER);
     let mut announced: Option<(BootTime, PeerText)> = None;
     loop {
         pulse.beat().await;
@@ -273,7 +273,7 @@ pub(super) async fn run(
             Ok((read, oddities)) => {
                 let now = boot_time();
                 for (key, what) in &oddities {
-                    if said.say(key, now.0).is_some() {
+                    if warnings.allow(key, Duration::from_millis(now.0)).is_some() {
                         tracing::warn!("{what}");
                     }
                 }
@@ -291,7 +291,10 @@ pub(super) async fn run(
                 });
             }
             Err(error) => {
-                if said.say("", boot_time().0).is_some() {
+                if warnings
+                    .allow("", Duration::from_millis(boot_time().0))
+                    .is_some()
+                {
                     tracing::warn!(%error, "cannot read the other nodes");
                 }
             }

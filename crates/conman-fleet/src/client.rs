@@ -1,8 +1,8 @@
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use conman_core::Sparing;
+use conman_core::RateLimitedLog;
 use conman_proxy::X_CONMAN_MISDIRECTED;
 use http::header::UPGRADE;
 use http::{Method, Request, Response};
@@ -28,14 +28,8 @@ pub struct PeerClient {
     dialer: Dialer,
     idle: Arc<Idle>,
     liveness: Liveness,
-    warnings: Arc<Warnings>,
-}
-
-/// Logs nodes that refuse this one, with a rate limit.
-#[derive(Debug)]
-struct Warnings {
     began: Instant,
-    sparing: Mutex<Sparing>,
+    warnings: Arc<RateLimitedLog>,
 }
 
 /// A node that does not accept this one as a member of its fleet, or that this one does not accept.
@@ -88,17 +82,13 @@ pub enum RequestError {
 impl PeerClient {
     #[must_use]
     pub fn new(dialer: Dialer) -> Self {
-        let every_ms = u64::try_from(WARN_EVERY.as_millis()).unwrap_or(u64::MAX);
-        let warnings = Arc::new(Warnings {
-            began: Instant::now(),
-            sparing: Mutex::new(Sparing::new(every_ms)),
-        });
         let liveness = Liveness::new(dialer.clone());
         Self {
             dialer,
             idle: Arc::default(),
             liveness,
-            warnings,
+            began: Instant::now(),
+            warnings: Arc::new(RateLimitedLog::new(WARN_EVERY)),
         }
     }
 
@@ -121,7 +111,7 @@ impl PeerClient {
             me: self.me().to_owned(),
             node: node.to_owned(),
         };
-        if let Some(withheld) = self.warnings.say(node) {
+        if let Some(withheld) = self.warnings.allow(node, self.began.elapsed()) {
             tracing::warn!(withheld, "{refused}");
         }
         refused
@@ -244,12 +234,4 @@ impl PeerClient {
 fn may_be_repeated<B>(request: &Request<B>) -> bool {
     let method = request.method();
     (method.is_safe() || method == Method::PUT) && !request.headers().contains_key(UPGRADE)
-}
-
-impl Warnings {
-    fn say(&self, node: &str) -> Option<u64> {
-        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let mut sparing = self.sparing.lock().unwrap_or_else(PoisonError::into_inner);
-        sparing.say(node, now_ms)
-    }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::Sparing;
+use conman_core::RateLimitedLog;
 use metrics::{Counter, counter, describe_counter};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
@@ -26,7 +26,7 @@ pub struct Places {
     free: Semaphore,
     newcomers: Mutex<Newcomers>,
     evicted: Counter,
-    warnings: Mutex<Sparing>,
+    warnings: RateLimitedLog,
     began: Instant,
 }
 
@@ -46,13 +46,12 @@ impl Places {
             "conman_connections_evicted_total",
             "Connections without a completed request that were closed to make room for others"
         );
-        let every_ms = u64::try_from(WARN_EVERY.as_millis()).unwrap_or(u64::MAX);
         Arc::new(Self {
             listener,
             free: Semaphore::new(max.min(Semaphore::MAX_PERMITS)),
             newcomers: Mutex::default(),
             evicted: counter!("conman_connections_evicted_total", "listener" => listener),
-            warnings: Mutex::new(Sparing::new(every_ms)),
+            warnings: RateLimitedLog::new(WARN_EVERY),
             began: Instant::now(),
         })
     }
@@ -99,9 +98,7 @@ impl Places {
     fn evict(&self) -> Option<()> {
         let address = self.lock().evict()?;
         self.evicted.increment(1);
-        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let said = lock(&self.warnings).say(self.listener, now_ms);
-        if let Some(withheld) = said {
+        if let Some(withheld) = self.warnings.allow(self.listener, self.began.elapsed()) {
             tracing::warn!(
                 listener = self.listener,
                 %address,

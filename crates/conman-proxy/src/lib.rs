@@ -69,7 +69,6 @@ mod peers;
 mod pool;
 mod proxy;
 mod pump;
-mod refusals;
 mod route;
 mod stream;
 mod tunnel;

@@ -15,8 +15,7 @@ use crate::hold::Hold;
 use crate::listener::{Acceptor, WorkerQueue};
 use crate::meters::Meters;
 use crate::pool::Pool;
-use crate::refusals::Refusals;
-use crate::worker::{self, Front, Stage, WorkerContext};
+use crate::worker::{self, Front, RefusalLog, Stage, WorkerContext};
 use crate::{Directory, Gate, PeerFront, ProxyOptions};
 
 /// Connections queued for one worker. They are taken at once, so a few suffice. If a worker is
@@ -83,7 +82,7 @@ impl Proxy {
         let options = Arc::new(options);
         let front = Arc::new(front);
         let meters = Arc::new(Meters::new(front.name()));
-        let refusals = Arc::new(Refusals::new());
+        let refusals = Arc::new(RefusalLog::default());
         let hold = Arc::new(Hold::new(options.max_held));
         let (stage, stage_seen) = watch::channel(Stage::Serving);
         // Only its end is used.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use conman_core::RateLimitedLog;
 use conman_listen::{Begun, Place};
 use conman_vitals::Pulse;
 use http::{HeaderValue, Request};
@@ -16,14 +17,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::task::TaskTracker;
 
 use crate::client_io::{ClientIo, Exchanges};
 use crate::hold::Hold;
 use crate::meters::{Counted, Meters};
 use crate::pool::Pool;
-use crate::refusals::Refusals;
 use crate::{Directory, Gate, PeerFront, ProxyOptions, Stream, backend, exchange};
 
 /// Interval between sweeps of idle connections to sessions.
@@ -47,6 +47,31 @@ pub(crate) enum Stage {
 /// connections.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Minimum interval between warnings about refused connections from one address.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// Rate-limited log of connections that do not come from a node of the fleet.
+#[derive(Debug)]
+pub(crate) struct RefusalLog {
+    began: Instant,
+    warnings: RateLimitedLog,
+}
+
+impl Default for RefusalLog {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            warnings: RateLimitedLog::new(WARN_EVERY),
+        }
+    }
+}
+
+impl RefusalLog {
+    fn allow(&self, address: &str) -> Option<u64> {
+        self.warnings.allow(address, self.began.elapsed())
+    }
+}
+
 /// State shared by the tasks of one worker.
 pub(crate) struct WorkerContext {
     pub(crate) options: Arc<ProxyOptions>,
@@ -54,7 +79,7 @@ pub(crate) struct WorkerContext {
     pub(crate) hold: Arc<Hold>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) pool: Arc<Pool>,
-    pub(crate) refusals: Arc<Refusals>,
+    pub(crate) refusals: Arc<RefusalLog>,
     /// Connections and tunnels.
     pub(crate) tasks: TaskTracker,
     pub(crate) stage: watch::Receiver<Stage>,
@@ -224,7 +249,7 @@ async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Resul
                 let address = peer.ip().to_canonical().to_string();
                 // A client that only checks for a listener is not logged.
                 if error.kind() == io::ErrorKind::InvalidData
-                    && let Some(withheld) = worker.refusals.say(&address)
+                    && let Some(withheld) = worker.refusals.allow(&address)
                 {
                     tracing::warn!(
                         address, reason = %error, withheld,

@@ -1,10 +1,10 @@
 //! Bounds how many streams merge other nodes' events at a time, in all and for one caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conman_auth::Caller;
-use conman_core::Sparing;
+use conman_core::RateLimitedLog;
 
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 
@@ -16,7 +16,7 @@ const MOST: usize = 100;
 const MOST_A_CALLER: usize = MOST / 4;
 
 /// Minimum interval between warnings about one node, from any stream.
-const SAY_AGAIN_MS: u64 = 600_000;
+const REPEAT_AFTER: Duration = Duration::from_mins(10);
 
 /// The places for streams of the fleet's events on this node.
 #[derive(Debug, Clone, Default)]
@@ -27,7 +27,7 @@ struct Places {
     taken: Mutex<Vec<Caller>>,
     began: Instant,
     /// Rate limit of the warning that streams have no room for a node.
-    said: Mutex<Sparing>,
+    warnings: RateLimitedLog,
 }
 
 impl Default for Places {
@@ -35,7 +35,7 @@ impl Default for Places {
         Self {
             taken: Mutex::default(),
             began: Instant::now(),
-            said: Mutex::new(Sparing::new(SAY_AGAIN_MS)),
+            warnings: RateLimitedLog::new(REPEAT_AFTER),
         }
     }
 }
@@ -81,9 +81,7 @@ impl StreamPlace {
     /// Logs, rate-limited, that this stream leaves out a node.
     pub(super) fn has_no_room_for(&self, node: &str) {
         let places = &self.places.0;
-        let now_ms = u64::try_from(places.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let mut said = places.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(withheld) = said.say(node, now_ms) {
+        if let Some(withheld) = places.warnings.allow(node, places.began.elapsed()) {
             tracing::warn!(
                 node,
                 withheld,

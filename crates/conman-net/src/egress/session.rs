@@ -3,10 +3,10 @@
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::Sparing;
+use conman_core::RateLimitedLog;
 use conman_core::egress::{EGRESS_DNS_PORT, EGRESS_PROXY_PORT, EgressRules};
 use conman_linux::PidFd;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
@@ -25,7 +25,7 @@ const FIRST_BYTE: Duration = Duration::from_secs(10);
 /// The first byte of SOCKS5; no HTTP request begins with it.
 const SOCKS5: u8 = 5;
 /// Of all refusals of a session, one is reported in this time.
-const REPORT_EVERY_MS: u64 = 60_000;
+const REPORT_EVERY: Duration = Duration::from_mins(1);
 
 /// What a session's connections share.
 pub(super) struct Session {
@@ -33,7 +33,7 @@ pub(super) struct Session {
     pub(super) rules: EgressRules,
     on_refusal: OnRefusal,
     began: Instant,
-    reported: Mutex<Sparing>,
+    reported: RateLimitedLog,
     /// The session's own places, and how many it can have together with shared ones.
     own: Arc<Semaphore>,
     all: Arc<Semaphore>,
@@ -53,11 +53,7 @@ impl Session {
     /// Counts a refusal, and reports it unless one was reported a short time ago.
     pub(super) fn refused(&self, label: &'static str, sentence: &str) {
         meters::refused(label);
-        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-        let withheld = reported.say("refused", now_ms);
-        drop(reported);
-        match withheld {
+        match self.reported.allow("refused", self.began.elapsed()) {
             None => {}
             Some(0) => (self.on_refusal)(sentence.to_owned()),
             Some(more) => (self.on_refusal)(format!("{sentence} (and {more} more before it)")),
@@ -94,7 +90,7 @@ pub(super) async fn run(
         rules,
         on_refusal,
         began: Instant::now(),
-        reported: Mutex::new(Sparing::new(REPORT_EVERY_MS)),
+        reported: RateLimitedLog::new(REPORT_EVERY),
         own: Arc::new(Semaphore::new(OWN_CONNECTIONS)),
         all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         lookups: Arc::new(Semaphore::new(LOOKUPS)),
