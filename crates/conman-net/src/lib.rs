@@ -7,6 +7,7 @@
 //! - the names and interface groups by which an instance's links are told from all others
 //!   ([`LinkIdentity`]);
 //! - the host's rules for these links ([`RuleSet`]), and a task that restores them ([`RulesKeeper`]);
+//! - the rules inside sessions' namespaces ([`SessionRules`]);
 //! - the proxy and the resolver inside the namespaces of sessions without a link ([`egress`]).
 #![forbid(unsafe_code)]
 
@@ -16,10 +17,12 @@ mod link_identity;
 mod link_messages;
 mod link_watch;
 mod netlink;
+mod nft_batch;
 mod plane;
 mod pool;
 mod rule_set;
 mod rules_keeper;
+mod session_rules;
 mod writer;
 
 pub use host_check::HostError;
@@ -30,4 +33,5 @@ pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};
 pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};
 pub use rule_set::{Class, MAX_FLOWS, RuleSet};
 pub use rules_keeper::{RulesError, RulesKeeper};
+pub use session_rules::{Refusals, SessionRules};
 pub use writer::{Namespace, Writer};

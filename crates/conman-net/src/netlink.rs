@@ -21,10 +21,10 @@ use rustix::net::{
 const BATCH: usize = 32;
 
 /// The kernel answers while it takes a request, so that a missing answer is lost.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest datagram: the kernel fills 32 KiB at most for a dump.
-const DATAGRAM_BYTES: usize = 64 * 1_024;
+pub(crate) const DATAGRAM_BYTES: usize = 64 * 1_024;
 
 /// The kernel rounds lengths of messages up to this.
 const ALIGNMENT: usize = 4;

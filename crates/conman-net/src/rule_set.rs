@@ -178,7 +178,7 @@ impl RuleSet {
     }
 }
 
-fn joined<'a>(networks: impl Iterator<Item = &'a IpNet>) -> String {
+pub(crate) fn joined<'a>(networks: impl Iterator<Item = &'a IpNet>) -> String {
     networks
         .map(IpNet::to_string)
         .collect::<Vec<_>>()

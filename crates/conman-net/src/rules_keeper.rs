@@ -49,6 +49,8 @@ pub enum RulesError {
     Refused { reason: String },
     #[error("cannot receive notifications about nftables")]
     Notifications(#[source] io::Error),
+    #[error("cannot prepare the rules inside sessions")]
+    Namespace(#[source] io::Error),
 }
 
 /// Keeps one table as it is to be.
@@ -67,7 +69,7 @@ impl RulesKeeper {
     /// nothing.
     pub async fn check(instance: &str, rules: &RuleSet) -> Result<Self, RulesError> {
         let script = rules.script(instance);
-        succeeded(nft(&["--check", "-f", "-"], &script).await?)?;
+        succeeded(&nft(&["--check", "-f", "-"], &script).await?)?;
         let notifications = open_netlink(Some(netlink::NETFILTER), NFTABLES_GROUP)
             .and_then(|socket| {
                 rustix::io::ioctl_fionbio(&socket, true)?;
@@ -88,7 +90,7 @@ impl RulesKeeper {
 
     /// Applies the rules.
     pub async fn apply(&mut self) -> Result<(), RulesError> {
-        succeeded(nft(&["-f", "-"], &self.script).await?)?;
+        succeeded(&nft(&["-f", "-"], &self.script).await?)?;
         let listed = self.list().await?;
         if !listed.status.success() {
             // It was removed meanwhile.
@@ -192,7 +194,7 @@ async fn nft(arguments: &[&str], input: &str) -> Result<Output, RulesError> {
         .map_err(RulesError::NoProgram)
 }
 
-fn succeeded(output: Output) -> Result<(), RulesError> {
+pub(crate) fn succeeded(output: &Output) -> Result<(), RulesError> {
     if output.status.success() {
         return Ok(());
     }

@@ -1,5 +1,6 @@
 mod connecting;
 mod egress;
+mod inside;
 mod isolation;
 mod namespace;
 mod sweeping;

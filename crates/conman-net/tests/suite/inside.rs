@@ -1,0 +1,135 @@
+//! The rules inside a session's namespace, without any on the host.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use conman_net::{Refusals, SessionRules};
+
+use super::namespace::Host;
+
+const PORT: u16 = 5_432;
+
+/// Packets that are dropped take this long.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A session on a network on which everything answers, metadata and other sessions included.
+struct Attached {
+    session: Host,
+    _lan: Host,
+    _servers: Vec<TcpListener>,
+    datagrams: Vec<UdpSocket>,
+}
+
+const REFUSED: [&str; 7] = [
+    "169.254.169.254",
+    "100.100.100.200",
+    "168.63.129.16",
+    "10.88.0.7",
+    "192.0.2.1",
+    "fd00:ec2::254",
+    "fd20:ce::254",
+];
+const REACHED: [&str; 4] = ["198.41.0.10", "10.88.0.8", "192.0.2.3", "2a00::10"];
+
+impl Attached {
+    async fn new(rules: Option<&SessionRules>) -> Self {
+        let (session, lan) = (Host::new(), Host::new());
+        if let Some(rules) = rules {
+            let namespace = session.namespace();
+            let again = namespace.file.try_clone().expect("cloned");
+            rules.apply(0, namespace.file).await.expect("applied");
+            rules.apply(0, again).await.expect("left as they are");
+        }
+        let there = lan.path();
+        session.shell(&format!(
+            "ip link add eth0 type veth peer name eth0 netns {there}
+             ip address add 192.0.2.9/24 dev eth0; ip link set eth0 up
+             ip address add 2a00::9/64 dev eth0 nodad
+             ip route add default via 192.0.2.3; ip route add default via 2a00::10"
+        ));
+        lan.shell(
+            "ip address add 192.0.2.3/24 dev eth0; ip link set eth0 up
+             ip address add 2a00::10/64 dev eth0 nodad
+             for a in 169.254.169.254 100.100.100.200 168.63.129.16 10.88.0.7 10.88.0.8 192.0.2.1 198.41.0.10; do
+                 ip address add $a/32 dev lo
+             done
+             ip address add fd00:ec2::254/128 dev lo; ip address add fd20:ce::254/128 dev lo",
+        );
+        let (mut servers, mut datagrams) = (Vec::new(), Vec::new());
+        for address in REFUSED.iter().chain(&REACHED) {
+            let address = SocketAddr::new(address.parse().expect("an address"), PORT);
+            let server = lan.run(move || TcpListener::bind(address)).expect("bound");
+            let datagram = lan.run(move || UdpSocket::bind(address)).expect("bound");
+            datagram.set_read_timeout(Some(PATIENCE)).expect("set");
+            servers.push(server);
+            datagrams.push(datagram);
+        }
+        Self {
+            session,
+            _lan: lan,
+            _servers: servers,
+            datagrams,
+        }
+    }
+
+    /// Whether TCP and a datagram arrive; both or none.
+    fn reaches(&self, address: &str) -> bool {
+        let ip: IpAddr = address.parse().expect("an address");
+        let to = SocketAddr::new(ip, PORT);
+        let connects = self
+            .session
+            .run(move || TcpStream::connect_timeout(&to, PATIENCE).is_ok());
+        self.session.run(move || {
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = UdpSocket::bind(any).expect("bound");
+            // Whether it arrived is seen at the server.
+            let _ = socket.send_to(b"x", to);
+        });
+        let real = SocketAddr::new(ip.to_canonical(), PORT);
+        let server = self
+            .datagrams
+            .iter()
+            .find(|server| server.local_addr().is_ok_and(|address| address == real));
+        let arrives = server.expect("bound").recv_from(&mut [0]).is_ok();
+        assert_eq!(connects, arrives, "TCP and UDP to {address}");
+        connects
+    }
+}
+
+fn refusals() -> Refusals {
+    let nets = |texts: &[&str]| {
+        let parsed = texts.iter().map(|text| text.parse().expect("a network"));
+        parsed.collect()
+    };
+    Refusals {
+        networks: nets(&["10.88.0.0/16"]),
+        allowed: nets(&["10.88.0.8/32"]),
+        dns: vec![],
+    }
+}
+
+/// With the addresses of a node.
+fn rules() -> SessionRules {
+    let node = Host::new();
+    node.shell("ip address add 192.0.2.1/32 dev lo");
+    node.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let rules = SessionRules::new(refusals(), &[]);
+        let checked = runtime.expect("a runtime").block_on(rules.check());
+        checked.expect("nft accepts them");
+        rules
+    })
+}
+
+#[tokio::test]
+async fn a_session_is_refused_metadata_the_host_and_other_sessions_on_any_interface() {
+    let open = Attached::new(None).await;
+    let closed = Attached::new(Some(&rules())).await;
+    for address in REFUSED.iter().chain(&["::ffff:169.254.169.254"]) {
+        assert!(open.reaches(address), "{address} without rules");
+        assert!(!closed.reaches(address), "{address}");
+    }
+    for address in REACHED {
+        assert!(closed.reaches(address), "{address}");
+    }
+}
