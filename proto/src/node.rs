@@ -24,6 +24,31 @@ pub enum NodeState {
     Stopping,
 }
 
+impl NodeState {
+    /// Every state.
+    pub const ALL: [Self; 6] = [
+        Self::Live,
+        Self::Recovering,
+        Self::Cordoned,
+        Self::Draining,
+        Self::Preempted,
+        Self::Stopping,
+    ];
+
+    /// Returns the state as the API writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Recovering => "recovering",
+            Self::Cordoned => "cordoned",
+            Self::Draining => "draining",
+            Self::Preempted => "preempted",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
 /// A node as the API shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Node {
@@ -41,6 +66,12 @@ pub struct Node {
     pub sessions_running: u64,
     pub sessions_starting: u64,
     pub sessions_stuck: u64,
+    /// Sessions that are paused.
+    #[serde(default)]
+    pub sessions_paused: u64,
+    /// Sessions that are frozen because the node could not prove ownership.
+    #[serde(default)]
+    pub sessions_frozen: u64,
     pub max_sessions: u64,
     /// What the host itself leaves room for, where that is less: null otherwise.
     #[serde(default)]
@@ -58,6 +89,16 @@ pub struct Node {
 }
 
 impl Node {
+    /// Returns the number of sessions that have not ended.
+    #[must_use]
+    pub fn sessions(&self) -> u64 {
+        self.sessions_running
+            + self.sessions_starting
+            + self.sessions_stuck
+            + self.sessions_paused
+            + self.sessions_frozen
+    }
+
     /// A node that has not announced itself: only its name is known.
     #[must_use]
     pub fn unannounced(name: &str) -> Self {
@@ -72,6 +113,8 @@ impl Node {
             sessions_running: 0,
             sessions_starting: 0,
             sessions_stuck: 0,
+            sessions_paused: 0,
+            sessions_frozen: 0,
             max_sessions: 0,
             host_limit: None,
             connections: 0,
@@ -120,6 +163,29 @@ pub enum NodeStanding {
     Fenced,
 }
 
+impl NodeStanding {
+    /// Every standing.
+    pub const ALL: [Self; 5] = [
+        Self::Live,
+        Self::Joining,
+        Self::Late,
+        Self::Silent,
+        Self::Fenced,
+    ];
+
+    /// Returns the standing as the API writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Joining => "joining",
+            Self::Late => "late",
+            Self::Silent => "silent",
+            Self::Fenced => "fenced",
+        }
+    }
+}
+
 /// How much a node has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodeLoad {
@@ -141,6 +207,9 @@ pub struct HostLimit {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodeList {
     pub nodes: Vec<Node>,
+    /// Why some of this may be out of date, for people: the registry does not answer.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// Answer to `DELETE /v1/nodes/{id}`.

@@ -3,11 +3,10 @@
 use conman_core::listing::ListQuery;
 use conman_fleet::FleetMap;
 use conman_node::{SessionsHandle, StatusHandle};
-use conman_proto::{NodeInFleet, NodeLoad, Session, SessionList};
-use conman_registry::{FleetSession, Peer};
+use conman_proto::{NodeInFleet, NodeLoad, Session, SessionList, SessionState};
+use conman_registry::{FleetSession, Peer, PeerStanding, SessionRecord};
 
 use crate::node_errors::chain;
-use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Records per page of the registry.
 const PAGE: usize = 500;
@@ -19,18 +18,30 @@ const MAX_WARNINGS: usize = 20;
 /// then ends early, with a cursor to continue from.
 const MAX_SCANNED: usize = 20_000;
 
-/// A page of the fleet's sessions: this node's from its state, others from their records.
+/// A page of the fleet's sessions: this node's from its state, others from their records. If the registry
+/// does not answer, this node's alone, with a warning.
 pub(crate) async fn sessions(
     own: &SessionsHandle,
     map: &FleetMap,
     query: &ListQuery,
-) -> Result<SessionList, ApiError> {
+) -> SessionList {
     let mut after = query.after.clone();
     let mut found: Vec<Session> = Vec::new();
     let (mut scanned, mut warnings) = (0, Vec::new());
     loop {
-        let page = map.fleet().sessions(after.as_ref(), PAGE).await;
-        let page = page.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        let page = match map.fleet().sessions(after.as_ref(), PAGE).await {
+            Ok(page) => page,
+            // This node knows its own without the registry.
+            Err(error) => {
+                let mut list = own.list(query);
+                list.warnings.push(format!(
+                    "only sessions of node {} are listed, because those of the fleet cannot be read: {}",
+                    map.me(),
+                    chain(&error)
+                ));
+                return list;
+            }
+        };
         scanned += page.sessions.len();
         after = page.next;
         for unreadable in page.unreadable {
@@ -46,18 +57,18 @@ pub(crate) async fn sessions(
         if found.len() > query.limit {
             found.truncate(query.limit);
             let next = found.last().map(|session| session.id.to_string());
-            return Ok(SessionList {
+            return SessionList {
                 sessions: found,
                 next,
                 warnings,
-            });
+            };
         }
         if after.is_none() || scanned >= MAX_SCANNED {
-            return Ok(SessionList {
+            return SessionList {
                 sessions: found,
                 next: after.map(|id| id.to_string()),
                 warnings,
-            });
+            };
         }
     }
 }
@@ -66,7 +77,49 @@ fn show(own: &SessionsHandle, map: &FleetMap, session: &FleetSession) -> Session
     let shown = (session.node == map.me())
         .then(|| own.get(&session.record.id))
         .flatten();
-    shown.unwrap_or_else(|| own.recorded(&session.node, &session.record))
+    shown.unwrap_or_else(|| recorded(own, map, &session.node, &session.record))
+}
+
+/// A session by its record, which says what its node last wrote. Of a node that is not heard of nothing
+/// runs: its fence has ended.
+pub(crate) fn recorded(
+    own: &SessionsHandle,
+    map: &FleetMap,
+    node: &str,
+    record: &SessionRecord,
+) -> Session {
+    let mut session = own.recorded(node, record);
+    let peers = map.fleet().peers();
+    let peer = peers.iter().find(|peer| peer.name == node);
+    let why = match peer.map(|peer| peer.standing) {
+        Some(PeerStanding::Silent) => "its node is silent; if it stays so, others take it over",
+        Some(PeerStanding::Fenced) => "its node was lost, and no other has taken it over yet",
+        Some(PeerStanding::Live) | None => return session,
+    };
+    if !session.state.is_ended() {
+        session.reason.get_or_insert_with(|| why.to_owned());
+    }
+    if matches!(
+        session.state,
+        SessionState::Starting | SessionState::Running | SessionState::Paused
+    ) {
+        session.state = SessionState::Frozen;
+    }
+    session
+}
+
+/// Why the list of nodes may be out of date.
+pub(crate) fn warnings(map: &FleetMap) -> Vec<String> {
+    let why = map.fleet().why_late();
+    why.map(|why| {
+        format!(
+            "the registry does not answer node {}, and what is shown of other nodes is what was \
+             read last: {why}",
+            map.me()
+        )
+    })
+    .into_iter()
+    .collect()
 }
 
 /// All nodes, ordered by name.
@@ -90,6 +143,28 @@ pub(crate) fn node(own: &StatusHandle, map: &FleetMap, name: &str) -> Option<con
     Some(show_node(own, map, peer))
 }
 
+/// Of a node that is not heard of, what it announced last is not so any more: nothing of it runs, and once it
+/// is declared dead its sessions are counted where they are started again.
+fn leave_what_runs(view: &mut conman_proto::Node, standing: PeerStanding) {
+    let frozen = match standing {
+        PeerStanding::Live => return,
+        PeerStanding::Silent => {
+            view.sessions_running
+                + view.sessions_starting
+                + view.sessions_paused
+                + view.sessions_frozen
+        }
+        PeerStanding::Fenced => {
+            view.sessions_stuck = 0;
+            0
+        }
+    };
+    view.sessions_frozen = frozen;
+    (view.sessions_running, view.sessions_starting) = (0, 0);
+    view.sessions_paused = 0;
+    (view.connections, view.through) = (0, 0);
+}
+
 fn show_node(own: &StatusHandle, map: &FleetMap, peer: &Peer) -> conman_proto::Node {
     let mine = peer.name == map.me();
     let announced = peer.announcement.as_ref();
@@ -99,6 +174,9 @@ fn show_node(own: &StatusHandle, map: &FleetMap, peer: &Peer) -> conman_proto::N
         announced.and_then(|announced| announced.view.clone())
     };
     let mut view = view.unwrap_or_else(|| conman_proto::Node::unannounced(&peer.name));
+    if !mine {
+        leave_what_runs(&mut view, peer.standing);
+    }
     view.fleet = Some(NodeInFleet {
         standing: map.standing(peer),
         draining: announced.is_some_and(|announced| announced.draining),

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use conman_core::ownership::{Key, NodeName, NodeState, OwnedState, Transaction, Value};
 
-use conman_registry::{Peer, PeerStanding, Standing};
+use conman_registry::Standing;
 
-const PEERS: &str = "conman_fleet_peers";
 const LIVE: &str = "conman_fleet_ownership_valid";
 const LAPSES: &str = "conman_fleet_lapses_total";
 const RELEASES: &str = "conman_fleet_releases_total";
@@ -20,7 +19,6 @@ const NOT_COMPACTED: &str = "conman_etcd_compaction_failures_total";
 /// Describes the metrics and sets the counters to zero, so that they are exported before the first
 /// event.
 pub(super) fn describe() {
-    metrics::describe_gauge!(PEERS, "Nodes of the fleet by standing, including this one");
     metrics::describe_gauge!(LIVE, "1 while this node's ownership is valid, 0 otherwise");
     metrics::describe_counter!(
         LAPSES,
@@ -58,20 +56,6 @@ pub(super) fn describe() {
 
 pub(super) fn not_compacted() {
     metrics::counter!(NOT_COMPACTED).increment(1);
-}
-
-pub(super) fn peers(peers: &[Peer]) {
-    for (standing, label) in [
-        (PeerStanding::Live, "live"),
-        (PeerStanding::Silent, "silent"),
-        (PeerStanding::Fenced, "fenced"),
-    ] {
-        let count = peers
-            .iter()
-            .filter(|peer| peer.standing == standing)
-            .count();
-        metrics::gauge!(PEERS, "standing" => label).set(count as f64);
-    }
 }
 
 /// This node's standing has changed.

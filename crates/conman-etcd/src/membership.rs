@@ -281,8 +281,6 @@ pub(super) async fn run(
                 let fence_ms = shared.timing.fence_ms;
                 // Each time: the recorder may be installed after this task has started.
                 figures::describe();
-                let me = (&*shared.me, *shared.incarnation.borrow());
-                figures::peers(&membership.peers(me, &shared.timing));
                 let mine = membership.observed(&shared.me, now, fence_ms);
                 observed.send_if_modified(|watched| {
                     let changed = *watched != mine;

@@ -99,6 +99,9 @@ impl From<&ResolvedSpec> for PlacementRequest {
     }
 }
 
+/// Nodes of the fleet by standing, this one included.
+const PEERS: &str = "conman_fleet_peers";
+
 /// How long a lookup is retried if the registry does not answer; etcd elects a leader within two
 /// election timeouts, by default one second each.
 const REGISTRY_SOON: Duration = Duration::from_secs(3);
@@ -246,6 +249,19 @@ impl FleetMap {
             PeerStanding::Live => NodeStanding::Live,
             PeerStanding::Silent => NodeStanding::Silent,
             PeerStanding::Fenced => NodeStanding::Fenced,
+        }
+    }
+
+    /// Sets the gauge of nodes by standing, as [`Self::standing`] is now.
+    pub fn measure(&self) {
+        let mut counts = NodeStanding::ALL.map(|standing| (standing, 0_u32));
+        for peer in self.fleet.peers().iter() {
+            let now = self.standing(peer);
+            let counted = counts.iter_mut().filter(|(standing, _)| *standing == now);
+            counted.for_each(|(_, count)| *count += 1);
+        }
+        for (standing, count) in counts {
+            metrics::gauge!(PEERS, "standing" => standing.as_str()).set(f64::from(count));
         }
     }
 

@@ -117,8 +117,8 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                 // Each record is of another session, and no other task starts a life yet.
                 let word = told.get(&key(&record)).filter(|word| word.holds());
                 take_on(context, &record, beginning, word, &mut adopted);
-                if is_paused && let Some(handle) = context.sessions.current(&record.id) {
-                    handle.pausing.set(true);
+                if let Some(handle) = context.sessions.current(&record.id) {
+                    handle.pausing.set(is_paused);
                 }
             }
             Finding::Gone => {
@@ -326,7 +326,9 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>)
         RecordState::Ended(ending) => return ending.clone(),
     };
     let (started_at, phases) = match &record.state {
-        RecordState::Running { started_at, phases } => (Some(*started_at), phases.clone()),
+        RecordState::Running {
+            started_at, phases, ..
+        } => (Some(*started_at), phases.clone()),
         _ => (None, Phases::default()),
     };
     let ended_at = Timestamp::now();
@@ -425,11 +427,19 @@ fn take_on(
             (&mut adopted.unresolved, Stage::Sent(generation))
         }
     };
-    if let RecordState::Running { started_at, phases } = &record.state {
+    let mut was_paused = false;
+    if let RecordState::Running {
+        started_at,
+        phases,
+        paused,
+    } = &record.state
+    {
         view.started_at = Some(*started_at);
         view.phases.clone_from(phases);
+        was_paused = *paused;
     }
     let handle = SessionHandle::new(record.id.clone(), record.spec.clone(), view);
+    handle.pausing.set(was_paused);
     if let RecordState::Stopping { reason, .. } | RecordState::Stuck { reason, .. } = &record.state
         && record.state.end_cause() == Some(EndCause::Deleted)
     {

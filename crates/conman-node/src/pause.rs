@@ -9,12 +9,11 @@
 //! such connections and gives way to them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use conman_proto::{SessionId, SessionState};
 use conman_runtime::{ContainerKey, Runtime, RuntimeError};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 use crate::context::Context;
 use crate::error::AccessError;
@@ -26,7 +25,7 @@ const LATE_CONNECTION: Duration = Duration::from_millis(250);
 /// Whether a session is paused.
 #[derive(Debug, Default)]
 pub(crate) struct Pausing {
-    is_paused: AtomicBool,
+    is_paused: watch::Sender<bool>,
     /// Held while the runtime pauses or resumes it.
     changing: Mutex<()>,
 }
@@ -34,11 +33,17 @@ pub(crate) struct Pausing {
 impl Pausing {
     /// True from the beginning of a pause to the end of the resume, so that connections wait for both.
     pub(crate) fn is_paused(&self) -> bool {
-        self.is_paused.load(Ordering::SeqCst)
+        *self.is_paused.borrow()
     }
 
     pub(crate) fn set(&self, paused: bool) {
-        self.is_paused.store(paused, Ordering::SeqCst);
+        self.is_paused
+            .send_if_modified(|before| std::mem::replace(before, paused) != paused);
+    }
+
+    /// For the session's task, which records every change, so that other nodes show it.
+    pub(crate) fn watch(&self) -> watch::Receiver<bool> {
+        self.is_paused.subscribe()
     }
 }
 

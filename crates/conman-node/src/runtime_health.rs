@@ -64,7 +64,6 @@ pub(crate) async fn run(context: Arc<Context>, health: Arc<RuntimeHealth>) {
             say_change(*kind, health.lock().get(kind), &latest);
             health.lock().insert(*kind, latest);
         }
-        crate::view::measure(&context);
         pulse.wait(INTERVAL, sleep(INTERVAL)).await;
     }
 }

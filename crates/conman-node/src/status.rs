@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::disk_watch;
 use crate::host_limits::HostLimit;
 use crate::runtime_health::RuntimeHealth;
+use crate::view::Counts;
 
 /// A node's state, load and problems. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -39,6 +40,7 @@ impl StatusHandle {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.health.warnings();
         warnings.extend(disk_watch::warning(&self.context));
+        warnings.extend(self.context.journal.trouble());
         warnings
     }
 
@@ -58,12 +60,7 @@ impl StatusHandle {
     pub fn view(&self) -> conman_proto::Node {
         let context = &*self.context;
         let shown = context.sessions.shown_after(None);
-        let count = |wanted: SessionState| {
-            shown
-                .iter()
-                .filter(|handle| handle.state() == wanted)
-                .count() as u64
-        };
+        let counts = Counts::of(context, &shown);
         let runtime = context.options.policy.default_runtime;
         let runtimes = context.runtimes.keys().map(|runtime| NodeRuntime {
             runtime: *runtime,
@@ -78,9 +75,11 @@ impl StatusHandle {
             runtime,
             runtime_error: self.health.error(runtime),
             runtimes: runtimes.collect(),
-            sessions_running: count(SessionState::Running),
-            sessions_starting: count(SessionState::Starting),
-            sessions_stuck: count(SessionState::Stuck),
+            sessions_running: counts.get(SessionState::Running),
+            sessions_starting: counts.get(SessionState::Starting),
+            sessions_stuck: counts.get(SessionState::Stuck),
+            sessions_paused: counts.get(SessionState::Paused),
+            sessions_frozen: counts.get(SessionState::Frozen),
             max_sessions: context.options.limits.max_sessions as u64,
             host_limit: host_limit.map(|limit| conman_proto::HostLimit {
                 max_sessions: limit.max_sessions as u64,
@@ -91,6 +90,26 @@ impl StatusHandle {
             started_at: self.started_at,
             fleet: None,
         }
+    }
+
+    /// Sets the gauges of what there is, by state and never by session. Call it before metrics are read, so
+    /// that they are as true as a list.
+    pub fn measure(&self) {
+        let context = &*self.context;
+        let counts = Counts::of(context, &context.sessions.shown_after(None));
+        for state in SessionState::ALL {
+            let count = counts.get(state) as f64;
+            metrics::gauge!("conman_sessions", "state" => state.as_str()).set(count);
+        }
+        let now = self.state();
+        for state in NodeState::ALL {
+            let is_now = f64::from(u8::from(state == now));
+            metrics::gauge!("conman_node_state", "state" => state.as_str()).set(is_now);
+        }
+        let through = context.leave.through().in_flight() as f64;
+        metrics::gauge!("conman_through_connections").set(through);
+        metrics::gauge!("conman_held_connections").set(context.held.get() as f64);
+        metrics::gauge!("conman_cleanups_waiting").set(context.cleanup.len() as f64);
     }
 
     /// Returns the node's state, without counting its sessions.

@@ -1,6 +1,7 @@
 //! Sessions as the API shows them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use conman_proto::{ResolvedSpec, Session, SessionId, SessionState};
 use conman_registry::{Ending, Phases, RecordState, SessionRecord};
@@ -12,16 +13,9 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let view = handle.view();
     let spec = &*handle.spec;
     let phases_ms = phases_ms(&view.phases);
-    let fenced = context.options.standing.borrow().is_frozen();
-    let state = match view.state {
-        // While fenced, nothing of this node runs until its ownership is renewed.
-        SessionState::Starting | SessionState::Running if fenced => SessionState::Frozen,
-        SessionState::Running if handle.pausing.is_paused() => SessionState::Paused,
-        state => state,
-    };
     Session {
         id: handle.id.clone(),
-        state,
+        state: state(context, handle),
         reason: view.reason,
         end: view.end,
         exit_code: view.exit_code,
@@ -47,12 +41,50 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     }
 }
 
+/// The state that is shown and counted.
+pub(crate) fn state(context: &Context, handle: &SessionHandle) -> SessionState {
+    match handle.state() {
+        // While fenced, nothing of this node runs until its ownership is renewed.
+        SessionState::Starting | SessionState::Running if is_fenced(context) => {
+            SessionState::Frozen
+        }
+        SessionState::Running if handle.pausing.is_paused() => SessionState::Paused,
+        state => state,
+    }
+}
+
+fn is_fenced(context: &Context) -> bool {
+    context.options.standing.borrow().is_frozen()
+}
+
+/// Number of sessions by state.
+#[derive(Debug)]
+pub(crate) struct Counts(BTreeMap<&'static str, u64>);
+
+impl Counts {
+    pub(crate) fn of<'a>(
+        context: &Context,
+        handles: impl IntoIterator<Item = &'a Arc<SessionHandle>>,
+    ) -> Self {
+        let mut counts = BTreeMap::new();
+        for handle in handles {
+            *counts.entry(state(context, handle).as_str()).or_default() += 1;
+        }
+        Self(counts)
+    }
+
+    pub(crate) fn get(&self, state: SessionState) -> u64 {
+        self.0.get(state.as_str()).copied().unwrap_or_default()
+    }
+}
+
 /// A session as its record shows it; it may be another node's.
 pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) -> Session {
     let spec = &record.spec;
     let (state, reason, ending) = match &record.state {
         RecordState::Starting => (SessionState::Starting, None, None),
-        RecordState::Running { .. } => (SessionState::Running, None, None),
+        RecordState::Running { paused: true, .. } => (SessionState::Paused, None, None),
+        RecordState::Running { paused: false, .. } => (SessionState::Running, None, None),
         RecordState::Stopping { reason, .. } => {
             (SessionState::Stopping, Some(reason.clone()), None)
         }
@@ -64,7 +96,9 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
         ),
     };
     let (started_at, phases) = match &record.state {
-        RecordState::Running { started_at, phases } => (Some(*started_at), phases.clone()),
+        RecordState::Running {
+            started_at, phases, ..
+        } => (Some(*started_at), phases.clone()),
         RecordState::Ended(ending) => (ending.started_at, ending.phases.clone()),
         RecordState::Starting | RecordState::Stopping { .. } | RecordState::Stuck { .. } => {
             (None, Phases::default())
@@ -120,18 +154,4 @@ fn phases_ms(phases: &Phases) -> BTreeMap<String, f64> {
         *phases_ms.entry(phase.name.to_string()).or_insert(0.0) += phase.duration_ms;
     }
     phases_ms
-}
-
-/// Gauges of what there is, by state and never by session.
-pub(crate) fn measure(context: &Context) {
-    let shown = context.sessions.shown_after(None);
-    for state in SessionState::ALL {
-        let count = shown
-            .iter()
-            .filter(|handle| handle.state() == state)
-            .count();
-        metrics::gauge!("conman_sessions", "state" => state.as_str()).set(count as f64);
-    }
-    metrics::gauge!("conman_held_connections").set(context.held.get() as f64);
-    metrics::gauge!("conman_cleanups_waiting").set(context.cleanup.len() as f64);
 }

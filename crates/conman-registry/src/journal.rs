@@ -20,8 +20,9 @@ mod tests;
 mod writer;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use conman_proto::{
     EndCause, Event, EventKind, EventPage, Generation, SessionId, Timeline, TimelinePhase,
@@ -39,6 +40,9 @@ use self::writer::Writer;
 
 /// Maximum number of events in a page.
 pub const MAX_EVENT_PAGE: usize = 1000;
+
+/// A write that takes longer is reported.
+const SLOW_WRITE: Duration = Duration::from_secs(5);
 
 /// Maximum number of events in a timeline; of a session that has more, the newest are kept.
 const MAX_TIMELINE: usize = 2000;
@@ -77,6 +81,15 @@ struct Shared {
     tail: RwLock<Tail>,
     /// `None` after a failed write until the file is reopened, and when closed.
     database: RwLock<Option<Arc<Database>>>,
+    /// The write under way.
+    writing: Mutex<Option<Writing>>,
+}
+
+/// A write that has not succeeded yet.
+#[derive(Debug)]
+struct Writing {
+    since: Instant,
+    error: Option<String>,
 }
 
 impl Journal {
@@ -96,6 +109,7 @@ impl Journal {
             queue: Queue::default(),
             tail: RwLock::new(Tail::new(opened.extent)),
             database: RwLock::new(Some(Arc::new(opened.database))),
+            writing: Mutex::default(),
         });
         let writer = Writer {
             shared: Arc::clone(&shared),
@@ -177,6 +191,26 @@ impl Journal {
         follow::follow(Arc::clone(&self.shared), self.durable.clone(), after)
     }
 
+    /// Returns why events cannot be stored at present: a write has failed and is retried, or takes
+    /// long.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let path = self.shared.path.display();
+        let writing = self.shared.writing.lock();
+        let writing = writing.unwrap_or_else(PoisonError::into_inner);
+        let Writing { since, error } = writing.as_ref()?;
+        let lasted = since.elapsed();
+        let why = match error {
+            Some(error) => error.clone(),
+            None if lasted > SLOW_WRITE => "the disk does not answer".to_owned(),
+            None => return None,
+        };
+        Some(format!(
+            "events are not stored: the journal {path} has not been writable for {} s: {why}",
+            lasted.as_secs()
+        ))
+    }
+
     /// Waits until everything appended before is durable, or until a write of it has failed; the
     /// write is then retried automatically.
     pub async fn flush(&self) {
@@ -241,6 +275,11 @@ impl Shared {
             }),
             Err(panicked) => Err(failed(redb::Error::Corrupted(panicked.to_string()))),
         }
+    }
+
+    /// Notes the state of the write under way; `None` once it has succeeded.
+    fn note_writing(&self, writing: Option<Writing>) {
+        *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = writing;
     }
 
     fn database(&self) -> Option<Arc<Database>> {

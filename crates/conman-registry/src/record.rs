@@ -28,6 +28,8 @@ pub enum RecordState {
     Running {
         started_at: Timestamp,
         phases: Phases,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        paused: bool,
     },
     /// Killed, or about to be.
     Stopping {

@@ -71,6 +71,10 @@ pub fn apply(
         Change::SetState(state) => {
             refuse_not_notable(id, state)?;
             refuse_ended(record)?;
+            // A late note does not undo an order to end it.
+            if matches!(state, RecordState::Running { .. }) && record.state.end_cause().is_some() {
+                return Ok(Effect::Keep);
+            }
             let mut state = state.clone();
             if let RecordState::Stopping { cause, .. } | RecordState::Stuck { cause, .. } =
                 &mut state

@@ -618,6 +618,7 @@ fn running() -> RecordState {
     let started_at = Timestamp::from_nanosecond(1_234_567_890_987_654_321).expect("in range");
     RecordState::Running {
         started_at,
+        paused: false,
         phases: phases(),
     }
 }

@@ -23,6 +23,7 @@ pub struct Builder {
     toml: String,
     tokens: Vec<(String, String)>,
     runtime: Runtime,
+    state_disk: Option<&'static str>,
 }
 
 /// What the daemon runs sessions on unless a template says otherwise, and what else it has.
@@ -41,6 +42,7 @@ impl Builder {
             toml: String::new(),
             tokens: Vec::new(),
             runtime: Runtime::Docker,
+            state_disk: None,
         }
     }
 
@@ -55,6 +57,12 @@ impl Builder {
     pub fn toml(mut self, text: &str) -> Self {
         self.toml.push_str(text);
         self.toml.push('\n');
+        self
+    }
+
+    /// Puts the daemon's state on a tmpfs with these options.
+    pub fn state_on_tmpfs(mut self, options: &'static str) -> Self {
+        self.state_disk = Some(options);
         self
     }
 
@@ -130,7 +138,11 @@ impl Builder {
             .map(|token| (token.name, token.text))
             .collect();
         let uses_docker = self.runtime != Runtime::Native;
-        Conman::new(directory, ports, tokens, uses_docker)
+        let mut conman = Conman::new(directory, ports, tokens, uses_docker);
+        if let Some(options) = self.state_disk {
+            conman.mount_state(options);
+        }
+        conman
     }
 
     fn config(&self, directory: &Path, ports: &[Port; 2]) -> String {

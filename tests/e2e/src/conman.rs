@@ -15,6 +15,7 @@ use crate::builder::Builder;
 use crate::cli::{self, CliOutput};
 use crate::docker::{self, Docker};
 use crate::port::Port;
+use crate::small_disk::SmallDisk;
 use crate::{eventually, eventually_some};
 
 /// Bound on a daemon's start and end; adopting many containers on a busy machine included.
@@ -29,6 +30,8 @@ const TAIL: usize = 60;
 /// One installation of conman and, most of the time, its running daemon.
 #[derive(Debug)]
 pub struct Conman {
+    /// Dropped before the directory with it.
+    state_disk: Option<SmallDisk>,
     directory: TempDir,
     ports: [Port; 2],
     tokens: Vec<(String, String)>,
@@ -55,12 +58,20 @@ impl Conman {
         uses_docker: bool,
     ) -> Self {
         Self {
+            state_disk: None,
             directory,
             ports,
             tokens,
             uses_docker,
             daemon: None,
         }
+    }
+
+    /// Puts the state on a file system of its own, before the first start.
+    pub(crate) fn mount_state(&mut self, options: &str) {
+        let state = self.state_dir();
+        fs::create_dir(&state).expect("made");
+        self.state_disk = Some(SmallDisk::mount(&state, options));
     }
 
     /// Starts the daemon without waiting for anything.

@@ -29,6 +29,7 @@ mod port;
 mod raw_http;
 mod requests;
 mod skips;
+mod small_disk;
 mod sse;
 mod wait;
 
@@ -46,5 +47,6 @@ pub use native::{NATIVE_TEMPLATES, Native, ROOT, native};
 pub use raw_http::{RawClient, raw_exchange};
 pub use requests::{WebSocket, answer, websocket, with};
 pub use skips::lacks;
+pub use small_disk::SmallDisk;
 pub use sse::EventStream;
 pub use wait::{eventually, eventually_some};

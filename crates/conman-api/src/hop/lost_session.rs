@@ -8,6 +8,7 @@ use conman_registry::{RegistryError, SessionRecord};
 use http::Method;
 
 use super::forwarded_request::{ForwardedRequest, Step};
+use crate::fleet_list;
 use crate::node_errors::chain;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::routes::sessions::stopped_by;
@@ -31,11 +32,8 @@ impl ForwardedRequest {
         }
         let shown = self.is_of_session();
         if shown && self.request.parts.method == Method::GET {
-            let mut session = self.hop.node.sessions().recorded(node, &record);
-            if !record.state.is_ended() {
-                let lost = "its node was lost, and no other has taken it over yet";
-                session.reason.get_or_insert_with(|| lost.to_owned());
-            }
+            let sessions = self.hop.node.sessions();
+            let session = fleet_list::recorded(sessions, &self.hop.map, node, &record);
             return Ok(Step::Answer(Json(session).into_response()));
         }
         if shown && self.request.parts.method == Method::DELETE {

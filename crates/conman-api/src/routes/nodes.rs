@@ -28,11 +28,12 @@ pub(crate) async fn list(
     uri: Uri,
 ) -> Result<Json<NodeList>, ApiError> {
     Query::of(&uri).finish()?;
-    let nodes = match state.others() {
-        Some(map) => fleet_list::nodes(state.node.status(), map),
-        None => vec![state.node.status().view()],
+    let status = state.node.status();
+    let (nodes, warnings) = match state.others() {
+        Some(map) => (fleet_list::nodes(status, map), fleet_list::warnings(map)),
+        None => (vec![status.view()], Vec::new()),
     };
-    Ok(Json(NodeList { nodes }))
+    Ok(Json(NodeList { nodes, warnings }))
 }
 
 /// Show a node

@@ -104,6 +104,10 @@ pub(crate) fn not_joined(standing: &Standing, why_late: Option<&str>) -> ApiErro
     responses((status = 200, description = "The text format.", body = String))
 )]
 pub(crate) async fn metrics(State(state): State<ApiState>) -> Response {
+    state.node.status().measure();
+    if let Some(map) = &state.fleet {
+        map.measure();
+    }
     ([(CONTENT_TYPE, PROMETHEUS)], state.metrics.render()).into_response()
 }
 

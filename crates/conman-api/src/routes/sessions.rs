@@ -201,10 +201,9 @@ pub(crate) async fn list(
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
     let query = ListQuery::parse(pairs).map_err(|errors| Kind::BAD_QUERY.with_fields(errors))?;
-    match state.others() {
-        Some(map) => fleet_list::sessions(state.node.sessions(), map, &query)
-            .await
-            .map(Json),
-        None => Ok(Json(state.node.sessions().list(&query))),
-    }
+    let own = state.node.sessions();
+    Ok(Json(match state.others() {
+        Some(map) => fleet_list::sessions(own, map, &query).await,
+        None => own.list(&query),
+    }))
 }

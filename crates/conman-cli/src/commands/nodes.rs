@@ -14,16 +14,16 @@ use crate::client::{PROMPT, encode};
 use crate::failure::{Exit, Failure};
 use crate::human::{ago, bytes, count, duration, printable};
 
-const HEADER: [&str; 11] = [
-    "NAME", "STATE", "STARTED", "VERSION", "RUNTIME", "RUNNING", "STARTING", "STUCK", "MOST",
-    "CONNS", "THROUGH",
+const HEADER: [&str; 13] = [
+    "NAME", "STATE", "STARTED", "VERSION", "RUNTIME", "RUNNING", "STARTING", "PAUSED", "FROZEN",
+    "STUCK", "MOST", "CONNS", "THROUGH",
 ];
 
 /// THROUGH counts connections that pass through the node to sessions elsewhere, CPU is the share of time in which some task waited for a processor, MEMORY the available
 /// memory.
-const FLEET_HEADER: [&str; 15] = [
-    "NAME", "STATE", "TOLD", "CPU", "MEMORY", "RUNNING", "STARTING", "STUCK", "MOST", "CONNS",
-    "THROUGH", "RUNTIME", "VERSION", "STARTED", "LABELS",
+const FLEET_HEADER: [&str; 17] = [
+    "NAME", "STATE", "TOLD", "CPU", "MEMORY", "RUNNING", "STARTING", "PAUSED", "FROZEN", "STUCK",
+    "MOST", "CONNS", "THROUGH", "RUNTIME", "VERSION", "STARTED", "LABELS",
 ];
 
 /// An unknown value.
@@ -70,6 +70,9 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
         let rows = nodes.iter().map(|node| row(node, now)).collect();
         output.table(&HEADER, rows)?;
     }
+    for warning in &answer.value.warnings {
+        output.warning(&printable(warning));
+    }
     for node in &answer.value.nodes {
         if let Some(host) = &node.host_limit
             && host.max_sessions < node.max_sessions
@@ -83,7 +86,7 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
                 host.limit.value,
                 printable(&host.limit.remedy),
             );
-            if host.max_sessions <= node.sessions_running {
+            if host.max_sessions <= node.sessions() {
                 output.warning(&text);
             } else {
                 output.note(&text);
@@ -158,22 +161,10 @@ pub(super) async fn change(
         context.output.value(&answer.raw)?;
     } else {
         let node = answer.value;
-        let (name, state) = (printable(&node.name), state(node.state));
+        let (name, state) = (printable(&node.name), node.state.as_str());
         context.output.line(&format!("{name} is {state}"))?;
     }
     Ok(Exit::Done)
-}
-
-/// A node's state as the API writes it.
-const fn state(state: NodeState) -> &'static str {
-    match state {
-        NodeState::Live => "live",
-        NodeState::Recovering => "recovering",
-        NodeState::Cordoned => "cordoned",
-        NodeState::Draining => "draining",
-        NodeState::Preempted => "preempted",
-        NodeState::Stopping => "stopping",
-    }
 }
 
 /// Most sessions of the node, by its configuration or by its host's limits.
@@ -188,10 +179,12 @@ fn most(node: &Node) -> u64 {
 fn shown_state(node: &Node) -> (&'static str, Color) {
     let standing = node.fleet.as_ref().map(|fleet| fleet.standing);
     match standing {
-        Some(NodeStanding::Joining) => return ("joining", Color::Yellow),
-        Some(NodeStanding::Late) => return ("late", Color::Yellow),
-        Some(NodeStanding::Silent) => return ("silent", Color::Red),
-        Some(NodeStanding::Fenced) => return ("fenced", Color::Red),
+        Some(standing @ (NodeStanding::Joining | NodeStanding::Late)) => {
+            return (standing.as_str(), Color::Yellow);
+        }
+        Some(standing @ (NodeStanding::Silent | NodeStanding::Fenced)) => {
+            return (standing.as_str(), Color::Red);
+        }
         Some(NodeStanding::Live) | None => {}
     }
     let color = match node.state {
@@ -201,7 +194,7 @@ fn shown_state(node: &Node) -> (&'static str, Color) {
         }
         NodeState::Preempted => Color::Red,
     };
-    (state(node.state), color)
+    (node.state.as_str(), color)
 }
 
 fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
@@ -217,10 +210,12 @@ fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
     row
 }
 
-fn counts(node: &Node) -> [Cell; 6] {
+fn counts(node: &Node) -> [Cell; 8] {
     [
         node.sessions_running,
         node.sessions_starting,
+        node.sessions_paused,
+        node.sessions_frozen,
         node.sessions_stuck,
         most(node),
         node.connections,
@@ -255,7 +250,7 @@ fn fleet_row(node: &Node, now: Timestamp) -> Vec<Cell> {
     ];
     row.extend(match is_known {
         true => counts(node),
-        false => [NOTHING; 6].map(Cell::new),
+        false => [NOTHING; 8].map(Cell::new),
     });
     row.extend([
         known(node.runtime.to_string()),

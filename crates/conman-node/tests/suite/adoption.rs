@@ -48,6 +48,7 @@ fn a_lifetime_goes_on_under_the_next_daemon_whatever_the_clock_was_set_to() {
     // As if the clock had been set on by half a century meanwhile.
     let state = RecordState::Running {
         started_at: Timestamp::UNIX_EPOCH,
+        paused: false,
         phases: Phases::default(),
     };
     let id = session("long");
@@ -275,6 +276,7 @@ fn a_session_whose_machine_was_booted_anew_has_lost_its_node() {
     };
     let running = RecordState::Running {
         started_at: jiff::Timestamp::UNIX_EPOCH,
+        paused: false,
         phases: Phases::default(),
     };
     for (id, state) in [("running", Some(running)), ("starting", None)] {

@@ -58,6 +58,8 @@ async fn what_is_not_durable_is_not_shown_and_comes_exactly_once_when_the_disk_h
         journal.flush().await;
         let shown = journal.page(0, 10).await.expect("a page").events.len();
         assert_eq!(shown, 1, "after {operations} operations");
+        let trouble = journal.trouble().expect("it is reported");
+        assert!(trouble.contains("journal.redb"), "{trouble}");
         assert_eq!(
             follower.next().now_or_never(),
             None,
@@ -67,6 +69,7 @@ async fn what_is_not_durable_is_not_shown_and_comes_exactly_once_when_the_disk_h
         faults.heal();
         journal.append(vec![event(3)]);
         let events = read_until(&journal, "3").await;
+        assert_eq!(journal.trouble(), None);
         let messages: Vec<_> = events.iter().map(|event| event.message.as_str()).collect();
         assert_eq!(
             messages,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conman_proto::{Event, EventKind};
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::queue::Taken;
 use super::tables::{self, Extent};
-use super::{JournalError, NewEvent, Shared, opening};
+use super::{JournalError, NewEvent, Shared, Writing, opening};
 use crate::high_water::HighWater;
 
 /// Positions reserved by one write of the positions file.
@@ -83,9 +83,13 @@ impl Writer {
 
     fn write(&mut self, batch: Vec<Arc<Event>>, flushes: &mut Vec<oneshot::Sender<()>>) {
         let mut pause = FIRST_PAUSE;
+        let since = Instant::now();
+        self.shared
+            .note_writing(Some(Writing { since, error: None }));
         loop {
             match self.attempt(&batch) {
                 Ok(extent) => {
+                    self.shared.note_writing(None);
                     if pause > FIRST_PAUSE {
                         tracing::info!(path = %self.path.display(), "journal is writable again");
                     }
@@ -99,14 +103,16 @@ impl Writer {
                     self.durable.send_replace(extent.last_seq);
                     return;
                 }
-                Err(error) => {
+                Err(failure) => {
+                    let error = Some(conman_core::error_chain(&failure));
+                    self.shared.note_writing(Some(Writing { since, error }));
                     self.shared.set_database(None);
                     // An attempt was made, which completes a flush.
                     flushes.clear();
                     if pause == FIRST_PAUSE {
                         tracing::warn!(
                             path = %self.path.display(),
-                            error = &error as &dyn std::error::Error,
+                            error = &failure as &dyn std::error::Error,
                             "cannot write the journal; retrying"
                         );
                     }

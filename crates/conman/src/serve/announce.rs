@@ -75,7 +75,7 @@ fn announcement(fixed: &Announcement, status: &StatusHandle) -> Announcement {
         draining: !matches!(view.state, NodeState::Live | NodeState::Recovering),
         max_sessions,
         load: NodeLoad {
-            sessions: count(view.sessions_running + view.sessions_starting + view.sessions_stuck),
+            sessions: count(view.sessions()),
             starting: count(view.sessions_starting),
             ..host_load()
         },

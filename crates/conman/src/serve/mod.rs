@@ -437,8 +437,7 @@ async fn preempt_unjoined(config: &Config, instance: &Instance) {
 /// Removes the cgroup of all of this installation's containers, once there are none. Not earlier:
 /// a container might be starting in it.
 fn remove_empty_cgroup(node: &Node) {
-    let view = node.status().view();
-    if view.sessions_running + view.sessions_starting + view.sessions_stuck > 0 {
+    if node.status().view().sessions() > 0 {
         return;
     }
     let path = instance_cgroup(node.instance(), CgroupDriver::Cgroupfs);

@@ -1,10 +1,9 @@
 //! Files in and out of a session, and what hostile paths, links and archives cannot do.
 
-use std::process::Command;
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_e2e::{Answer, Api, Conman, ROOT, native};
+use conman_e2e::{Answer, Api, Conman, ROOT, SmallDisk, native};
 use conman_proto::{ExecResult, FileEntry, FileList, FileType, UnpackReport};
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 use http::{HeaderValue, Method, StatusCode};
@@ -339,14 +338,16 @@ async fn directories_that_become_links_during_a_walk_show_nothing_else() {
 #[tokio::test]
 async fn a_full_disk_and_a_broken_upload_leave_the_old_file_and_no_other() {
     let Some(native) = native() else { return };
-    let small = SmallDisk::mount();
-    let allow = format!("allow = [\"{}\"]", small.0.path().display());
+    let small = tempfile::tempdir().expect("a directory");
+    // A session's root owns it.
+    let _disk = SmallDisk::mount(small.path(), "size=1m,uid=2130706432,gid=2130706432");
+    let allow = format!("allow = [\"{}\"]", small.path().display());
     let conman = Conman::builder()
         .set("binds", &allow)
         .start_native(&native)
         .await;
     let api = conman.api();
-    let bind = format!("{}:/small", small.0.path().display());
+    let bind = format!("{}:/small", small.path().display());
     let request = json!({"image": ROOT, "command": ["sleep", "1000000"], "binds": [bind]});
     api.ensure("s", &request).await;
     assert_eq!(
@@ -376,34 +377,6 @@ async fn a_full_disk_and_a_broken_upload_leave_the_old_file_and_no_other() {
     )
     .await;
     api.stop("s").await;
-}
-
-/// A file system of 1 MiB that a session's root owns.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let mounted = Command::new("mount")
-            .args([
-                "-t",
-                "tmpfs",
-                "-o",
-                "size=1m,uid=2130706432,gid=2130706432",
-                "tmpfs",
-            ])
-            .arg(directory.path())
-            .status();
-        assert!(mounted.expect("mount runs").success());
-        Self(directory)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily, since a session may not have ended.
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
 }
 
 async fn raw_put(conman: &Conman, path: &str, length: usize) -> tokio::net::TcpStream {

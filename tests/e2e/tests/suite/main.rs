@@ -17,6 +17,7 @@ mod events;
 mod exec_logs;
 mod failed_starts;
 mod files;
+mod full_disk;
 mod host_limits;
 mod images;
 mod life;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use conman_e2e::{Api, Conman, binary, docker_shared, eventually, native};
 use conman_linux::{PidFd, Signal};
-use conman_proto::{Generation, RuntimeKind, SessionList, SessionState};
-use http::StatusCode;
+use conman_proto::{Generation, Node, NodeState, RuntimeKind, SessionList, SessionState};
+use http::{Method, StatusCode};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -275,4 +275,42 @@ async fn docker_and_native_sessions_live_side_by_side() {
     assert_eq!(report.status, StatusCode::OK, "{}", report.text());
     assert_eq!(conman.processes(), []);
     assert_eq!(running(&api).await, BTreeMap::new());
+}
+
+#[tokio::test]
+async fn a_cordon_outlives_the_daemon_until_it_is_taken_back() {
+    let Some(native) = native() else { return };
+    let mut conman = Conman::builder().start_native(&native).await;
+    let order = async |conman: &Conman, what: &str| {
+        let path = format!("/v1/nodes/self/{what}");
+        let node: Node = conman
+            .admin()
+            .post(&path, &json!({}))
+            .await
+            .expect(StatusCode::OK);
+        node.state
+    };
+    let idle = json!({"template": "idle"});
+    conman.api().ensure("before", &idle).await;
+    assert_eq!(order(&conman, "cordon").await, NodeState::Cordoned);
+    let shown = async |conman: &Conman| -> Node {
+        let admin = conman.admin();
+        admin.get("/v1/nodes/self").await.expect(StatusCode::OK)
+    };
+    for _ in 0..2 {
+        conman.crash();
+        conman.spawn();
+        eventually("it is cordoned again", PATIENCE, async || {
+            let answer = conman.admin().try_send(Method::GET, "/healthz", None).await;
+            answer.is_ok() && shown(&conman).await.state == NodeState::Cordoned
+        })
+        .await;
+        let refused = conman.api().put("/v1/sessions/new", &idle).await;
+        assert_eq!(refused.problem().slug(), "node-cordoned");
+        assert_eq!(shown(&conman).await.sessions_running, 1);
+    }
+    assert_eq!(order(&conman, "uncordon").await, NodeState::Live);
+    conman.restart_after_crash().await;
+    assert_eq!(shown(&conman).await.state, NodeState::Live);
+    conman.api().ensure("new", &idle).await;
 }

@@ -174,7 +174,7 @@ async fn a_node_that_cannot_be_reached_is_named_with_what_becomes_of_its_session
     let shown: Session = a.api.get(&session("alice")).await.json();
     assert_eq!(
         (shown.node.as_str(), shown.state),
-        ("b", SessionState::Running)
+        ("b", SessionState::Frozen)
     );
     let exec = format!("{}/exec", session("alice"));
     let run = r#"{"command": ["true"]}"#;

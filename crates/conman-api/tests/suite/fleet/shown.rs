@@ -1,6 +1,6 @@
 //! What is told of all nodes and their sessions.
 
-use conman_proto::{EnsureResponse, SessionList, SessionOwnership, Timeline};
+use conman_proto::{EnsureResponse, Node, SessionList, SessionOwnership, SessionState, Timeline};
 use conman_registry::PeerStanding;
 use http::Method;
 
@@ -131,4 +131,46 @@ async fn a_timeline_has_what_every_node_knows_and_names_those_that_cannot_be_ask
 
     let unknown = a.api.get("/v1/sessions/nobody/timeline").await;
     assert_eq!(unknown.problem().slug(), "no-such-session");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_a_node_that_is_not_heard_of_is_shown_as_running() {
+    let (world, a, b) = two().await;
+    world.start_on_b(&b, "alice").await;
+    let view = b.api.node.status().view();
+    assert_eq!(view.sessions_running, 1);
+    world.announced("b", |b| b.view = Some(view));
+    for (standing, frozen, why) in [
+        (PeerStanding::Silent, 1, "silent"),
+        (PeerStanding::Fenced, 0, "lost"),
+    ] {
+        world.change("b", |b| b.standing = standing);
+        let list: SessionList = a.api.get("/v1/sessions").await.json();
+        let shown = &list.sessions[0];
+        assert_eq!(shown.state, SessionState::Frozen);
+        assert!(
+            shown.reason.as_deref().is_some_and(|it| it.contains(why)),
+            "{shown:?}"
+        );
+        let node: Node = a.api.get("/v1/nodes/b").await.json();
+        assert_eq!((node.sessions_running, node.sessions_frozen), (0, frozen));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_the_registry_does_not_answer_lists_its_own_sessions_and_says_so() {
+    let (world, a, b) = two().await;
+    world.start_on_b(&b, "alice").await;
+    world.fleet.cut("b");
+    let list: SessionList = b.api.get("/v1/sessions").await.json();
+    let states: Vec<_> = list.sessions.iter().map(|one| one.state).collect();
+    assert_eq!(states, [SessionState::Frozen]);
+    assert!(
+        list.warnings[0].contains("only sessions of node b"),
+        "{list:?}"
+    );
+    let node: Node = b.api.get("/v1/nodes/self").await.json();
+    assert_eq!((node.sessions_running, node.sessions_frozen), (0, 1));
+    let of_a: SessionList = a.api.get("/v1/sessions").await.json();
+    assert_eq!(of_a.warnings, [""; 0]);
 }

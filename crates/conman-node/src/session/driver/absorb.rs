@@ -35,6 +35,12 @@ impl Driver {
                 vec![Event::StopAsked(cause, why)]
             }
             Input::Fate(fate) => self.absorb_fate(fate),
+            Input::Pausing => {
+                if matches!(self.life.state(), State::Running { .. }) {
+                    self.note_running();
+                }
+                Vec::new()
+            }
             Input::Due(Timer::Look) => {
                 let activity = &self.handle.activity;
                 let now = Instant::now();
@@ -312,7 +318,20 @@ impl Driver {
             .note_start(&self.handle.id, started_at, phases.clone());
         self.publisher
             .ready(self.life.generation(), started_at, &phases);
-        self.note(RecordState::Running { started_at, phases });
+        self.note_running();
+    }
+
+    /// Records that it runs, or is paused.
+    fn note_running(&mut self) {
+        let paused = *self.pausing.borrow_and_update();
+        let phases = self.clock.shared();
+        if let Some(started_at) = self.handle.view().started_at {
+            self.note(RecordState::Running {
+                started_at,
+                phases,
+                paused,
+            });
+        }
     }
 
     pub(super) fn begin_patience(&mut self, lived: Duration) {

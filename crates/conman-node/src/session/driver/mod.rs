@@ -15,9 +15,9 @@ use conman_proto::{Generation, SessionEnd};
 use conman_registry::{ContainerIdentity, Ending, RecordState, SessionRecord};
 use conman_runtime::{ContainerKey, Runtime};
 use futures_util::future::BoxFuture;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::answer::{Answer, StepFailure};
 use super::handle::{SessionHandle, StopOrder};
@@ -31,6 +31,9 @@ use crate::phases::{self, PhaseClock};
 
 /// Pause between two tries of a step that has to precede the end.
 const RETRY_MS: u64 = 250;
+
+/// Pause before a state is sent to the registry again.
+const NOTE_AGAIN: Duration = Duration::from_secs(1);
 
 /// How much the machine's bound on readiness exceeds the probe's own, whose message is more useful.
 const PROBE_SLACK_MS: u64 = 1_000;
@@ -84,6 +87,7 @@ struct Driver {
     container: Option<ContainerIdentity>,
     /// Readiness that was found before the container was recorded.
     ready: Option<Result<Instant, StepFailure>>,
+    pausing: watch::Receiver<bool>,
     recorded_at: Option<Instant>,
     patience: Option<Patience>,
     failure: Option<Failure>,
@@ -103,6 +107,8 @@ enum Input {
     Answer(Answer),
     Stop(StopOrder),
     Fate(Fate),
+    /// It was paused or resumed.
+    Pausing,
     Due(Timer),
 }
 
@@ -152,6 +158,7 @@ impl Driver {
             runtime: context.runtime(handle.spec.runtime).cloned(),
             publisher: Publisher::new(Arc::clone(&context), Arc::clone(&handle)),
             clock: PhaseClock::resumed(view.phases.clone()),
+            pausing: handle.pausing.watch(),
             context,
             handle,
             life,
@@ -251,6 +258,7 @@ impl Driver {
                 self.dying = None;
                 Input::Answer(Answer::Dead)
             }
+            Ok(()) = self.pausing.changed() => Input::Pausing,
             due = due(timer) => Input::Due(due),
         }
     }
@@ -287,8 +295,8 @@ impl Driver {
         })
     }
 
-    /// Sends a state to the registry, in order and without waiting. A refusal means that the life has been
-    /// released since.
+    /// Sends a state to the registry, in order and without waiting, again for as long as the registry does
+    /// not answer. A refusal means that the life has been released since.
     fn note(&mut self, state: RecordState) {
         let Some(key) = self.key() else { return };
         let before = self.noting.take();
@@ -301,13 +309,18 @@ impl Driver {
             if let Some(before) = before {
                 let _ = before.await;
             }
-            if let Err(error) = context
+            let (session, generation) = (&key.session, key.generation);
+            while let Err(error) = context
                 .registry
-                .set_state(&key.session, key.generation, state)
+                .set_state(session, generation, state.clone())
                 .await
             {
                 let reason = conman_core::error_chain(&error);
-                tracing::debug!(session = %key.session, reason, "cannot record a session's state");
+                tracing::debug!(%session, reason, "cannot record a session's state");
+                if !error.is_retryable() {
+                    return;
+                }
+                sleep(NOTE_AGAIN).await;
             }
         });
     }

@@ -54,6 +54,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let state = prop_oneof![
         (0.0..1e9).prop_map(|duration_ms| RecordState::Running {
             started_at: Timestamp::UNIX_EPOCH,
+            paused: false,
             phases: Phases::from(vec![Phase {
                 name: "create".into(),
                 started_at: Timestamp::UNIX_EPOCH,

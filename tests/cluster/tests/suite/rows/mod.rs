@@ -22,6 +22,7 @@ mod network;
 mod node;
 mod restart;
 mod secret;
+mod shown;
 mod single_flight;
 mod store;
 mod terminals;
