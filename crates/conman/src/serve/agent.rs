@@ -4,9 +4,10 @@
 //! One task serves one connection at a time and reads nothing, so clients that stay, or are many,
 //! cost nothing. The line fits into the empty send buffer of a new socket.
 
-use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
+use std::{fs, io};
 
 use anyhow::{Context as _, Result};
 use conman_proto::Node;
@@ -31,22 +32,38 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Below this share of memory or places that are free, the weight falls.
 const SCARCE: f64 = 0.2;
 
+/// File in the state directory: HAProxy got `drain` from a daemon that was stopping, and the next one has to
+/// end that.
+const DRAINED: &str = "agent-drained";
+
 /// Answers at `address` until `closing`.
 pub(super) async fn run(
     address: SocketAddr,
+    state_dir: &Path,
     readiness: NodeReadiness,
     closing: CancellationToken,
 ) -> Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("cannot listen on {address} for HAProxy's agent check; change `listen.agent`")
     })?;
-    let mut agent = Agent::default();
+    let drained = state_dir.join(DRAINED);
+    let mut agent = Agent {
+        left: fs::remove_file(&drained).is_ok(),
+        back_at: None,
+    };
+    let mut saved = false;
     let serving = async move {
         loop {
             match listener.accept().await {
                 Ok((mut client, _)) => {
                     let view = readiness.status.view();
-                    let line = agent.line(readiness.get(), &view, &host_load(), Instant::now());
+                    let state = readiness.get();
+                    let line = agent.line(state, &view, &host_load(), Instant::now());
+                    if state == Readiness::Stopping && !std::mem::replace(&mut saved, true) {
+                        let drained = drained.clone();
+                        // Not waited for: the disk may hang.
+                        tokio::task::spawn_blocking(move || save(&drained));
+                    }
                     // A client that has left does not matter.
                     let _: io::Result<()> = client.write_all(line.as_bytes()).await;
                 }
@@ -64,6 +81,12 @@ pub(super) async fn run(
     Ok(())
 }
 
+fn save(drained: &Path) {
+    if let Err(error) = fs::write(drained, "") {
+        tracing::warn!(%error, path = %drained.display(), "cannot save that HAProxy drains this node");
+    }
+}
+
 #[derive(Debug, Default)]
 struct Agent {
     left: bool,
@@ -77,12 +100,13 @@ impl Agent {
             Readiness::Ready => weight(view, load),
             // Not zero: all nodes may be in this state.
             Readiness::Lapsed => 1,
-            Readiness::Cordoned | Readiness::Draining | Readiness::Preempted => {
+            Readiness::Cordoned
+            | Readiness::Draining
+            | Readiness::Preempted
+            | Readiness::Stopping => {
                 self.left = true;
                 return "drain\n".to_owned();
             }
-            // Unlike `drain`, the next daemon's `up` ends it.
-            Readiness::Stopping => return "down#stopping\n".to_owned(),
             Readiness::Down => return "down#stalled\n".to_owned(),
         };
         if std::mem::take(&mut self.left) {
@@ -110,11 +134,10 @@ fn weight(view: &Node, load: &NodeLoad) -> u32 {
     let places = view.host_limit.as_ref().map_or(view.max_sessions, |host| {
         host.max_sessions.min(view.max_sessions)
     });
-    let taken = view.sessions_running + view.sessions_starting + view.sessions_stuck;
     let idle = 1.0 - load.cpu_pressure_percent / 100.0;
     let scarcest = idle
         .min(share(load.memory_available_bytes, load.memory_total_bytes))
-        .min(share(places.saturating_sub(taken), places));
+        .min(share(places.saturating_sub(view.sessions()), places));
     (scarcest.clamp(0.01, 1.0) * 100.0).round() as u32
 }
 
@@ -159,11 +182,11 @@ mod tests {
         };
         assert_eq!(at(Readiness::Ready, 0), "up 100%\n");
         assert_eq!(at(Readiness::Lapsed, 1), "up 1%\n");
-        assert_eq!(at(Readiness::Stopping, 1), "down#stopping\n");
         for state in [
             Readiness::Cordoned,
             Readiness::Draining,
             Readiness::Preempted,
+            Readiness::Stopping,
         ] {
             assert_eq!(at(state, 2), "drain\n");
         }

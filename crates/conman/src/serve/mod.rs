@@ -329,7 +329,7 @@ async fn serve(
         &state.vitals,
     )?;
     if let Some(address) = config.listen.agent {
-        agent::run(address, readiness, closing.clone()).await?;
+        agent::run(address, &config.state_dir, readiness, closing.clone()).await?;
     }
     let api_address = listeners
         .api
