@@ -40,7 +40,9 @@ mod lost_nodes;
 mod map;
 pub mod node_api;
 mod own_route;
+mod passage;
 mod peer_backend;
+mod peer_tunnel;
 mod remote_body;
 mod remote_call;
 mod restarter;
@@ -58,6 +60,7 @@ pub use locate_error::LocateError;
 pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation};
 pub use own_route::{NodeSessions, own_route};
+pub use passage::Passage;
 pub use peer_backend::PeerBackend;
 pub use remote_body::{RemoteBody, read_json};
 pub use remote_call::{

@@ -2,14 +2,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use conman_auth::{Caller, CallerOrigin};
 use conman_core::Closing;
 use conman_core::placement::{self, Demand, NodeBusy, NodeView, Placement, PlacementLimits};
+use conman_node::Leave;
 use conman_proto::{Generation, NodeStanding, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
 use tokio::sync::{Semaphore, watch};
 
 use crate::lost_nodes::StreamsByNode;
-use crate::{PeerAddress, PeerClient};
+use crate::{Passage, PeerAddress, PeerClient};
 
 /// Default limit of requests that wait for a node: half of the API's connections.
 const MAX_WAITING: usize = 512;
@@ -23,6 +25,7 @@ pub struct FleetMap {
     /// Places for requests that wait for a node.
     pub(crate) places: Semaphore,
     streams: StreamsByNode,
+    leave: Option<Arc<Leave>>,
 }
 
 /// The location of a session.
@@ -116,7 +119,22 @@ impl FleetMap {
             limits,
             places: Semaphore::new(MAX_WAITING),
             streams: StreamsByNode::default(),
+            leave: None,
         }
+    }
+
+    /// Counts calls of other nodes as passing through this one, and ends streams among them when it leaves.
+    #[must_use]
+    pub fn leaving(mut self, leave: &Arc<Leave>) -> Self {
+        self.leave = Some(Arc::clone(leave));
+        self
+    }
+
+    /// `None` for an operator on this machine: nobody else depends on that connection.
+    pub(crate) fn passage(&self, caller: &Caller) -> Option<Passage> {
+        let is_here = matches!(caller.origin, CallerOrigin::AdminSocket { .. });
+        let leave = self.leave.as_ref().filter(|_| !is_here)?;
+        Some(Passage::begin(leave))
     }
 
     /// Sets the limit of requests that wait for a node.

@@ -13,24 +13,37 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::Passage;
+use crate::peer_tunnel::closes;
+
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Time for a small body, once the head has arrived: the node's liveness is not checked then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The body of another node's answer; ends with an error when that node is lost. A frozen node closes
-/// no connection, and the next bytes of its log may be an hour away.
+/// no connection, and the next bytes of its log may be an hour away. An endless one also ends so when this
+/// node leaves.
 pub struct RemoteBody {
     body: Incoming,
-    lost: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Returns why the body ends early.
+    ends: Pin<Box<dyn Future<Output = &'static str> + Send>>,
 }
 
 impl RemoteBody {
-    pub(crate) fn new(body: Incoming, mut lost: watch::Receiver<Option<Closing>>) -> Self {
-        let lost = Box::pin(async move {
-            let _ = lost.wait_for(Option::is_some).await;
+    pub(crate) fn new(
+        body: Incoming,
+        mut lost: watch::Receiver<Option<Closing>>,
+        mut passage: Option<Passage>,
+        is_endless: bool,
+    ) -> Self {
+        let ends = Box::pin(async move {
+            tokio::select! {
+                _ = lost.wait_for(Option::is_some) => "the session's node is lost",
+                () = closes(&mut passage), if is_endless => "this node leaves, connect again",
+            }
         });
-        Self { body, lost }
+        Self { body, ends }
     }
 }
 
@@ -51,8 +64,8 @@ impl Body for RemoteBody {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        ready!(self.lost.as_mut().poll(context));
-        Poll::Ready(Some(Err("the session's node is lost".into())))
+        let why = ready!(self.ends.as_mut().poll(context));
+        Poll::Ready(Some(Err(why.into())))
     }
 
     fn is_end_stream(&self) -> bool {

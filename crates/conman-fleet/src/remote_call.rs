@@ -23,15 +23,14 @@ use tokio::sync::watch;
 
 use crate::caller_header::caller_header;
 use crate::remote_body::RemoteBody;
-use crate::{FleetMap, NoAddress, Node, PeerAddress, RefusedBy, RequestError};
+use crate::{
+    FleetMap, NoAddress, Node, Passage, PeerAddress, RefusedBy, RequestError, peer_tunnel,
+};
 
 /// The generation of which the sender takes the other node for the owner.
 pub const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
 /// `1`: the sender knows that the generation has ended, and requests exactly that one.
 pub const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
-
-/// Buffer of a tunnel between two nodes, in each direction.
-const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
 
 /// Headers that end at this node: those of the connection, and the caller's credentials.
 const HOP_HEADERS: [HeaderName; 13] = [
@@ -126,15 +125,17 @@ impl FleetMap {
         expected: Option<ExpectedGeneration>,
     ) -> Result<Response<RemoteBody>, CallError> {
         let address = self.address_of(node).await?;
+        let passage = self.passage(&request.caller);
         let asked = self.client().request(&address, request.outgoing(expected));
         let is_idempotent = request.parts.method == Method::PUT;
         let response = asked
             .await
             .map_err(|error| not_answered(error, is_idempotent))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return switch(request, response, self.lost(node));
+            return switch(request, response, self.lost(node), passage);
         }
-        self.answered(node, response)
+        let is_endless = follows(request.parts.uri.query().unwrap_or_default());
+        self.answered(node, response, (passage, is_endless))
     }
 
     /// Sends a request once, with a body of any size that streams.
@@ -155,9 +156,10 @@ impl FleetMap {
     {
         let address = self.address_of(node).await?;
         let request = outgoing(parts, caller, body, Some(expected));
+        let passage = self.passage(caller);
         let asked = self.client().request_once(&address, request);
         let response = asked.await.map_err(|error| not_answered(error, false))?;
-        self.answered(node, response)
+        self.answered(node, response, (passage, false))
     }
 
     async fn address_of(&self, node: &Node) -> Result<PeerAddress, CallError> {
@@ -172,6 +174,7 @@ impl FleetMap {
         &self,
         node: &Node,
         response: Response<Incoming>,
+        (passage, is_endless): (Option<Passage>, bool),
     ) -> Result<Response<RemoteBody>, CallError> {
         if response.headers().contains_key(&X_CONMAN_MISDIRECTED) {
             let node = Arc::clone(&node.name);
@@ -184,8 +187,16 @@ impl FleetMap {
         if let Some(length) = length {
             parts.headers.insert(CONTENT_LENGTH, length);
         }
-        Ok(Response::from_parts(parts, RemoteBody::new(body, lost)))
+        let body = RemoteBody::new(body, lost, passage, is_endless);
+        Ok(Response::from_parts(parts, body))
     }
+}
+
+/// Whether the answer ends only with the session: a log that is followed.
+fn follows(query: &str) -> bool {
+    query
+        .split('&')
+        .any(|pair| ["follow", "follow=true", "follow=1"].contains(&pair))
 }
 
 /// What may be done after a request without an answer.
@@ -243,7 +254,8 @@ fn unreachable(error: &dyn std::error::Error) -> CallError {
 fn switch(
     request: &BufferedRequest,
     mut response: Response<Incoming>,
-    mut lost: watch::Receiver<Option<Closing>>,
+    lost: watch::Receiver<Option<Closing>>,
+    passage: Option<Passage>,
 ) -> Result<Response<RemoteBody>, CallError> {
     let Some(here) = request.on_upgrade() else {
         let why = "the node switches to a protocol that was not requested".to_owned();
@@ -251,25 +263,12 @@ fn switch(
     };
     let there = hyper::upgrade::on(&mut response);
     let (mut parts, empty) = response.into_parts();
-    let empty = RemoteBody::new(empty, lost.clone());
+    let empty = RemoteBody::new(empty, lost.clone(), None, false);
     tokio::spawn(async move {
         let (Ok(here), Ok(there)) = tokio::join!(here, there) else {
             return;
         };
-        let (mut here, mut there) = (TokioIo::new(here), TokioIo::new(there));
-        let ended = tokio::io::copy_bidirectional_with_sizes(
-            &mut here,
-            &mut there,
-            TUNNEL_BUFFER_BYTES,
-            TUNNEL_BUFFER_BYTES,
-        );
-        tokio::select! {
-            ended = ended => tracing::trace!(?ended, "a tunnel to another node ended"),
-            // Bytes on the way to or from a lost node are lost in any case.
-            _ = lost.wait_for(Option::is_some) => {
-                tracing::trace!("a tunnel's node is lost");
-            }
-        }
+        peer_tunnel::carry(TokioIo::new(here), TokioIo::new(there), lost, passage).await;
     });
     let upgrade = parts.headers.get(UPGRADE).cloned();
     strip(&mut parts.headers);

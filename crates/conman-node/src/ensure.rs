@@ -177,6 +177,7 @@ pub(crate) fn kill_entry(
         stage,
         runtime,
         warning: signal.map(|signal| (signal, grace)),
+        pausing: handle.pausing.watch(),
         closing: Arc::clone(&handle.closing),
         fate: Arc::clone(&handle.fate),
         stop: handle.stop_orders(),

@@ -67,6 +67,8 @@ pub(crate) struct KillEntry {
     pub(crate) runtime: Option<Arc<dyn Runtime>>,
     /// Signal sent first on preemption, and the time between it and SIGKILL.
     pub(crate) warning: Option<(Signal, Duration)>,
+    /// Whether it is paused: then it is killed without a signal, which it could not act on.
+    pub(crate) pausing: watch::Receiver<bool>,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) stop: Arc<watch::Sender<Option<StopOrder>>>,

@@ -28,7 +28,8 @@ pub(crate) fn of_table(table: &KillTable, budget_ms: u32) -> PreemptPlan {
 }
 
 fn candidate(id: &SessionId, entry: &KillEntry) -> Option<PreemptCandidate> {
-    let (signal, grace) = entry.warning.unzip();
+    let paused = *entry.pausing.borrow();
+    let (signal, grace) = entry.warning.filter(|_| !paused).unzip();
     Some(PreemptCandidate {
         id: id.clone(),
         generation: entry.stage.generation()?,

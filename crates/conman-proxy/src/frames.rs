@@ -12,7 +12,7 @@ const OPCODE_CLOSE: u8 = 0x8;
 ///
 /// Only headers are examined: extensions may change payloads, not lengths.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct FrameTracker {
+pub struct FrameTracker {
     position: Position,
     close_seen: bool,
 }
@@ -41,7 +41,8 @@ impl Default for Position {
 
 impl FrameTracker {
     /// Whether a frame may begin here.
-    pub(crate) fn at_boundary(&self) -> bool {
+    #[must_use]
+    pub fn at_boundary(&self) -> bool {
         matches!(self.position, Position::Header { have: 0, .. })
     }
 
@@ -51,7 +52,7 @@ impl FrameTracker {
     }
 
     /// Processes all `bytes`.
-    pub(crate) fn advance(&mut self, mut bytes: &[u8]) {
+    pub fn advance(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let used = self.step(bytes);
             bytes = &bytes[used..];
@@ -132,7 +133,8 @@ fn payload_len(header: &[u8; MAX_HEADER_BYTES]) -> Option<u64> {
 }
 
 /// An unmasked Close frame with the code and the reason.
-pub(crate) fn close_frame(closing: &Closing) -> Vec<u8> {
+#[must_use]
+pub fn close_frame(closing: &Closing) -> Vec<u8> {
     let reason = closing.reason().as_bytes();
     let reason = &reason[..reason.len().min(Closing::MAX_REASON_BYTES)];
     // At most 125: a control frame's payload, and what the single length byte can express.

@@ -76,6 +76,7 @@ mod upgrade;
 mod watchdog;
 mod worker;
 
+pub use frames::{FrameTracker, close_frame};
 pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, InvalidOption, Keepalive, ProxyOptions};
 pub use peers::{LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, X_CONMAN_MISDIRECTED};
 pub use proxy::{Proxy, ProxyStats};

@@ -7,11 +7,13 @@ use axum::Json;
 use axum::extract::{Extension, State};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
-use conman_auth::Caller;
+use conman_auth::{Caller, CallerOrigin};
+use conman_fleet::Passage;
 use conman_proto::{Event, EventPage, SessionId, SessionOwnership, Timeline};
 use conman_registry::MAX_EVENT_PAGE;
 use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, Uri};
+use tokio_util::sync::CancellationToken;
 
 use crate::events::{Merged, OnlyOf, Position, is_for};
 use crate::hop::ByPeer;
@@ -115,6 +117,7 @@ pub(crate) async fn events(
         return Ok(Json(page).into_response());
     };
     let journal = state.node.journal();
+    let is_here = matches!(caller.origin, CallerOrigin::AdminSocket { .. });
     // A page without a position begins with the oldest event.
     let after = after.or((!follow).then_some(Position::Own(0)));
     let merged = Merged::open(
@@ -126,7 +129,9 @@ pub(crate) async fn events(
     )
     .await?;
     if follow {
-        return Ok(merged_stream(&state, merged).into_response());
+        // An operator on this machine depends on no load balancer.
+        let passage = (!is_here).then(|| Passage::begin(state.node.leave()));
+        return Ok(merged_stream(&state, merged, passage).into_response());
     }
     let last_seq = journal.page(0, 1).await?.last_seq;
     let page = merged
@@ -239,6 +244,7 @@ fn last_event_id(headers: &HeaderMap, query: &mut Query) -> Option<Position> {
 fn merged_stream(
     state: &ApiState,
     merged: Merged,
+    passage: Option<Passage>,
 ) -> Sse<impl Stream<Item = Result<SseEvent, Infallible>> + use<>> {
     let first = SseEvent::default().id(merged.cursor().to_string());
     let events = stream::unfold(merged, |mut merged| async move {
@@ -248,8 +254,19 @@ fn merged_stream(
     });
     let events = stream::iter([Ok(first)])
         .chain(events)
-        .take_until(state.closing.clone().cancelled_owned());
+        .take_until(ends(state.closing.clone(), passage));
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+}
+
+/// Returns when the daemon stops, or when the node leaves and closes what passes through it.
+async fn ends(closing: CancellationToken, passage: Option<Passage>) {
+    let leaves = async {
+        match passage {
+            Some(mut passage) => passage.closes().await,
+            None => std::future::pending().await,
+        }
+    };
+    closing.run_until_cancelled(leaves).await;
 }
 
 async fn stream_from(

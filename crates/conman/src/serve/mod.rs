@@ -299,7 +299,7 @@ async fn serve(
         let limits = &config.limits;
         let waiting = limits.node.max_held.min(limits.max_api_connections / 2);
         let map = FleetMap::new(fleet, client, PlacementLimits::default());
-        Arc::new(map.waiting(waiting.max(1)))
+        Arc::new(map.waiting(waiting.max(1)).leaving(node.leave()))
     });
     let locator = map.as_ref().map(|map| {
         let dialer = credentials.dialer(&config.name);

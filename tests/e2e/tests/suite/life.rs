@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use conman_e2e::{Api, Conman, ROOT, eventually, native};
 use conman_linux::Freezer;
-use conman_proto::{EnsureResponse, Session, SessionState};
+use conman_proto::{EnsureResponse, PreemptPlan, PreemptReport, Session, SessionState};
 use http::StatusCode;
 use serde_json::json;
 
@@ -170,4 +170,30 @@ async fn a_drained_session_that_was_paused_gets_its_signal_and_its_grace() {
     .await;
     let log = api.get("/v1/sessions/s/logs").await.text();
     assert!(log.contains("saved"), "{log}");
+}
+
+#[tokio::test]
+async fn a_preemption_does_not_wait_for_a_session_that_is_paused() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    let spec = json!({
+        "template": "idle", "preempt_signal": "SIGUSR1", "preempt_grace_ms": 60_000
+    });
+    api.ensure("s", &spec).await;
+    let plan = async || -> PreemptPlan {
+        let asked = json!({"dry_run": true, "budget_ms": 600_000});
+        let answer = api.post("/v1/nodes/self/preempt", &asked).await;
+        answer.expect(StatusCode::OK)
+    };
+    let running = plan().await;
+    assert!(running.sessions[0].grace_ms > 0, "{running:?}");
+    order(&api, "s", "pause").await;
+    let paused = plan().await;
+    let session = &paused.sessions[0];
+    assert_eq!((session.grace_ms, &session.signal), (0, &None));
+    let budget = json!({"budget_ms": 600_000});
+    let answer = api.post("/v1/nodes/self/preempt", &budget).await;
+    let report: PreemptReport = answer.expect(StatusCode::OK);
+    assert_eq!((report.certified, report.unreleased), (1, Vec::new()));
 }

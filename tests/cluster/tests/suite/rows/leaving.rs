@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use conman_cluster::overlap::{SERVING, visit};
 use conman_cluster::{Balancer, Cluster, Forward, has_haproxy};
-use conman_e2e::{eventually, eventually_some, lacks};
-use conman_proto::{DrainReport, DrainState, EnsureResponse, Node, PreemptReport};
+use conman_e2e::{EventStream, eventually, eventually_some, lacks, websocket};
+use conman_proto::{DrainReport, DrainState, EXEC_PROTOCOL, EnsureResponse, Node, PreemptReport};
 use futures_util::StreamExt as _;
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -181,6 +181,58 @@ async fn row_37_a_node_that_has_left_can_be_switched_off_without_cutting_a_clien
     fleet.node(1).lose().expect("switched off");
     clients.all_are_open(EACH).await;
     assert_eq!(clients.saw_only_1012(), EACH);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_37_streams_of_the_api_through_a_node_that_leaves_are_counted_and_closed() {
+    let builder = Cluster::builder().nodes(2).short();
+    let Some(mut fleet) = Fleet::shared(builder.set("node", "shutdown_delay_s = 1")).await else {
+        return;
+    };
+    let generation = fleet.ensure_on(1, "s").await.generation.get();
+    let api = fleet.node(0).api();
+    let mut events = EventStream::open(&api, "/v1/events", None).await;
+    let follower = fleet.node(0).api();
+    let logs = tokio::spawn(async move {
+        let path = "/v1/sessions/s/logs?follow=true";
+        follower.try_send(Method::GET, path, None).await.is_ok()
+    });
+    // {"command":["sleep","1000000"]}
+    let path = "/v1/sessions/s/exec?request=%7B%22command%22:%5B%22sleep%22,%221000000%22%5D%7D";
+    let exec = api.request(Method::GET, path, None);
+    let exec = websocket(&api, exec, &[EXEC_PROTOCOL]).await;
+    let (_, mut exec) = exec.unwrap_or_else(|refusal| panic!("{}", refusal.text()));
+    eventually("all three pass through", PATIENCE, async || {
+        fleet.shown(0).await.through == 3
+    })
+    .await;
+
+    let admin = fleet.node(0).admin();
+    let begun = admin.post("/v1/nodes/self/drain", &json!({})).await;
+    assert!(begun.status.is_success(), "{}", begun.text());
+    let mut code = WITHOUT_CLOSE;
+    while let Ok(Some(Ok(message))) = timeout(PATIENCE, exec.next()).await {
+        if let Message::Close(Some(frame)) = message {
+            code = frame.code.into();
+        }
+    }
+    assert_eq!(code, 1012);
+    while events.next().await.is_some() {}
+    let whole = timeout(PATIENCE, logs).await.expect("it ends");
+    let whole = whole.expect("no panic");
+    assert!(
+        !whole,
+        "a log that is cut must not look like one that has ended"
+    );
+    eventually("nothing passes through", PATIENCE, async || {
+        fleet.shown(0).await.through == 0
+    })
+    .await;
+    // Who has no other node is still served.
+    let _late = EventStream::open(&api, "/v1/events", None).await;
+    fleet.is_one(0, "s", generation).await;
+    assert_eq!(fleet.shown(0).await.through, 1);
+    fleet.leaves_nothing().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
