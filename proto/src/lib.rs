@@ -22,6 +22,7 @@ mod problem;
 mod problem_kind;
 mod session;
 mod session_id;
+mod session_patch;
 mod spec;
 mod stats;
 mod template;
@@ -54,6 +55,7 @@ pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use problem_kind::ProblemKind;
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
+pub use session_patch::SessionPatch;
 pub use spec::{
     IdleAction, Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
 };

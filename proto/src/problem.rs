@@ -18,8 +18,11 @@ pub struct Problem {
     pub title: Cow<'static, str>,
     /// The HTTP status code.
     pub status: u16,
-    /// What failed, on what, why, and what to do.
+    /// What failed, on what, and why.
     pub detail: String,
+    /// What to do about it, as requests of this API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
     /// The request path that failed, where one is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
@@ -69,6 +72,7 @@ impl Problem {
             title: Cow::Borrowed(title),
             status,
             detail: detail.into(),
+            remedy: None,
             instance: None,
             errors: Vec::new(),
             retryable: false,

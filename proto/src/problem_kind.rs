@@ -109,6 +109,7 @@ kinds! {
     NOT_FROM_THERE = lasting("registry-not-allowed", "This node does not pull from the registry", 422);
     REGISTRY_REFUSES = lasting("image-registry-refused", "The registry does not let conman in", 502);
     REGISTRY_TROUBLE = passing("image-registry-failed", "The registry did not answer as it should", 502);
+    REGISTRY_UNREACHABLE = passing("image-registry-unreachable", "The registry cannot be reached", 502);
     REGISTRY_SLOW = passing("image-registry-timed-out", "The registry took too long", 504);
     // The node.
     NO_SUCH_NODE = lasting("no-such-node", "There is no such node", 404);

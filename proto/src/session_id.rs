@@ -36,6 +36,12 @@ impl SessionId {
     /// Longest id in bytes that has hosts for its ports: they need five digits and a dash more.
     pub const MAX_WITH_PORT: usize = MAX_BYTES - 6;
 
+    /// An id made from a random number. It has no dash, so that it is never confused with a port and an id.
+    #[must_use]
+    pub fn generated(random: u64) -> Self {
+        Self(format!("{random:016x}").into())
+    }
+
     /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -151,6 +157,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn every_generated_id_is_one_without_a_dash(random: u64) {
+            let id = SessionId::generated(random);
+            prop_assert!(!id.as_str().contains('-'));
+            prop_assert_eq!(id.as_str().parse(), Ok(id.clone()));
+        }
+
         #[test]
         fn every_accepted_id_is_safe_in_a_path_and_a_host_name(text in "\\PC{0,70}") {
             if let Ok(id) = text.parse::<SessionId>() {

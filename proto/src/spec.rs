@@ -293,6 +293,10 @@ pub struct ResolvedSpec {
     pub idle_action: IdleAction,
     /// 0 for never.
     pub max_lifetime_s: u32,
+    /// When it is stopped, whatever it does, instead of by `max_lifetime_s`. Only a `PATCH` sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub expires_at: Option<Timestamp>,
     pub preempt_signal: Option<String>,
     pub preempt_grace_ms: u32,
     /// Whether its program runs in a terminal.
@@ -320,19 +324,23 @@ impl ResolvedSpec {
     }
 }
 
-mod present_or_null {
+/// A field that may be absent, null or a value, which all differ.
+pub(crate) mod present_or_null {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(
-        value: &Option<Option<u16>>,
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        value: &Option<Option<T>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        value.flatten().serialize(serializer)
+        value
+            .as_ref()
+            .and_then(Option::as_ref)
+            .serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<Option<Option<u16>>, D::Error> {
-        Option::<u16>::deserialize(deserializer).map(Some)
+    ) -> Result<Option<Option<T>>, D::Error> {
+        Option::<T>::deserialize(deserializer).map(Some)
     }
 }

@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::ApiGuard;
 use http::header::{
-    ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, CONTENT_TYPE, ORIGIN, RETRY_AFTER,
+    ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, CONTENT_TYPE, LOCATION, ORIGIN, RETRY_AFTER,
 };
 use http::{HeaderName, Method};
 use tower::{Layer as _, ServiceExt as _, service_fn};
@@ -37,9 +37,15 @@ pub(crate) fn layer(guard: Arc<ApiGuard>) -> CorsLayer {
         .allow_origin(AllowOrigin::predicate(move |_, parts| {
             guard.allows_page(&parts.headers)
         }))
-        .allow_methods([Method::GET, Method::PUT, Method::POST, Method::DELETE])
+        .allow_methods([
+            Method::GET,
+            Method::PUT,
+            Method::POST,
+            Method::PATCH,
+            Method::DELETE,
+        ])
         .allow_headers([AUTHORIZATION, CONTENT_TYPE, LAST_EVENT_ID])
-        .expose_headers([RETRY_AFTER, X_REQUEST_ID])
+        .expose_headers([LOCATION, RETRY_AFTER, X_REQUEST_ID])
         .max_age(MAX_AGE)
 }
 

@@ -33,7 +33,8 @@ use conman_fleet::{
 };
 use conman_node::Node;
 use conman_proto::{Generation, SessionId};
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::header::LOCATION;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::json_body;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -93,6 +94,44 @@ pub(crate) async fn to_owner(
         return next.run(request).await;
     }
     forwarded_request::ForwardedRequest::begin(hop, id, (request, limit), next).await
+}
+
+/// The layer of the route that starts a session without a given name: generates one, and continues as
+/// with a PUT of it.
+pub(crate) async fn with_generated_id(
+    State(limit): State<BodyLimit>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let Ok(random) = getrandom::u64() else {
+        let why = "the kernel gave no random number for the session's name";
+        return Kind::HOST_FAILED.because(why).into_response();
+    };
+    let id = SessionId::generated(random);
+    let path = format!("/v1/sessions/{id}");
+    let query = request.uri().query();
+    let target = query.map_or_else(|| path.clone(), |query| format!("{path}?{query}"));
+    let (Ok(target), Ok(location)) = (target.parse(), HeaderValue::from_str(&path)) else {
+        return Kind::BAD_REQUEST
+            .because("the query is not valid")
+            .into_response();
+    };
+    *request.uri_mut() = target;
+    *request.method_mut() = Method::PUT;
+    request.extensions_mut().insert(id.clone());
+    let mut response = match request.extensions().get::<Hop>().cloned() {
+        Some(hop) => {
+            forwarded_request::ForwardedRequest::begin(hop, id, (request, limit), next).await
+        }
+        None => next.run(request).await,
+    };
+    if response.status() == StatusCode::OK {
+        *response.status_mut() = StatusCode::CREATED;
+    }
+    if response.status().is_success() {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    response
 }
 
 /// The layer of routes for one running session with a body of any size, which is sent once: lets its node
@@ -180,7 +219,9 @@ async fn buffer(request: Request, limit: BodyLimit) -> Result<BufferedRequest, A
     let caller =
         caller.ok_or_else(|| Kind::INTERNAL.because("the caller was not authenticated"))?;
     let body = match parts.method {
-        Method::POST | Method::PUT => json_body::collect(&parts.headers, body, limit.0).await?,
+        Method::PATCH | Method::POST | Method::PUT => {
+            json_body::collect(&parts.headers, body, limit.0).await?
+        }
         _ => Bytes::new(),
     };
     Ok(BufferedRequest {
@@ -261,7 +302,6 @@ fn unanswered(why: &str) -> ApiError {
 
 fn unreachable(why: &str) -> ApiError {
     Kind::NODE_UNREACHABLE.because(format!(
-        "{why}. If it stays so, other nodes take over its sessions; `conman nodes` \
-         shows the state of the nodes"
+        "{why}. If it stays so, other nodes take over its sessions"
     ))
 }

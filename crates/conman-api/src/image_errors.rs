@@ -31,6 +31,7 @@ pub(crate) fn pull_problem(error: &PullError) -> ApiError {
         PullError::NotAllowed { .. } => Kind::NOT_FROM_THERE,
         PullError::Fetch { .. } if error.is_absent() => Kind::NOT_IN_REGISTRY,
         PullError::Fetch { .. } if error.is_denied() => Kind::REGISTRY_REFUSES,
+        PullError::Fetch { .. } if error.is_unreachable() => Kind::REGISTRY_UNREACHABLE,
         PullError::Client(_)
         | PullError::Fetch { .. }
         | PullError::Interrupted { .. }

@@ -130,6 +130,7 @@ fn known_method(method: &http::Method) -> &'static str {
         "GET" => "GET",
         "PUT" => "PUT",
         "POST" => "POST",
+        "PATCH" => "PATCH",
         "DELETE" => "DELETE",
         "HEAD" => "HEAD",
         "OPTIONS" => "OPTIONS",

@@ -40,6 +40,7 @@ mod path_params;
 mod port_socket;
 mod problem;
 mod query;
+mod remedies;
 mod routes;
 mod server;
 mod upload;

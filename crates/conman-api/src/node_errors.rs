@@ -4,8 +4,8 @@
 pub(crate) use conman_core::error_chain as chain;
 use conman_fleet::LocateError;
 use conman_node::{
-    AccessError, CordonError, DrainError, EnsureError, FailureKind, PreemptError, RestartError,
-    RouteError, StopError,
+    AccessError, CordonError, DrainError, EnsureError, FailureKind, PatchError, PreemptError,
+    RestartError, RouteError, StopError,
 };
 use conman_proto::{LimitMet, Problem};
 use conman_registry::{JournalError, RegistryError};
@@ -42,6 +42,18 @@ impl From<StopError> for ApiError {
             StopError::Moved { .. } => crate::hop::misdirected(refusal),
             _ => refusal,
         }
+    }
+}
+
+impl From<PatchError> for ApiError {
+    fn from(error: PatchError) -> Self {
+        let kind = match &error {
+            PatchError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
+            PatchError::Ended { .. } => Kind::NOT_RUNNING,
+            PatchError::BadPatch(errors) => return Kind::BAD_BODY.with_fields(errors.clone()),
+            PatchError::Registry { .. } => Kind::NO_REGISTRY,
+        };
+        kind.because(chain(&error))
     }
 }
 

@@ -83,6 +83,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
         &mut item.get,
         &mut item.put,
         &mut item.post,
+        &mut item.patch,
         &mut item.delete,
     ]
     .into_iter()

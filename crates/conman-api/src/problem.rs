@@ -136,6 +136,7 @@ pub(crate) fn write_out(response: Response, path: &str) -> Response {
         return Response::from_parts(parts, body);
     };
     problem.instance = Some(path.to_owned());
+    problem.remedy = crate::remedies::remedy(problem.slug(), path);
     let body = serde_json::to_vec(&problem).unwrap_or_default();
     parts.headers.remove(CONTENT_LENGTH);
     parts

@@ -7,12 +7,13 @@ mod exec;
 mod file_orders;
 mod files;
 mod images;
-mod life;
 mod logs;
 mod nodes;
 pub(crate) mod peers;
 mod ports;
 mod probes;
+mod session_changes;
+mod session_orders;
 pub(crate) mod sessions;
 mod stats;
 mod templates;
@@ -56,7 +57,12 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(probes::metrics)))
         .routes(quick(routes!(probes::index)));
     let frontend = OpenApiRouter::new()
-        .routes(home(routes!(sessions::ensure, sessions::stop)))
+        .routes(home(routes!(
+            sessions::ensure,
+            sessions::stop,
+            session_changes::update
+        )))
+        .routes(named(routes!(session_changes::create)))
         .routes(home(routes!(logs::logs)))
         .routes(home_of(
             MAX_EXEC_BODY_BYTES,
@@ -71,10 +77,10 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(attach::keep, attach::list)))
         .routes(home(routes!(attach::end)))
         .routes(home(routes!(ports::connect)))
-        .routes(home(routes!(life::pause)))
-        .routes(home(routes!(life::resume)))
-        .routes(home(routes!(life::restart)))
-        .routes(home(routes!(life::kill)))
+        .routes(home(routes!(session_orders::pause)))
+        .routes(home(routes!(session_orders::resume)))
+        .routes(home(routes!(session_orders::restart)))
+        .routes(home(routes!(session_orders::kill)))
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
         .routes(quick(routes!(nodes::remove)))
@@ -106,6 +112,14 @@ fn home(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
 /// Likewise, with a larger limit of the body.
 fn home_of(max_bytes: usize, routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
     routes.layer(from_fn_with_state(BodyLimit(max_bytes), hop::to_owner))
+}
+
+/// A route that makes a session without a given name: the node that starts it answers.
+fn named(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
+    routes.layer(from_fn_with_state(
+        BodyLimit(MAX_BODY_BYTES),
+        hop::with_generated_id,
+    ))
 }
 
 /// A route about one session whose body has any size: the session's node reads it.

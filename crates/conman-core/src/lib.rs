@@ -46,7 +46,7 @@ pub use rate_limited_log::RateLimitedLog;
 pub use resolve::{
     MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES,
     MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,
-    MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, no_template, resolve,
+    MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, no_template, patched, resolve,
 };
 pub use spec_policy::{
     HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_DISK_BYTES,

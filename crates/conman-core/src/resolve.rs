@@ -15,8 +15,10 @@ use crate::{image_reference, preempt_signal};
 
 mod egress;
 mod mistakes;
+mod patch;
 mod program;
 
+pub use patch::patched;
 pub(crate) use program::is_label_key;
 pub use program::{
     MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_ENV_BYTES, MAX_ENV_ENTRIES, MAX_LABEL_KEY_BYTES,
@@ -69,13 +71,14 @@ pub fn resolve(
     mistakes.into_result(spec)
 }
 
-/// Whether a session that runs as `running` matches the request `asked`. The template and the cause
-/// of the start do not matter, only the resulting values.
+/// Whether a session that runs as `running` matches the request `asked`. The template, the
+/// cause of the start and a later `expires_at` do not matter, only the resulting values.
 #[must_use]
 pub fn matches(running: &ResolvedSpec, asked: &ResolvedSpec) -> bool {
     let asked = ResolvedSpec {
         template: running.template.clone(),
         restarted: running.restarted.clone(),
+        expires_at: running.expires_at,
         ..asked.clone()
     };
     *running == asked
@@ -220,6 +223,7 @@ fn fill_in(
             .max_lifetime_s
             .or(base.max_lifetime_s)
             .unwrap_or(policy.default_max_lifetime_s),
+        expires_at: None,
         preempt_signal,
         preempt_grace_ms,
         tty,

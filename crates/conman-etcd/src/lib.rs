@@ -405,6 +405,16 @@ impl Registry for EtcdRegistry {
         self.change(id, generation, Change::SetState(state)).await
     }
 
+    async fn set_spec(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        spec: &ResolvedSpec,
+    ) -> Result<(), RegistryError> {
+        let change = Change::SetSpec(Box::new(spec.clone()));
+        self.change(id, generation, change).await
+    }
+
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         let count = batch.len();
         let (mut releases, mut answers) = (Vec::with_capacity(count), Vec::with_capacity(count));

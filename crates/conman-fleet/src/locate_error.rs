@@ -28,10 +28,7 @@ pub enum LocateError {
     NoAnswer { node: String },
     #[error(transparent)]
     Refused(RefusedBy),
-    #[error(
-        "no node takes session `{id}`: {reasons}. Wait, add a node, or undrain one; `conman nodes` \
-         shows them"
-    )]
+    #[error("no node takes session `{id}`: {reasons}. Wait, add a node, or undrain one")]
     NoNode { id: SessionId, reasons: String },
     #[error("session `{id}` changed its node each time that it was looked up; try again")]
     Moves { id: SessionId },

@@ -72,7 +72,7 @@ impl AccessHandle {
     pub fn has_public_port(&self, id: &SessionId, port: u16) -> Option<bool> {
         let handle = self.context.sessions.current(id)?;
         let is_public = |ports: &PortRange| ports.public && ports.contains(port);
-        (!handle.is_ended()).then(|| handle.spec.ports.iter().any(is_public))
+        (!handle.is_ended()).then(|| handle.spec().ports.iter().any(is_public))
     }
 
     /// Returns the route to a session for another node, which believes that this one owns `generation` of
@@ -200,7 +200,7 @@ impl AccessHandle {
             runtime,
             key,
         } = running(&self.context, id)?;
-        if exec.is_none() && !handle.spec.tty {
+        if exec.is_none() && !handle.spec().tty {
             return Err(AccessError::NoTerminal { id: id.clone() });
         }
         let presence = Presence {
@@ -244,7 +244,7 @@ impl AccessHandle {
             generation,
         };
         // Following a log costs the shim as much as an attached client.
-        let place = if options.follow && handle.spec.tty {
+        let place = if options.follow && handle.spec().tty {
             Some(place(&handle)?)
         } else {
             None
@@ -273,7 +273,7 @@ impl AccessHandle {
 /// Upper bound on a hold: the sum of the bounds of a start's steps.
 fn hold_bound(context: &Context, handle: &SessionHandle) -> Duration {
     let bounds = &context.options.bounds;
-    Duration::from_secs(handle.spec.ready_timeout_s.into())
+    Duration::from_secs(handle.spec().ready_timeout_s.into())
         + bounds.ending
         + bounds.queue
         + bounds.create
@@ -342,7 +342,7 @@ async fn hold(
                         reason: view.reason,
                     });
                 }
-                let spec = (*handle.spec).clone();
+                let spec = (*handle.spec()).clone();
                 let ensured =
                     ensure::ensure(context, &id, &spec, true)
                         .await
@@ -394,7 +394,7 @@ fn stuck(id: &SessionId, view: &View) -> RouteError {
 }
 
 fn starts_on_connect(context: &Context, handle: &SessionHandle) -> bool {
-    template_starts_on_connect(context, handle.spec.template.as_deref())
+    template_starts_on_connect(context, handle.spec().template.as_deref())
 }
 
 pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&str>) -> bool {
@@ -409,7 +409,7 @@ fn to_running(
     context: &Context,
     handle: &SessionHandle,
 ) -> Result<Option<SessionRoute>, RouteError> {
-    let Some(port) = handle.spec.port else {
+    let Some(port) = handle.spec().port else {
         return Err(RouteError::NoPort {
             id: handle.id.clone(),
         });
@@ -432,7 +432,7 @@ fn to_running(
         id: handle.id.clone(),
         generation,
         port,
-        spec: Arc::clone(&handle.spec),
+        spec: handle.spec(),
         process,
         activity: Arc::clone(&handle.activity),
         closing: handle.closing.subscribe(),
@@ -500,7 +500,7 @@ fn runtime_of<'a>(
     context: &'a Context,
     handle: &SessionHandle,
 ) -> Result<&'a Arc<dyn Runtime>, AccessError> {
-    let kind = handle.spec.runtime;
+    let kind = handle.spec().runtime;
     context.runtime(kind).ok_or_else(|| AccessError::Runtime {
         id: handle.id.clone(),
         source: RuntimeError::Unavailable {

@@ -168,7 +168,7 @@ pub(crate) fn warning(context: &Context) -> Option<String> {
 async fn measure_all(context: &Context, schedule: &mut Schedule) {
     let begun = Instant::now();
     for handle in context.sessions.live() {
-        let spec = &handle.spec;
+        let spec = handle.spec();
         let (Some(generation), Some(runtime)) =
             (handle.generation(), context.runtime(spec.runtime))
         else {

@@ -300,7 +300,7 @@ fn candidates(context: &Context, order: &Order, had: &Turns) -> Vec<DrainCandida
                 // A life that is not claimed yet is stopped before its claim.
                 generation: handle.generation().unwrap_or(Generation::FIRST),
                 connections: handle.activity.in_flight(),
-                memory_bytes: handle.spec.memory_bytes,
+                memory_bytes: handle.spec().memory_bytes,
                 signal: signal.filter(|_| handle.view().process.is_some()),
                 grace_ms: grace_ms.into(),
             }
@@ -436,7 +436,7 @@ async fn take_turn(
     }
     let went = view.cause() == Some(EndCause::Drained);
     match view.generation {
-        Some(generation) if went && handle.spec.on_node_loss == OnNodeLoss::Restart => {
+        Some(generation) if went && handle.spec().on_node_loss == OnNodeLoss::Restart => {
             let moved = relocate(&context, &handle, generation).await;
             moved.map_or(Outcome::Released, Outcome::Moved)
         }

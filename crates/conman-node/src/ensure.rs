@@ -166,12 +166,10 @@ pub(crate) fn kill_entry(
     stage: Stage,
     runtime: Option<Arc<dyn conman_runtime::Runtime>>,
 ) -> KillEntry {
-    let signal = handle
-        .spec
-        .preempt_signal
-        .as_deref()
-        .and_then(conman_linux::parse_signal);
-    let grace = std::time::Duration::from_millis(handle.spec.preempt_grace_ms.into());
+    let spec = handle.spec();
+    let signal = spec.preempt_signal.as_deref();
+    let signal = signal.and_then(conman_linux::parse_signal);
+    let grace = std::time::Duration::from_millis(spec.preempt_grace_ms.into());
     let view = handle.view();
     KillEntry {
         stage,
@@ -361,7 +359,7 @@ async fn note_unwanted(
             call_off(context, handle).await
         }
         // It is not restarted automatically, so it does not need the note.
-        Err(_) if handle.spec.on_node_loss != OnNodeLoss::Restart => Ok(()),
+        Err(_) if handle.spec().on_node_loss != OnNodeLoss::Restart => Ok(()),
         Err(source) => Err(StopError::NotForgotten {
             id: handle.id.clone(),
             source: Arc::new(source),

@@ -331,7 +331,7 @@ pub enum AccessError {
     NotRunning { id: SessionId, state: SessionState },
     #[error(
         "session {id} is frozen, because its node cannot renew its ownership; try again once it \
-         can, or another node has started the session; see `conman why {id}`"
+         can, or another node has started the session"
     )]
     Fenced { id: SessionId },
     #[error(
@@ -356,6 +356,23 @@ pub enum AccessError {
         id: SessionId,
         #[source]
         source: RuntimeError,
+    },
+}
+
+/// Why a session is not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum PatchError {
+    #[error("there is no session {id}")]
+    NoSuchSession { id: SessionId },
+    #[error("session {id} is {state}; only a session that runs can be changed")]
+    Ended { id: SessionId, state: SessionState },
+    #[error("the change is not valid")]
+    BadPatch(Vec<FieldError>),
+    #[error("the change of session {id} cannot be recorded")]
+    Registry {
+        id: SessionId,
+        #[source]
+        source: RegistryError,
     },
 }
 

@@ -57,6 +57,7 @@ mod lost;
 mod netns_connect;
 mod node;
 mod options;
+mod patch;
 mod pause;
 mod phases;
 mod plan;
@@ -83,7 +84,7 @@ pub use emergency::{
 };
 pub use error::{
     AccessError, CordonError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere,
-    PreemptError, RestartError, RouteError, StopError, Waiting,
+    PatchError, PreemptError, RestartError, RouteError, StopError, Waiting,
 };
 pub use host_limits::HostLimit;
 pub use leave::Leave;

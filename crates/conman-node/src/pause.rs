@@ -113,7 +113,7 @@ fn running<'a>(
     else {
         return Err(AccessError::NotRunning { id: id(), state });
     };
-    let kind = handle.spec.runtime;
+    let kind = handle.spec().runtime;
     let runtime = context.runtime(kind).ok_or_else(|| {
         let error = RuntimeError::Unavailable {
             runtime: kind,

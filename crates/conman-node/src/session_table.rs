@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
+use jiff::Timestamp;
 
 use crate::error::EnsureError;
 use crate::host_limits::HostLimit;
@@ -100,7 +101,12 @@ impl SessionTable {
             let limit = Box::new(limit.met);
             return Admission::Refuse(EnsureError::NoRoom { limit });
         }
-        let handle = SessionHandle::new(id.clone(), spec.clone(), View::starting());
+        let spec = ResolvedSpec {
+            // Of an earlier life.
+            expires_at: spec.expires_at.filter(|at| *at > Timestamp::now()),
+            ..spec.clone()
+        };
+        let handle = SessionHandle::new(id.clone(), spec, View::starting());
         if let Err(refusal) = enter(&handle) {
             return Admission::Refuse(refusal);
         }

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use conman_core::listing::ListQuery;
 use conman_proto::{
-    EnsureResponse, Generation, ResolvedSpec, Session, SessionId, SessionList, SessionRequest,
-    SessionState, StopReport,
+    EnsureResponse, Generation, ResolvedSpec, Session, SessionId, SessionList, SessionPatch,
+    SessionRequest, SessionState, StopReport,
 };
 use conman_registry::{RegistryError, SessionRecord};
 use conman_runtime::ContainerKey;
 
 use crate::context::Context;
-use crate::error::{EnsureError, RestartError, StopError};
+use crate::error::{EnsureError, PatchError, RestartError, StopError};
 use crate::revival::{self, WithoutImage};
 use crate::session::View;
-use crate::{end_orders, ensure, lost, view};
+use crate::{end_orders, ensure, lost, patch, view};
 
 /// The sessions of a node: starts, stops, shows and restarts them. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -50,7 +50,7 @@ impl SessionsHandle {
         Ok(EnsureResponse {
             session: view::session(&self.context, &ensured.handle),
             created: ensured.created,
-            spec_matches: conman_core::matches(&ensured.handle.spec, &spec),
+            spec_matches: conman_core::matches(&ensured.handle.spec(), &spec),
         })
     }
 
@@ -60,7 +60,7 @@ impl SessionsHandle {
         let handle = self.context.sessions.shown(id)?;
         Some(ResolvedSpec {
             restarted: None,
-            ..(*handle.spec).clone()
+            ..(*handle.spec()).clone()
         })
     }
 
@@ -80,7 +80,7 @@ impl SessionsHandle {
         Ok(EnsureResponse {
             session: view::session(&self.context, &ensured.handle),
             created: ensured.created,
-            spec_matches: conman_core::matches(&ensured.handle.spec, spec),
+            spec_matches: conman_core::matches(&ensured.handle.spec(), spec),
         })
     }
 
@@ -105,6 +105,13 @@ impl SessionsHandle {
             next: page.next,
             warnings: Vec::new(),
         }
+    }
+
+    /// Changes a session while it runs. Durable once this returns. Not cancel safe: the change may be
+    /// recorded and have no effect before the next start of the daemon.
+    pub async fn patch(&self, id: &SessionId, patch: &SessionPatch) -> Result<Session, PatchError> {
+        let handle = patch::patch(&self.context, id, patch).await?;
+        Ok(view::session(&self.context, &handle))
     }
 
     /// Kills a session, and returns once it is certified dead and released, or is stuck. `why` is

@@ -30,7 +30,7 @@ pub(crate) async fn of_node(context: &Context) -> Vec<SessionStats> {
     let sessions = context.sessions.shown_after(None);
     let running = sessions.into_iter().filter_map(|handle| {
         let runs = handle.state() == SessionState::Running;
-        let runtime = context.runtime(handle.spec.runtime).filter(|_| runs)?;
+        let runtime = context.runtime(handle.spec().runtime).filter(|_| runs)?;
         Some((handle, Arc::clone(runtime)))
     });
     read_all(running.collect()).await
@@ -64,7 +64,7 @@ fn read(handle: &SessionHandle, runtime: &dyn Runtime) -> Option<SessionStats> {
         .owns_pid(&key, pid)
         .then(|| network_bytes(pid))
         .flatten();
-    let spec = &handle.spec;
+    let spec = handle.spec();
     Some(SessionStats {
         id,
         at: Timestamp::now(),

@@ -11,7 +11,7 @@ use crate::session::SessionHandle;
 
 pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let view = handle.view();
-    let spec = &*handle.spec;
+    let spec = handle.spec();
     let phases_ms = phases_ms(&view.phases);
     Session {
         id: handle.id.clone(),
@@ -23,7 +23,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         browser_url: spec
             .port
             .map(|_| context.options.browser_urls.url(&handle.id)),
-        port_url: port_url(context, &handle.id, spec),
+        port_url: port_url(context, &handle.id, &spec),
         node: context.options.name.clone(),
         runtime: spec.runtime,
         // A life without a generation is not shown; this is for a start that was never recorded.
@@ -37,7 +37,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         ended_at: view.ended_at,
         phases_ms,
         connections: handle.activity.in_flight(),
-        spec: spec.clone(),
+        spec: Arc::unwrap_or_clone(spec),
     }
 }
 

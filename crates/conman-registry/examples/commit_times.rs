@@ -205,6 +205,7 @@ fn spec() -> ResolvedSpec {
         idle_timeout_s: 600,
         idle_action: conman_proto::IdleAction::Stop,
         max_lifetime_s: 0,
+        expires_at: None,
         preempt_signal: None,
         preempt_grace_ms: 0,
         tty: false,

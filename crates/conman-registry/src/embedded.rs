@@ -194,6 +194,16 @@ impl Registry for EmbeddedRegistry {
         self.change(id, generation, Change::SetState(state)).await
     }
 
+    async fn set_spec(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        spec: &ResolvedSpec,
+    ) -> Result<(), RegistryError> {
+        let change = Change::SetSpec(Box::new(spec.clone()));
+        self.change(id, generation, change).await
+    }
+
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         if batch.is_empty() {
             return Vec::new();

@@ -123,6 +123,14 @@ pub trait Registry: Send + Sync + std::fmt::Debug + 'static {
         state: RecordState,
     ) -> Result<(), RegistryError>;
 
+    /// Replaces the spec of a session that has not ended.
+    async fn set_spec(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        spec: &ResolvedSpec,
+    ) -> Result<(), RegistryError>;
+
     /// Gives up ownership of sessions that are proven dead, in one durable batch. The results have
     /// the order of `batch`; one refused entry does not delay the others. Releasing a session that
     /// the same generation has already released succeeds.

@@ -1,7 +1,7 @@
 //! The effect of each change on a record. Pure, and the same for every registry of this crate.
 
 use conman_core::EndCause;
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, ResolvedSpec, SessionId};
 
 use crate::{ContainerIdentity, Ending, RecordState, RegistryError, SessionRecord};
 
@@ -19,6 +19,7 @@ pub enum Effect {
 pub enum Change {
     SetContainer(ContainerIdentity),
     SetState(RecordState),
+    SetSpec(Box<ResolvedSpec>),
     Release(Ending),
     Forget,
 }
@@ -88,6 +89,14 @@ pub fn apply(
                     ..record.clone()
                 },
             ))
+        }
+        Change::SetSpec(spec) => {
+            refuse_ended(record)?;
+            let changed = SessionRecord {
+                spec: (**spec).clone(),
+                ..record.clone()
+            };
+            Ok(keep_or_put(record, changed))
         }
         // The first ending stays: a second release has no newer information.
         Change::Release(_) if record.state.is_ended() => Ok(Effect::Keep),

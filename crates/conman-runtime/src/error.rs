@@ -69,10 +69,7 @@ pub enum RuntimeError {
     },
     #[error("{subject} has no terminal: {reason}")]
     NoTerminal { subject: String, reason: String },
-    #[error(
-        "{subject} has no kept command {exec}: it is gone, or never began; `conman attach --list` \
-         shows those that there are"
-    )]
+    #[error("{subject} has no kept command {exec}: it is gone, or never began")]
     NoSuchExec { subject: String, exec: ExecId },
     /// A bounded resource is full; `remedy` says what makes room.
     #[error("{subject}: there is no room for more {what}; {remedy}")]

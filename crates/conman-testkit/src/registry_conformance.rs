@@ -184,6 +184,11 @@ async fn what_has_ended_stays_ended(registry: &dyn Registry) {
         matches!(noted, Err(RegistryError::Ended { .. })),
         "a note was taken: {noted:?}"
     );
+    let noted = registry.set_spec(&id, generation, &spec("other")).await;
+    assert!(
+        matches!(noted, Err(RegistryError::Ended { .. })),
+        "a note was taken: {noted:?}"
+    );
     assert_eq!(get(registry, &id).await, ended, "nothing has changed");
 
     registry.forget(&id, generation).await.expect("forgotten");
@@ -209,6 +214,16 @@ async fn notes_are_read_back_as_they_were_written(registry: &dyn Registry) {
         get(registry, &id).await,
         Some(expected.clone()),
         "the container is noted"
+    );
+    expected.spec.labels = [("team".to_owned(), "blau – ü".to_owned())].into();
+    registry
+        .set_spec(&id, generation, &expected.spec)
+        .await
+        .expect("noted");
+    assert_eq!(
+        get(registry, &id).await,
+        Some(expected.clone()),
+        "the spec is noted"
     );
     for state in [
         running(),
@@ -521,6 +536,10 @@ async fn every_change(
             registry.set_state(id, generation, running()).await,
         ),
         (
+            "set_spec",
+            registry.set_spec(id, generation, &spec("late")).await,
+        ),
+        (
             "release",
             release(registry, id, generation, ending("late")).await,
         ),
@@ -587,6 +606,7 @@ pub fn spec(template: &str) -> ResolvedSpec {
         idle_timeout_s: 0,
         idle_action: conman_proto::IdleAction::Stop,
         max_lifetime_s: 0,
+        expires_at: None,
         preempt_signal: None,
         preempt_grace_ms: 0,
         tty: false,

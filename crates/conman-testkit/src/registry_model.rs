@@ -116,6 +116,15 @@ impl Registry for ModelRegistry {
         self.change(id, generation, &Change::SetState(state))
     }
 
+    async fn set_spec(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        spec: &ResolvedSpec,
+    ) -> Result<(), RegistryError> {
+        self.change(id, generation, &Change::SetSpec(Box::new(spec.clone())))
+    }
+
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         batch
             .into_iter()

@@ -45,15 +45,12 @@ impl ForwardedRequest {
         if !record.state.is_ended() {
             // The next node that it runs on can do what is requested.
             return Err(Kind::MOVES.because(format!(
-                "session `{}` is on node `{node}`, which is lost, and no other has it yet; retry \
-                 when one has, or when its node is back, or PUT it to start it on another node \
-                 now",
+                "session `{}` is on node `{node}`, which is lost, and no other has it yet",
                 self.id
             )));
         }
         Err(Kind::NODE_LOST.because(format!(
-            "session `{}` was on node `{node}`, which is lost or has forgotten it; PUT it to start \
-             it on another node",
+            "session `{}` was on node `{node}`, which is lost or has forgotten it",
             self.id
         )))
     }

@@ -22,8 +22,8 @@ use crate::query::Query;
     get, path = "/v1/sessions/{id}/files/list", tag = "files", operation_id = "list_files",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
-        ("path" = String, Query, max_length = 4_095, description = "A directory in the session."),
-        ("user" = Option<String>, Query, max_length = 256, description =
+        ("path" = String, Query, min_length = 1, max_length = 4_095, description = "A directory in the session."),
+        ("user" = Option<String>, Query, min_length = 1, max_length = 256, description =
             "User name or uid whose rights count; the session's own when absent."),
     ),
     responses(
@@ -63,10 +63,10 @@ pub(crate) async fn list(
     delete, path = "/v1/sessions/{id}/files", tag = "files", operation_id = "remove_file",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
-        ("path" = String, Query, max_length = 4_095, description = "A path in the session."),
+        ("path" = String, Query, min_length = 1, max_length = 4_095, description = "A path in the session."),
         ("recursive" = Option<bool>, Query, description =
             "Remove a directory with everything in it."),
-        ("user" = Option<String>, Query, max_length = 256, description =
+        ("user" = Option<String>, Query, min_length = 1, max_length = 256, description =
             "User name or uid who does it; the session's own when absent."),
     ),
     responses(

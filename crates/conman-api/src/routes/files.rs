@@ -167,10 +167,10 @@ pub(super) fn unexpected() -> ApiError {
     get, path = "/v1/sessions/{id}/files", tag = "files", operation_id = "read_file",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
-        ("path" = String, Query, max_length = 4_095, description = "A path in the session."),
+        ("path" = String, Query, min_length = 1, max_length = 4_095, description = "A path in the session."),
         ("archive" = inline(Option<ArchiveForm>), Query, description =
             "Return a directory as an archive."),
-        ("user" = Option<String>, Query, max_length = 256, description =
+        ("user" = Option<String>, Query, min_length = 1, max_length = 256, description =
             "User name or uid whose rights count; the session's own when absent."),
         ("range" = Option<String>, Header, description =
             "One range of bytes, for example `bytes=100-199`."),
@@ -287,12 +287,12 @@ fn range_of(headers: &HeaderMap) -> Option<ByteRange> {
     put, path = "/v1/sessions/{id}/files", tag = "files", operation_id = "write_file",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
-        ("path" = String, Query, max_length = 4_095, description = "A path in the session."),
+        ("path" = String, Query, min_length = 1, max_length = 4_095, description = "A path in the session."),
         ("archive" = inline(Option<ArchiveForm>), Query, description = "Unpack the body."),
         ("parents" = Option<bool>, Query, description = "Make missing directories."),
-        ("mode" = Option<String>, Query, description =
+        ("mode" = Option<String>, Query, pattern = "^[0-7]{1,4}$", description =
             "Permissions of the file in octal digits; those of the present file, or 644, when absent."),
-        ("user" = Option<String>, Query, max_length = 256, description =
+        ("user" = Option<String>, Query, min_length = 1, max_length = 256, description =
             "User name or uid who does it and owns the result; the session's own when absent."),
     ),
     request_body(content = Content, content_type = "application/octet-stream"),

@@ -229,9 +229,7 @@ fn refuse_used(state: &ApiState, name: &ImageName) -> Result<(), ApiError> {
             }
         }
     };
-    Err(Kind::IMAGE_USED.because(format!(
-        "{user} uses {name}; to remove the name anyway, repeat this with force (`conman image rm --force`)"
-    )))
+    Err(Kind::IMAGE_USED.because(format!("{user} uses {name}")))
 }
 
 /// Collect what nothing uses

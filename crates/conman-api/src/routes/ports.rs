@@ -31,7 +31,7 @@ const CONNECT: Duration = Duration::from_secs(10);
     operation_id = "connect_port",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
-        ("port" = u16, Path, minimum = 1, description = "Its `port`, or one of its `ports`."),
+        ("port" = u16, Path, minimum = 1, maximum = 65_535, description = "Its `port`, or one of its `ports`."),
     ),
     responses(
         (status = 101, description = "Connected."),

@@ -39,6 +39,7 @@ use crate::{ApiState, access, fleet_list, hop};
         (status = 409, description = "session-stopping or session-stuck"),
         (status = 422, description = "bad-spec, no-such-image or start-refused"),
         (status = 502, description = "start-failed"),
+        (status = 504, description = "start-not-ready or start-timed-out"),
         (status = 503, description =
             "runtime-unavailable, registry-failed, node-full, host-full, node-preempted, \
              node-recovering, no-node, node-unreachable or session-moves"),
@@ -50,11 +51,20 @@ pub(crate) async fn ensure(
     uri: Uri,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
+    ensure_as(&state, &id, &uri, request).await
+}
+
+pub(super) async fn ensure_as(
+    state: &ApiState,
+    id: &SessionId,
+    uri: &Uri,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(uri);
     let wait = query.flag("wait", true);
     query.all(hop::NODE_LABEL);
     query.finish()?;
-    let node_labels = hop::labels_of(&uri)?;
+    let node_labels = hop::labels_of(uri)?;
     let mut asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     // Stored with the session, which may be restarted on another node.
     if !node_labels.is_empty() {
@@ -63,7 +73,7 @@ pub(crate) async fn ensure(
             .get_or_insert_default()
             .extend(node_labels);
     }
-    let answer = state.node.sessions().ensure(&id, &asked, wait).await?;
+    let answer = state.node.sessions().ensure(id, &asked, wait).await?;
     let status = match answer.session.state {
         SessionState::Starting => StatusCode::ACCEPTED,
         _ => StatusCode::OK,
@@ -147,7 +157,7 @@ pub(crate) fn stopped_by(caller: &Caller) -> String {
 }
 
 pub(crate) fn no_such_session(id: &SessionId) -> ApiError {
-    Kind::NO_SUCH_SESSION.because(format!("there is no session `{id}`; PUT it to start it"))
+    Kind::NO_SUCH_SESSION.because(format!("there is no session `{id}`"))
 }
 
 /// `key=value`.
@@ -157,7 +167,7 @@ pub(crate) fn no_such_session(id: &SessionId) -> ApiError {
     example = "pool=gpu"
 )]
 #[expect(dead_code, reason = "it describes a parameter; the hop reads it")]
-struct NodeLabel(String);
+pub(super) struct NodeLabel(String);
 
 /// `key=value`, or `key` for any value.
 #[derive(utoipa::ToSchema)]

@@ -71,7 +71,7 @@ async fn a_preflight_of_an_allowed_page_is_answered_without_a_token() {
         let headers = &answer.headers;
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], ALLOWED_ORIGIN);
         let allowed = list(headers, &ACCESS_CONTROL_ALLOW_METHODS);
-        assert_eq!(allowed, ["delete", "get", "post", "put"]);
+        assert_eq!(allowed, ["delete", "get", "patch", "post", "put"]);
         let allowed = list(headers, &ACCESS_CONTROL_ALLOW_HEADERS);
         assert_eq!(allowed, ["authorization", "content-type", "last-event-id"]);
         assert_eq!(headers[ACCESS_CONTROL_MAX_AGE], "600");
@@ -136,7 +136,7 @@ async fn an_allowed_page_reads_answers_and_refusals_and_needs_a_token_like_every
         let headers = &answer.headers;
         assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], ALLOWED_ORIGIN);
         let exposed = list(headers, &ACCESS_CONTROL_EXPOSE_HEADERS);
-        assert_eq!(exposed, ["retry-after", "x-request-id"]);
+        assert_eq!(exposed, ["location", "retry-after", "x-request-id"]);
         assert!(!headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS));
     }
 }
@@ -169,7 +169,7 @@ async fn an_options_request_that_is_no_preflight_is_judged_like_any_other() {
     let api = stage.boot().await;
     let anonymous = api.send(plain(Method::OPTIONS, "/v1/sessions")).await;
     assert_eq!(anonymous.problem().slug(), "unauthenticated");
-    let known = api.request(Scope::Read, Method::OPTIONS, "/v1/sessions");
+    let known = api.request(Scope::Frontend, Method::OPTIONS, "/v1/sessions");
     let answer = api.send(of_page(known, ALLOWED_ORIGIN)).await;
     assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED);
 }

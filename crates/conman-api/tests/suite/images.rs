@@ -409,12 +409,12 @@ async fn a_pull_that_fails_tells_so_as_its_last_event() {
     let told: conman_proto::Problem = serde_json::from_str(data).expect("a problem");
     assert_eq!(
         (told.status, told.slug(), told.retryable),
-        (502, "image-registry-failed", true)
+        (502, "image-registry-unreachable", true)
     );
 
     let answer = api.call(Method::POST, "/v1/images", body).await;
     assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
-    assert_eq!(answer.problem().slug(), "image-registry-failed");
+    assert_eq!(answer.problem().slug(), "image-registry-unreachable");
 }
 
 /// A stage whose store lies on a file system of 1 MiB.

@@ -121,6 +121,7 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
             idle_timeout_s: 600,
             idle_action: conman_proto::IdleAction::Stop,
             max_lifetime_s: 0,
+            expires_at: None,
             preempt_signal: None,
             preempt_grace_ms: 0,
             tty: false,

@@ -96,6 +96,14 @@ impl PullError {
         }
     }
 
+    /// Whether no connection to the registry can be made, for example because DNS does not know its name.
+    pub fn is_unreachable(&self) -> bool {
+        let Self::Fetch { source, .. } = self else {
+            return false;
+        };
+        matches!(&**source, OciDistributionError::RequestError(error) if error.is_connect())
+    }
+
     /// Whether the registry refuses access with conman's login.
     pub fn is_denied(&self) -> bool {
         let Self::Fetch { source, .. } = self else {

@@ -57,13 +57,13 @@ impl Order {
     /// Returns the signal sent first to a session's program, and the time before it is killed; without time
     /// no signal is sent.
     pub(super) fn warning(&self, handle: &SessionHandle) -> (Option<String>, u32) {
-        let own = handle.spec.preempt_grace_ms;
+        let own = handle.spec().preempt_grace_ms;
         let grace_ms = match (self.grace_ms, &self.signal) {
             (Some(grace_ms), _) => grace_ms,
             (None, Some(_)) if own == 0 => DEFAULT_GRACE_MS,
             (None, _) => own,
         };
-        let signal = self.signal.clone().or(handle.spec.preempt_signal.clone());
+        let signal = self.signal.clone().or(handle.spec().preempt_signal.clone());
         (signal.filter(|_| grace_ms > 0), grace_ms)
     }
 }

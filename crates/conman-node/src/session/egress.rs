@@ -18,10 +18,10 @@ pub(super) fn serve(
     generation: Generation,
     process: &Arc<PidFd>,
 ) -> Option<EgressGuard> {
-    if !handle.spec.has_egress_proxy() {
+    if !handle.spec().has_egress_proxy() {
         return None;
     }
-    let rules = match EgressRules::parse(&handle.spec.egress) {
+    let rules = match EgressRules::parse(&handle.spec().egress) {
         Ok(rules) => rules,
         // A resolved spec parses, unless a newer version has recorded it.
         Err(error) => {

@@ -10,6 +10,7 @@ use conman_registry::Ending;
 use tokio::sync::{Semaphore, watch};
 
 use super::leaving::Leaving;
+use super::live_spec::LiveSpec;
 use super::view::View;
 use crate::hold::HeldCount;
 use crate::kill_table::Fate;
@@ -58,7 +59,7 @@ pub(crate) fn reason_of_deleted(cause: EndCause, reason: String, why: &str) -> S
 #[derive(Debug)]
 pub(crate) struct SessionHandle {
     pub(crate) id: SessionId,
-    pub(crate) spec: Arc<ResolvedSpec>,
+    pub(crate) live_spec: LiveSpec,
     pub(crate) view: watch::Sender<View>,
     pub(super) stop: Arc<watch::Sender<Option<StopOrder>>>,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
@@ -75,7 +76,7 @@ impl SessionHandle {
     pub(crate) fn new(id: SessionId, spec: ResolvedSpec, view: View) -> Arc<Self> {
         Arc::new(Self {
             id,
-            spec: Arc::new(spec),
+            live_spec: LiveSpec::new(spec),
             view: watch::Sender::new(view),
             stop: Arc::default(),
             closing: Arc::new(watch::Sender::new(None)),
@@ -86,6 +87,10 @@ impl SessionHandle {
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
         })
+    }
+
+    pub(crate) fn spec(&self) -> Arc<ResolvedSpec> {
+        self.live_spec.get()
     }
 
     pub(crate) fn view(&self) -> View {
@@ -111,7 +116,7 @@ impl SessionHandle {
 
     /// Whether it has ended because it lost its node, and is restarted automatically on another.
     pub(crate) fn is_to_be_restarted(&self) -> bool {
-        self.spec.on_node_loss == OnNodeLoss::Restart && self.is_lost() && !was_last(&self.spec)
+        self.spec().on_node_loss == OnNodeLoss::Restart && self.is_lost() && !was_last(&self.spec())
     }
 
     /// Whether it has ended because of its node: it can be started again by its record, automatically or by
@@ -123,7 +128,7 @@ impl SessionHandle {
             ran: view.started_at.is_some(),
             exit_code: view.exit_code,
         };
-        view.state.is_ended() && lost_by(&self.spec, end).is_some()
+        view.state.is_ended() && lost_by(&self.spec(), end).is_some()
     }
 
     /// Orders it to stop. A later order changes nothing, unless it deletes the session.

@@ -35,7 +35,9 @@ pub(super) fn lived(process: &PidFd, view: &View) -> Duration {
 #[derive(Debug)]
 pub(super) struct Patience {
     idle_timeout: Option<Duration>,
-    lifetime_ends: Option<(Instant, u32)>,
+    lifetime_ends: Option<(Instant, String)>,
+    /// When this watch began, and how long the session had run before that.
+    since: (Instant, Duration),
     /// Time of the last known activity.
     active: Instant,
     begun: u64,
@@ -50,23 +52,39 @@ impl Patience {
         lived: Duration,
         now: Instant,
     ) -> Self {
-        let seconds = |value: u32| Duration::from_secs(value.into());
-        let idle_timeout = (spec.idle_timeout_s > 0).then(|| seconds(spec.idle_timeout_s));
-        let lifetime_ends = (spec.max_lifetime_s > 0).then(|| {
-            (
-                now + seconds(spec.max_lifetime_s).saturating_sub(lived),
-                spec.max_lifetime_s,
-            )
-        });
         let mut patience = Self {
-            idle_timeout,
-            lifetime_ends,
+            idle_timeout: None,
+            lifetime_ends: None,
+            since: (now, lived),
             active: now,
-            begun: activity.begun(),
+            begun: 0,
             next_reading: now,
         };
-        patience.next_reading = now + patience.interval();
+        patience.follow(spec, activity, now);
         patience
+    }
+
+    /// Takes the times of a changed spec. The session counts as active now.
+    pub(super) fn follow(&mut self, spec: &ResolvedSpec, activity: &Activity, now: Instant) {
+        let seconds = |value: u32| Duration::from_secs(value.into());
+        self.idle_timeout = (spec.idle_timeout_s > 0).then(|| seconds(spec.idle_timeout_s));
+        let longest = (spec.max_lifetime_s > 0).then(|| {
+            let (since, lived) = self.since;
+            let left = seconds(spec.max_lifetime_s).saturating_sub(lived);
+            let why = format!("its longest lifetime of {} s is over", spec.max_lifetime_s);
+            (since + left, why)
+        });
+        let expiry = spec.expires_at.map(|at| {
+            let left = Duration::try_from(at.duration_since(Timestamp::now()));
+            (
+                now + left.unwrap_or_default(),
+                format!("it was to end at {at}"),
+            )
+        });
+        self.lifetime_ends = expiry.or(longest);
+        self.active = now;
+        self.begun = activity.begun();
+        self.next_reading = now + self.interval();
     }
 
     fn interval(&self) -> Duration {
@@ -78,7 +96,7 @@ impl Patience {
     /// When to look; `None` for never.
     pub(super) fn next_look(&self) -> Option<Instant> {
         let reading = self.idle_timeout.map(|_| self.next_reading);
-        let lifetime = self.lifetime_ends.map(|(at, _)| at);
+        let lifetime = self.lifetime_ends.as_ref().map(|(at, _)| *at);
         match (reading, lifetime) {
             (Some(reading), Some(lifetime)) => Some(reading.min(lifetime)),
             (one, other) => one.or(other),
@@ -87,11 +105,10 @@ impl Patience {
 
     /// Returns why the session should stop, if it should.
     pub(super) fn look(&mut self, activity: &Activity, now: Instant) -> Option<(EndCause, String)> {
-        if let Some((at, seconds)) = self.lifetime_ends
-            && now >= at
+        if let Some((at, why)) = &self.lifetime_ends
+            && now >= *at
         {
-            let why = format!("its longest lifetime of {seconds} s is over");
-            return Some((EndCause::Lifetime, why));
+            return Some((EndCause::Lifetime, why.clone()));
         }
         let timeout = self.idle_timeout?;
         if now < self.next_reading {

@@ -35,7 +35,7 @@ pub(super) async fn make(
         }
     };
     made.admitted = Some(Instant::now());
-    let binds = match prepare(&context, &handle.spec).await {
+    let binds = match prepare(&context, &handle.spec()).await {
         Ok(binds) => binds,
         Err(failure) => {
             made.result = Err(failure);
@@ -45,7 +45,7 @@ pub(super) async fn make(
     made.prepared = Some(Instant::now());
     let plan = ContainerPlan {
         files_dir: context.files_dir(&key),
-        spec: (*handle.spec).clone(),
+        spec: (*handle.spec()).clone(),
         binds,
         key,
     };

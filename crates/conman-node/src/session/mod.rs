@@ -25,6 +25,7 @@ mod idle;
 mod last_output;
 mod launch;
 mod leaving;
+mod live_spec;
 mod make;
 mod publisher;
 mod release;

@@ -60,12 +60,10 @@ impl Publisher {
             view.generation = Some(claimed.generation);
             true
         });
-        let message = format!(
-            "starting {} with {}",
-            self.handle.spec.image, self.handle.spec.runtime
-        );
+        let spec = self.handle.spec();
+        let message = format!("starting {} with {}", spec.image, spec.runtime);
         self.note(EventKind::SessionClaimed, Some(claimed.generation), message);
-        let restarted = self.handle.spec.restarted.as_ref();
+        let restarted = spec.restarted.as_ref();
         if let Some(restarted) = restarted.filter(|restarted| restarted.count > 0) {
             let message = format!(
                 "restarted, since node {} was {} (the {} in a row)",
@@ -132,7 +130,7 @@ impl Publisher {
         let Some(generation) = generation else { return };
         let mut events = self.phase_events(generation, phases);
         let total: f64 = phases.iter().map(|phase| phase.duration_ms).sum();
-        let message = match self.handle.spec.port {
+        let message = match self.handle.spec().port {
             Some(port) => format!("running and ready on port {port} after {total:.1} ms"),
             None => format!("running after {total:.1} ms"),
         };

@@ -2,7 +2,7 @@
 //!
 //! `meta` (name to number: `format`, `reserved_through`, `commits`), `session` (id to the
 //! record without its spec, as JSON) and `spec` (id to the spec, as JSON). The spec is separate
-//! because it is much larger and is written once a start, while the rest changes several times; a
+//! because it is much larger and seldom changes after a start, while the rest changes several times; a
 //! release of hundreds of sessions then writes hundreds of small values. Fields that a later conman adds to the JSON are ignored.
 
 use std::collections::BTreeMap;

@@ -262,9 +262,12 @@ impl Writer {
             Effect::Put(record) => {
                 let session =
                     schema::encode_session(&record).map_err(|source| unreadable(id, source))?;
+                let changed = matches!(change, Change::SetSpec(_));
+                let spec = changed.then(|| schema::encode_spec(&record.spec));
+                let spec = spec.transpose().map_err(|source| unreadable(id, source))?;
                 let spec = match stage.writes.remove(id) {
-                    Some(Write::Put { spec, .. }) => spec,
-                    Some(Write::Remove) | None => None,
+                    Some(Write::Put { spec: staged, .. }) => spec.or(staged),
+                    Some(Write::Remove) | None => spec,
                 };
                 stage.records.insert(id.clone(), Some(Arc::from(record)));
                 stage

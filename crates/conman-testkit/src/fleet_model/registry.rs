@@ -125,6 +125,16 @@ impl Registry for Shared {
         self.world.records.set_state(id, generation, state).await
     }
 
+    async fn set_spec(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        spec: &ResolvedSpec,
+    ) -> Result<(), RegistryError> {
+        self.answers()?;
+        self.world.records.set_spec(id, generation, spec).await
+    }
+
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         let mut unheard = self.world.unheard.subscribe();
         // This world owns the sender, so it cannot be closed.

@@ -74,6 +74,15 @@ impl Registry for HeldRegistry {
         self.records.set_state(id, generation, state).await
     }
 
+    async fn set_spec(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        spec: &ResolvedSpec,
+    ) -> Result<(), RegistryError> {
+        self.records.set_spec(id, generation, spec).await
+    }
+
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         self.records.release(batch).await
     }

@@ -41,13 +41,19 @@ impl Driver {
                 }
                 Vec::new()
             }
+            Input::SpecChanged => {
+                if let Some(patience) = &mut self.patience {
+                    patience.follow(&self.handle.spec(), &self.handle.activity, Instant::now());
+                }
+                Vec::new()
+            }
             Input::Due(Timer::Look) => {
                 let activity = &self.handle.activity;
                 let now = Instant::now();
                 let begun = activity.begun();
                 let end = self.patience.as_mut().and_then(|p| p.look(activity, now));
                 if let Some((EndCause::Idle, _)) = end
-                    && self.handle.spec.idle_action == IdleAction::Pause
+                    && self.handle.spec().idle_action == IdleAction::Pause
                 {
                     self.pause_idle(begun);
                     return Vec::new();
@@ -335,8 +341,8 @@ impl Driver {
     }
 
     pub(super) fn begin_patience(&mut self, lived: Duration) {
-        let (spec, activity) = (&self.handle.spec, &self.handle.activity);
-        self.patience = Some(Patience::begin(spec, activity, lived, Instant::now()));
+        let (spec, activity) = (self.handle.spec(), &self.handle.activity);
+        self.patience = Some(Patience::begin(&spec, activity, lived, Instant::now()));
     }
 
     fn fail(&mut self, failure: StepFailure) -> String {

@@ -80,7 +80,7 @@ impl Driver {
             reason: BROKEN.to_owned(),
         };
         self.call(Answer::Claim(Err(broken)), async move {
-            let claimed = claim::claim(&context, &handle.id, &handle.spec, read.as_deref()).await;
+            let claimed = claim::claim(&context, &handle.id, &handle.spec(), read.as_deref()).await;
             Answer::Claim(claimed.map(|record| Claimed {
                 generation: record.generation,
                 created_at: record.created_at,
@@ -150,16 +150,16 @@ impl Driver {
         let Some(process) = self.process.clone() else {
             return;
         };
-        let Some(port) = self.handle.spec.port else {
+        let Some(port) = self.handle.spec().port else {
             self.ready = Some(Ok(Instant::now()));
             return;
         };
         let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
-        let bound = Duration::from_secs(handle.spec.ready_timeout_s.into());
+        let bound = Duration::from_secs(handle.spec().ready_timeout_s.into());
         let probing = self.call(Answer::Probe(Err(bug(phases::READY))), async move {
             let probe = Probe {
                 port,
-                path: handle.spec.ready_path.clone(),
+                path: handle.spec().ready_path.clone(),
             };
             let deadline = Instant::now() + bound;
             let waited = readiness::wait(&context.sockets, &process, &probe, deadline).await;
@@ -282,7 +282,7 @@ impl Driver {
             return;
         }
         if let Some(key) = self.key() {
-            self.context.cleanup.push(self.handle.spec.runtime, key);
+            self.context.cleanup.push(self.handle.spec().runtime, key);
         }
     }
 }

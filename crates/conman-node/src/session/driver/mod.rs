@@ -109,6 +109,7 @@ enum Input {
     Fate(Fate),
     /// It was paused or resumed.
     Pausing,
+    SpecChanged,
     Due(Timer),
 }
 
@@ -129,7 +130,7 @@ impl Driver {
     ) -> (Self, Vec<Action>) {
         let bounds = &context.options.bounds;
         let timing = Timing {
-            ready_timeout_ms: u64::from(handle.spec.ready_timeout_s) * 1_000 + PROBE_SLACK_MS,
+            ready_timeout_ms: u64::from(handle.spec().ready_timeout_s) * 1_000 + PROBE_SLACK_MS,
             stuck_after_ms: u64::try_from(bounds.stuck_after.as_millis()).unwrap_or(u64::MAX),
             retry_ms: RETRY_MS,
         };
@@ -155,7 +156,7 @@ impl Driver {
             }
         };
         let mut driver = Self {
-            runtime: context.runtime(handle.spec.runtime).cloned(),
+            runtime: context.runtime(handle.spec().runtime).cloned(),
             publisher: Publisher::new(Arc::clone(&context), Arc::clone(&handle)),
             clock: PhaseClock::resumed(view.phases.clone()),
             pausing: handle.pausing.watch(),
@@ -249,6 +250,7 @@ impl Driver {
                 Some(fate) => Input::Fate(fate),
                 None => Input::Due(Timer::Machine),
             },
+            () = self.handle.live_spec.changed() => Input::SpecChanged,
             Some(answer) = self.calls.join_next() => match answer {
                 Ok(answer) => Input::Answer(answer),
                 // Aborted, as probes are. A panic is an answer.

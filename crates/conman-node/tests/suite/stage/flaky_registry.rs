@@ -200,6 +200,16 @@ impl Registry for FlakyRegistry {
         self.records.set_state(id, generation, state).await
     }
 
+    async fn set_spec(
+        &self,
+        id: &SessionId,
+        generation: Generation,
+        spec: &ResolvedSpec,
+    ) -> Result<(), RegistryError> {
+        self.write()?;
+        self.records.set_spec(id, generation, spec).await
+    }
+
     async fn release(&self, batch: Vec<Release>) -> Vec<Result<(), RegistryError>> {
         let named = batch.iter().map(|one| (one.id.clone(), one.generation));
         self.released.lock().expect("no panic").extend(named);

@@ -31,6 +31,7 @@ enum Which {
 enum Operation {
     Claim(usize, Spec),
     SetContainer(usize, Which, i32),
+    SetSpec(usize, Which, Spec),
     SetState(usize, Which, RecordState),
     Release(Vec<(usize, Which, bool)>),
     Forget(usize, Which),
@@ -72,7 +73,9 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         Just(RecordState::Starting),
     ];
     let operation = prop_oneof![
-        4 => (id.clone(), spec).prop_map(|(id, spec)| Operation::Claim(id, spec)),
+        4 => (id.clone(), spec.clone()).prop_map(|(id, spec)| Operation::Claim(id, spec)),
+        2 => (id.clone(), which.clone(), spec)
+            .prop_map(|(id, which, spec)| Operation::SetSpec(id, which, spec)),
         2 => (id.clone(), which.clone(), any::<i32>())
             .prop_map(|(id, which, pid)| Operation::SetContainer(id, which, pid)),
         2 => (id.clone(), which.clone(), state)
@@ -150,6 +153,16 @@ impl Pair {
                 if !failed(&given) {
                     let twin = self.twin(generation);
                     let expected = self.model.set_container(&id, twin, &container).await;
+                    self.same(&given, &expected);
+                }
+            }
+            Operation::SetSpec(id, which, spec) => {
+                let (id, spec) = (id_of(id), resolved(&spec));
+                let generation = self.generation(&id, which);
+                let given = self.embedded().set_spec(&id, generation, &spec).await;
+                if !failed(&given) {
+                    let twin = self.twin(generation);
+                    let expected = self.model.set_spec(&id, twin, &spec).await;
                     self.same(&given, &expected);
                 }
             }
@@ -342,6 +355,7 @@ pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
         idle_timeout_s: 0,
         idle_action: conman_proto::IdleAction::Stop,
         max_lifetime_s: 0,
+        expires_at: None,
         preempt_signal: None,
         preempt_grace_ms: 0,
         tty: false,

@@ -81,6 +81,7 @@ fn shown(state: &ApiState, id: &SessionId) -> Result<Json<Session>, ApiError> {
         (status = 409, description = "session-stopping or session-stuck"),
         (status = 422, description = "no-such-image or start-refused"),
         (status = 502, description = "start-failed"),
+        (status = 504, description = "start-not-ready or start-timed-out"),
         (status = 503, description =
             "runtime-unavailable, registry-failed, node-full, host-full, node-preempted, node-draining, \
              node-cordoned or node-recovering; a node that takes no sessions does not stop it"),
