@@ -120,6 +120,14 @@ impl Failure {
         }
     }
 
+    /// What kind of problem it is.
+    pub(crate) fn slug(&self) -> Option<&str> {
+        match self {
+            Self::Reported { problem, .. } => Some(problem.slug()),
+            Self::OutputClosed | Self::Quiet(_) => None,
+        }
+    }
+
     /// The error's text; empty if everything was reported.
     pub(crate) fn detail(&self) -> &str {
         match self {

@@ -31,7 +31,7 @@ mod terminal;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::FromArgMatches as _;
 
 pub use args::*;
 
@@ -42,7 +42,10 @@ use output::Output;
 /// code.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    Cli::try_parse_from(&arguments).map_err(|error| {
+    let parsed = args::command()
+        .try_get_matches_from(&arguments)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.map_err(|error| {
         // The arguments could not be parsed, so the flag is searched for where it must be.
         let json = arguments
             .iter()

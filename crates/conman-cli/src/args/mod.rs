@@ -3,6 +3,7 @@
 mod daemon;
 pub(crate) mod detach_keys;
 mod files;
+mod help_groups;
 mod image;
 pub(crate) mod quantity;
 mod session;
@@ -18,14 +19,16 @@ pub use daemon::{
 };
 pub use detach_keys::DetachKeys;
 pub use files::{CopyEnd, CpArgs, DirectoryAddress, LsArgs};
+pub(crate) use help_groups::command;
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,
     ImageRmArgs,
 };
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
-    ForwardArgs, InspectArgs, KillArgs, LogsArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs,
-    PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, SessionArgs, StatsArgs, TokenArgs, WhyArgs,
+    ForwardArgs, InspectArgs, KillArgs, LogsArgs, ManArgs, NodeArgs, NodesArgs, NodesCommand,
+    PortArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, SessionArgs, StatsArgs, TokenArgs,
+    UpdateArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.
@@ -186,6 +189,35 @@ mod tests {
             "tty": true, "node_labels": {"pool": "gpu"},
         });
         assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn update_sets_removes_and_needs_something_to_do() {
+        let update = |words: &[&str]| match parse(words).command {
+            Command::Client(ClientCommand::Update(args)) => {
+                let now = "2030-01-31T18:00:00Z".parse().expect("a time");
+                serde_json::to_value(args.request(now)).expect("JSON")
+            }
+            other => panic!("parsed as {other:?}"),
+        };
+        let words = "update alice -l a=b --label-rm c --idle-timeout 5m --expires 2h";
+        let words: Vec<_> = words.split_whitespace().collect();
+        let expected = serde_json::json!({
+            "labels": {"a": "b", "c": null}, "idle_timeout_s": 300,
+            "expires_at": "2030-01-31T20:00:00Z",
+        });
+        assert_eq!(update(&words), expected);
+        let none = serde_json::json!({ "expires_at": null });
+        assert_eq!(update(&["update", "alice", "--expires", "none"]), none);
+        let time = "2030-02-01T00:00:00Z";
+        let at = serde_json::json!({ "expires_at": time });
+        assert_eq!(update(&["update", "alice", "--expires", time]), at);
+        for wrong in [
+            &["update", "alice"][..],
+            &["update", "alice", "--expires", "x"],
+        ] {
+            assert!(Cli::try_parse_from(["conman"].iter().chain(wrong)).is_err());
+        }
     }
 
     #[test]

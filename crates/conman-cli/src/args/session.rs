@@ -1,13 +1,16 @@
 //! Arguments of the subcommands that call the daemon.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use conman_proto::{
-    ExecId, IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionRequest, SessionState,
+    ExecId, IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionPatch, SessionRequest,
+    SessionState,
 };
+use jiff::Timestamp;
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
 use super::files::{CpArgs, LsArgs};
@@ -25,6 +28,8 @@ pub enum ClientCommand {
     Ps(PsArgs),
     /// Show everything about a session
     Inspect(InspectArgs),
+    /// Change labels, idle timeout or end of a session while it runs
+    Update(UpdateArgs),
     /// Stop sessions: returns when they are proven dead and released
     Rm(RmArgs),
     /// Pause a session: its processes do not run until the next connection, or `conman resume`
@@ -75,6 +80,9 @@ pub enum ClientCommand {
     Readmit(NodeArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(ManArgs),
     /// Show the versions of client and daemon
     Version,
 }
@@ -82,8 +90,8 @@ pub enum ClientCommand {
 /// Arguments of `conman run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// The session's name: a-z, 0-9 and '-', at most 63 characters
-    pub id: SessionId,
+    /// The session's name: a-z, 0-9 and '-', at most 63 characters; generated unless given
+    pub id: Option<SessionId>,
     /// Template in the node's configuration; the options below override it
     #[arg(long, value_name = "NAME")]
     pub template: Option<String>,
@@ -153,6 +161,10 @@ pub struct RunArgs {
     /// Run its program in a terminal, for `conman attach`
     #[arg(short, long)]
     pub tty: bool,
+    /// Show its output or terminal until its program ends, then remove the session; also when this
+    /// command is interrupted
+    #[arg(long, conflicts_with = "no_wait")]
+    pub rm: bool,
     /// Do not wait until the session is ready
     #[arg(long)]
     pub no_wait: bool,
@@ -263,6 +275,54 @@ pub struct PsArgs {
 pub struct SessionArgs {
     /// The session's name
     pub id: SessionId,
+}
+
+/// Arguments of `conman update`.
+#[derive(Debug, Clone, Args)]
+#[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
+pub struct UpdateArgs {
+    /// Label to set; may be repeated
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_pair, group = "change")]
+    pub label: Vec<(String, String)>,
+    /// Label to remove; may be repeated
+    #[arg(long, value_name = "KEY", group = "change")]
+    pub label_rm: Vec<String>,
+    /// Stop or pause it after this time without a connection; 0 for never
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_s, group = "change")]
+    pub idle_timeout: Option<u32>,
+    /// Stop it after a duration from now, or at an RFC 3339 time; `none`: as its maximum lifetime says
+    #[arg(long, value_name = "WHEN", value_parser = parse_expiry, group = "change")]
+    pub expires: Option<Expiry>,
+    /// The session's name
+    pub id: SessionId,
+}
+
+/// When a session is stopped whatever it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expiry {
+    In(Duration),
+    At(Timestamp),
+    None,
+}
+
+impl UpdateArgs {
+    /// The request's body.
+    #[must_use]
+    pub fn request(&self, now: Timestamp) -> SessionPatch {
+        let set = self.label.iter();
+        let set = set.map(|(key, value)| (key.clone(), Some(value.clone())));
+        let removed = self.label_rm.iter().map(|key| (key.clone(), None));
+        SessionPatch {
+            labels: set.chain(removed).collect(),
+            idle_timeout_s: self.idle_timeout,
+            expires_at: self.expires.map(|expiry| match expiry {
+                // One too long for a timestamp is as good as the last one.
+                Expiry::In(after) => Some(now.checked_add(after).unwrap_or(Timestamp::MAX)),
+                Expiry::At(at) => Some(at),
+                Expiry::None => None,
+            }),
+        }
+    }
 }
 
 /// Arguments of `conman kill`.
@@ -497,6 +557,14 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+/// Arguments of `conman man`.
+#[derive(Debug, Clone, Args)]
+pub struct ManArgs {
+    /// Directory that exists
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
 fn parse_forwarding(text: &str) -> Result<Forwarding, String> {
     let (port, local) = text.split_once(':').unwrap_or((text, text));
     match (port.parse(), local.parse()) {
@@ -521,6 +589,18 @@ fn parse_pair(text: &str) -> Result<(String, String), String> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err(format!("`{}` is not KEY=VALUE", text.escape_default())),
     }
+}
+
+fn parse_expiry(text: &str) -> Result<Expiry, String> {
+    if text == "none" {
+        return Ok(Expiry::None);
+    }
+    let at = text.parse().map(Expiry::At);
+    at.or_else(|_| parse_duration(text).map(Expiry::In))
+        .map_err(|_| {
+            let shown = text.escape_default();
+            format!("`{shown}` is no time: write for example 2h, 2030-01-31T18:00:00Z or none")
+        })
 }
 
 fn parse_budget(text: &str) -> Result<Duration, String> {

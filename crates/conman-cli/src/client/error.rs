@@ -91,16 +91,35 @@ impl ClientError {
 
 /// The next step after a refusal, if the problem's kind has one.
 fn advice_on(problem: &Problem) -> Option<String> {
+    let path = problem.instance.as_deref().unwrap_or_default();
+    let id = named_in(path, "/v1/sessions/").unwrap_or("ID");
+    let node = named_in(path, "/v1/nodes/").unwrap_or("NODE");
     let advice = match problem.slug() {
         "unauthenticated" => {
             "pass --token-file FILE (or CONMAN_TOKEN_FILE) with a token that the node knows; \
              `conman auth new-token` makes one"
         }
         "forbidden" => "use a token with a wider scope: read < frontend < admin",
-        "no-such-session" => "`conman ps --all` lists the sessions",
-        "no-such-node" => "`conman nodes` lists the nodes",
+        "no-such-session" => {
+            return Some(format!(
+                "`conman run {id}` starts it, `conman ps --all` lists the sessions"
+            ));
+        }
+        "session-ended" | "node-lost" => {
+            return Some(format!(
+                "`conman run {id}` starts it, `conman why {id}` shows what happened"
+            ));
+        }
+        "log-not-kept" => return Some(format!("`conman why {id}` shows what happened to it")),
+        "no-such-node" | "node-unreachable" | "node-silent" | "no-node" => {
+            "`conman nodes` lists the nodes with their state"
+        }
+        "no-such-exec" => return Some(format!("`conman attach --list {id}` lists them")),
         "image-not-found" => "`conman image ls` lists the images",
+        "no-such-image" => "`conman image import` or `conman image pull` brings it to the node",
+        "image-in-use" => "`conman image rm --force` removes the name anyway",
         "image-store-full" => "make room on the node's disk, or remove images: `conman image rm`",
+        "image-registry-unreachable" => "check the registry's name and port, and the node's DNS",
         "bad-image" => {
             "pack a root file system with tar, or an image with `docker save` or as an OCI layout"
         }
@@ -108,15 +127,27 @@ fn advice_on(problem: &Problem) -> Option<String> {
         "image-registry-refused" => "check the node's login for that registry in `images.logins`",
         "host-full" => "`conman doctor --target N` shows what the host lacks for N sessions",
         "not-running" => {
-            "`conman why ID` shows what happened to it, `conman run ID` starts it again"
+            return Some(format!(
+                "`conman why {id}` shows what happened to it, `conman run {id}` starts it again"
+            ));
         }
-        "session-stuck" => "`conman why ID` shows what blocks it; no other session gets its name",
+        "session-stuck" => {
+            return Some(format!(
+                "`conman why {id}` shows what blocks it; no other session gets its name"
+            ));
+        }
         "node-draining" => "use another node, or `conman undrain` if this one is to stay",
         "node-cordoned" => "use another node, or `conman uncordon` if this one is to take sessions",
         "node-preempted" => "use another node, or `conman readmit` if this machine stays",
-        "node-not-lost" => "`conman nodes` shows its state, `conman drain NODE` empties it",
+        "node-not-lost" => {
+            return Some(format!(
+                "`conman nodes` shows its state, `conman drain {node}` empties it"
+            ));
+        }
         "node-owns-sessions" => {
-            "`conman ps --node NODE` lists them, `conman run ID` starts one on another node"
+            return Some(format!(
+                "`conman ps --node {node}` lists them, `conman run ID` starts one on another node"
+            ));
         }
         "runtime-unavailable" => "`conman nodes` shows why; running sessions continue",
         _ if problem.retryable => "try again in a moment",
@@ -124,4 +155,35 @@ fn advice_on(problem: &Problem) -> Option<String> {
         _ => return None,
     };
     Some(advice.to_owned())
+}
+
+/// The session or node that a request's path is about.
+fn named_in<'a>(path: &'a str, below: &str) -> Option<&'a str> {
+    let name = path.strip_prefix(below)?.split('/').next()?;
+    (!name.is_empty()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn advice(slug: &str, path: Option<&str>) -> String {
+        let mut problem = Problem::new(slug, "t", 409, "d");
+        problem.instance = path.map(str::to_owned);
+        advice_on(&problem).expect("there is one")
+    }
+
+    #[test]
+    fn advice_names_what_the_request_was_about() {
+        let path = Some("/v1/sessions/alice/exec");
+        let told = advice("not-running", path);
+        assert!(
+            told.contains("`conman why alice`") && told.contains("`conman run alice`"),
+            "{told}"
+        );
+        let told = advice("node-not-lost", Some("/v1/nodes/n2"));
+        assert!(told.contains("`conman drain n2`"), "{told}");
+        let told = advice("not-running", None);
+        assert!(told.contains("`conman why ID`"), "{told}");
+    }
 }

@@ -115,7 +115,13 @@ fn describe_spec(lines: &mut Lines, spec: &ResolvedSpec) {
     );
     lines.add("processes", format!("at most {}", spec.pids));
     lines.add("stops idle", seconds(spec.idle_timeout_s));
-    lines.add("stops anyway", seconds(spec.max_lifetime_s));
+    lines.add(
+        "stops anyway",
+        spec.expires_at.map_or_else(
+            || seconds(spec.max_lifetime_s),
+            |at| format!("at {}", clock(at)),
+        ),
+    );
     lines.add_some(
         "on preemption",
         spec.preempt_signal.as_ref().map(|signal| {

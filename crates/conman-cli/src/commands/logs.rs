@@ -10,6 +10,11 @@ use crate::failure::{Exit, Failure, WithSources};
 use crate::output::Output;
 
 pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Failure> {
+    show(context, args).await.map(|_| Exit::Done)
+}
+
+/// Returns whether there was any line.
+pub(super) async fn show(context: &Context, args: &LogsArgs) -> Result<bool, Failure> {
     let mut path = format!("/v1/sessions/{}/logs?format=json", args.id);
     if args.follow {
         path.push_str("&follow=true");
@@ -30,6 +35,7 @@ pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Fail
     };
     let response = client.stream(&path, "application/x-ndjson").await?;
     let mut lines = Lines::new(response.into_body());
+    let mut printed = false;
     let cut = loop {
         let line = match lines.next().await {
             Ok(Some(line)) => line,
@@ -38,6 +44,7 @@ pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Fail
         };
         let parsed: LogLine = serde_json::from_slice(&line)
             .map_err(|error| client.not_understood(error.to_string()))?;
+        printed = true;
         if context.output.json {
             // As the daemon wrote it: it may have unknown fields.
             Output::raw_stdout(&[&line[..], b"\n"].concat())?;
@@ -46,10 +53,11 @@ pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Fail
         }
     };
     match (followed, cut) {
-        (Some(followed), cut) => require_end(context, args, &followed, cut).await,
-        (None, Some(cut)) => Err(cut.into()),
-        (None, None) => Ok(Exit::Done),
+        (Some(followed), cut) => require_end(context, args, &followed, cut).await?,
+        (None, Some(cut)) => return Err(cut.into()),
+        (None, None) => {}
     }
+    Ok(printed)
 }
 
 fn print(line: &LogLine) -> std::io::Result<()> {
@@ -69,11 +77,11 @@ async fn require_end(
     args: &LogsArgs,
     followed: &Followed,
     cut: Option<ClientError>,
-) -> Result<Exit, Failure> {
+) -> Result<(), Failure> {
     let again = format!("conman logs -f {}", args.id);
     match (followed.fate(&context.client, &again).await, cut) {
         (Fate::Gone(failure) | Fate::Unknown(failure), _) => Err(failure),
-        (Fate::Ended, None) => Ok(Exit::Done),
+        (Fate::Ended, None) => Ok(()),
         (Fate::Ended, Some(cut)) => Err(cut.into()),
         (Fate::Runs, cut) => {
             let why = cut.map_or_else(

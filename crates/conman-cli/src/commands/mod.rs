@@ -10,15 +10,17 @@ mod followed;
 mod forward;
 mod image;
 mod inspect;
-mod life;
 mod logs;
 mod ls;
+mod man;
 mod nodes;
 mod ports;
 mod preempt;
 mod ps;
 mod rm;
 mod run;
+mod run_rm;
+mod session_orders;
 mod session_pages;
 mod stats;
 mod token;
@@ -46,6 +48,9 @@ pub(crate) async fn dispatch(
     if let ClientCommand::Completions(args) = &command {
         return completions::run(&output, args);
     }
+    if let ClientCommand::Man(args) = &command {
+        return man::run(args);
+    }
     let client = match Client::new(globals, |name| std::env::var_os(name)) {
         Ok(client) => client,
         Err(error) => return Err(misconfigured(&command, error)),
@@ -57,10 +62,11 @@ pub(crate) async fn dispatch(
         ClientCommand::Ps(args) => Box::pin(ps::run(context, &args)).await,
         ClientCommand::Inspect(args) => Box::pin(inspect::run(context, &args)).await,
         ClientCommand::Rm(args) => Box::pin(rm::run(context, args)).await,
-        ClientCommand::Pause(args) => Box::pin(life::pause(context, &args)).await,
-        ClientCommand::Resume(args) => Box::pin(life::resume(context, &args)).await,
-        ClientCommand::Restart(args) => Box::pin(life::restart(context, &args)).await,
-        ClientCommand::Kill(args) => Box::pin(life::kill(context, &args)).await,
+        ClientCommand::Pause(args) => Box::pin(session_orders::pause(context, &args)).await,
+        ClientCommand::Resume(args) => Box::pin(session_orders::resume(context, &args)).await,
+        ClientCommand::Restart(args) => Box::pin(session_orders::restart(context, &args)).await,
+        ClientCommand::Update(args) => Box::pin(session_orders::update(context, &args)).await,
+        ClientCommand::Kill(args) => Box::pin(session_orders::kill(context, &args)).await,
         ClientCommand::Exec(args) => Box::pin(exec::run(context, args)).await,
         ClientCommand::Attach(args) => Box::pin(attach::run(context, args)).await,
         ClientCommand::Cp(args) => Box::pin(cp::run(context, args)).await,
@@ -82,6 +88,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Readmit(args) => Box::pin(preempt::readmit(context, &args)).await,
         ClientCommand::Version => Box::pin(version::run(context)).await,
         ClientCommand::Completions(args) => completions::run(&output, &args),
+        ClientCommand::Man(args) => man::run(&args),
     }
 }
 

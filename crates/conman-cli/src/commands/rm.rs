@@ -12,7 +12,7 @@ use super::session_pages::{self, Filter};
 use crate::args::RmArgs;
 use crate::client::{Answer, ClientError, START};
 use crate::failure::{Exit, Failure};
-use crate::human::{count, milliseconds};
+use crate::human::{count, milliseconds, printable};
 use crate::progress::Progress;
 
 /// Concurrent stops: each holds a connection, and the daemon serves a bounded number.
@@ -38,8 +38,11 @@ pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure
     } else {
         distinct(args.id)
     };
+    if ids.is_empty() && !context.output.json {
+        context.output.note("this node has no sessions to stop");
+    }
     let outcomes = stop_all(context, ids, args.forget).await;
-    report(context, outcomes)
+    report(context, outcomes, args.forget)
 }
 
 /// Each name once, in the order given.
@@ -74,7 +77,7 @@ async fn stop_all(context: &Context, ids: Vec<SessionId>, forget: bool) -> Vec<O
 }
 
 /// Reports every outcome; the exit code is the greatest of all.
-fn report(context: &Context, outcomes: Vec<Outcome>) -> Result<Exit, Failure> {
+fn report(context: &Context, outcomes: Vec<Outcome>, forget: bool) -> Result<Exit, Failure> {
     let output = &context.output;
     let (mut reports, mut failures) = (Vec::new(), Vec::new());
     for (id, outcome) in outcomes {
@@ -83,7 +86,7 @@ fn report(context: &Context, outcomes: Vec<Outcome>) -> Result<Exit, Failure> {
                 if answer.value.state == SessionState::Stuck {
                     failures.push(stuck(&answer.value));
                 } else if !output.json {
-                    output.line(&stopped(&answer.value))?;
+                    output.line(&done(&answer.value, forget))?;
                 }
                 reports.push(answer.raw);
             }
@@ -103,15 +106,28 @@ fn report(context: &Context, outcomes: Vec<Outcome>) -> Result<Exit, Failure> {
     Ok(worst.unwrap_or(Exit::Done))
 }
 
-fn stopped(report: &StopReport) -> String {
+/// What the order did. A session that had ended before has no time between the order and its end.
+fn done(report: &StopReport, forget: bool) -> String {
+    let id = &report.id;
+    let forgotten = if forget { "; it is forgotten" } else { "" };
     match report.released_ms {
-        Some(ms) => format!(
-            "{} is {}, after {}",
-            report.id,
-            report.state,
-            milliseconds(ms)
-        ),
-        None => format!("{} is {}", report.id, report.state),
+        Some(ms) if ms > 0.0 => {
+            let state = report.state;
+            format!("{id} is {state}, after {}{forgotten}", milliseconds(ms))
+        }
+        _ => {
+            let how = match report.state {
+                SessionState::Failed => "had failed before",
+                _ => "had ended before",
+            };
+            let why = report.reason.as_deref();
+            let why = why.map_or_else(String::new, |why| format!(" ({})", printable(why)));
+            let rest = match forget {
+                true => "; it is forgotten".to_owned(),
+                false => format!("; `conman rm --forget {id}` takes it off the lists"),
+            };
+            format!("{id} {how}{why}{rest}")
+        }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use conman_proto::{EnsureResponse, Session, SessionState};
+use conman_proto::{EnsureResponse, Session, SessionId, SessionState};
 use http::Method;
 
-use super::Context;
+use super::{Context, run_rm};
 use crate::args::RunArgs;
 use crate::client::{Answer, ClientError, PROMPT, START};
 use crate::failure::{Exit, Failure};
@@ -17,23 +17,35 @@ use crate::progress::Progress;
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failure> {
-    let id = &args.id;
-    let path = format!("/v1/sessions/{id}");
-    let (query, patience) = if args.no_wait {
-        ("?wait=false", PROMPT)
-    } else {
-        ("", START)
+    // The terminal of a session that starts cannot be attached to; its log can be followed.
+    let waits = !args.no_wait && (!args.rm || args.tty);
+    let answer = ensure(context, args, waits).await?;
+    if args.rm {
+        return run_rm::run(context, args, &answer.value).await;
+    }
+    tell(context, args, &answer)
+}
+
+async fn ensure(
+    context: &Context,
+    args: &RunArgs,
+    waits: bool,
+) -> Result<Answer<EnsureResponse>, Failure> {
+    let (query, patience) = match waits {
+        true => ("", START),
+        false => ("?wait=false", PROMPT),
     };
-    let ensure_path = format!("{path}{query}");
+    let (method, path) = match &args.id {
+        Some(id) => (Method::PUT, format!("/v1/sessions/{id}")),
+        None => (Method::POST, "/v1/sessions".to_owned()),
+    };
+    let target = format!("{path}{query}");
     let request = args.request();
-    let ensure = context.client.answer::<EnsureResponse>(
-        Method::PUT,
-        &ensure_path,
-        Some(&request),
-        patience,
-    );
-    let progress = Progress::start(&context.output, format!("{id}: requesting it"));
-    let answer = if progress.is_shown() {
+    let client = &context.client;
+    let ensure = client.answer::<EnsureResponse>(method, &target, Some(&request), patience);
+    let name = args.id.as_ref().map_or("a session", SessionId::as_str);
+    let progress = Progress::start(&context.output, format!("{name}: requesting it"));
+    let answer = if progress.is_shown() && args.id.is_some() {
         tokio::select! {
             answer = ensure => answer,
             // Cancel safe: reading the session changes nothing.
@@ -43,8 +55,7 @@ pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failu
         ensure.await
     };
     drop(progress);
-    let answer = answer.map_err(|error| explain(error, args))?;
-    tell(context, args, &answer)
+    answer.map_err(|error| explain(error, args))
 }
 
 /// Shows the phase of the start; never ends.
@@ -110,7 +121,7 @@ fn tell(
 }
 
 /// The session ended before it could be used.
-fn ended(session: &Session) -> Failure {
+pub(super) fn ended(session: &Session) -> Failure {
     let id = &session.id;
     let reason = session.reason.as_deref().unwrap_or("no reason is known");
     Failure::new(
@@ -126,7 +137,10 @@ fn ended(session: &Session) -> Failure {
 
 /// Puts the session's name into the advice.
 fn explain(error: ClientError, args: &RunArgs) -> Failure {
-    let id = &args.id;
+    let Some(id) = &args.id else {
+        // The detail has its name if it was started.
+        return error.into();
+    };
     let advice = match &error {
         ClientError::Refused(problem) => match (problem.slug(), problem.status) {
             ("session-stuck", _) => Some(format!("`conman why {id}` shows what blocks it")),

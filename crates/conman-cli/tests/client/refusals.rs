@@ -154,7 +154,7 @@ async fn a_token_from_a_file_is_sent_and_a_missing_one_is_asked_for() {
 async fn wrong_usage_exits_with_2_and_in_json_is_a_problem() {
     for words in [
         &["ps", "--no-such"][..],
-        &["run"],
+        &["inspect"],
         &["run", "Not_An_Id"],
         &["run", "alice", "--memory", "lots"],
         &["nodes", "--url", "https://node"],

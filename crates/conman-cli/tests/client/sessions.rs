@@ -350,7 +350,7 @@ async fn a_session_that_does_not_exist_has_its_exit_code_and_in_json_its_problem
     assert_eq!((outcome.code, outcome.stdout.as_str()), (3, ""));
     assert_eq!(
         outcome.stderr,
-        "error: It was refused: there is no session `bob`\nnext: `conman ps --all` lists the sessions\n"
+        "error: It was refused: there is no session `bob`\nnext: `conman run ID` starts it, `conman ps --all` lists the sessions\n"
     );
     let outcome = daemon.run(&["inspect", "bob", "--json"]).await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (3, ""));
@@ -374,6 +374,11 @@ fn stopping(seen: &Calls) -> Daemon {
                     })),
                 )
                     .into_response(),
+                "broken" => Json(json!({
+                    "id": id, "generation": 7, "state": "failed", "reason": "exited with 3",
+                    "dead_ms": 0.0, "released_ms": 0.0,
+                }))
+                .into_response(),
                 _ => Json(json!({
                     "id": id, "generation": 7, "state": "stopped",
                     "dead_ms": 8.0, "released_ms": 9.5,
@@ -413,6 +418,28 @@ async fn rm_stops_several_once_each_and_tells_how_long_it_took() {
     let mut stopped = seen.all();
     stopped.sort();
     assert_eq!(stopped, ["alice", "bob"]);
+}
+
+#[tokio::test]
+async fn rm_says_what_it_did_to_a_session_that_had_failed() {
+    let daemon = stopping(&Calls::default());
+    for (words, told) in [
+        (
+            &["rm", "broken"][..],
+            "broken had failed before (exited with 3); `conman rm --forget broken` takes it off the lists\n",
+        ),
+        (
+            &["rm", "broken", "--forget"],
+            "broken had failed before (exited with 3); it is forgotten\n",
+        ),
+        (
+            &["rm", "alice", "--forget"],
+            "alice is stopped, after 9.5 ms; it is forgotten\n",
+        ),
+    ] {
+        let outcome = daemon.run(words).await;
+        assert_eq!((outcome.code, &*outcome.stdout), (0, told), "{words:?}");
+    }
 }
 
 #[tokio::test]

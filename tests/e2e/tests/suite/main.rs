@@ -34,5 +34,6 @@ mod proxy_idle;
 mod proxy_websocket;
 mod routed;
 mod service;
+mod session_changes;
 mod sessions;
 mod specs;

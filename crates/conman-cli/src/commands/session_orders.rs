@@ -1,11 +1,12 @@
-//! `conman pause`, `resume`, `restart` and `kill`.
+//! `conman pause`, `resume`, `restart`, `update` and `kill`.
 
 use conman_proto::{EnsureResponse, Session};
 use http::Method;
+use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
 use super::Context;
-use crate::args::{KillArgs, SessionArgs};
+use crate::args::{KillArgs, SessionArgs, UpdateArgs};
 use crate::client::{Answer, PROMPT, START, encode};
 use crate::failure::{Exit, Failure};
 
@@ -22,6 +23,21 @@ pub(super) async fn resume(context: &Context, args: &SessionArgs) -> Result<Exit
 pub(super) async fn restart(context: &Context, args: &SessionArgs) -> Result<Exit, Failure> {
     let answer = order::<EnsureResponse>(context, args, "restart", START).await?;
     told(context, &answer, &answer.value.session)
+}
+
+pub(super) async fn update(context: &Context, args: &UpdateArgs) -> Result<Exit, Failure> {
+    let path = format!("/v1/sessions/{}", args.id);
+    let patch = args.request(Timestamp::now());
+    let client = &context.client;
+    let answer = client.answer::<Session>(Method::PATCH, &path, Some(&patch), PROMPT);
+    let answer = answer
+        .await
+        .map_err(|error| Failure::from(error).about(args.id.as_str()))?;
+    match context.output.json {
+        true => context.output.value(&answer.raw)?,
+        false => context.output.line(args.id.as_str())?,
+    }
+    Ok(Exit::Done)
 }
 
 async fn order<T: DeserializeOwned>(

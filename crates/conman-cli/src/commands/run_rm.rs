@@ -1,0 +1,103 @@
+//! `conman run --rm`: stays with a session until its program ends, then removes it.
+
+use std::time::Duration;
+
+use conman_proto::{EnsureResponse, Session, SessionId, StopReport};
+use http::Method;
+
+use super::exec::ending_signal;
+use super::{Context, attach, logs, run};
+use crate::args::{AttachArgs, LogsArgs, RunArgs};
+use crate::client::START;
+use crate::failure::{Exit, Failure};
+use crate::terminal::Interrupts;
+
+/// Interval of looks for the log of a session that starts.
+const LOG_INTERVAL: Duration = Duration::from_millis(50);
+
+pub(super) async fn run(
+    context: &Context,
+    args: &RunArgs,
+    answer: &EnsureResponse,
+) -> Result<Exit, Failure> {
+    let session = &answer.session;
+    let id = &session.id;
+    if !answer.created {
+        let title = "The session runs already";
+        let detail =
+            format!("{id} is not of this command, so it was neither attached to nor removed");
+        let failure = Failure::new(Exit::Refused, "session-exists", title, detail);
+        return Err(failure.next(format!("use another name, or `conman rm {id}` first")));
+    }
+    if let Some(url) = session.browser_url.as_deref().or(session.url.as_deref()) {
+        context.output.note(url);
+    }
+    let mut interrupts = Interrupts::listen()?;
+    let ended = tokio::select! {
+        // The program ended.
+        ended = program(context, args, id) => ended,
+        signal = ending_signal(Some(&mut interrupts), None) => Ok(Exit::Command(128 + signal)),
+    };
+    let path = format!("/v1/sessions/{id}?forget=true");
+    let client = &context.client;
+    let removed = client.answer::<StopReport>(Method::DELETE, &path, None::<&()>, START);
+    match (ended, removed.await) {
+        (Ok(exit), Ok(_)) => Ok(exit),
+        (Err(failure), Ok(_)) => Err(failure),
+        (_, Err(error)) => Err(Failure::from(error)
+            .about(id.as_str())
+            .next(format!("`conman rm --forget {id}` removes it"))),
+    }
+}
+
+/// Shows the program's output until it ends; returns its exit code.
+async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Exit, Failure> {
+    if args.tty {
+        let attach = AttachArgs {
+            exec: None,
+            // Detaching would end it.
+            detach_keys: String::new().parse().map_err(Failure::usage)?,
+            no_scrollback: false,
+            list: false,
+            end: false,
+            id: id.clone(),
+        };
+        return attach::run(context, attach).await;
+    }
+    let path = format!("/v1/sessions/{id}");
+    let log = LogsArgs {
+        follow: true,
+        tail: None,
+        timestamps: false,
+        previous: false,
+        id: id.clone(),
+    };
+    loop {
+        let followed = logs::show(context, &log).await;
+        let session: Session = context.client.get(&path).await?;
+        let is_over = session.state.is_ended();
+        match (followed, session.exit_code) {
+            (Ok(printed), code) => {
+                if !printed {
+                    // It may have ended before its log could be opened; then the kept log has all of it.
+                    let kept = LogsArgs {
+                        follow: false,
+                        ..log
+                    };
+                    let _ = logs::show(context, &kept).await;
+                }
+                return match code.map(Exit::of_command) {
+                    Some(exit) if session.started_at.is_some() => Ok(exit),
+                    Some(exit) => Err(run::ended(&session).with_exit(exit)),
+                    None => Err(run::ended(&session)),
+                };
+            }
+            // There is no container yet.
+            (Err(failure), _) if failure.slug() == Some("log-not-kept") && !is_over => {
+                tokio::time::sleep(LOG_INTERVAL).await;
+            }
+            (Err(_), _) if is_over => return Err(run::ended(&session)),
+            (Err(failure), _) => return Err(failure),
+        }
+    }
+}
