@@ -6,7 +6,19 @@ import schemathesis
 
 # Runs from the beginning.
 SESSION = "fuzzed"
-SHOWN = {"exec", "get_logs", "get_session", "get_timeline", "make_connect_token"}
+SHOWN = {
+    "connect_port",
+    "exec",
+    "get_logs",
+    "get_session",
+    "get_stats",
+    "get_timeline",
+    "list_files",
+    "make_connect_token",
+    "pause_session",
+    "read_file",
+    "update_session",
+}
 
 
 @schemathesis.hook
@@ -17,7 +29,7 @@ def before_call(context, case, kwargs):
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     chance = zlib.crc32(repr((case.path_parameters, case.body)).encode()) % 4
-    if operation == "ensure_session" and isinstance(case.body, dict) and chance < 2:
+    if operation in {"create_session", "ensure_session"} and isinstance(case.body, dict) and chance < 2:
         case.body = {"template": "tiny", "labels": case.body.get("labels")}
     if operation in SHOWN and chance < 2:
         case.path_parameters = {**case.path_parameters, "id": SESSION}

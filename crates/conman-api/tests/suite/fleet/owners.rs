@@ -5,7 +5,8 @@ use std::time::Duration;
 use conman_api::{ServeOptions, serve_tcp};
 use conman_auth::Scope;
 use conman_proto::{
-    EXEC_PROTOCOL, ExecChannel, ExecResult, Generation, Session, SessionState, StopReport, Timeline,
+    EXEC_PROTOCOL, ExecChannel, ExecResult, Generation, Session, SessionList, SessionState,
+    StopReport, Timeline,
 };
 use conman_registry::Located;
 use conman_vitals::Pulse;
@@ -285,4 +286,25 @@ async fn a_body_of_any_size_reaches_the_sessions_own_node() {
     let path = "/v1/sessions/nobody/files?path=/tmp/x";
     let answer = a.api.call(Method::PUT, path, &content).await;
     assert_eq!(answer.problem().slug(), "no-such-session");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_changed_by_any_node_and_its_record_has_the_change() {
+    let (world, a, b) = two().await;
+    world.announced("a", |a| a.draining = true);
+    // Without a name, too, another node starts it.
+    let body = r#"{"template": "idle"}"#;
+    let made = a.api.call(Method::POST, "/v1/sessions", body).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{}", made.text());
+    let made: Session = made.json();
+    assert_eq!(made.node, "b");
+    let path = session(made.id.as_str());
+    let body = r#"{"labels": {"team": "red"}, "expires_at": "2099-01-31T18:00:00Z"}"#;
+    let changed = a.api.call(Method::PATCH, &path, body).await;
+    assert_eq!(changed.status, StatusCode::OK, "{}", changed.text());
+    let shown: Session = b.api.get(&path).await.json();
+    assert_eq!(shown.spec.labels["team"], "red");
+    let listed: SessionList = a.api.get("/v1/sessions?label=team=red").await.json();
+    assert_eq!(listed.sessions.len(), 1);
+    assert_eq!(listed.sessions[0].spec, shown.spec);
 }
