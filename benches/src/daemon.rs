@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::process::{Child, Command};
 
 use crate::docker::{Docker, image_name};
-use crate::http_client::json_over_tcp;
+use crate::http_client::request_json;
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// Docker needs most of it: it removes hundreds of containers on a bridge slowly.
@@ -47,9 +47,17 @@ impl Daemon {
         templates: &str,
     ) -> Result<Self> {
         let directory = tempfile::tempdir().context("making a temporary folder")?;
-        let [api, sessions] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
+        let [listener, sessions] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
+        // The admin socket needs no token, whatever the configuration.
+        let api = format!("unix:{}/conman.sock", directory.path().display());
         let config = directory.path().join("conman.toml");
-        let settings = settings(directory.path(), runtime, max_sessions, &api, &sessions);
+        let settings = settings(
+            directory.path(),
+            runtime,
+            max_sessions,
+            &listener,
+            &sessions,
+        );
         std::fs::write(&config, settings + templates)
             .with_context(|| format!("writing {}", config.display()))?;
         let log = std::fs::File::create(directory.path().join("log")).context("making a log")?;
@@ -87,7 +95,7 @@ impl Daemon {
                 if let Some(status) = self.child.try_wait().context("looking after conman")? {
                     bail!("conman did not start ({status}): {}", self.log());
                 }
-                if json_over_tcp::<serde_json::Value>(&self.api, Method::GET, "/readyz", None)
+                if request_json::<serde_json::Value>(&self.api, Method::GET, "/readyz", None)
                     .await
                     .is_ok()
                 {
@@ -161,7 +169,7 @@ impl Daemon {
 
     pub(crate) async fn open_one(&self, id: String, template: &str) -> Result<Session> {
         let path = format!("/v1/sessions/{id}");
-        let answer: EnsureResponse = json_over_tcp(
+        let answer: EnsureResponse = request_json(
             &self.api,
             Method::PUT,
             &path,
@@ -177,7 +185,7 @@ impl Daemon {
 
     pub(crate) async fn preempt(&self) -> Result<PreemptReport> {
         let body = json!({ "reason": "benchmark" });
-        json_over_tcp(
+        request_json(
             &self.api,
             Method::POST,
             "/v1/nodes/self/preempt",
@@ -187,7 +195,7 @@ impl Daemon {
     }
 
     pub(crate) async fn readmit(&self) -> Result<()> {
-        json_over_tcp::<serde_json::Value>(
+        request_json::<serde_json::Value>(
             &self.api,
             Method::POST,
             "/v1/nodes/self/readmit",
@@ -199,7 +207,7 @@ impl Daemon {
 
     async fn delete(&self, id: &SessionId) -> Result<()> {
         let path = format!("/v1/sessions/{id}");
-        json_over_tcp::<StopReport>(&self.api, Method::DELETE, &path, None)
+        request_json::<StopReport>(&self.api, Method::DELETE, &path, None)
             .await
             .map(drop)
     }
@@ -207,7 +215,7 @@ impl Daemon {
     /// Ends what still runs, waits until Docker has nothing of this instance, stops the daemon.
     pub(crate) async fn stop(mut self, docker: &Docker) -> Result<()> {
         let listed: Result<conman_proto::SessionList> =
-            json_over_tcp(&self.api, Method::GET, "/v1/sessions?limit=1000", None).await;
+            request_json(&self.api, Method::GET, "/v1/sessions?limit=1000", None).await;
         for session in listed?.sessions {
             if !session.state.is_ended() {
                 self.delete(&session.id).await?;

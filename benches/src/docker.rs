@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use http::Method;
 use tokio::process::Command;
 
-use crate::http_client::json_over_unix;
+use crate::http_client::request_json;
 use crate::image;
 
 /// Concurrent `docker run` while a benchmark is prepared.
@@ -63,7 +64,9 @@ impl Docker {
         let filters = serde_json::json!({ "label": [label] }).to_string();
         let filters: String = filters.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let path = format!("/containers/json?all={}&filters={filters}", u8::from(all));
-        let containers: Vec<serde_json::Value> = json_over_unix(&self.socket, &path).await?;
+        let socket = format!("unix:{}", self.socket.display());
+        let containers: Vec<serde_json::Value> =
+            request_json(&socket, Method::GET, &path, None).await?;
         Ok(containers.len())
     }
 

@@ -1,4 +1,3 @@
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,8 +13,8 @@ const MAX_BODY_BYTES: usize = 64 << 20;
 /// Bound on one exchange; the slowest is a preemption's report.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Sends one request on a new TCP connection, and reads a JSON answer.
-pub(crate) async fn json_over_tcp<T: DeserializeOwned>(
+/// Sends one request on a new connection, and reads a JSON answer.
+pub(crate) async fn request_json<T: DeserializeOwned>(
     address: &str,
     method: Method,
     path: &str,
@@ -25,15 +24,6 @@ pub(crate) async fn json_over_tcp<T: DeserializeOwned>(
     connection.json(method, path, body).await
 }
 
-/// Sends one GET on a new connection over a Unix socket, and reads a JSON answer.
-pub(crate) async fn json_over_unix<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T> {
-    let stream = UnixStream::connect(socket)
-        .await
-        .with_context(|| format!("connecting to {}", socket.display()))?;
-    let mut connection = Connection::over(TokioIo::new(stream)).await?;
-    connection.json(Method::GET, path, None).await
-}
-
 /// A connection for many requests.
 pub(crate) struct Connection {
     sender: hyper::client::conn::http1::SendRequest<Full<Bytes>>,
@@ -41,7 +31,13 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// Connects to `HOST:PORT` or `unix:PATH`.
     pub(crate) async fn open(address: &str) -> Result<Self> {
+        if let Some(path) = address.strip_prefix("unix:") {
+            let stream = UnixStream::connect(path).await;
+            let stream = stream.with_context(|| format!("connecting to {path}"))?;
+            return Self::over(TokioIo::new(stream)).await;
+        }
         let stream = TcpStream::connect(address)
             .await
             .with_context(|| format!("connecting to {address}"))?;

@@ -16,12 +16,14 @@ mod generation;
 mod image;
 mod kept_exec;
 mod log_line;
+mod network;
 mod node;
 mod port_range;
 mod problem;
 mod problem_kind;
 mod session;
 mod session_id;
+mod session_link;
 mod session_patch;
 mod spec;
 mod stats;
@@ -46,6 +48,7 @@ pub use image::{
 };
 pub use kept_exec::{ExecId, KeptExec, KeptExecList};
 pub use log_line::{LogLine, LogStream};
+pub use network::{InterfaceName, LinkTarget, Network, NetworkError};
 pub use node::{
     HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeRuntime, NodeStanding,
     NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness, Unreleased,
@@ -55,9 +58,10 @@ pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use problem_kind::ProblemKind;
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
+pub use session_link::{LinkRequest, SessionLink, SessionLinkList};
 pub use session_patch::SessionPatch;
 pub use spec::{
-    IdleAction, Network, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
+    IdleAction, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
 };
 pub use stats::{SessionStats, StatsList};
 pub use template::{Template, TemplateList};

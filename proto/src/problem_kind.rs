@@ -88,6 +88,8 @@ kinds! {
     NO_TERMINAL = lasting("no-terminal", "The session has no terminal", 409);
     NO_SUCH_EXEC = lasting("no-such-exec", "There is no such kept command", 404);
     TOO_MANY_TERMINALS = passing("too-many-terminals", "There is no room for more terminals", 409);
+    NO_SUCH_LINK = lasting("no-such-link", "The session has no such attached link", 404);
+    LINK_REFUSED = lasting("link-refused", "The link cannot be made", 422);
     UNSUPPORTED = lasting("not-supported", "The session's runtime cannot do that", 422);
     // Files in a session.
     NO_SUCH_FILE = lasting("no-such-file", "The session has no such file", 404);

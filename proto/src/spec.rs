@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::PortRange;
+use crate::{Network, PortRange};
 
 /// What makes containers.
 #[derive(
@@ -27,31 +27,6 @@ impl fmt::Display for RuntimeKind {
             Self::Native => "native",
             Self::Docker => "docker",
             Self::Process => "process",
-        })
-    }
-}
-
-/// How a session's container is connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Network {
-    /// A network namespace with only `lo`; reachable through conman alone. What it may reach, `egress`
-    /// lists.
-    #[default]
-    Loopback,
-    /// Docker's own default bridge, with egress as Docker gives it.
-    Bridge,
-    /// A network namespace with a link to the node, which routes and masquerades what the template's
-    /// `egress` allows.
-    Routed,
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Loopback => "loopback",
-            Self::Bridge => "bridge",
-            Self::Routed => "routed",
         })
     }
 }

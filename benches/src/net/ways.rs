@@ -1,6 +1,8 @@
 //! What is started for the measurements, and which client reaches which services.
 
+use std::fs::Permissions;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,6 +29,9 @@ const EGRESS_PROXY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 /// have addresses that nothing else here uses.
 const ALLOWED: &str = "allow_addresses = [\"198.18.0.0/16\"]";
 const POOLS: [&str; 2] = ["198.19.0.0/17", "198.19.128.0/17"];
+/// The network of the cable, and the addresses of sessions there.
+const CABLE: &str = "198.18.0.0/24";
+const RANGE: &str = "198.18.0.128/28";
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -105,6 +110,16 @@ impl Stage {
         }
         self.scratch = Some(scratch);
         image::archive(&root)
+    }
+
+    /// A session in the host's network needs an API that asks for tokens; none is used.
+    fn tokens_file(&self) -> Result<String> {
+        let scratch = self.scratch.as_ref().context("there is no folder")?;
+        let path = scratch.path().join("tokens.toml");
+        std::fs::write(&path, "").context("writing a token file")?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600))
+            .context("protecting a token file")?;
+        Ok(path.display().to_string())
     }
 
     fn add(&mut self, side: Side, way: &'static str, client: Place, services: Services) {
@@ -253,7 +268,9 @@ impl Stage {
             Err(error) => self.not_measured(Side::Local, ROUTED, &error),
         }
         let wire = Services::at(WIRE, PORT);
-        let macvlan = format!("network = \"macvlan:{}\"", self.namespaces()?.cable());
+        let cable = self.namespaces()?.cable();
+        let macvlan = format!("network = \"macvlan:{cable}\"");
+        let cable = format!("interfaces.{cable} = {{ subnet = \"{CABLE}\", range = \"{RANGE}\" }}");
         let outbound = [
             (
                 EGRESS,
@@ -268,7 +285,7 @@ impl Stage {
                 ),
                 wire.clone(),
             ),
-            (MACVLAN, with(&macvlan, ""), wire),
+            (MACVLAN, with(&macvlan, &cable), wire),
         ];
         for (way, template, services) in outbound {
             match starter.start(&template).await {
@@ -280,9 +297,13 @@ impl Stage {
                 Err(error) => self.not_measured(Side::Outbound, way, &error),
             }
         }
+        let tokens = self.tokens_file()?;
         let host = Template {
             listen: SocketAddr::from((MACHINE, SESSION_HOST_PORT)),
-            ..with("network = \"host\"", "")
+            ..with(
+                "network = \"host\"",
+                &format!("[auth]\ntokens_file = \"{tokens}\""),
+            )
         };
         match starter.start(&host).await {
             Ok(session) => {

@@ -4,8 +4,8 @@
 pub(crate) use conman_core::error_chain as chain;
 use conman_fleet::LocateError;
 use conman_node::{
-    AccessError, CordonError, DrainError, EnsureError, FailureKind, PatchError, PreemptError,
-    RestartError, RouteError, StopError,
+    AccessError, CordonError, DrainError, EnsureError, FailureKind, LinkError, PatchError,
+    PreemptError, RestartError, RouteError, StopError,
 };
 use conman_proto::{LimitMet, Problem};
 use conman_registry::{JournalError, RegistryError};
@@ -71,6 +71,11 @@ impl From<RestartError> for ApiError {
 impl From<AccessError> for ApiError {
     fn from(error: AccessError) -> Self {
         let kind = match &error {
+            AccessError::BadLink { error } => {
+                return Kind::BAD_BODY.with_fields(vec![error.clone()]);
+            }
+            AccessError::NodesNetwork { .. } => Kind::UNSUPPORTED,
+            AccessError::Link { source, .. } => link_kind(source),
             AccessError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
             AccessError::NotRunning { .. } | AccessError::Fenced { .. } => Kind::NOT_RUNNING,
             AccessError::NoTerminal { .. } => Kind::NO_TERMINAL,
@@ -80,6 +85,20 @@ impl From<AccessError> for ApiError {
             AccessError::Runtime { source, .. } => runtime_kind(source),
         };
         kind.because(chain(&error))
+    }
+}
+
+fn link_kind(error: &LinkError) -> Kind {
+    match error {
+        LinkError::NoLink(_) => Kind::NO_SUCH_LINK,
+        LinkError::NoInterface(_)
+        | LinkError::NoBridge(_)
+        | LinkError::NameTaken(_)
+        | LinkError::Unsupported(_)
+        | LinkError::AddressTaken(_)
+        | LinkError::Netlink { .. } => Kind::LINK_REFUSED,
+        // It has just ended.
+        LinkError::Namespace(_) => Kind::NOT_RUNNING,
     }
 }
 

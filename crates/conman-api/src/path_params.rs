@@ -2,7 +2,7 @@
 
 use axum::extract::{FromRequestParts, Path};
 use conman_image::ImageName;
-use conman_proto::{ExecId, SessionId};
+use conman_proto::{ExecId, InterfaceName, NetworkError, SessionId};
 use http::Uri;
 use http::request::Parts;
 
@@ -52,6 +52,21 @@ impl<S: Send + Sync> FromRequestParts<S> for ExecPath {
         let (id, exec) = session_and(parts, state).await?;
         let exec = exec.parse().map_err(|error| bad("exec", error))?;
         Ok(Self(id, exec))
+    }
+}
+
+/// `{id}` and `{name}` of an attached link's path.
+#[derive(Debug)]
+pub(crate) struct LinkPath(pub(crate) SessionId, pub(crate) InterfaceName);
+
+impl<S: Send + Sync> FromRequestParts<S> for LinkPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let (id, name) = session_and(parts, state).await?;
+        let name = name.parse();
+        let name = name.map_err(|error: NetworkError| bad("name", error.to_string()))?;
+        Ok(Self(id, name))
     }
 }
 

@@ -7,6 +7,7 @@ mod exec;
 mod file_orders;
 mod files;
 mod images;
+mod links;
 mod logs;
 mod nodes;
 pub(crate) mod peers;
@@ -44,6 +45,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(sessions::list)))
         .routes(home(quick(routes!(sessions::get))))
         .routes(home(routes!(stats::session)))
+        .routes(home(routes!(links::list)))
         .routes(at_node(quick(routes!(stats::node))))
         .routes(quick(routes!(events::timeline)))
         .routes(routes!(events::events))
@@ -83,6 +85,8 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(session_orders::kill)))
         .routes(quick(routes!(tokens::make)));
     let admin = OpenApiRouter::new()
+        .routes(home(routes!(links::attach)))
+        .routes(home(routes!(links::detach)))
         .routes(quick(routes!(nodes::remove)))
         .routes(at_node(routes!(nodes::preempt)))
         .routes(at_node(quick(routes!(drain::drain))))

@@ -198,8 +198,8 @@ fn fill_in(
             (1, MAX_READY_TIMEOUT_S),
             mistakes,
         ),
+        egress: egress::egress(base, request, (runtime, &network, port), mistakes),
         network,
-        egress: egress::egress(base, request, (runtime, network, port), mistakes),
         memory_bytes: memory(policy, base, request, mistakes),
         disk_bytes,
         disk_inodes,
@@ -529,20 +529,41 @@ fn network(
     runtime: RuntimeKind,
     mistakes: &mut Mistakes,
 ) -> Network {
-    let network = request.network.or(base.network).unwrap_or_default();
+    let given = request.network.as_ref().or(base.network.as_ref());
+    let network = given.cloned().unwrap_or_default();
     let has = match network {
         Network::Loopback => true,
         Network::Bridge => runtime == RuntimeKind::Docker,
-        Network::Routed => runtime == RuntimeKind::Native,
+        Network::Routed | Network::Host | Network::Macvlan(_) | Network::Ipoib(_) => {
+            runtime == RuntimeKind::Native
+        }
     };
     if !has {
         mistakes.add(
             "network",
             format!("the {runtime} runtime has no `{network}`"),
         );
-    } else if network != Network::Loopback && base.network != Some(network) {
+    } else if network != Network::Loopback && base.network.as_ref() != Some(&network) {
         let message = format!("only a template can give the network `{network}`");
         mistakes.add("network", message);
+    }
+    if network == Network::Host {
+        // conman connects its clients to these ports, and any program of the node may listen there.
+        let changed = [
+            (
+                "port",
+                request.port.is_some_and(|port| Some(port) != base.port),
+            ),
+            (
+                "ports",
+                request.ports.is_some() && request.ports != base.ports,
+            ),
+        ];
+        for (field, _) in changed.iter().filter(|(_, changed)| *changed) {
+            let message =
+                "is a port of the node in the network `host`: only the template can set it";
+            mistakes.add(*field, message);
+        }
     }
     network
 }

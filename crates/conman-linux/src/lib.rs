@@ -68,7 +68,7 @@ pub use identity::{ProcessIdentity, boot_id};
 pub use inherited::inherited_fd;
 pub use loopback::bring_loopback_up;
 pub use mounts::{Mount, MountAttributes, NewFilesystem};
-pub use netns_sockets::NetnsSockets;
+pub use netns_sockets::{NetnsSockets, network_namespace};
 pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, has_capability, limit_capabilities,

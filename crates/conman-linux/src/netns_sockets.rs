@@ -96,6 +96,14 @@ impl NetnsSockets {
             .into())
     }
 
+    /// Likewise, a blocking netlink socket for routing messages.
+    pub async fn netlink_socket(&self, process: Arc<PidFd>) -> io::Result<OwnedFd> {
+        let family = AddressFamily::NETLINK;
+        let socket = self.socket(process, family, SocketType::RAW).await?;
+        rustix::io::ioctl_fionbio(&socket, false)?;
+        Ok(socket)
+    }
+
     async fn socket(
         &self,
         process: Arc<PidFd>,
@@ -240,21 +248,26 @@ fn work(home: &Home, queue: &Queue) -> End {
     }
 }
 
+/// Opens a process's network namespace.
+///
+/// Errors: ESRCH when the process is dead.
+pub fn network_namespace(process: &PidFd) -> io::Result<OwnedFd> {
+    let namespace = File::open(format!("/proc/{}/ns/net", process.pid()))?;
+    // Alive after the open, so the PID was not reused.
+    if process.is_dead()? {
+        return Err(Errno::SRCH.into());
+    }
+    Ok(namespace.into())
+}
+
 /// Kernels before 5.8 have no setns(2) on a pidfd: there `/proc` is used.
 fn enter(process: &PidFd) -> io::Result<()> {
     match move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::NETWORK) {
         Ok(()) => Ok(()),
-        Err(Errno::INVAL) => {
-            let namespace = File::open(format!("/proc/{}/ns/net", process.pid()))?;
-            // Alive after the open, so the PID was not reused.
-            if process.is_dead()? {
-                return Err(Errno::SRCH.into());
-            }
-            Ok(move_into_link_name_space(
-                namespace.as_fd(),
-                Some(LinkNameSpaceType::Network),
-            )?)
-        }
+        Err(Errno::INVAL) => Ok(move_into_link_name_space(
+            network_namespace(process)?.as_fd(),
+            Some(LinkNameSpaceType::Network),
+        )?),
         Err(errno) => Err(errno.into()),
     }
 }

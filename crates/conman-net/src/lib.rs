@@ -8,11 +8,15 @@
 //!   ([`LinkIdentity`]);
 //! - the host's rules for these links ([`RuleSet`]), and a task that restores them ([`RulesKeeper`]);
 //! - the rules inside sessions' namespaces ([`SessionRules`]);
+//! - links on the host's interfaces, inside sessions' namespaces ([`attached`]), and the addresses of those that
+//!   sessions begin with ([`InterfacePools`]);
 //! - the proxy and the resolver inside the namespaces of sessions without a link ([`egress`]).
 #![forbid(unsafe_code)]
 
+pub mod attached;
 pub mod egress;
 mod host_check;
+mod interface_pools;
 mod link_identity;
 mod link_messages;
 mod link_watch;
@@ -26,6 +30,7 @@ mod session_rules;
 mod writer;
 
 pub use host_check::HostError;
+pub use interface_pools::{InterfaceError, InterfaceNetwork, InterfacePools};
 pub use link_identity::{GROUP_MASK, LinkIdentity, class_of};
 pub use link_messages::{Link, SESSION_LINK};
 pub use netlink::{Change, RouteSocket};

@@ -7,6 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use ipnet::IpNet;
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
 };
@@ -51,8 +52,8 @@ impl Link {
         let index = link_index(self.addresses.v4);
         let mut changes = vec![Change::Create(self.pair(index, namespace))];
         changes.extend(bring_up(index, ipv6));
-        let to_session = |destination| {
-            let mut route = route(destination, index);
+        let to_session = |destination: IpAddr| {
+            let mut route = route(IpNet::from(destination), index);
             route.header.scope = RouteScope::Link;
             Change::Create(RouteNetlinkMessage::NewRoute(route))
         };
@@ -65,19 +66,12 @@ impl Link {
     pub fn session_changes(&self, ipv6: bool) -> Vec<Change> {
         let index = link_index(self.addresses.v4);
         let mut changes = bring_up(index, ipv6);
-        changes.push(address(self.addresses.v4.into(), index));
-        changes.push(default_route(
-            Ipv4Addr::UNSPECIFIED.into(),
-            GATEWAY.into(),
-            index,
-        ));
-        if let Some(v6) = self.addresses.v6 {
-            changes.push(address(v6.into(), index));
-            changes.push(default_route(
-                Ipv6Addr::UNSPECIFIED.into(),
-                GATEWAY6.into(),
-                index,
-            ));
+        let v6 = self.addresses.v6.map(IpAddr::V6);
+        let v6 = v6.map(|v6| (v6, IpAddr::V6(GATEWAY6)));
+        let v4 = (IpAddr::V4(self.addresses.v4), IpAddr::V4(GATEWAY));
+        for (own, gateway) in [v4].into_iter().chain(v6) {
+            changes.push(address(own.into(), index));
+            changes.push(default_route(gateway, index));
         }
         changes
     }
@@ -116,6 +110,15 @@ pub(crate) fn all_links() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(LinkMessage::default())
 }
 
+/// The request for the link with this name.
+pub(crate) fn link_named(name: &str) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message
+        .attributes
+        .push(LinkAttribute::IfName(name.to_owned()));
+    RouteNetlinkMessage::GetLink(message)
+}
+
 /// Succeeds if the link exists, and fails with ENODEV otherwise.
 pub(crate) fn find_link(index: u32) -> Change {
     let mut message = LinkMessage::default();
@@ -146,7 +149,7 @@ pub(crate) fn delete_group(group: u32) -> Change {
 }
 
 /// Without link-local addresses, which the kernel would choose when the link comes up.
-fn bring_up(index: u32, ipv6: bool) -> Vec<Change> {
+pub(crate) fn bring_up(index: u32, ipv6: bool) -> Vec<Change> {
     let change = |edit: &dyn Fn(&mut LinkMessage)| {
         let mut message = LinkMessage::default();
         message.header.index = index;
@@ -168,18 +171,18 @@ fn bring_up(index: u32, ipv6: bool) -> Vec<Change> {
         .collect()
 }
 
-fn family(address: IpAddr) -> (AddressFamily, u8) {
+fn family(address: IpAddr) -> AddressFamily {
     match address {
-        IpAddr::V4(_) => (AddressFamily::Inet, 32),
-        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
     }
 }
 
-fn address(address: IpAddr, index: u32) -> Change {
-    let (family, prefix) = family(address);
+pub(crate) fn address(net: IpNet, index: u32) -> Change {
+    let address = net.addr();
     let mut message = AddressMessage::default();
-    message.header.family = family;
-    message.header.prefix_len = prefix;
+    message.header.family = family(address);
+    message.header.prefix_len = net.prefix_len();
     message.header.scope = AddressScope::Universe;
     message.header.index = index;
     message.attributes = vec![
@@ -197,34 +200,48 @@ fn address(address: IpAddr, index: u32) -> Change {
 
 /// The request for the route that packets to one address take.
 pub(crate) fn route_request(destination: IpAddr) -> RouteMessage {
-    let (family, prefix) = family(destination);
+    let destination = IpNet::from(destination);
     let mut message = RouteMessage::default();
-    message.header.address_family = family;
-    message.header.destination_prefix_length = prefix;
-    message.attributes = vec![RouteAttribute::Destination(route_address(destination))];
+    message.header.address_family = family(destination.addr());
+    message.header.destination_prefix_length = destination.prefix_len();
+    message.attributes = vec![RouteAttribute::Destination(route_address(
+        destination.addr(),
+    ))];
     message
 }
 
-/// A route to one address through the interface.
-fn route(destination: IpAddr, index: u32) -> RouteMessage {
-    let (family, prefix) = family(destination);
+/// A route to a network through the interface.
+fn route(destination: IpNet, index: u32) -> RouteMessage {
     let mut message = RouteMessage::default();
-    message.header.address_family = family;
-    message.header.destination_prefix_length = prefix;
+    message.header.address_family = family(destination.addr());
+    message.header.destination_prefix_length = destination.prefix_len();
     message.header.table = RouteHeader::RT_TABLE_MAIN;
     message.header.protocol = RouteProtocol::Static;
     message.header.scope = RouteScope::Universe;
     message.header.kind = RouteType::Unicast;
     message.attributes = vec![
-        RouteAttribute::Destination(route_address(destination)),
+        RouteAttribute::Destination(route_address(destination.network())),
         RouteAttribute::Oif(index),
     ];
     message
 }
 
-fn default_route(everything: IpAddr, gateway: IpAddr, index: u32) -> Change {
-    let mut message = route(everything, index);
-    message.header.destination_prefix_length = 0;
+/// Adds a route to a network, through a gateway in a network of the interface if there is one.
+pub(crate) fn add_route(destination: IpNet, gateway: Option<IpAddr>, index: u32) -> Change {
+    let mut message = route(destination, index);
+    match gateway.map(route_address) {
+        Some(gateway) => message.attributes.push(RouteAttribute::Gateway(gateway)),
+        None => message.header.scope = RouteScope::Link,
+    }
+    Change::Create(RouteNetlinkMessage::NewRoute(message))
+}
+
+fn default_route(gateway: IpAddr, index: u32) -> Change {
+    let everything: IpAddr = match gateway {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let mut message = route(IpNet::new_assert(everything, 0), index);
     // The gateway is in no network of the interface.
     message.header.flags = RouteFlags::Onlink;
     message

@@ -104,8 +104,12 @@ impl Writer {
     }
 }
 
+pub(crate) fn has_ipv6() -> bool {
+    Path::new(IPV6).exists()
+}
+
 fn serve(mut socket: RouteSocket, mut queue: mpsc::Receiver<(Instant, Request)>) {
-    let ipv6 = Path::new(IPV6).exists();
+    let ipv6 = has_ipv6();
     while let Some((since, request)) = queue.blocking_recv() {
         metrics::gauge!("conman_net_queue").set(u32::try_from(queue.len()).unwrap_or(u32::MAX));
         // A caller that does not wait any longer drops the answer.

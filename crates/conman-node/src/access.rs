@@ -6,7 +6,8 @@ use std::time::Duration;
 use conman_core::ActivityGuard;
 use conman_linux::Signal;
 use conman_proto::{
-    ExecId, Generation, KeptExec, PortRange, SessionId, SessionState, SessionStats,
+    ExecId, Generation, KeptExec, LinkRequest, PortRange, SessionId, SessionLink, SessionState,
+    SessionStats,
 };
 use conman_runtime::{
     AttachOptions, ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime,
@@ -21,6 +22,7 @@ use crate::context::Context;
 use crate::ensure;
 use crate::error::{AccessError, NotHere, RouteError};
 use crate::hold::Held;
+use crate::links;
 use crate::pause;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
@@ -172,6 +174,28 @@ impl AccessHandle {
         let guard = handle.activity.begin();
         let io = runtime.files(&key, order, user).await.map_err(failed(id))?;
         Ok((io, guard))
+    }
+
+    /// Attaches a link to a running session.
+    pub async fn attach_link(
+        &self,
+        id: &SessionId,
+        request: &LinkRequest,
+    ) -> Result<SessionLink, AccessError> {
+        let Running { handle, .. } = running(&self.context, id)?;
+        links::attach(&self.context, &handle, request).await
+    }
+
+    /// Lists the links that are attached to a running session.
+    pub async fn links(&self, id: &SessionId) -> Result<Vec<SessionLink>, AccessError> {
+        let Running { handle, .. } = running(&self.context, id)?;
+        links::list(&self.context, &handle).await
+    }
+
+    /// Detaches a link from a running session.
+    pub async fn detach_link(&self, id: &SessionId, name: String) -> Result<(), AccessError> {
+        let Running { handle, .. } = running(&self.context, id)?;
+        links::detach(&self.context, &handle, name).await
     }
 
     /// Returns what a running session uses.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use conman_core::EndCause;
 use conman_linux::ProcessError;
+use conman_net::attached::LinkError;
 use conman_proto::{
     FieldError, Generation, LimitMet, RuntimeKind, Session, SessionId, SessionState,
 };
@@ -350,6 +351,16 @@ pub enum AccessError {
         id: SessionId,
         #[source]
         source: conman_linux::ProcessError,
+    },
+    #[error("session {id} has this node's own network, to which no link is attached here")]
+    NodesNetwork { id: SessionId },
+    #[error("the link is not valid: `{}` {}", error.field, error.message)]
+    BadLink { error: FieldError },
+    #[error("the links of session {id} are unchanged")]
+    Link {
+        id: SessionId,
+        #[source]
+        source: LinkError,
     },
     #[error("an operation in the container of session {id} failed")]
     Runtime {

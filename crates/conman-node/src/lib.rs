@@ -53,6 +53,7 @@ mod hold;
 mod host_limits;
 mod kill_table;
 mod leave;
+mod links;
 mod lost;
 mod netns_connect;
 mod node;
@@ -77,6 +78,7 @@ mod view;
 
 pub use access::AccessHandle;
 pub use attached::{Attached, Presence};
+pub use conman_net::attached::LinkError;
 pub use drain::{DrainHandle, MAX_PARALLEL as MAX_DRAIN_PARALLEL};
 pub use emergency::{
     EmergencyThread, NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions, PendingReport,

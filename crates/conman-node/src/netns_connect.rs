@@ -1,10 +1,12 @@
-//! Connections to a port inside a container's network namespace, over its loopback interface.
+//! Connections to a port inside a container's network namespace, or of the host that it shares, over the
+//! loopback interface.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use conman_linux::{NetnsSockets, PidFd};
+use conman_proto::Network;
 use tokio::net::{TcpSocket, TcpStream};
 
 /// Connects to 127.0.0.1, and to ::1 when nothing listens there: a program that resolves `localhost` may
@@ -12,30 +14,33 @@ use tokio::net::{TcpSocket, TcpStream};
 pub(crate) async fn connect(
     sockets: &NetnsSockets,
     process: &Arc<PidFd>,
+    network: &Network,
     port: u16,
 ) -> io::Result<TcpStream> {
-    let refused = match connect_to(sockets, process, Ipv4Addr::LOCALHOST.into(), port).await {
+    let to = |address| connect_to(sockets, process, network, SocketAddr::new(address, port));
+    let refused = match to(Ipv4Addr::LOCALHOST.into()).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => error,
         other => return other,
     };
     // Without IPv6 in the namespace the first error is more useful.
-    connect_to(sockets, process, Ipv6Addr::LOCALHOST.into(), port)
-        .await
-        .map_err(|_| refused)
+    to(Ipv6Addr::LOCALHOST.into()).await.map_err(|_| refused)
 }
 
 async fn connect_to(
     sockets: &NetnsSockets,
     process: &Arc<PidFd>,
-    address: IpAddr,
-    port: u16,
+    network: &Network,
+    address: SocketAddr,
 ) -> io::Result<TcpStream> {
-    let socket = sockets
-        .tcp_socket(Arc::clone(process), address.is_ipv6())
-        .await?;
-    let stream = TcpSocket::from_std_stream(socket)
-        .connect(SocketAddr::new(address, port))
-        .await?;
+    let socket = match (network, address) {
+        (Network::Host, SocketAddr::V4(_)) => TcpSocket::new_v4()?,
+        (Network::Host, SocketAddr::V6(_)) => TcpSocket::new_v6()?,
+        _ => {
+            let socket = sockets.tcp_socket(Arc::clone(process), address.is_ipv6());
+            TcpSocket::from_std_stream(socket.await?)
+        }
+    };
+    let stream = socket.connect(address).await?;
     // Requests and frames are written whole; waiting for more only adds delay.
     stream.set_nodelay(true)?;
     Ok(stream)

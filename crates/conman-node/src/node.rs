@@ -33,7 +33,7 @@ use crate::session::View;
 use crate::session_table::SessionTable;
 use crate::sessions::SessionsHandle;
 use crate::status::StatusHandle;
-use crate::{adoption, cleanup, cordon, disk_watch, reconcile};
+use crate::{adoption, cleanup, cordon, disk_watch, links, reconcile};
 
 /// How long starts under way may delay a shutdown that leaves the sessions running.
 const START_PATIENCE: Duration = Duration::from_secs(3);
@@ -316,6 +316,7 @@ fn spawn_background(context: &Arc<Context>, health: &Arc<RuntimeHealth>) -> Vec<
             disk_watch::run(Arc::clone(context)),
         )),
         tokio::spawn(essential(runtime_health::NAME, health)),
+        tokio::spawn(links::sweep(Arc::clone(context))),
     ]
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_linux::{NetnsSockets, PidFd};
+use conman_proto::Network;
 use http::header::{HOST, USER_AGENT};
 use http::{Request, StatusCode};
 use http_body_util::Empty;
@@ -25,6 +26,7 @@ const TRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// What must answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
+    pub(crate) network: Network,
     pub(crate) port: u16,
     /// A 2xx or 3xx answer to a GET of it means ready; a connection suffices without.
     pub(crate) path: Option<String>,
@@ -87,7 +89,7 @@ async fn attempt(
     probe: &Probe,
 ) -> Result<(), NotReady> {
     let attempt = async {
-        let stream = netns_connect::connect(sockets, process, probe.port)
+        let stream = netns_connect::connect(sockets, process, &probe.network, probe.port)
             .await
             .map_err(NotReady::Connect)?;
         match &probe.path {

@@ -39,7 +39,7 @@ impl SessionRoute {
     /// A connection to a port of the session, made inside its network namespace. Bounded by the
     /// caller; cancelling closes what was opened.
     pub async fn connect(&self, port: u16) -> io::Result<TcpStream> {
-        netns_connect::connect(&self.sockets, &self.process, port).await
+        netns_connect::connect(&self.sockets, &self.process, &self.spec.network, port).await
     }
 
     /// Whether clients may connect to this port; with `public_only`, those without a token.

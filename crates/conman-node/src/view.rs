@@ -30,7 +30,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         generation: view.generation.unwrap_or(conman_proto::Generation::FIRST),
         pid: view.process.map(|process| process.pid()),
         port: spec.port,
-        network: spec.network,
+        network: spec.network.clone(),
         template: spec.template.clone(),
         created_at: view.created_at,
         started_at: view.started_at,
@@ -124,7 +124,7 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
             .filter(|_| ending.is_none())
             .map(|container| container.pid),
         port: spec.port,
-        network: spec.network,
+        network: spec.network.clone(),
         template: spec.template.clone(),
         created_at: record.created_at,
         started_at,

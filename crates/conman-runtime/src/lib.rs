@@ -33,7 +33,8 @@ pub use lifecycle::{
     BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeInfo, Started,
 };
 pub use native::{
-    KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES,
+    HostPorts, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts,
+    SESSION_OPEN_FILES,
 };
 pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};

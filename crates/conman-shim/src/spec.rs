@@ -77,6 +77,8 @@ pub enum NetworkSpec {
     /// The same, with a link that the client makes. A socket ([`crate::link_socket`]) comes with the
     /// message, after the binds.
     Linked,
+    /// The network namespace of the host.
+    Host,
 }
 
 /// The size of a terminal.

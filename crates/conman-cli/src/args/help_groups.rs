@@ -16,7 +16,9 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ),
     (
         "Inside a session",
-        &["exec", "attach", "cp", "ls", "port", "forward", "token"],
+        &[
+            "exec", "attach", "cp", "ls", "port", "net", "forward", "token",
+        ],
     ),
     ("What happened", &["logs", "why", "events", "stats", "top"]),
     (

@@ -5,6 +5,7 @@ pub(crate) mod detach_keys;
 mod files;
 mod help_groups;
 mod image;
+mod net;
 pub(crate) mod quantity;
 mod session;
 
@@ -24,6 +25,7 @@ pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,
     ImageRmArgs,
 };
+pub use net::{NetArgs, NetAttachArgs, NetCommand};
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
     ForwardArgs, InspectArgs, KillArgs, LogsArgs, ManArgs, NodeArgs, NodesArgs, NodesCommand,

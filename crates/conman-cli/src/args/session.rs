@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr as _;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
@@ -15,6 +16,7 @@ use jiff::Timestamp;
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
 use super::files::{CpArgs, LsArgs};
 use super::image::ImageArgs;
+use super::net::NetArgs;
 use super::quantity::{
     parse_cpus, parse_duration, parse_duration_ms, parse_duration_s, parse_size,
 };
@@ -58,6 +60,8 @@ pub enum ClientCommand {
     Why(WhyArgs),
     /// List a session's ports with their URLs
     Port(PortArgs),
+    /// Attach running sessions to interfaces of their nodes
+    Net(NetArgs),
     /// Forward a port of this machine to a port of a session
     Forward(ForwardArgs),
     /// Make a short-lived token that opens connections to one session
@@ -129,7 +133,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SOURCE:TARGET[:ro]")]
     pub bind: Vec<String>,
     /// How the container is connected
-    #[arg(long, value_name = "NETWORK", value_parser = network_parser())]
+    #[arg(long, value_name = "NETWORK", value_parser = Network::from_str)]
     pub network: Option<Network>,
     /// What it may connect to, within its template's list; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
@@ -196,7 +200,7 @@ impl RunArgs {
             strip_prefix: None,
             ready_path: self.ready_path.clone(),
             ready_timeout_s: self.ready_timeout,
-            network: self.network,
+            network: self.network.clone(),
             egress: given(&self.egress),
             memory_bytes: self.memory,
             disk_bytes: self.disk,
@@ -606,14 +610,6 @@ fn parse_expiry(text: &str) -> Result<Expiry, String> {
 fn parse_budget(text: &str) -> Result<Duration, String> {
     parse_duration_ms(text)?;
     parse_duration(text)
-}
-
-fn network_parser() -> impl clap::builder::TypedValueParser<Value = Network> {
-    PossibleValuesParser::new(["loopback", "bridge", "routed"]).map(|name| match name.as_str() {
-        "bridge" => Network::Bridge,
-        "routed" => Network::Routed,
-        _ => Network::Loopback,
-    })
 }
 
 fn on_node_loss_parser() -> impl clap::builder::TypedValueParser<Value = OnNodeLoss> {

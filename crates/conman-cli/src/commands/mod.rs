@@ -13,6 +13,7 @@ mod inspect;
 mod logs;
 mod ls;
 mod man;
+mod net;
 mod nodes;
 mod ports;
 mod preempt;
@@ -76,6 +77,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,
         ClientCommand::Port(args) => Box::pin(ports::run(context, &args)).await,
+        ClientCommand::Net(args) => Box::pin(net::run(context, &args)).await,
         ClientCommand::Forward(args) => Box::pin(forward::run(context, &args)).await,
         ClientCommand::Token(args) => Box::pin(token::run(context, &args)).await,
         ClientCommand::Image(args) => Box::pin(image::run(context, args)).await,

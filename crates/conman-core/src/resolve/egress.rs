@@ -11,7 +11,7 @@ use crate::egress::{EGRESS_DNS_PORT, EGRESS_PROXY_PORT, EgressPattern, MAX_EGRES
 pub(super) fn egress(
     base: &SessionRequest,
     request: &SessionRequest,
-    (runtime, network, port): (RuntimeKind, Network, Option<u16>),
+    (runtime, network, port): (RuntimeKind, &Network, Option<u16>),
     mistakes: &mut Mistakes,
 ) -> Vec<String> {
     let listed = patterns(base.egress.as_ref(), mistakes);
@@ -34,14 +34,14 @@ pub(super) fn egress(
             mistakes.add("egress", message);
         }
     }
-    if network == Network::Routed {
+    if *network == Network::Routed {
         routed(&listed, &asked, mistakes);
         return asked.iter().map(EgressPattern::to_string).collect();
     }
     if asked.is_empty() {
         return Vec::new();
     }
-    if runtime == RuntimeKind::Process || network != Network::Loopback {
+    if runtime == RuntimeKind::Process || *network != Network::Loopback {
         let message = format!(
             "is served in the `loopback` network of the native and docker runtimes, not in `{network}` \
              of {runtime}; leave it out"

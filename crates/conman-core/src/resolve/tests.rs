@@ -128,6 +128,44 @@ fn only_a_template_can_put_a_session_on_dockers_bridge() {
 }
 
 #[test]
+fn only_a_template_gives_the_nodes_network_and_its_interfaces_and_the_nodes_ports() {
+    let mut policy = policy();
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.runtime = Some(RuntimeKind::Native);
+    for text in ["host", "macvlan:eth1", "ipoib:ib0"] {
+        let network: Network = text.parse().expect("a network");
+        let python = policy.templates.get_mut("python").expect("a template");
+        python.request.network = Some(Network::Loopback);
+        let request = SessionRequest {
+            network: Some(network.clone()),
+            ..named("python")
+        };
+        let mistakes = resolve(&policy, &id(), &request).expect_err("by the request alone");
+        assert_eq!(fields(&mistakes), ["network"]);
+        let python = policy.templates.get_mut("python").expect("a template");
+        python.request.network = Some(network.clone());
+        let spec = resolve(&policy, &id(), &named("python")).expect("the template's");
+        assert_eq!(spec.network, network);
+        let other_interface = SessionRequest {
+            network: Some("macvlan:eth2".parse().expect("a network")),
+            ..named("python")
+        };
+        let mistakes = resolve(&policy, &id(), &other_interface).expect_err("not the template's");
+        assert_eq!(fields(&mistakes), ["network"]);
+        let other_port = SessionRequest {
+            port: Some(Some(2_379)),
+            ..named("python")
+        };
+        let resolved = resolve(&policy, &id(), &other_port);
+        assert_eq!(
+            resolved.is_err(),
+            network == Network::Host,
+            "{text}: {resolved:?}"
+        );
+    }
+}
+
+#[test]
 fn egress_is_refused_where_it_is_not_served() {
     let egress = Some(vec!["internet".to_owned()]);
     let mut policy = policy();
@@ -160,7 +198,7 @@ fn only_a_template_gives_the_network_routed_and_no_request_changes_its_egress() 
     python.request.network = Some(Network::Routed);
     python.request.egress = egress(&["internet", "10.1.0.0/16:53"]);
     let spec = resolve(&policy, &id(), &named("python")).expect("the template's");
-    assert_eq!((spec.network, spec.egress.len()), (Network::Routed, 2));
+    assert_eq!((&spec.network, spec.egress.len()), (&Network::Routed, 2));
     assert!(!spec.has_egress_proxy());
     for narrower in [&["internet"][..], &[]] {
         let request = SessionRequest {

@@ -1,6 +1,7 @@
 mod connecting;
 mod egress;
 mod inside;
+mod interfaces;
 mod isolation;
 mod namespace;
 mod sweeping;

@@ -127,9 +127,9 @@ fn host_config(
         }),
         auto_remove: Some(false),
         network_mode: match spec.network {
-            // Refused for Docker when the spec was resolved.
-            Network::Loopback | Network::Routed => None,
             Network::Bridge => Some("bridge".to_owned()),
+            // The others are refused for Docker when the spec is resolved.
+            _ => None,
         },
         ipc_mode: Some("private".to_owned()),
         privileged: Some(false),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use conman_core::naming::{self, CgroupDriver};
 use conman_image::ImageGuard;
-use conman_shim::{BindSpec, Hardening, LaunchSpec, NetworkSpec, RootSpec};
+use conman_shim::{BindSpec, Hardening, LaunchSpec, RootSpec};
 
 use super::Inner;
 use super::failure::refused;
@@ -19,12 +19,10 @@ impl Inner {
     pub(super) fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
         let key = &plan.key;
         let image = self.images.pin(&key.to_string(), &plan.spec.image)?;
-        let link = self.take_link(key, &plan.spec)?;
+        let link = self.network.take(key, &plan.spec)?;
         let created = self.create_with(plan, image, link.clone());
-        if created.is_err()
-            && let (Some(network), Some(link)) = (&self.network, link)
-        {
-            network.plane.give_back(&store::name(key), link.addresses);
+        if let (Err(_), Some(link)) = (&created, link) {
+            self.network.give_back(key, &link);
         }
         created
     }
@@ -110,10 +108,7 @@ impl Inner {
             log: dir.log(),
             files,
             binds,
-            network: match link {
-                Some(_) => NetworkSpec::Linked,
-                None => NetworkSpec::Loopback,
-            },
+            network: StoredLink::spec(link.as_ref()),
             hardening: Hardening::default(),
         };
         Ok(StoredPlan {

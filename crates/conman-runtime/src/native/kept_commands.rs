@@ -322,7 +322,7 @@ mod tests {
     use conman_proto::Generation;
 
     use super::*;
-    use crate::{NativeOptions, NativeRuntime, NativeTimeouts};
+    use crate::{NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts};
 
     fn stored(number: u64) -> StoredExec {
         StoredExec {
@@ -345,7 +345,7 @@ mod tests {
             shim: None,
             kept_logs: super::super::KeptLogLimits::default(),
             fence: crate::FenceOpener::AnyConnection,
-            network: None,
+            network: NativeNetwork::default(),
             timeouts: NativeTimeouts {
                 // Do not wait for a command that is about to start.
                 start: Duration::ZERO,

@@ -1,68 +1,169 @@
-//! A container's link: its addresses from `create` to the removal, and the link itself during a start.
+//! A container's part of the network: its addresses or its port of the host from `create` to the removal, and
+//! its link during a start.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::pin::pin;
 use std::sync::Arc;
 
-use conman_net::{Addresses, Namespace, Plane, class_of};
-use conman_proto::{Network, ResolvedSpec};
-use conman_shim::link_socket;
+use conman_core::error_chain;
+use conman_net::{Addresses, InterfacePools, Namespace, Plane, attached, class_of};
+use conman_proto::{LinkTarget, Network, ResolvedSpec};
+use conman_shim::{NetworkSpec, link_socket};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use super::failure::refused;
-use super::store::ContainerDir;
+use super::host_ports::HostPorts;
 use super::{Inner, store};
 use crate::shared::container_files::own_resolver;
 use crate::{ContainerKey, RuntimeError};
 
-/// The network of containers with a link.
-#[derive(Debug, Clone)]
+/// What connects containers.
+#[derive(Debug, Clone, Default)]
 pub struct NativeNetwork {
-    pub plane: Arc<Plane>,
+    /// For `routed`; without it there is none.
+    pub plane: Option<Arc<Plane>>,
+    /// Addresses for links on the host's interfaces.
+    pub interfaces: Arc<InterfacePools>,
+    pub host_ports: Arc<HostPorts>,
+    /// Those that a container with a link can reach.
     pub name_servers: Vec<IpAddr>,
+    /// Those that the host can reach.
+    pub host_name_servers: Vec<IpAddr>,
 }
 
-/// A container's link, as it is stored.
+/// What of the network a container has, from `create` to the removal, as it is stored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct StoredLink {
-    pub(super) addresses: Addresses,
-    /// What it may reach.
-    pub(super) class: u16,
+pub(super) enum StoredLink {
+    Routed {
+        addresses: Addresses,
+        /// What it may reach.
+        class: u16,
+    },
+    /// A link on an interface of the host.
+    Interface { to: LinkTarget, address: Ipv4Addr },
+    /// The host's network namespace, with the port that the program is to serve there.
+    Host { port: Option<u16> },
 }
 
-impl Inner {
-    /// Takes addresses for a container whose spec wants a link.
-    pub(super) fn take_link(
+impl StoredLink {
+    /// The shim's view.
+    pub(super) fn spec(link: Option<&Self>) -> NetworkSpec {
+        match link {
+            None => NetworkSpec::Loopback,
+            Some(Self::Routed { .. } | Self::Interface { .. }) => NetworkSpec::Linked,
+            Some(Self::Host { .. }) => NetworkSpec::Host,
+        }
+    }
+}
+
+impl NativeNetwork {
+    /// Takes for a container what its spec wants of the network.
+    pub(super) fn take(
         &self,
         key: &ContainerKey,
         spec: &ResolvedSpec,
     ) -> Result<Option<StoredLink>, RuntimeError> {
-        match (spec.network, &self.network) {
+        let owner = store::name(key);
+        let missing = |reason: &dyn Display| refused("create", key, reason.to_string());
+        if let Some(to) = spec.network.link() {
+            let address = self.interfaces.take(&to, &owner);
+            let address = address.map_err(|error| missing(&error))?;
+            return Ok(Some(StoredLink::Interface { to, address }));
+        }
+        match (&spec.network, &self.plane) {
             (Network::Loopback, _) => Ok(None),
-            (Network::Routed, Some(network)) => {
-                let taken = network.plane.take(&store::name(key));
-                let addresses = taken.map_err(|full| refused("create", key, full.to_string()))?;
+            (Network::Routed, Some(plane)) => {
+                let addresses = plane.take(&owner).map_err(|full| missing(&full))?;
                 let class = class_of(spec.template.as_deref().unwrap_or_default());
-                Ok(Some(StoredLink { addresses, class }))
+                Ok(Some(StoredLink::Routed { addresses, class }))
             }
-            (other, _) => {
-                let reason = format!("this node has no network `{other}` for it; see `net.pool`");
-                Err(refused("create", key, reason))
+            (Network::Host, _) => {
+                let port = spec.port;
+                let taken = port.map_or(Ok(()), |port| self.host_ports.take(port, &owner));
+                taken.map_err(|error| missing(&error))?;
+                Ok(Some(StoredLink::Host { port }))
             }
+            (other, _) => Err(missing(&format_args!(
+                "this node has no network `{other}` for it; see `net.pool`"
+            ))),
         }
     }
 
+    /// Keeps what a container of an earlier daemon has.
+    pub(super) fn adopt(&self, key: &ContainerKey, link: &StoredLink) {
+        let owner = store::name(key);
+        match link {
+            StoredLink::Routed { addresses, .. } => {
+                if let Some(plane) = &self.plane {
+                    plane.adopt(&owner, *addresses);
+                }
+            }
+            StoredLink::Interface { to, address } => self.interfaces.adopt(to, &owner, *address),
+            StoredLink::Host { port } => self.host_ports.adopt(*port, &owner),
+        }
+    }
+
+    /// The container is dead: its addresses return once its link is gone.
+    pub(super) async fn leave(&self, key: &ContainerKey, link: &StoredLink) {
+        match (link, &self.plane) {
+            (StoredLink::Routed { addresses, .. }, Some(plane)) => {
+                plane.leave(&store::name(key), *addresses).await;
+            }
+            _ => self.give_back(key, link),
+        }
+    }
+
+    /// Returns what a container had for which no link was ever made.
+    pub(super) fn give_back(&self, key: &ContainerKey, link: &StoredLink) {
+        let owner = store::name(key);
+        match link {
+            StoredLink::Routed { addresses, .. } => {
+                if let Some(plane) = &self.plane {
+                    plane.give_back(&owner, *addresses);
+                }
+            }
+            StoredLink::Interface { to, address } => self.interfaces.leave(to, &owner, *address),
+            StoredLink::Host { port } => self.host_ports.leave(*port, &owner),
+        }
+    }
+
+    /// Makes a container's link in its namespace.
+    async fn connect(&self, link: &StoredLink, namespace: Namespace) -> Result<(), String> {
+        match link {
+            StoredLink::Routed { addresses, class } => {
+                let plane = self.plane.as_ref().ok_or("`net.pool` is missing")?;
+                let connected = plane.connect(*addresses, *class, namespace).await;
+                connected.map_err(|error| format!("link with {addresses}: {error}"))
+            }
+            StoredLink::Interface { to, address } => {
+                let link = self.interfaces.link(to, *address);
+                let link = link.map_err(|error| error.to_string())?;
+                let made = tokio::task::spawn_blocking(move || attached::make(&link, namespace));
+                let made = made.await.map_err(|error| error.to_string())?;
+                made.map(drop)
+                    .map_err(|error| format!("link `{to}`: {}", error_chain(&error)))
+            }
+            StoredLink::Host { .. } => Ok(()),
+        }
+    }
+}
+
+impl Inner {
     /// The name servers of a container.
     pub(super) fn name_servers(&self, spec: &ResolvedSpec) -> Vec<IpAddr> {
-        match (&self.network, spec.network) {
-            (Some(network), Network::Routed) => network.name_servers.clone(),
-            _ => own_resolver(spec),
+        match spec.network {
+            Network::Routed | Network::Macvlan(_) | Network::Ipoib(_) => {
+                self.network.name_servers.clone()
+            }
+            Network::Host => self.network.host_name_servers.clone(),
+            Network::Loopback | Network::Bridge => own_resolver(spec),
         }
     }
 
@@ -73,28 +174,13 @@ impl Inner {
         link: StoredLink,
     ) -> Result<Connecting, RuntimeError> {
         let failed = |error: io::Error| refused("start", key, format!("no socket: {error}"));
-        let network = self.network.clone().ok_or_else(|| {
-            refused(
-                "start",
-                key,
-                "it has a link, and `net.pool` is missing".to_owned(),
-            )
-        })?;
         let (client, container) = link_socket::pair().map_err(failed)?;
         Ok(Connecting {
             client: UnixStream::from_std(StdStream::from(client)).map_err(failed)?,
             container,
-            network,
+            network: self.network.clone(),
             link,
         })
-    }
-
-    /// The container is dead: its addresses return once its link is gone.
-    pub(super) async fn leave_link(&self, key: &ContainerKey, dir: Option<&ContainerDir>) {
-        let link = dir.and_then(|dir| dir.plan().ok().flatten()?.link);
-        if let (Some(network), Some(link)) = (&self.network, link) {
-            network.plane.leave(&store::name(key), link.addresses).await;
-        }
     }
 }
 
@@ -136,16 +222,8 @@ impl Connecting {
             Ok(None) => return,
             Err(error) => return self.answer(Err(&error.to_string())),
         };
-        let StoredLink { addresses, class } = self.link;
-        let connected = self
-            .network
-            .plane
-            .connect(addresses, class, namespace)
-            .await;
-        match connected {
-            Ok(()) => self.answer(Ok(())),
-            Err(error) => self.answer(Err(&format!("link with {addresses}: {error}"))),
-        }
+        let connected = self.network.connect(&self.link, namespace).await;
+        self.answer(connected.as_ref().copied().map_err(String::as_str));
     }
 
     fn answer(&self, connected: Result<(), &str>) {

@@ -16,6 +16,7 @@ mod disk;
 mod ends;
 mod exec;
 mod failure;
+mod host_ports;
 mod images;
 mod kept_commands;
 mod kept_files;
@@ -58,6 +59,7 @@ use crate::{
 };
 use ends::{End, Ends, end};
 use failure::call_failed;
+pub use host_ports::HostPorts;
 use images::Images;
 pub use kept_logs::KeptLogLimits;
 use kept_logs::KeptLogs;
@@ -83,8 +85,7 @@ pub struct NativeOptions {
     pub shim: Option<ShimCommand>,
     pub fence: FenceOpener,
     pub kept_logs: KeptLogLimits,
-    /// For sessions with a link; without it there are none.
-    pub network: Option<NativeNetwork>,
+    pub network: NativeNetwork,
     pub timeouts: NativeTimeouts,
 }
 
@@ -123,7 +124,7 @@ struct Inner {
     quotas: Option<ProjectQuotas>,
     ends: Arc<Ends>,
     link: Link,
-    network: Option<NativeNetwork>,
+    network: NativeNetwork,
     timeouts: NativeTimeouts,
     /// Created and not started yet; saves reading their plans again.
     created: Mutex<HashMap<ContainerKey, StoredPlan>>,
@@ -413,8 +414,8 @@ impl Inner {
                 Ok(Some(plan)) => {
                     let layers = &plan.launch.root.layers;
                     self.images.hold_again(&key, &plan.image, layers);
-                    if let (Some(network), Some(link)) = (&self.network, plan.link) {
-                        network.plane.adopt(&store::name(&key), link.addresses);
+                    if let Some(link) = &plan.link {
+                        self.network.adopt(&key, link);
                     }
                 }
                 Ok(None) => {}

@@ -73,7 +73,10 @@ impl Inner {
             }
         })
         .await?;
-        self.leave_link(key, leaving.as_ref()).await;
+        let plan = leaving.as_ref().and_then(|dir| dir.plan().ok().flatten());
+        if let Some(link) = plan.and_then(|plan| plan.link) {
+            self.network.leave(key, &link).await;
+        }
         let mut names = vec![store::name(key)];
         if let Some(dir) = leaving.clone() {
             let kept = away(ACTION, move || kept_files::all(dir.path())).await?;

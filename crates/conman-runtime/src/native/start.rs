@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_linux::Mount;
 use conman_proto::RuntimeKind;
-use conman_shim::{CallError, LaunchSpec, Phases, Reply, Request};
+use conman_shim::{CallError, LaunchSpec, NetworkSpec, Phases, Reply, Request};
 
 use super::ends::{End, end};
 use super::failure::{call_failed, milliseconds, start_failed};
@@ -33,6 +33,7 @@ impl Inner {
         let (inner, owned) = (Arc::clone(self), key.clone());
         let (launch, mounts, link) = away("start", move || inner.prepare(&owned)).await?;
         let mut fds: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
+        let link = link.filter(|_| launch.network == NetworkSpec::Linked);
         let connecting = link.map(|link| self.connecting(key, link)).transpose()?;
         fds.extend(connecting.as_ref().map(Connecting::container));
         let request = Request::Launch(Box::new(launch));

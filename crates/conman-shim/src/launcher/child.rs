@@ -143,7 +143,7 @@ impl Child<'_> {
 
     fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
         let begin = Instant::now();
-        network::set_up()?;
+        network::set_up(self.spec.network)?;
         rustix::system::sethostname(self.spec.hostname.as_bytes())
             .map_err(|errno| step("set the host name")(errno.into()))?;
         let proc = NewFilesystem::open("proc").and_then(|proc| proc.mount(no_programs()));
@@ -250,7 +250,7 @@ impl Child<'_> {
         attach_at(proc, "/proc").map_err(step("mount /proc"))?;
         self.restrict(&shm, no_programs())
             .map_err(step("restrict /dev/shm"))?;
-        network::open_ports(&self.spec.program, proc)?;
+        network::open_ports(self.spec, proc)?;
         if self.spec.hardening.masked_proc {
             self.mask(proc, dev).map_err(step("mask paths in /proc"))?;
         }

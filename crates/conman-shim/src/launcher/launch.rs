@@ -188,7 +188,7 @@ impl Launcher {
         phases.cgroup_us = clock.lap();
         let mut binds = binds;
         let link = match spec.network {
-            NetworkSpec::Loopback => None,
+            NetworkSpec::Loopback | NetworkSpec::Host => None,
             NetworkSpec::Linked => binds.pop(),
         };
         let (process, socket) = self.clone_child(order, cgroup, link.as_ref())?;

@@ -1,7 +1,7 @@
 //! The network step of a launch: what a container's first process does with its network.
 //!
-//! A container has a network namespace with a loopback interface. If it is to have a link as well, the
-//! client makes it meanwhile ([`crate::link_socket`]).
+//! A container has a network namespace with a loopback interface, unless it shares the host's. If it is to
+//! have a link as well, the client makes it meanwhile ([`crate::link_socket`]).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use super::child::step;
 use crate::link_socket;
 use crate::protocol::LaunchError;
-use crate::spec::ProgramSpec;
+use crate::spec::{LaunchSpec, NetworkSpec};
 
 /// First port that needs no capability, in the container's own network namespace; below /proc.
 const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";
@@ -22,9 +22,12 @@ const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";
 /// The calling process's network namespace; below /proc.
 const OWN_NAMESPACE: &str = "self/ns/net";
 
-/// Makes the network namespace of the calling process. It takes the longest of all namespaces, so the
-/// launcher works on the container's other parts meanwhile.
-pub(super) fn set_up() -> Result<(), LaunchError> {
+/// Makes the network namespace of the calling process, unless it is to stay in the host's. It takes the
+/// longest of all namespaces, so the launcher works on the container's other parts meanwhile.
+pub(super) fn set_up(network: NetworkSpec) -> Result<(), LaunchError> {
+    if network == NetworkSpec::Host {
+        return Ok(());
+    }
     unshare_namespaces(Namespaces::NEWNET).map_err(step("make a network namespace"))?;
     bring_loopback_up().map_err(step("bring the loopback interface up"))
 }
@@ -50,10 +53,10 @@ pub(super) fn wait_for_link(link: &OwnedFd) -> Result<(), LaunchError> {
     link_socket::wait(link).map_err(step("connect it to the network"))
 }
 
-/// Opens all ports to the program's user, by the container's procfs. Root has the capability; others
-/// would need to know which ports are privileged.
-pub(super) fn open_ports(program: &ProgramSpec, proc: &Mount) -> Result<(), LaunchError> {
-    if program.uid == 0 {
+/// Opens all ports of the container's network namespace to the program's user, by the container's procfs.
+/// Root has the capability; others would need to know which ports are privileged.
+pub(super) fn open_ports(spec: &LaunchSpec, proc: &Mount) -> Result<(), LaunchError> {
+    if spec.program.uid == 0 || spec.network == NetworkSpec::Host {
         return Ok(());
     }
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;

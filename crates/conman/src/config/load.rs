@@ -207,7 +207,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     for (name, template) in root.section("templates").sections() {
         policy.templates.insert(name, templates::template(template));
     }
-    net::template_mistakes(reader, &net, &policy);
+    net::template_mistakes(reader, &net, &policy, tokens_file.is_some());
     policy_mistakes(reader, &policy);
     root.finish();
     let config = Config {

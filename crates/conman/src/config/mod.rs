@@ -22,10 +22,10 @@ use std::time::Duration;
 use conman_auth::FleetTlsFiles;
 use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
-use conman_net::PoolNetworks;
 use conman_net::egress::EgressOptions;
+use conman_net::{InterfaceNetwork, PoolNetworks};
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
-use conman_proto::RuntimeKind;
+use conman_proto::{InterfaceName, RuntimeKind};
 use conman_runtime::KeptLogLimits;
 use conman_shim::IdPool;
 use serde::Deserialize;
@@ -175,6 +175,8 @@ pub(crate) struct Net {
     pub(crate) pool: Option<PoolNetworks>,
     /// Of the links of these sessions, in bytes.
     pub(crate) mtu: u32,
+    /// `net.interfaces`: addresses of sessions' links on interfaces of this node.
+    pub(crate) interfaces: BTreeMap<InterfaceName, InterfaceNetwork>,
     /// Name servers, and special addresses.
     pub(crate) egress: EgressOptions,
 }

@@ -1,13 +1,13 @@
 //! The section `[net]`.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use conman_core::SpecPolicy;
 use conman_core::egress::{SpecialAddresses, TargetHost};
 use conman_net::egress::EgressOptions;
-use conman_net::{PoolNetworks, class_of};
-use conman_proto::Network;
+use conman_net::{InterfaceNetwork, PoolNetworks, class_of};
+use conman_proto::{InterfaceName, Network};
 use ipnet::IpNet;
 
 use super::reader::{Reader, Section};
@@ -35,6 +35,12 @@ pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) ->
         pool.map_err(|error| section.mistake("pool", error)).ok()
     });
     let mtu = section.integer("mtu", 1_280..=65_535).unwrap_or(1_500);
+    let interfaces: BTreeMap<_, _> = section
+        .section("interfaces")
+        .sections()
+        .iter()
+        .filter_map(|(name, section)| interface(name, section))
+        .collect();
     section.finish();
     let endpoints = shared.map(|shared| shared.endpoints.as_slice());
     let endpoints = endpoints.unwrap_or_default().iter();
@@ -42,9 +48,11 @@ pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) ->
         let v6 = pool.v6().map(IpNet::V6);
         [IpNet::V4(pool.v4())].into_iter().chain(v6)
     });
+    let ranges = interfaces.values().map(|network| network.range.v4().into());
     let more = endpoints
         .filter_map(|endpoint| host_of(endpoint))
-        .chain(sessions);
+        .chain(sessions)
+        .chain(ranges);
     let special = SpecialAddresses {
         more: more.collect(),
         allowed,
@@ -52,18 +60,76 @@ pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) ->
     Net {
         pool,
         mtu,
+        interfaces,
         egress: EgressOptions { dns, special },
     }
 }
 
-/// What templates with the network `routed` need.
-pub(super) fn template_mistakes(reader: &Reader<'_>, net: &Net, policy: &SpecPolicy) {
+/// Reads `[net.interfaces.<interface>]`.
+fn interface(name: &str, section: &Section<'_, '_>) -> Option<(InterfaceName, InterfaceNetwork)> {
+    let network = |text: &str| PoolNetworks::parse(&[text]).map_err(|error| error.to_string());
+    let subnet = section.parsed("subnet", network);
+    let range = section.parsed("range", network).or(subnet);
+    let gateway = section.parsed("gateway", |text| {
+        let address = text.parse::<Ipv4Addr>();
+        address.map_err(|_| "must be an IPv4 address".to_owned())
+    });
+    section.finish();
+    let name = name.parse::<InterfaceName>();
+    if let Err(error) = &name {
+        section.mistake(
+            "subnet",
+            format_args!("cannot be of this interface: {error}"),
+        );
+    }
+    if section.string("subnet").is_none() {
+        let text = "is missing: the network behind the interface, for example \"192.168.7.0/24\"";
+        section.mistake("subnet", text);
+    }
+    let (subnet, range) = (subnet?.v4(), range?);
+    if !subnet.contains(&range.v4()) {
+        section.mistake("range", format_args!("must lie within {subnet}"));
+    }
+    if gateway.is_some_and(|gateway| !subnet.contains(&gateway)) {
+        section.mistake("gateway", format_args!("must lie within {subnet}"));
+    }
+    let network = InterfaceNetwork {
+        subnet,
+        range,
+        gateway,
+    };
+    Some((name.ok()?, network))
+}
+
+/// What the networks of templates need.
+pub(super) fn template_mistakes(
+    reader: &Reader<'_>,
+    net: &Net,
+    policy: &SpecPolicy,
+    has_tokens: bool,
+) {
     let mut classes = BTreeMap::new();
     for (name, template) in &policy.templates {
-        if template.request.network != Some(Network::Routed) {
+        let field = format!("templates.{name}.network");
+        let network = template.request.network.as_ref();
+        if let Some(link) = network.and_then(Network::link)
+            && !net.interfaces.contains_key(link.interface())
+        {
+            let text = format!(
+                "is `{link}`, for which `net.interfaces.{}.subnet` is missing: the network behind that \
+                 interface, for example \"192.168.7.0/24\"",
+                link.interface()
+            );
+            reader.mistake(&field, text);
+        }
+        if network == Some(&Network::Host) && !has_tokens {
+            let text = "is `host`: its sessions reach the API of this node, so that `auth.tokens_file` must \
+                        protect it";
+            reader.mistake(&field, text);
+        }
+        if network != Some(&Network::Routed) {
             continue;
         }
-        let field = format!("templates.{name}.network");
         if net.pool.is_none() {
             let text = "is `routed`, for which `net.pool` is missing: the addresses of sessions, for \
                         example [\"10.88.0.0/16\"]";

@@ -1,5 +1,5 @@
 use conman_core::Template;
-use conman_proto::SessionRequest;
+use conman_proto::{Network, SessionRequest};
 
 use super::load::runtime_kind;
 use super::reader::Section;
@@ -21,7 +21,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         strip_prefix: section.boolean("strip_prefix"),
         ready_path: section.string("ready_path"),
         ready_timeout_s: section.integer("ready_timeout_s", ANY),
-        network: section.get("network", "\"loopback\", \"routed\" or \"bridge\""),
+        network: section.get("network", Network::ALLOWED),
         egress: section.strings("egress"),
         memory_bytes: section.integer("memory_bytes", ANY),
         disk_bytes: section.integer("disk_bytes", ANY),

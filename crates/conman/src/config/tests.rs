@@ -316,6 +316,32 @@ fn nodes_use_tls_by_a_secret_or_by_certificates() {
 }
 
 #[test]
+fn a_network_of_a_template_needs_what_the_node_must_have_for_it() {
+    let template =
+        |network: &str| format!("[templates.t]\nimage = \"a\"\nnetwork = \"{network}\"\n");
+    assert!(mistakes(&template("host")).contains("`auth.tokens_file` must protect it"));
+    assert!(
+        mistakes(&template("macvlan:eth1")).contains("`net.interfaces.eth1.subnet` is missing")
+    );
+    assert!(mistakes(&template("vlan:eth1")).contains("macvlan:INTERFACE"));
+    let wrong = "[net.interfaces.eth1]\nsubnet = \"192.168.7.0/24\"\nrange = \"192.168.8.0/26\"\n\
+                 gateway = \"192.168.8.1\"\n[net.interfaces.\"a/b\"]\n";
+    let wrong = mistakes(wrong);
+    for text in [
+        "eth1.range` must lie within",
+        "eth1.gateway` must lie within",
+        "a/b.subnet` is missing",
+    ] {
+        assert!(wrong.contains(text), "{text}: {wrong}");
+    }
+    let config = accepted(&format!(
+        "[net.interfaces.eth1]\nsubnet = \"192.168.7.0/24\"\n{}",
+        template("macvlan:eth1")
+    ));
+    assert_eq!(config.net.interfaces.len(), 1);
+}
+
+#[test]
 fn a_wide_egress_list_does_not_open_other_sessions_and_the_nodes_etcd() {
     let config = accepted(
         "[net]\npool = [\"10.88.0.0/16\"]\nallow_addresses = [\"10.0.0.0/8\"]\n\

@@ -217,12 +217,10 @@ async fn serve(
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let network = network::open(&config, &state.instance).await?;
-    let native = network.as_ref().map(|network| network.native(&config));
+    let native = network.native();
     let mut runtimes = Runtimes::open(&config, &state, native)?;
     // Its first sweep deletes links that no runtime has adopted.
-    if let Some(network) = network {
-        network.run();
-    }
+    network.run();
     // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
     let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
     let joining = async {

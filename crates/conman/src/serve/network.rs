@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use conman_core::Instance;
 use conman_core::egress::{EgressPattern, special_networks};
-use conman_net::{Class, Plane, PlaneOptions, RuleSet, RulesKeeper, class_of};
+use conman_net::{Class, InterfacePools, Plane, PlaneOptions, RuleSet, RulesKeeper, class_of};
 use conman_proto::Network;
 use conman_runtime::NativeNetwork;
 use conman_vitals::essential;
@@ -19,15 +19,24 @@ const SWEEP: &str = "network sweep";
 
 /// The host's side of sessions' links.
 pub(super) struct HostNetwork {
-    plane: Arc<Plane>,
-    rules: RulesKeeper,
+    native: NativeNetwork,
+    rules: Option<RulesKeeper>,
 }
 
-/// Opens the network if the configuration has one, and applies its rules. Refuses a host that cannot have
-/// it before anything is changed.
-pub(super) async fn open(config: &Config, instance: &Instance) -> Result<Option<HostNetwork>> {
+/// Opens the network, and applies the rules for its pool if the configuration has one. Refuses a host that
+/// cannot have it before anything is changed.
+pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNetwork> {
+    let mut native = NativeNetwork {
+        interfaces: Arc::new(InterfacePools::new(config.net.interfaces.clone())),
+        name_servers: name_servers(config),
+        host_name_servers: host_name_servers(config),
+        ..NativeNetwork::default()
+    };
     let Some(networks) = config.net.pool else {
-        return Ok(None);
+        return Ok(HostNetwork {
+            native,
+            rules: None,
+        });
     };
     let options = PlaneOptions {
         mtu: config.net.mtu,
@@ -37,26 +46,44 @@ pub(super) async fn open(config: &Config, instance: &Instance) -> Result<Option<
     let mut rules = RulesKeeper::check(instance.as_str(), &rule_set(config))
         .await
         .context(context)?;
-    let plane = Arc::new(Plane::open(&options).context(context)?);
+    native.plane = Some(Arc::new(Plane::open(&options).context(context)?));
     rules.apply().await.context(context)?;
-    Ok(Some(HostNetwork { plane, rules }))
+    Ok(HostNetwork {
+        native,
+        rules: Some(rules),
+    })
 }
 
 impl HostNetwork {
     /// The runtime's view.
-    pub(super) fn native(&self, config: &Config) -> NativeNetwork {
-        NativeNetwork {
-            plane: Arc::clone(&self.plane),
-            name_servers: name_servers(config),
-        }
+    pub(super) fn native(&self) -> NativeNetwork {
+        self.native.clone()
     }
 
     /// Keeps the rules, and deletes links that have no owner. To be called once all living links are adopted.
     pub(super) fn run(self) {
-        let Self { plane, mut rules } = self;
-        tokio::spawn(essential(RULES, async move { rules.keep().await }));
-        tokio::spawn(essential(SWEEP, async move { plane.sweep().await }));
+        if let (Some(plane), Some(mut rules)) = (self.native.plane, self.rules) {
+            tokio::spawn(essential(RULES, async move { rules.keep().await }));
+            tokio::spawn(essential(SWEEP, async move { plane.sweep().await }));
+        }
     }
+}
+
+/// Those that the host uses; on the usual port, because a resolv.conf names no other.
+fn host_name_servers(config: &Config) -> Vec<IpAddr> {
+    let servers = config.net.egress.dns.iter();
+    let given: Vec<IpAddr> = servers
+        .filter(|server| server.port() == 53)
+        .map(SocketAddr::ip)
+        .collect();
+    if !given.is_empty() {
+        return given;
+    }
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("nameserver"));
+    lines.filter_map(|rest| rest.trim().parse().ok()).collect()
 }
 
 /// Those on the usual port that a session can reach.

@@ -34,11 +34,7 @@ pub(super) struct Runtimes {
 
 impl Runtimes {
     /// Calls none of them. Blocks on the disk.
-    pub(super) fn open(
-        config: &Config,
-        state: &State,
-        network: Option<NativeNetwork>,
-    ) -> Result<Self> {
+    pub(super) fn open(config: &Config, state: &State, network: NativeNetwork) -> Result<Self> {
         let mut runtimes = Self {
             all: Vec::new(),
             native: None,
@@ -117,7 +113,7 @@ fn native(
     config: &Config,
     state: &State,
     fence: FenceOpener,
-    network: Option<NativeNetwork>,
+    network: NativeNetwork,
 ) -> Result<NativeRuntime> {
     let options = NativeOptions {
         instance: state.instance.clone(),

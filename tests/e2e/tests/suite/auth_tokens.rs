@@ -244,6 +244,26 @@ fn rules() -> Vec<Rule> {
         ),
         look("/v1/nodes/{id}/stats", "/v1/nodes/self/stats", Read),
         look("/v1/sessions/{id}/stats", "/v1/sessions/s/stats", Read),
+        look("/v1/sessions/{id}/links", "/v1/sessions/s/links", Read),
+        act(
+            "post",
+            "/v1/sessions/{id}/links",
+            Admin,
+            ("/v1/sessions/s/links", Some(json!({"to": "bridge:absent"}))),
+            (
+                "/v1/sessions/absent/links",
+                Some(json!({"to": "bridge:absent"})),
+            ),
+            404,
+        ),
+        act(
+            "delete",
+            "/v1/sessions/{id}/links/{name}",
+            Admin,
+            ("/v1/sessions/s/links/eth1", None),
+            ("/v1/sessions/absent/links/eth1", None),
+            404,
+        ),
         act(
             "post",
             "/v1/nodes/{id}/cordon",

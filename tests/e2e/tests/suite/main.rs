@@ -20,6 +20,7 @@ mod files;
 mod full_disk;
 mod host_limits;
 mod images;
+mod interfaces;
 mod life;
 mod native_crash;
 mod native_ptys;

@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Beyond the node: addresses that the configuration names, and some that it does not.
 const NAME_SERVER: &str = "10.2.0.53";
-const LISTED: &str = "10.1.0.5";
-const UNLISTED: &str = "198.41.0.10";
+pub(crate) const LISTED: &str = "10.1.0.5";
+pub(crate) const UNLISTED: &str = "198.41.0.10";
 const METADATA: &str = "169.254.169.254";
 /// The node's own address.
 const NODE: &str = "192.0.2.1";
@@ -35,7 +35,7 @@ network = "routed"
 egress = ["10.1.0.0/16:53"]
 "#;
 
-fn shell(script: &str) -> String {
+pub(crate) fn shell(script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).output();
     let output = output.expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -46,7 +46,7 @@ fn shell(script: &str) -> String {
 
 /// Runs a test whose processes are in a new network namespace, beyond which another one answers on port 53
 /// of every address.
-fn in_network(test: impl AsyncFnOnce(Native) + Send + 'static) {
+pub(crate) fn in_network(test: impl AsyncFnOnce(Native) + Send + 'static) {
     let Some(native) = native() else { return };
     let run = move || {
         let (stop, stopped) = mpsc::channel::<()>();
@@ -112,7 +112,7 @@ async fn start(native: &Native) -> Conman {
 }
 
 /// Asks a server from inside a session's network namespace; `None` when nothing answers.
-async fn fetch(api: &Api, id: &str, address: &str) -> Option<String> {
+pub(crate) async fn fetch(api: &Api, id: &str, address: &str) -> Option<String> {
     let session: Session = api
         .get(&format!("/v1/sessions/{id}"))
         .await

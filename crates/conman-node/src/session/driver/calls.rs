@@ -158,6 +158,7 @@ impl Driver {
         let bound = Duration::from_secs(handle.spec().ready_timeout_s.into());
         let probing = self.call(Answer::Probe(Err(bug(phases::READY))), async move {
             let probe = Probe {
+                network: handle.spec().network.clone(),
                 port,
                 path: handle.spec().ready_path.clone(),
             };

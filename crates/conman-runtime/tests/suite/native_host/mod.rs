@@ -13,7 +13,8 @@ use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
 use conman_runtime::{
-    FenceOpener, KeptLogLimits, NativeOptions, NativeRuntime, NativeTimeouts, ShimCommand,
+    FenceOpener, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts,
+    ShimCommand,
 };
 
 /// What the store calls busybox.
@@ -96,7 +97,7 @@ impl Host {
                 bytes: 0,
                 ..KeptLogLimits::default()
             },
-            network: None,
+            network: NativeNetwork::default(),
             timeouts,
         };
         NativeRuntime::open(options).expect("the host has cgroups")
