@@ -1,17 +1,21 @@
 //! Checks whether a host can have the links of a pool, before anything is changed.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 
+use conman_linux::{Namespaces, unshare_namespaces};
 use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::link_identity::LinkIdentity;
-use crate::link_messages::all_links;
+use crate::link_messages::{Link, all_links};
 use crate::netlink::RouteSocket;
 use crate::plane::FoundLink;
-use crate::pool::PoolNetworks;
+use crate::pool::{Addresses, PoolNetworks};
 
 /// The settings without which the host forwards nothing, of each family.
 const FORWARDING: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
@@ -29,25 +33,57 @@ pub enum HostError {
          and write it to a file in /etc/sysctl.d"
     )]
     NotForwarding { setting: &'static str },
+    #[error("cannot create a veth pair; Linux must have the module veth")]
+    NoLink(#[source] io::Error),
     #[error("cannot use netlink")]
     Netlink(#[source] io::Error),
 }
 
-pub(crate) fn check(networks: &PoolNetworks, identity: &LinkIdentity) -> Result<(), HostError> {
+/// Everything for which this host cannot have the links.
+pub(crate) fn problems(networks: &PoolNetworks, identity: &LinkIdentity) -> Vec<HostError> {
+    let mut problems = Vec::new();
     let mut pools = vec![IpNet::from(networks.v4())];
     pools.extend(networks.v6().map(IpNet::from));
     for (pool, setting) in pools.iter().zip(FORWARDING) {
         let path = format!("/proc/sys/{}", setting.replace('.', "/"));
         if std::fs::read_to_string(path).is_ok_and(|value| value.trim() != "1") {
-            return Err(HostError::NotForwarding { setting });
+            problems.push(HostError::NotForwarding { setting });
         }
-        let routes = routes(pool, identity).map_err(HostError::Netlink)?;
         let overlapping = |route: &IpNet| route.contains(pool) || pool.contains(route);
-        if let Some(route) = routes.into_iter().find(overlapping) {
-            return Err(HostError::Overlap { pool: *pool, route });
+        match routes(pool, identity) {
+            Ok(routes) => {
+                let route = routes.into_iter().find(overlapping);
+                problems.extend(route.map(|route| HostError::Overlap { pool: *pool, route }));
+            }
+            Err(error) => problems.push(HostError::Netlink(error)),
         }
     }
-    Ok(())
+    problems
+}
+
+/// Creates a link between two network namespaces that exist only for this.
+pub(crate) fn try_link() -> Result<(), HostError> {
+    let attempt = || {
+        let new_namespace = || unshare_namespaces(Namespaces::NEWNET);
+        new_namespace()?;
+        let mut host = RouteSocket::open()?;
+        new_namespace()?;
+        let session = File::open("/proc/thread-self/ns/net")?;
+        let link = Link {
+            name: "probe".to_owned(),
+            addresses: Addresses {
+                v4: Ipv4Addr::new(192, 0, 2, 1),
+                v6: None,
+            },
+            group: 1,
+            mtu: 1_500,
+        };
+        host.change_all(&link.host_changes(session.as_fd(), false))
+    };
+    // The thread stays in the namespace, and both end with it.
+    let attempt = std::thread::spawn(attempt).join();
+    let attempt = attempt.unwrap_or_else(|_| Err(io::Error::other("a panic")));
+    attempt.map_err(HostError::NoLink)
 }
 
 /// The host's routes of the pool's family, without default routes and those to links of this instance.

@@ -65,8 +65,21 @@ impl Plane {
     /// on the host. Fails if the pool cannot be used on it.
     pub fn open(options: &PlaneOptions) -> Result<Self, HostError> {
         let identity = LinkIdentity::new(&options.instance);
-        host_check::check(&options.networks, &identity)?;
+        if let Some(problem) = host_check::problems(&options.networks, &identity)
+            .into_iter()
+            .next()
+        {
+            return Err(problem);
+        }
         Self::start(identity, options).map_err(HostError::Netlink)
+    }
+
+    /// Everything for which a plane cannot be opened, or cannot create links. Changes nothing on the host.
+    pub fn problems(options: &PlaneOptions) -> Vec<HostError> {
+        let identity = LinkIdentity::new(&options.instance);
+        let mut problems = host_check::problems(&options.networks, &identity);
+        problems.extend(host_check::try_link().err());
+        problems
     }
 
     fn start(identity: LinkIdentity, options: &PlaneOptions) -> io::Result<Self> {
@@ -129,6 +142,13 @@ impl Plane {
         {
             self.pool().link_is_gone(index);
         }
+    }
+
+    /// Whether this instance has a link.
+    pub async fn has_links(&self) -> io::Result<bool> {
+        let links = self.writer.dump(all_links()).await?;
+        let mut links = links.into_iter().filter_map(FoundLink::of);
+        Ok(links.any(|link| self.identity.owns(&link.name)))
     }
 
     /// The number of addresses that wait for the end of their links.

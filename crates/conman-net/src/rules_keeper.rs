@@ -101,6 +101,14 @@ impl RulesKeeper {
         Ok(())
     }
 
+    /// Removes the table of an instance. No keeper of it may be running.
+    pub async fn remove(instance: &str) -> Result<(), RulesError> {
+        let table = RuleSet::table(instance);
+        // Deleting what is not there would be an error.
+        let script = format!("table inet {table}\ndelete table inet {table}\n");
+        succeeded(&nft(&["-f", "-"], &script).await?)
+    }
+
     /// Restores the rules whenever they change, for as long as it is polled.
     pub async fn keep(&mut self) {
         loop {

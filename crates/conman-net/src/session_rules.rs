@@ -53,7 +53,7 @@ pub struct Refusals {
 
 /// The rules of all classes. They are compiled when the first session needs them, and refuse the addresses that
 /// the host has then.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SessionRules {
     refusals: Refusals,
     /// What a class lists is an exception for its sessions.

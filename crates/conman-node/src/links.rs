@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use conman_linux::{PidFd, network_namespace};
-use conman_net::Namespace;
 use conman_net::attached::{self, LinkError, NewLink};
+use conman_net::{Namespace, class_of};
 use conman_proto::{LinkRequest, Network, SessionId, SessionLink};
 
 use crate::context::Context;
@@ -19,12 +19,21 @@ pub(crate) async fn attach(
     request: &LinkRequest,
 ) -> Result<SessionLink, AccessError> {
     let link = NewLink::parse(request).map_err(|error| AccessError::BadLink { error })?;
+    apply_rules(context, handle).await?;
     let made = change(context, handle, move |namespace| {
         attached::make(&link, namespace)
     })
     .await?;
     tracing::info!(session = %handle.id, link = made.name, to = %made.to, "attached a link");
     Ok(made)
+}
+
+/// Puts the rules for what every session is refused into its namespace, before it has a way out.
+async fn apply_rules(context: &Context, handle: &SessionHandle) -> Result<(), AccessError> {
+    let file = change(context, handle, |namespace| Ok(namespace.file)).await?;
+    let class = class_of(handle.spec().template.as_deref().unwrap_or_default());
+    let applied = context.options.session_rules.apply(class, file).await;
+    applied.map_err(|error| namespace_failed(handle.id.clone(), io::Error::other(error)))
 }
 
 /// Lists the links that are attached to a running session.

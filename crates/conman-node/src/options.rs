@@ -1,8 +1,10 @@
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::SpecPolicy;
 use conman_core::naming::Instance;
+use conman_net::SessionRules;
 use conman_net::egress::EgressOptions;
 use conman_proto::SessionId;
 use conman_registry::Standing;
@@ -32,6 +34,8 @@ pub struct NodeOptions {
     /// Watches the tasks that are essential for the daemon.
     pub vitals: Vitals,
     pub egress: EgressOptions,
+    /// What sessions with attached links are refused.
+    pub session_rules: Arc<SessionRules>,
 }
 
 impl NodeOptions {
@@ -52,6 +56,7 @@ impl NodeOptions {
             standing: watch::channel(Standing::Alone).1,
             vitals: Vitals::default(),
             egress: EgressOptions::default(),
+            session_rules: Arc::default(),
         }
     }
 }

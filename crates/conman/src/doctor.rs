@@ -1,4 +1,5 @@
 //! `conman doctor`: shows which limits of this host apply, without the daemon.
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -11,6 +12,7 @@ use conman_net::egress::IDLE_DESCRIPTORS;
 use conman_proto::RuntimeKind;
 
 use crate::config::{self, Config};
+use crate::serve::network;
 use crate::state_dir;
 
 /// Docker's default directory for containers.
@@ -34,11 +36,18 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     };
     let kernel = features.as_ref().map(Kernel::from);
     let isolation = features.map(|features| Isolation::of(&features, &config.state_dir));
-    let fit = diagnosis.is_fit() && kernel.as_ref().is_none_or(|one| one.missing.is_empty());
+    let network = match missing_for_network(&config) {
+        Ok(missing) => missing,
+        Err(error) => return crate::fail(&format!("cannot check the network: {error}")),
+    };
+    let fit = diagnosis.is_fit()
+        && kernel.as_ref().is_none_or(|one| one.missing.is_empty())
+        && network.as_ref().is_none_or(Vec::is_empty);
     if json {
         let value = serde_json::json!({
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
             "missing_layers": isolation.map(|isolation| isolation.missing()),
+            "missing_network": network,
         });
         crate::tell(&value.to_string());
     } else {
@@ -48,6 +57,9 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         }
         if let Some(isolation) = &isolation {
             crate::tell(&isolation.to_text());
+        }
+        if let Some(missing) = &network {
+            crate::tell(&network_text(missing));
         }
         if let Some(applied) = &applied {
             crate::tell(&told(applied));
@@ -117,6 +129,28 @@ pub(crate) fn folders(kind: RuntimeKind, state_dir: &str) -> Vec<String> {
         folders.insert(0, DOCKER_ROOT.to_owned());
     }
     folders
+}
+
+/// `None` if the configuration needs nothing for networks.
+fn missing_for_network(config: &Config) -> io::Result<Option<Vec<String>>> {
+    let instance = state_dir::known_instance(&config.state_dir);
+    // Before the first start of the daemon it has no links whose routes are to be left out.
+    let instance = instance
+        .as_ref()
+        .map_or("00000000", |instance| instance.as_str());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    Ok(runtime.block_on(network::missing(config, instance)))
+}
+
+fn network_text(missing: &[String]) -> String {
+    match missing {
+        [] => "The network of sessions has everything: nf_tables with fib, nat and reject, veth, forwarding, \
+               a free pool."
+            .to_owned(),
+        missing => format!("The network of sessions lacks:\n  {}", missing.join("\n  ")),
+    }
 }
 
 fn told(applied: &Applied) -> String {

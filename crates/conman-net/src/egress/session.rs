@@ -20,6 +20,9 @@ use super::{MAX_CONNECTIONS, Node, OWN_CONNECTIONS, OnRefusal, dns, http, meters
 const BACKLOG: u32 = 128;
 /// Pause before another try when the sockets could not be opened, or a listener failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// A connection's place is taken for at least this time. So a session begins at most [`MAX_CONNECTIONS`] a second,
+/// and connections that linger in TIME_WAIT for a minute leave ports of the node for its other sessions.
+const SHORTEST_PLACE: Duration = Duration::from_secs(1);
 /// How long a client may take for the first byte after it has connected.
 const FIRST_BYTE: Duration = Duration::from_secs(10);
 /// The first byte of SOCKS5; no HTTP request begins with it.
@@ -158,7 +161,7 @@ where
                 let serving = serve(Arc::clone(session), stream);
                 let counted = meters::connection();
                 clients.spawn(async move {
-                    serving.await;
+                    tokio::join!(serving, sleep(SHORTEST_PLACE));
                     drop((counted, place));
                 });
             }

@@ -19,27 +19,27 @@ const RESTORED_WITHIN: Duration = Duration::from_secs(1);
 /// and metadata.
 const LISTED: IpAddr = v4(10, 1, 0, 5);
 const ALLOWED: IpAddr = v4(10, 3, 0, 6);
-const PUBLIC: IpAddr = v4(198, 41, 0, 10);
+pub(super) const PUBLIC: IpAddr = v4(198, 41, 0, 10);
 const NAME_SERVER: IpAddr = v4(10, 2, 0, 53);
-const METADATA: IpAddr = v4(169, 254, 169, 254);
+pub(super) const METADATA: IpAddr = v4(169, 254, 169, 254);
 /// The node's own.
-const NODE: IpAddr = v4(192, 0, 2, 1);
+pub(super) const NODE: IpAddr = v4(192, 0, 2, 1);
 
-const PORT: u16 = 5_432;
+pub(super) const PORT: u16 = 5_432;
 
 const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(a, b, c, d))
 }
 
-struct World {
-    node: Host,
-    beyond: Host,
+pub(super) struct World {
+    pub(super) node: Host,
+    pub(super) beyond: Host,
     plane: Plane,
     _servers: Vec<TcpListener>,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (node, beyond) = (Host::new(), Host::new());
         let there = beyond.path();
         node.shell(&format!(
@@ -61,7 +61,7 @@ impl World {
                 servers.push(server.expect("listening"));
             }
         }
-        let plane = plane(&node, &["10.88.0.0/16"]);
+        let plane = plane(&node, &["10.88.0.0/16", "fd00:88::/64"]);
         Self {
             node,
             beyond,
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    async fn session(&self, class: u16) -> Session {
+    pub(super) async fn session(&self, class: u16) -> Session {
         let host = Host::new();
         let addresses = self.plane.take("a session").expect("free");
         let connected = self.plane.connect(addresses, class, host.namespace());
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// Applies the rules and keeps them until the sender is dropped.
-    fn keep(&self) -> tokio::sync::oneshot::Sender<()> {
+    pub(super) fn keep(&self) -> tokio::sync::oneshot::Sender<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel();
         self.node.run(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -142,9 +142,9 @@ fn rules() -> RuleSet {
     }
 }
 
-struct Session {
-    host: Host,
-    addresses: Addresses,
+pub(super) struct Session {
+    pub(super) host: Host,
+    pub(super) addresses: Addresses,
     _server: TcpListener,
 }
 
@@ -153,7 +153,7 @@ impl Session {
         IpAddr::V4(self.addresses.v4)
     }
 
-    fn reaches(&self, address: IpAddr, port: u16) -> bool {
+    pub(super) fn reaches(&self, address: IpAddr, port: u16) -> bool {
         let address = SocketAddr::new(address, port);
         self.host
             .run(move || TcpStream::connect_timeout(&address, PATIENCE).is_ok())

@@ -4,4 +4,5 @@ mod inside;
 mod interfaces;
 mod isolation;
 mod namespace;
+mod pairs;
 mod sweeping;

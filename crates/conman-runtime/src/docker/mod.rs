@@ -33,6 +33,7 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, ResizeContainerTTYOptionsBuilder,
 };
 use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
+use conman_net::SessionRules;
 use conman_proto::RuntimeKind;
 
 pub use fence::DockerFence;
@@ -76,6 +77,7 @@ struct Shared {
     max_cpus: f64,
     max_removals: usize,
     fence: Option<Fence>,
+    rules: Arc<SessionRules>,
     /// Where the files are of containers that this daemon created and has not removed. dockerd has
     /// the path in a label as well.
     files: Mutex<HashMap<ContainerKey, PathBuf>>,
@@ -98,6 +100,7 @@ impl DockerRuntime {
             max_cpus: options.max_cpus,
             max_removals: options.max_removals,
             fence: options.fence.map(Fence::new),
+            rules: options.rules,
             files: Mutex::default(),
             present: Present::default(),
         };
@@ -318,12 +321,16 @@ impl Shared {
                         .w(TERMINAL_SIZE.columns.into());
                     let _ = facts.client.resize_container_tty(&name, size.build()).await;
                 }
+                let is_bridged = config.is_some_and(|config| config.network_disabled != Some(true));
                 match descriptions::running_pid(&container) {
-                    Some(pid) => Ok(Ok(Started {
-                        container_id: container.id.unwrap_or_default(),
-                        pid,
-                        steps: Vec::new(),
-                    })),
+                    Some(pid) => Ok(Ok((
+                        Started {
+                            container_id: container.id.unwrap_or_default(),
+                            pid,
+                            steps: Vec::new(),
+                        },
+                        is_bridged,
+                    ))),
                     None => Ok(Err(descriptions::ended_at_once(
                         &facts.client,
                         key,
@@ -332,7 +339,31 @@ impl Shared {
                     .await)),
                 }
             });
-        started.await.map_err(|failure| failure.of_start(key))?
+        let started = started.await.map_err(|failure| failure.of_start(key))?;
+        let (started, is_bridged) = started?;
+        if is_bridged {
+            self.apply_rules(key, started.pid).await?;
+        }
+        Ok(started)
+    }
+
+    /// Puts the rules for what every session is refused into a container's network namespace. Its program runs
+    /// already; the start has not been reported. The error is an ambiguous one, so that the caller kills it.
+    async fn apply_rules(&self, key: &ContainerKey, init: i32) -> Result<(), RuntimeError> {
+        let namespace = std::fs::File::open(format!("/proc/{init}/ns/net"));
+        if !self.kernel.shows(key, init).is_ok_and(|shows| shows) {
+            // It has ended, which the caller finds out. The PID may be another process's.
+            return Ok(());
+        }
+        let failed = |reason: String| RuntimeError::Unavailable {
+            runtime: RuntimeKind::Docker,
+            action: "restrict the network of",
+            reason,
+        };
+        let namespace = namespace.map_err(|error| failed(error.to_string()))?;
+        // The class of a template is for its egress, which Docker's bridge does not have.
+        let applied = self.rules.apply(0, namespace.into()).await;
+        applied.map_err(|error| failed(error.to_string()))
     }
 
     /// Finds this instance's container of `key` in dockerd's list. Inspecting it would wait for

@@ -1,7 +1,9 @@
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::naming::Instance;
+use conman_net::SessionRules;
 
 use super::DockerFence;
 
@@ -22,6 +24,8 @@ pub struct DockerOptions {
     pub max_cpus: f64,
     /// The shim whose dead-man fence the containers are under; `None` for no fence.
     pub fence: Option<DockerFence>,
+    /// For containers on Docker's bridge.
+    pub rules: Arc<SessionRules>,
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 processors")]
@@ -43,6 +47,7 @@ impl DockerOptions {
             timeouts: DockerTimeouts::default(),
             max_cpus: host_cpus(),
             fence: None,
+            rules: Arc::default(),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use conman_core::error_chain;
-use conman_net::{Addresses, InterfacePools, Namespace, Plane, attached, class_of};
+use conman_net::{Addresses, InterfacePools, Namespace, Plane, SessionRules, attached, class_of};
 use conman_proto::{LinkTarget, Network, ResolvedSpec};
 use conman_shim::{NetworkSpec, link_socket};
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,8 @@ pub struct NativeNetwork {
     pub name_servers: Vec<IpAddr>,
     /// Those that the host can reach.
     pub host_name_servers: Vec<IpAddr>,
+    /// What containers with a link are refused.
+    pub rules: Arc<SessionRules>,
 }
 
 /// What of the network a container has, from `create` to the removal, as it is stored.
@@ -136,6 +138,15 @@ impl NativeNetwork {
 
     /// Makes a container's link in its namespace.
     async fn connect(&self, link: &StoredLink, namespace: Namespace) -> Result<(), String> {
+        let class = match link {
+            StoredLink::Routed { class, .. } => *class,
+            // Only the egress of routed templates is part of the rules.
+            StoredLink::Interface { .. } | StoredLink::Host { .. } => 0,
+        };
+        let file = namespace.file.try_clone();
+        let file = file.map_err(|error| format!("its network namespace: {error}"))?;
+        let applied = self.rules.apply(class, file).await;
+        applied.map_err(|error| format!("rules inside: {}", error_chain(&error)))?;
         match link {
             StoredLink::Routed { addresses, class } => {
                 let plane = self.plane.as_ref().ok_or("`net.pool` is missing")?;

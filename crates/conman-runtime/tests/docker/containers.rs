@@ -100,6 +100,32 @@ async fn the_bridge_gives_an_interface_a_way_out_and_dockers_own_files() {
 }
 
 #[tokio::test]
+async fn a_container_on_the_bridge_does_not_reach_the_hosts_services() {
+    let Some(stage) = stage() else { return };
+    let mut plan = stage.plan("alice", &["sleep", "1000"]);
+    plan.spec.network = Network::Bridge;
+    let container = stage.run(&plan).await;
+    let inspected = inspect(&container.container_id).await;
+    let networks = inspected.network_settings.and_then(|all| all.networks);
+    let bridge = networks
+        .and_then(|mut all| all.remove("bridge"))
+        .expect("told");
+    let gateway = bridge.gateway.expect("told");
+    let service = std::net::TcpListener::bind("0.0.0.0:0").expect("bound");
+    let port = service.local_addr().expect("bound").port();
+    let inside = |script: &str| {
+        let namespace = format!("--net=/proc/{}/ns/net", container.pid);
+        let mut command = std::process::Command::new("nsenter");
+        command.args([&namespace, "timeout", "5", "bash", "-c", script]);
+        command.output().expect("nsenter runs").status.success()
+    };
+    let connect = format!("exec 3<>/dev/tcp/{gateway}/{port}");
+    assert!(!inside(&connect), "the host's service");
+    assert!(inside("nft delete table inet conman"), "its rules");
+    assert!(inside(&connect), "without them");
+}
+
+#[tokio::test]
 async fn an_image_that_is_not_there_is_not_pulled_but_named_with_the_remedy() {
     let Some(stage) = stage() else { return };
     let mut plan = stage.plan("alice", &["sleep", "1000"]);

@@ -128,6 +128,20 @@ pub(super) fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
     move |error| LaunchError::step(name, &error)
 }
 
+/// Like [`step`], for namespaces: when there are too many, the kernel says only that there is no space.
+pub(super) fn namespace_step(
+    name: &'static str,
+    limit: &'static str,
+) -> impl FnOnce(io::Error) -> LaunchError {
+    move |error| {
+        let is_limit = error.raw_os_error() == Some(rustix::io::Errno::NOSPC.raw_os_error());
+        match is_limit {
+            true => step(&format!("{name}: {limit} is reached"))(error),
+            false => step(name)(error),
+        }
+    }
+}
+
 impl Child<'_> {
     /// Returns only when the program could not be executed.
     pub(super) fn run(&self) -> i32 {
@@ -161,7 +175,10 @@ impl Child<'_> {
         } = self.wait_for_root()?;
         let begin = Instant::now();
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
-        unshare_namespaces(Namespaces::NEWCGROUP).map_err(step("make a cgroup namespace"))?;
+        unshare_namespaces(Namespaces::NEWCGROUP).map_err(namespace_step(
+            "make a cgroup namespace",
+            "user.max_cgroup_namespaces",
+        ))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
         // From here on only the sockets of the launcher's descriptors are open: the following paths are
         // resolved in files of the image and of a bind's other users.

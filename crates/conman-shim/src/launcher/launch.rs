@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 
 use super::Start;
 use super::bind_owners::BindOwners;
-use super::child::{Child, GO, ProcPaths};
+use super::child::{Child, GO, ProcPaths, namespace_step};
 use super::places::Places;
 use super::rootfs::{self, Scratch};
 use super::sweeping::Sweeping;
@@ -328,7 +328,10 @@ impl Launcher {
         self.places
             .enter_workshop()
             .map_err(step("leave the launchpad"))?;
-        let process = process.map_err(step("make the container's namespaces"))?;
+        let process = process.map_err(namespace_step(
+            "make the container's namespaces",
+            "one of user.max_*_namespaces",
+        ))?;
         Ok((process, ours))
     }
 }

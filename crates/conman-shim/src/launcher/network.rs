@@ -11,7 +11,7 @@ use conman_linux::{Mount, Namespaces, bring_loopback_up, unshare_namespaces};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::child::step;
+use super::child::{namespace_step, step};
 use crate::link_socket;
 use crate::protocol::LaunchError;
 use crate::spec::{LaunchSpec, NetworkSpec};
@@ -28,7 +28,10 @@ pub(super) fn set_up(network: NetworkSpec) -> Result<(), LaunchError> {
     if network == NetworkSpec::Host {
         return Ok(());
     }
-    unshare_namespaces(Namespaces::NEWNET).map_err(step("make a network namespace"))?;
+    unshare_namespaces(Namespaces::NEWNET).map_err(namespace_step(
+        "make a network namespace",
+        "user.max_net_namespaces",
+    ))?;
     bring_loopback_up().map_err(step("bring the loopback interface up"))
 }
 

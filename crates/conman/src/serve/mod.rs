@@ -19,7 +19,7 @@ mod host_room;
 mod images;
 mod listeners;
 mod name;
-mod network;
+pub(crate) mod network;
 mod peers;
 mod readiness;
 mod renewal;
@@ -46,6 +46,7 @@ use conman_core::retention::Retention;
 use conman_core::{CgroupDriver, Instance, error_chain as chain};
 use conman_fleet::{FleetMap, Locator, PeerClient, run_restarter};
 use conman_linux::Cgroups;
+use conman_net::SessionRules;
 use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
 use conman_proxy::{Proxy, ProxyOptions};
 use conman_vitals::{Vitals, essential};
@@ -216,11 +217,12 @@ async fn serve(
     keep_heap_small();
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
+    let rules = network::session_rules(&config).await?;
     let network = network::open(&config, &state.instance).await?;
-    let native = network.native();
-    let mut runtimes = Runtimes::open(&config, &state, native)?;
+    let native = network.native(&rules);
+    let mut runtimes = Runtimes::open(&config, &state, native, &rules)?;
     // Its first sweep deletes links that no runtime has adopted.
-    network.run();
+    let network = network.run();
     // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
     let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
     let joining = async {
@@ -253,7 +255,7 @@ async fn serve(
         }
     };
     let node = tokio::select! {
-        started = start_node(&config, &state, emergency, &runtimes, listeners.sessions_address) => started?,
+        started = start_node(&config, &state, emergency, &runtimes, listeners.sessions_address, rules) => started?,
         // An interrupted step is as after a crash; the next daemon completes it. A preemption needs
         // to know what runs, so it keeps the signal until then.
         name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
@@ -420,6 +422,9 @@ async fn serve(
     // After a preemption nothing is left to stop; otherwise the containers stay.
     node.shutdown(true).await;
     runtimes.close().await;
+    if let Some(network) = network {
+        network.close().await;
+    }
     remove_empty_cgroup(&node);
     listeners.admin.path.remove();
     drop(state);
@@ -502,6 +507,7 @@ async fn start_node(
     emergency: EmergencyThread,
     runtimes: &Runtimes,
     sessions: SocketAddr,
+    rules: Arc<SessionRules>,
 ) -> Result<Arc<Node>> {
     let mut options = NodeOptions::new(
         config.name.clone(),
@@ -509,6 +515,7 @@ async fn start_node(
         config.state_dir.clone(),
         config.policy.clone(),
     );
+    options.session_rules = rules;
     options.limits = config.limits.node.clone();
     let listen = &config.listen;
     options.urls = listen.urls.clone().unwrap_or_else(|| local_urls(sessions));

@@ -4,12 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use conman_core::Instance;
 use conman_core::egress::{EgressPattern, special_networks};
-use conman_net::{Class, InterfacePools, Plane, PlaneOptions, RuleSet, RulesKeeper, class_of};
+use conman_core::{Instance, error_chain};
+use conman_net::{
+    Class, InterfacePools, Plane, PlaneOptions, Refusals, RuleSet, RulesKeeper, SessionRules,
+    class_of,
+};
 use conman_proto::Network;
 use conman_runtime::NativeNetwork;
 use conman_vitals::essential;
+use tokio::task::JoinHandle;
 
 use crate::config::Config;
 
@@ -17,15 +21,87 @@ use crate::config::Config;
 const RULES: &str = "network rules";
 const SWEEP: &str = "network sweep";
 
+/// Where the host's name servers are: a container on Docker's bridge uses the second one's if the first one's are
+/// on the host's loopback.
+const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+
+const UNUSABLE: &str = "cannot use `[net]` on this host";
+
+/// What this host lacks for the networks of the configuration; `None` if it needs nothing for them. Changes
+/// nothing.
+pub(crate) async fn missing(config: &Config, instance: &str) -> Option<Vec<String>> {
+    let mut problems = Vec::new();
+    if let Some(networks) = config.net.pool {
+        let checked = RulesKeeper::check(instance, &rule_set(config)).await;
+        problems.extend(checked.err().map(|error| error_chain(&error)));
+        let found = Plane::problems(&PlaneOptions::new(instance, networks));
+        problems.extend(found.iter().map(|problem| error_chain(problem)));
+    } else if !needs_session_rules(config) {
+        return None;
+    }
+    let checked = build_session_rules(config).check().await;
+    problems.extend(checked.err().map(|error| error_chain(&error)));
+    Some(problems)
+}
+
+/// The rules inside sessions. Refuses a host that cannot have them if a template needs them.
+pub(super) async fn session_rules(config: &Config) -> Result<Arc<SessionRules>> {
+    let rules = build_session_rules(config);
+    if needs_session_rules(config) {
+        rules.check().await.context(UNUSABLE)?;
+    }
+    Ok(Arc::new(rules))
+}
+
+fn needs_session_rules(config: &Config) -> bool {
+    let templates = config.policy.templates.values();
+    let mut networks = templates.filter_map(|template| template.request.network.as_ref());
+    networks.any(|network| !matches!(network, Network::Loopback | Network::Host))
+}
+
+fn build_session_rules(config: &Config) -> SessionRules {
+    let special = &config.net.egress.special;
+    let resolvers = RESOLVERS
+        .iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok());
+    let refusals = Refusals {
+        networks: special.more.clone(),
+        allowed: special.allowed.clone(),
+        dns: name_servers(config)
+            .into_iter()
+            .chain(resolvers.flat_map(|text| servers_in(&text)))
+            .collect(),
+    };
+    SessionRules::new(refusals, &classes(config))
+}
+
+fn servers_in(resolver: &str) -> Vec<IpAddr> {
+    let servers = resolver
+        .lines()
+        .filter_map(|line| line.strip_prefix("nameserver"));
+    servers
+        .filter_map(|server| server.trim().parse().ok())
+        .collect()
+}
+
 /// The host's side of sessions' links.
 pub(super) struct HostNetwork {
+    instance: Instance,
     native: NativeNetwork,
     rules: Option<RulesKeeper>,
+}
+
+/// The network with a pool while the daemon runs.
+pub(super) struct RunningNetwork {
+    instance: Instance,
+    plane: Arc<Plane>,
+    keeper: JoinHandle<()>,
 }
 
 /// Opens the network, and applies the rules for its pool if the configuration has one. Refuses a host that
 /// cannot have it before anything is changed.
 pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNetwork> {
+    let instance = instance.clone();
     let mut native = NativeNetwork {
         interfaces: Arc::new(InterfacePools::new(config.net.interfaces.clone())),
         name_servers: name_servers(config),
@@ -34,6 +110,7 @@ pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNet
     };
     let Some(networks) = config.net.pool else {
         return Ok(HostNetwork {
+            instance,
             native,
             rules: None,
         });
@@ -42,13 +119,13 @@ pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNet
         mtu: config.net.mtu,
         ..PlaneOptions::new(instance.as_str(), networks)
     };
-    let context = "cannot use `[net]` on this host";
     let mut rules = RulesKeeper::check(instance.as_str(), &rule_set(config))
         .await
-        .context(context)?;
-    native.plane = Some(Arc::new(Plane::open(&options).context(context)?));
-    rules.apply().await.context(context)?;
+        .context(UNUSABLE)?;
+    native.plane = Some(Arc::new(Plane::open(&options).context(UNUSABLE)?));
+    rules.apply().await.context(UNUSABLE)?;
     Ok(HostNetwork {
+        instance,
         native,
         rules: Some(rules),
     })
@@ -56,15 +133,39 @@ pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNet
 
 impl HostNetwork {
     /// The runtime's view.
-    pub(super) fn native(&self) -> NativeNetwork {
-        self.native.clone()
+    pub(super) fn native(&self, rules: &Arc<SessionRules>) -> NativeNetwork {
+        NativeNetwork {
+            rules: Arc::clone(rules),
+            ..self.native.clone()
+        }
     }
 
     /// Keeps the rules, and deletes links that have no owner. To be called once all living links are adopted.
-    pub(super) fn run(self) {
-        if let (Some(plane), Some(mut rules)) = (self.native.plane, self.rules) {
-            tokio::spawn(essential(RULES, async move { rules.keep().await }));
-            tokio::spawn(essential(SWEEP, async move { plane.sweep().await }));
+    /// `None` without a pool.
+    pub(super) fn run(self) -> Option<RunningNetwork> {
+        let (plane, mut rules) = (self.native.plane?, self.rules?);
+        let keeper = tokio::spawn(essential(RULES, async move { rules.keep().await }));
+        let swept = Arc::clone(&plane);
+        tokio::spawn(essential(SWEEP, async move { swept.sweep().await }));
+        Some(RunningNetwork {
+            instance: self.instance,
+            plane,
+            keeper,
+        })
+    }
+}
+
+impl RunningNetwork {
+    /// Removes the host's rules if no session has a link. Call it once nothing more is started.
+    pub(super) async fn close(self) {
+        if !self.plane.has_links().await.is_ok_and(|has| !has) {
+            return;
+        }
+        self.keeper.abort();
+        // It was aborted.
+        let _ = self.keeper.await;
+        if let Err(error) = RulesKeeper::remove(self.instance.as_str()).await {
+            tracing::warn!(%error, "cannot remove the host's rules for sessions");
         }
     }
 }
@@ -79,11 +180,7 @@ fn host_name_servers(config: &Config) -> Vec<IpAddr> {
     if !given.is_empty() {
         return given;
     }
-    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    let lines = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("nameserver"));
-    lines.filter_map(|rest| rest.trim().parse().ok()).collect()
+    servers_in(&std::fs::read_to_string(RESOLVERS[0]).unwrap_or_default())
 }
 
 /// Those on the usual port that a session can reach.
@@ -93,16 +190,18 @@ fn name_servers(config: &Config) -> Vec<IpAddr> {
     reachable.map(SocketAddr::ip).collect()
 }
 
-fn rule_set(config: &Config) -> RuleSet {
+fn classes(config: &Config) -> Vec<Class> {
     let templates = config.policy.templates.iter();
-    let classes = templates
+    templates
         .filter(|(_, template)| template.request.network == Some(Network::Routed))
-        .map(|(name, template)| {
-            class(name, template.request.egress.as_deref().unwrap_or_default())
-        });
+        .map(|(name, template)| class(name, template.request.egress.as_deref().unwrap_or_default()))
+        .collect()
+}
+
+fn rule_set(config: &Config) -> RuleSet {
     let special = &config.net.egress.special;
     RuleSet {
-        classes: classes.collect(),
+        classes: classes(config),
         dns: name_servers(config),
         special: special_networks()
             .iter()

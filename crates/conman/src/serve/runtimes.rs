@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use conman_net::SessionRules;
 use conman_node::SessionsHandle;
 use conman_proto::RuntimeKind;
 use conman_runtime::{
@@ -34,7 +35,12 @@ pub(super) struct Runtimes {
 
 impl Runtimes {
     /// Calls none of them. Blocks on the disk.
-    pub(super) fn open(config: &Config, state: &State, network: NativeNetwork) -> Result<Self> {
+    pub(super) fn open(
+        config: &Config,
+        state: &State,
+        network: NativeNetwork,
+        rules: &Arc<SessionRules>,
+    ) -> Result<Self> {
         let mut runtimes = Self {
             all: Vec::new(),
             native: None,
@@ -54,7 +60,7 @@ impl Runtimes {
                     runtimes.all.push(native);
                 }
                 RuntimeKind::Docker => {
-                    let docker = Arc::new(docker(config, state, opener.clone())?);
+                    let docker = Arc::new(docker(config, state, opener.clone(), rules)?);
                     runtimes.docker = Some(Arc::clone(&docker));
                     runtimes.all.push(docker);
                 }
@@ -130,8 +136,14 @@ fn native(
     NativeRuntime::open(options).context("cannot set up the native runtime")
 }
 
-fn docker(config: &Config, state: &State, opener: FenceOpener) -> Result<DockerRuntime> {
+fn docker(
+    config: &Config,
+    state: &State,
+    opener: FenceOpener,
+    rules: &Arc<SessionRules>,
+) -> Result<DockerRuntime> {
     let mut options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
+    options.rules = Arc::clone(rules);
     // A session's cgroup may be below that of all sessions, whose limit is `limits.total_cpus`.
     options.max_cpus = options.max_cpus.min(config.limits.total_cpus);
     // Docker's sessions get a fence only if there is a shim anyway, or if other nodes take over

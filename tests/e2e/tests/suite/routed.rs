@@ -9,7 +9,8 @@ use std::time::Duration;
 use conman_e2e::{Api, Conman, Native, eventually, native};
 use conman_linux::{Namespaces, bring_loopback_up, unshare_namespaces};
 use conman_proto::{Session, SessionState};
-use http::StatusCode;
+use futures_util::future::join_all;
+use http::{Method, StatusCode};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -119,7 +120,7 @@ pub(crate) async fn fetch(api: &Api, id: &str, address: &str) -> Option<String> 
         .expect(StatusCode::OK);
     let pid = session.pid.expect("it runs");
     let ask = format!(
-        "exec 3<>/dev/tcp/{address}/53; printf 'GET / HTTP/1.0\r\n\r\n' >&3; tail -n 1 <&3"
+        "exec 3<>/dev/tcp/{address}/53 || exit; printf 'GET / HTTP/1.0\r\n\r\n' >&3; tail -n 1 <&3"
     );
     let mut command = tokio::process::Command::new("nsenter");
     command.args([
@@ -162,6 +163,66 @@ fn a_routed_session_reaches_what_it_may_and_is_reached_through_the_proxy() {
         assert_eq!(api.stop("a").await.state, SessionState::Stopped);
         assert_eq!(api.stop("b").await.state, SessionState::Stopped);
         eventually("every link is gone", PATIENCE, async || links(&conman) == 0).await;
+    });
+}
+
+/// Row 32 of the fault matrix, for what the rules inside a session refuse.
+#[test]
+fn row_32_a_session_reaches_no_metadata_and_not_the_node_while_the_rules_are_flushed() {
+    in_network(async |native| {
+        let conman = start(&native).await;
+        let api = conman.api();
+        api.ensure("a", &json!({"template": "routed"})).await;
+        let flushing = async {
+            for _ in 0..50 {
+                shell("nft flush ruleset");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let asking = async {
+            for refused in [METADATA, NODE].into_iter().cycle().take(20) {
+                assert_eq!(fetch(&api, "a", refused).await, None, "{refused}");
+            }
+        };
+        tokio::join!(flushing, asking);
+    });
+}
+
+/// Row 30 of the fault matrix, in the middle of starts and ends.
+#[test]
+fn row_30_a_daemon_killed_while_links_come_and_go_leaves_none() {
+    in_network(async |native| {
+        let mut conman = start(&native).await;
+        let routed = json!({"template": "routed"});
+        for round in 0..8 {
+            let api = conman.api();
+            let change = async |number: u32| {
+                let path = format!("/v1/sessions/s{number}");
+                // The daemon is killed meanwhile, at a point that differs from round to round.
+                let _ = match (number + round) % 2 {
+                    0 => api.try_send(Method::PUT, &path, Some(&routed)).await,
+                    _ => api.try_send(Method::DELETE, &path, None).await,
+                };
+            };
+            let changes = join_all((0..6).map(change));
+            let _ =
+                tokio::time::timeout(Duration::from_millis(30 * u64::from(round)), changes).await;
+            conman.restart_after_crash().await;
+        }
+        let api = conman.api();
+        // The pool has six addresses.
+        for number in 0..6 {
+            api.ensure(&format!("s{number}"), &routed).await;
+        }
+        eventually("each has one link", PATIENCE, async || links(&conman) == 6).await;
+        for number in 0..6 {
+            api.stop(&format!("s{number}")).await;
+        }
+        eventually("every link is gone", PATIENCE, async || links(&conman) == 0).await;
+        let table = format!("conman_{}", conman.instance());
+        assert!(shell("nft list tables").contains(&table));
+        conman.terminate().await;
+        assert!(!shell("nft list tables").contains(&table));
     });
 }
 
