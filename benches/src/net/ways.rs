@@ -299,7 +299,8 @@ impl Stage {
         }
         let tokens = self.tokens_file()?;
         let host = Template {
-            listen: SocketAddr::from((MACHINE, SESSION_HOST_PORT)),
+            // conman connects to it over loopback.
+            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, SESSION_HOST_PORT)),
             ..with(
                 "network = \"host\"",
                 &format!("[auth]\ntokens_file = \"{tokens}\""),
