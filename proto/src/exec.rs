@@ -10,9 +10,10 @@ use utoipa::openapi::schema::{Array, ArrayBuilder, Object, ObjectBuilder, Type};
 /// standard input with an empty `Stdin` message. The server's last message is `Status`.
 pub const EXEC_PROTOCOL: &str = "conman.exec.v1";
 
-/// WebSocket subprotocol of attached terminals.
+/// WebSocket subprotocol of attached terminals and kept commands.
 ///
-/// As [`EXEC_PROTOCOL`], with [`ExecChannel::Replay`] besides. Closing the connection detaches.
+/// As [`EXEC_PROTOCOL`], with [`ExecChannel::Replay`] and [`ExecChannel::Position`] besides. Closing the
+/// connection detaches.
 pub const ATTACH_PROTOCOL: &str = "conman.attach.v1";
 
 /// Subprotocol of a connection to one of a session's ports: binary messages are the bytes of a TCP
@@ -36,6 +37,19 @@ pub enum ExecChannel {
     /// Server to client, only when attached: what the terminal showed last. The client
     /// clears its screen and shows these bytes. It comes again when a slow client missed output.
     Replay = 5,
+    /// Server to client, only when attached: an [`OutputPosition`] as JSON.
+    Position = 6,
+}
+
+/// Where the output continues that an attached client gets. It comes first, and again when a slow client
+/// missed output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OutputPosition {
+    /// Offset of the next byte that the command wrote, counted over both outputs. A client that adds the
+    /// bytes it gets knows with which offset to attach again.
+    pub offset: u64,
+    /// Bytes before it that are no longer kept, and that the client did not get.
+    pub dropped: u64,
 }
 
 impl TryFrom<u8> for ExecChannel {
@@ -49,6 +63,7 @@ impl TryFrom<u8> for ExecChannel {
             3 => Ok(Self::Status),
             4 => Ok(Self::Resize),
             5 => Ok(Self::Replay),
+            6 => Ok(Self::Position),
             other => Err(other),
         }
     }
@@ -72,21 +87,25 @@ pub struct ExecRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub user: Option<String>,
-    /// Text for the command's standard input, at most 1 MiB; only with POST.
+    /// Text for the command's standard input, at most 1 MiB; only with `POST …/exec`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 1_048_576)]
     pub stdin: Option<String>,
-    /// Give the command a terminal; only with the WebSocket form.
+    /// Keep standard input open for attached clients; only with `POST …/execs`. Otherwise a kept command
+    /// without a terminal has no input.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open_stdin: bool,
+    /// Give the command a terminal; not with `POST …/exec`.
     #[serde(default)]
     pub tty: bool,
     /// The terminal's size from the command's first moment on, 80 × 24 when absent; only with
     /// `tty`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal_size: Option<TerminalSize>,
-    /// Bound on the command's run time in milliseconds: 1 to 3,600,000, 60,000 when absent; only
-    /// with POST.
+    /// Bound on the command's run time in milliseconds; only with POST. With `POST …/exec` 1 to 3,600,000,
+    /// 60,000 when absent; with `POST …/execs` none when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 3_600_000)]
+    #[schema(minimum = 1, maximum = 604_800_000)]
     pub timeout_ms: Option<u32>,
 }
 

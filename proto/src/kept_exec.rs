@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
-/// Name of a command whose terminal is kept: twelve digits of base sixteen, unique on its node.
+/// Name of a kept command: twelve digits of base sixteen, unique on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ToSchema)]
 #[schema(value_type = String, pattern = "^[0-9a-f]{12}$")]
 pub struct ExecId(u64);
@@ -58,22 +58,34 @@ impl<'de> Deserialize<'de> for ExecId {
     }
 }
 
-/// A command in a session with a kept terminal, which needs no attached client.
+/// A command in a session that needs no attached client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeptExec {
-    /// For `GET /v1/sessions/{id}/attach?exec=`.
     pub id: ExecId,
+    /// Program and arguments. Long ones are cut, which `…` at their end shows.
     pub command: Vec<String>,
     /// The container's own when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// Whether it has a terminal; otherwise its outputs are told apart.
+    #[serde(default)]
+    pub tty: bool,
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
+    /// Of its first process, as the session's programs see it; absent if it died at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
     /// Whether it has not ended.
     pub running: bool,
     /// How it ended, where that is known: 128 + N by signal N.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
+    /// Whether it was killed because its `timeout_ms` was over.
+    #[serde(default)]
+    pub timed_out: bool,
+    /// Bytes that it has written so far. The last 64 KiB are kept; none, and absent, if the node's shim died.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_bytes: Option<u64>,
 }
 
 /// The kept commands of a session, the oldest first.

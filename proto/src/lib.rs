@@ -38,7 +38,7 @@ pub use event::{
 };
 pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecOutput, ExecRequest, ExecResult, ExecStatus,
-    PORT_PROTOCOL, TerminalSize,
+    OutputPosition, PORT_PROTOCOL, TerminalSize,
 };
 pub use file::{FileEntry, FileList, FileType, MakeDirectoryRequest, MoveRequest, UnpackReport};
 pub use generation::Generation;

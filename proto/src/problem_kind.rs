@@ -87,7 +87,8 @@ kinds! {
     EXEC_TIMED_OUT = lasting("exec-timed-out", "The command did not end in time", 504);
     NO_TERMINAL = lasting("no-terminal", "The session has no terminal", 409);
     NO_SUCH_EXEC = lasting("no-such-exec", "There is no such kept command", 404);
-    TOO_MANY_TERMINALS = passing("too-many-terminals", "There is no room for more terminals", 409);
+    EXEC_ENDED = lasting("exec-ended", "The kept command has ended", 409);
+    TOO_MANY_TERMINALS = passing("too-many-terminals", "There is no room for more terminals or kept commands", 409);
     NO_SUCH_LINK = lasting("no-such-link", "The session has no such attached link", 404);
     LINK_REFUSED = lasting("link-refused", "The link cannot be made", 422);
     UNSUPPORTED = lasting("not-supported", "The session's runtime cannot do that", 422);

@@ -1,11 +1,13 @@
-//! Runs a command to its end and keeps a bounded part of its output.
+//! Runs a command to its end and keeps a bounded part of its output, or sends it on as it comes.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use conman_proto::{ExecOutput, ExecResult, ExecStatus};
-use conman_runtime::{ExecIo, OutputStream};
+use conman_runtime::{ExecIo, LogChunk, OutputStream};
+use tokio::sync::mpsc;
 
+use crate::log_lines::{LogLines, to_ndjson};
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Kept of each output stream. The rest is read, so that the command continues, and dropped.
@@ -24,6 +26,73 @@ pub(crate) async fn run_to_end(
     stdin: Option<String>,
     patience: Duration,
 ) -> Result<ExecResult, ApiError> {
+    let mut collected = Collected::default();
+    let kept = &mut collected;
+    let ended = run(io, stdin, patience, move |output| kept.read(output)).await;
+    let status = match ended {
+        Ok(status) => status,
+        Err(late) => {
+            let error = Kind::EXEC_TIMED_OUT.because(format!(
+                "{late}; raise timeout_ms or use the WebSocket form"
+            ));
+            return Err(error.output(collected.into_output()));
+        }
+    };
+    match (status.exit_code, status.error) {
+        (Some(exit_code), None) => Ok(collected.into_result(exit_code)),
+        // 126 or 127: it never ran.
+        (Some(_), Some(reason)) => Err(Kind::NO_SUCH_COMMAND.because(reason)),
+        (None, reason) => {
+            let unknown = || "how the command ended is unknown".to_owned();
+            Err(Kind::EXEC_FAILED.because(reason.unwrap_or_else(unknown)))
+        }
+    }
+}
+
+/// Likewise, but sends the output as lines of JSON while the command runs, and how it ended as the last one. A
+/// slow client slows the command. Without a client the command continues.
+pub(crate) async fn run_with_lines(
+    io: ExecIo,
+    stdin: Option<String>,
+    patience: Duration,
+    to: mpsc::Sender<Bytes>,
+) {
+    let ended = run(io, stdin, patience, |output| send_lines(output, &to)).await;
+    let status = ended.unwrap_or_else(|late| ExecStatus {
+        exit_code: None,
+        error: Some(late),
+    });
+    let mut line = serde_json::to_vec(&status).unwrap_or_default();
+    line.push(b'\n');
+    // The client may have gone.
+    let _ = to.send(line.into()).await;
+}
+
+type Output = mpsc::Receiver<(OutputStream, Bytes)>;
+
+async fn send_lines(mut output: Output, to: &mpsc::Sender<Bytes>) {
+    let mut lines = LogLines::new(false);
+    while let Some((stream, bytes)) = output.recv().await {
+        let found = lines.push(&LogChunk { stream, bytes });
+        if !found.is_empty() && to.send(to_ndjson(&found)).await.is_err() {
+            break;
+        }
+    }
+    // Read without a client, too, so that the command continues.
+    while output.recv().await.is_some() {}
+    let last = lines.finish();
+    if !last.is_empty() {
+        let _ = to.send(to_ndjson(&last)).await;
+    }
+}
+
+/// Runs a command to its end, or describes how it did not end in time.
+async fn run<F: Future<Output = ()>>(
+    io: ExecIo,
+    stdin: Option<String>,
+    patience: Duration,
+    read: impl FnOnce(Output) -> F,
+) -> Result<ExecStatus, String> {
     let ExecIo {
         stdin: input,
         output,
@@ -41,61 +110,42 @@ pub(crate) async fn run_to_end(
             }
         }
     };
-    let mut collected = Collected::default();
-    let ended = {
-        let collect = async {
-            collected.read(output).await;
-            status.await
-        };
-        // The command's end counts, not whether it read all of its input.
-        let run = async {
-            let mut feed = std::pin::pin!(feed);
-            let mut collect = std::pin::pin!(collect);
-            tokio::select! {
-                // All input was sent; the output continues below.
-                () = &mut feed => collect.await,
-                // The command ended; the rest of the input has no reader.
-                done = &mut collect => done,
-            }
-        };
-        let mut run = std::pin::pin!(run);
-        match tokio::time::timeout(patience, &mut run).await {
-            Ok(status) => Ok(status),
-            Err(_) => Err(tokio::select! {
-                killed = tokio::time::timeout(KILL_PATIENCE, kill.kill()) => match killed {
-                    Ok(Ok(())) => "was killed".to_owned(),
-                    Ok(Err(error)) => format!("may still run ({error})"),
-                    Err(_) => "may still run (the kill was not answered)".to_owned(),
-                },
-                // Its end was reported before the answer to the kill.
-                _ = &mut run => "was killed".to_owned(),
-            }),
+    let reading = read(output);
+    let collect = async {
+        reading.await;
+        status.await.unwrap_or(ExecStatus {
+            exit_code: None,
+            error: Some("the connection to the command was lost".to_owned()),
+        })
+    };
+    // The command's end counts, not whether it read all of its input.
+    let run = async {
+        let mut feed = std::pin::pin!(feed);
+        let mut collect = std::pin::pin!(collect);
+        tokio::select! {
+            // All input was sent; the output continues below.
+            () = &mut feed => collect.await,
+            // The command ended; the rest of the input has no reader.
+            done = &mut collect => done,
         }
     };
-    let status = match ended {
-        Ok(status) => status,
-        Err(fate) => {
-            let error = Kind::EXEC_TIMED_OUT.because(format!(
-                "the command did not end within {} ms and {fate}; raise timeout_ms or use the \
-                 WebSocket form",
-                patience.as_millis()
-            ));
-            return Err(error.output(collected.into_output()));
-        }
-    };
-    let status = status.unwrap_or(ExecStatus {
-        exit_code: None,
-        error: Some("the connection to the command was lost".to_owned()),
-    });
-    match (status.exit_code, status.error) {
-        (Some(exit_code), None) => Ok(collected.into_result(exit_code)),
-        // 126 or 127: it never ran.
-        (Some(_), Some(reason)) => Err(Kind::NO_SUCH_COMMAND.because(reason)),
-        (None, reason) => {
-            let unknown = || "how the command ended is unknown".to_owned();
-            Err(Kind::EXEC_FAILED.because(reason.unwrap_or_else(unknown)))
-        }
+    let mut run = std::pin::pin!(run);
+    if let Ok(status) = tokio::time::timeout(patience, &mut run).await {
+        return Ok(status);
     }
+    let fate = tokio::select! {
+        killed = tokio::time::timeout(KILL_PATIENCE, kill.kill()) => match killed {
+            Ok(Ok(())) => "was killed".to_owned(),
+            Ok(Err(error)) => format!("may still run ({error})"),
+            Err(_) => "may still run (the kill was not answered)".to_owned(),
+        },
+        // Its end was reported before the answer to the kill.
+        _ = &mut run => "was killed".to_owned(),
+    };
+    Err(format!(
+        "the command did not end within {} ms and {fate}",
+        patience.as_millis()
+    ))
 }
 
 /// The output so far.
@@ -107,7 +157,7 @@ struct Collected {
 }
 
 impl Collected {
-    async fn read(&mut self, mut output: tokio::sync::mpsc::Receiver<(OutputStream, Bytes)>) {
+    async fn read(&mut self, mut output: Output) {
         while let Some((stream, bytes)) = output.recv().await {
             let kept = match stream {
                 OutputStream::Stdout => &mut self.stdout,
@@ -145,7 +195,7 @@ impl Collected {
 #[cfg(test)]
 mod tests {
     use conman_runtime::{ExecKill, KillReply};
-    use tokio::sync::{mpsc, oneshot};
+    use tokio::sync::oneshot;
 
     use super::*;
 
@@ -230,6 +280,35 @@ mod tests {
         let result = run_to_end(io, None, PATIENCE).await.expect("ended");
         assert_eq!(result.stderr.len(), MAX_OUTPUT_BYTES);
         assert!(result.truncated);
+    }
+
+    #[tokio::test]
+    async fn lines_come_as_they_are_printed_and_the_end_last() {
+        let (go, told) = oneshot::channel();
+        let io = command(|_, printed, ended| async move {
+            for (stream, text) in [
+                (OutputStream::Stdout, "one\ntw"),
+                (OutputStream::Stderr, "oops\n"),
+                (OutputStream::Stdout, "o"),
+            ] {
+                let bytes = Bytes::from_static(text.as_bytes());
+                printed.send((stream, bytes)).await.expect("a reader");
+            }
+            told.await.expect("the first line is there");
+            ended.send(exited(3)).expect("there is a receiver");
+        });
+        let (to, mut lines) = mpsc::channel(1);
+        tokio::spawn(run_with_lines(io, None, PATIENCE, to));
+        let first = lines.recv().await.expect("a line");
+        assert_eq!(first, "{\"stream\":\"stdout\",\"text\":\"one\"}\n");
+        go.send(()).expect("it waits");
+        let mut rest = Vec::new();
+        while let Some(bytes) = lines.recv().await {
+            rest.extend_from_slice(&bytes);
+        }
+        let expected = "{\"stream\":\"stderr\",\"text\":\"oops\"}\n\
+            {\"stream\":\"stdout\",\"text\":\"two\"}\n{\"exit_code\":3}\n";
+        assert_eq!(String::from_utf8_lossy(&rest), expected);
     }
 
     #[tokio::test]

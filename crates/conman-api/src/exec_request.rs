@@ -16,6 +16,7 @@ const MAX_WORKDIR_CHARS: usize = 4_096;
 const MAX_USER_CHARS: usize = 256;
 const MAX_STDIN_BYTES: usize = 1024 * 1024;
 const MAX_TIMEOUT_MS: u32 = 3_600_000;
+const MAX_KEPT_TIMEOUT_MS: u32 = 7 * 24 * 3_600_000;
 const DEFAULT_TIMEOUT_MS: u32 = 60_000;
 
 /// The route of a command.
@@ -25,7 +26,7 @@ pub(crate) enum Form {
     Json,
     /// The WebSocket.
     Interactive,
-    /// Its terminal is kept, for clients that attach.
+    /// It is kept, for clients that attach.
     Kept,
 }
 
@@ -73,7 +74,7 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
             mistakes.unless(
                 !request.tty,
                 "tty",
-                "needs the WebSocket form: GET with an upgrade",
+                "needs the WebSocket form: GET with an upgrade, or POST …/execs",
             );
             let within = request
                 .stdin
@@ -82,15 +83,9 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
             mistakes.unless(within, "stdin", "must be at most 1048576 bytes");
         }
         Form::Kept => {
-            mistakes.unless(
-                request.tty,
-                "tty",
-                "must be true: only a terminal can be kept",
-            );
             let absent = request.stdin.is_none();
-            mistakes.unless(absent, "stdin", "cannot be given; attach and type");
-            let absent = request.timeout_ms.is_none();
-            mistakes.unless(absent, "timeout_ms", "cannot be given; end it by DELETE");
+            let remedy = "cannot be given; set open_stdin, attach and send it";
+            mistakes.unless(absent, "stdin", remedy);
         }
         Form::Interactive => {
             let absent = request.stdin.is_none();
@@ -103,13 +98,16 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
             );
         }
     }
+    let (most_ms, rule) = match form {
+        Form::Json | Form::Interactive => (MAX_TIMEOUT_MS, "must be from 1 to 3600000"),
+        Form::Kept => (MAX_KEPT_TIMEOUT_MS, "must be from 1 to 604800000"),
+    };
     let timeout_ms = request.timeout_ms.unwrap_or(DEFAULT_TIMEOUT_MS);
-    mistakes.unless(
-        (1..=MAX_TIMEOUT_MS).contains(&timeout_ms),
-        "timeout_ms",
-        "must be from 1 to 3600000",
-    );
+    mistakes.unless((1..=most_ms).contains(&timeout_ms), "timeout_ms", rule);
+    let may_be_open = form == Form::Kept || !request.open_stdin;
+    mistakes.unless(may_be_open, "open_stdin", "needs POST …/execs");
     mistakes.into_result()?;
+    let timeout = Duration::from_millis(timeout_ms.into());
     let plan = ExecPlan {
         command: request.command,
         env: request.env.into_iter().collect(),
@@ -118,9 +116,13 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
         tty: request
             .tty
             .then(|| request.terminal_size.unwrap_or(TERMINAL_SIZE)),
-        stdin: form != Form::Json || request.stdin.is_some(),
+        stdin: match form {
+            Form::Json => request.stdin.is_some(),
+            Form::Interactive => true,
+            Form::Kept => request.open_stdin,
+        },
+        timeout: request.timeout_ms.map(|_| timeout),
     };
-    let timeout = Duration::from_millis(timeout_ms.into());
     Ok(CheckedExec {
         plan,
         stdin: request.stdin,
@@ -239,15 +241,18 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_command_has_a_terminal_and_nothing_that_ends_with_a_request() {
-        let kept = request(|it| it.tty = true);
-        assert!(check(kept, Form::Kept).expect("valid").plan.tty.is_some());
-        let other = request(|it| {
-            it.stdin = Some("x".to_owned());
-            it.timeout_ms = Some(5);
+    fn a_kept_command_has_no_input_in_its_request_and_may_run_long() {
+        let kept = request(|it| {
+            it.open_stdin = true;
+            it.timeout_ms = Some(MAX_KEPT_TIMEOUT_MS);
         });
-        let error = check(other, Form::Kept).expect_err("three mistakes");
-        assert_eq!(error.problem().errors.len(), 3);
+        let error = check(kept.clone(), Form::Json).expect_err("two mistakes");
+        assert_eq!(error.problem().errors.len(), 2);
+        let plan = check(kept, Form::Kept).expect("valid").plan;
+        assert!(plan.stdin && plan.tty.is_none() && plan.timeout.is_some());
+        let other = request(|it| it.stdin = Some("x".to_owned()));
+        let error = check(other, Form::Kept).expect_err("a mistake");
+        assert_eq!(error.problem().errors[0].field, "stdin");
     }
 
     #[test]

@@ -1,107 +1,86 @@
-//! An interactive command over a WebSocket (subprotocol [`EXEC_PROTOCOL`](conman_proto::EXEC_PROTOCOL)),
-//! or a client of a terminal ([`ATTACH_PROTOCOL`](conman_proto::ATTACH_PROTOCOL)).
+//! A command over a WebSocket: an interactive one (subprotocol
+//! [`EXEC_PROTOCOL`](conman_proto::EXEC_PROTOCOL)), or a client of a terminal or a kept command
+//! ([`ATTACH_PROTOCOL`](conman_proto::ATTACH_PROTOCOL)).
 //!
 //! Two loops run within one task: one carries the client's messages to the command, the other the
 //! command's output to the client. Neither holds more than one message, so a slow client slows
 //! the command and a command that does not read slows the client. The first loop to end ends the
-//! connection; dropping the [`ExecIo`] then disconnects from the command. A terminal's program is
-//! not slowed: a slow client gets a replay of what it missed.
-//!
-//! A dead client is detected in two ways: a ping is sent every [`PING_INTERVAL`], and a client
-//! without any frame, including answers to pings, within [`SILENCE`] is disconnected.
+//! connection; dropping the [`ExecIo`] then disconnects from the command. What is attached to is not slowed: a
+//! slow client learns what it missed.
 
-use std::time::Duration;
-
-use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, close_code};
+use axum::extract::ws::{Message, WebSocket};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use conman_node::Attached;
 use conman_proto::{ExecChannel, ExecStatus, TerminalSize};
-use conman_runtime::{ExecIo, OutputStream, TerminalIo, TerminalOutput};
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt as _, StreamExt as _};
+use conman_runtime::{AttachedIo, AttachedOutput, ExecIo, OutputStream};
+use futures_util::StreamExt as _;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Most bytes in a message from the client: enough for a terminal's paste; files are split.
-pub(crate) const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
-
-/// Most bytes of frames waiting to be written: one output chunk and the control frames.
-pub(crate) const MAX_WRITE_BUFFER_BYTES: usize = 2 * 1024 * 1024;
-
-/// Interval between pings.
-pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(20);
-
-/// A client without a frame for this long, which includes answers to two pings, is disconnected.
-/// It bounds a single write too: a client that does not read cannot answer pings either.
-pub(crate) const SILENCE: Duration = Duration::from_secs(60);
-
-/// Time for the client to answer the closing handshake.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
-
-pub(crate) type Sender = SplitSink<WebSocket, Message>;
-pub(crate) type Receiver = SplitStream<WebSocket>;
-
-/// Why the conversation ended, which decides how it is closed.
-pub(crate) enum End {
-    /// The command ended and its status was sent.
-    Finished,
-    /// The client closed, disappeared or stopped reading: nothing is sent any more.
-    Gone,
-    /// The client violated the protocol.
-    Violation(&'static str),
-    /// The daemon stops.
-    ShuttingDown,
-}
+use crate::web_socket::{End, Receiver, Sender, close, pings, receive, send};
 
 /// Connects `socket` with a running command until either ends.
 pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: CancellationToken) {
-    let (mut sender, mut receiver) = socket.split();
-    let ExecIo {
-        stdin,
-        output,
-        resize,
-        status,
-        kill: _,
-    } = io;
-    let message = |(stream, bytes): (OutputStream, Bytes)| match stream {
-        OutputStream::Stdout => framed(ExecChannel::Stdout, &bytes),
-        OutputStream::Stderr => framed(ExecChannel::Stderr, &bytes),
+    let to_command = ToCommand {
+        input: io.stdin,
+        resize: io.resize,
     };
-    let end = tokio::select! {
-        // Cancel safe: it ends only with the connection, so nothing that it holds is needed.
-        end = carry_input(&mut receiver, stdin, resize) => end,
-        // A half-written message is not continued: `Gone` writes nothing, and a violation's close
-        // frame queues behind it in the socket's buffer.
-        end = carry_output(&mut sender, output, message, status) => end,
-        // Cancel safe: it holds nothing.
-        () = shutdown.cancelled() => End::ShuttingDown,
-    };
-    close(sender, receiver, &end).await;
+    let message = |(stream, bytes): (OutputStream, Bytes)| output_message(stream, &bytes);
+    let from_command = (io.output, io.status);
+    connect(socket, to_command, from_command, message, shutdown).await;
 }
 
-/// Connects `socket` with a terminal until the client detaches, by closing, or the program ends.
+/// Connects `socket` with a terminal or a kept command until the client detaches, by closing, or the program
+/// ends.
 pub(crate) async fn watch(socket: WebSocket, attached: Attached, shutdown: CancellationToken) {
-    let (mut sender, mut receiver) = socket.split();
     let Attached { io, presence } = attached;
-    let TerminalIo {
+    let AttachedIo {
         input,
         output,
         resize,
         status,
     } = io;
-    let message = |piece: TerminalOutput| match piece {
-        TerminalOutput::Output(bytes) => framed(ExecChannel::Stdout, &bytes),
-        TerminalOutput::Replay(bytes) => framed(ExecChannel::Replay, &bytes),
+    let message = |piece: AttachedOutput| match piece {
+        AttachedOutput::Output(stream, bytes) => output_message(stream, &bytes),
+        AttachedOutput::Screen(bytes) => framed(ExecChannel::Replay, &bytes),
+        AttachedOutput::Position(position) => framed(ExecChannel::Position, &json(&position)),
     };
+    let to_command = ToCommand { input, resize };
+    connect(socket, to_command, (output, status), message, shutdown).await;
+    drop(presence);
+}
+
+fn output_message(stream: OutputStream, bytes: &[u8]) -> Message {
+    match stream {
+        OutputStream::Stdout => framed(ExecChannel::Stdout, bytes),
+        OutputStream::Stderr => framed(ExecChannel::Stderr, bytes),
+    }
+}
+
+/// The direction to a command.
+struct ToCommand {
+    input: mpsc::Sender<Bytes>,
+    resize: mpsc::Sender<TerminalSize>,
+}
+
+async fn connect<T>(
+    socket: WebSocket,
+    to_command: ToCommand,
+    from_command: (mpsc::Receiver<T>, oneshot::Receiver<ExecStatus>),
+    message: impl Fn(T) -> Message,
+    shutdown: CancellationToken,
+) {
+    let (mut sender, mut receiver) = socket.split();
     let end = tokio::select! {
-        // As in a conversation with a command.
-        end = carry_input(&mut receiver, input, resize) => end,
-        end = carry_output(&mut sender, output, message, status) => end,
+        // Cancel safe: it ends only with the connection, so nothing that it holds is needed.
+        end = carry_input(&mut receiver, to_command) => end,
+        // A half-written message is not continued: `Gone` writes nothing, and a violation's close
+        // frame queues behind it in the socket's buffer.
+        end = carry_output(&mut sender, from_command, message) => end,
         // Cancel safe: it holds nothing.
         () = shutdown.cancelled() => End::ShuttingDown,
     };
-    drop(presence);
     close(sender, receiver, &end).await;
 }
 
@@ -115,36 +94,26 @@ pub(crate) async fn report(socket: WebSocket, status: ExecStatus) {
     close(sender, receiver, &end).await;
 }
 
-async fn carry_input(
-    receiver: &mut Receiver,
-    stdin: mpsc::Sender<Bytes>,
-    resize: mpsc::Sender<TerminalSize>,
-) -> End {
-    let mut stdin = Some(stdin);
+async fn carry_input(receiver: &mut Receiver, to_command: ToCommand) -> End {
+    let ToCommand { input, resize } = to_command;
+    let mut input = Some(input);
     loop {
-        let message = match tokio::time::timeout(SILENCE, receiver.next()).await {
-            Ok(Some(Ok(message))) => message,
-            Ok(Some(Err(_)) | None) | Err(_) => return End::Gone,
-        };
-        let payload = match message {
-            Message::Binary(payload) => payload,
-            // The socket answers pings.
-            Message::Ping(_) | Message::Pong(_) => continue,
-            Message::Close(_) => return End::Gone,
-            Message::Text(_) => return End::Violation("text messages have no meaning here"),
+        let payload = match receive(receiver).await {
+            Ok(payload) => payload,
+            Err(end) => return end,
         };
         let Some(channel) = payload.first() else {
             return End::Violation("a message begins with its channel");
         };
         let data = payload.slice(1..);
         match ExecChannel::try_from(*channel) {
-            Ok(ExecChannel::Stdin) if data.is_empty() => stdin = None,
             Ok(ExecChannel::Stdin) => {
-                // The command has closed its input.
-                if let Some(open) = &stdin
-                    && open.send(data).await.is_err()
+                let is_end = data.is_empty();
+                // It fails when the command has closed its input.
+                if let Some(open) = &input
+                    && (open.send(data).await.is_err() || is_end)
                 {
-                    stdin = None;
+                    input = None;
                 }
             }
             Ok(ExecChannel::Resize) => {
@@ -159,7 +128,8 @@ async fn carry_input(
                 ExecChannel::Stdout
                 | ExecChannel::Stderr
                 | ExecChannel::Status
-                | ExecChannel::Replay,
+                | ExecChannel::Replay
+                | ExecChannel::Position,
             )
             | Err(_) => {
                 return End::Violation("only stdin (0) and resize (4) come from a client");
@@ -170,12 +140,10 @@ async fn carry_input(
 
 async fn carry_output<T>(
     sender: &mut Sender,
-    mut output: mpsc::Receiver<T>,
+    (mut output, mut status): (mpsc::Receiver<T>, oneshot::Receiver<ExecStatus>),
     as_message: impl Fn(T) -> Message,
-    status: oneshot::Receiver<ExecStatus>,
 ) -> End {
-    let mut pings = tokio::time::interval(PING_INTERVAL);
-    pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut pings = pings();
     loop {
         let message = tokio::select! {
             // Cancel safe: `recv` loses nothing.
@@ -190,7 +158,6 @@ async fn carry_output<T>(
             return end;
         }
     }
-    let mut status = status;
     let status = loop {
         tokio::select! {
             // Cancel safe: a status that arrives meanwhile stays in the channel.
@@ -210,33 +177,6 @@ async fn carry_output<T>(
     }
 }
 
-pub(crate) async fn send(sender: &mut Sender, message: Message) -> Result<(), End> {
-    match tokio::time::timeout(SILENCE, sender.send(message)).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) | Err(_) => Err(End::Gone),
-    }
-}
-
-pub(crate) async fn close(mut sender: Sender, mut receiver: Receiver, end: &End) {
-    let (code, reason) = match end {
-        End::Finished => (close_code::NORMAL, ""),
-        End::Gone => return,
-        End::Violation(reason) => (close_code::POLICY, *reason),
-        End::ShuttingDown => (close_code::RESTART, "conman is restarting"),
-    };
-    let frame = CloseFrame {
-        code,
-        reason: Utf8Bytes::from_static(reason),
-    };
-    let handshake = async {
-        if sender.send(Message::Close(Some(frame))).await.is_ok() {
-            while let Some(Ok(_)) = receiver.next().await {}
-        }
-    };
-    // A client that does not answer in time is disconnected; all messages have been sent.
-    let _ = tokio::time::timeout(CLOSE_PATIENCE, handshake).await;
-}
-
 fn framed(channel: ExecChannel, payload: &[u8]) -> Message {
     let mut bytes = BytesMut::with_capacity(1 + payload.len());
     bytes.put_u8(channel as u8);
@@ -250,9 +190,12 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use axum::Router;
     use axum::extract::ws::WebSocketUpgrade;
     use axum::routing::any;
+    use futures_util::SinkExt as _;
     use hyper::server::conn::http1;
     use hyper_util::rt::TokioIo;
     use hyper_util::service::TowerToHyperService;

@@ -44,6 +44,7 @@ mod remedies;
 mod routes;
 mod server;
 mod upload;
+mod web_socket;
 
 use std::sync::{Arc, LazyLock};
 

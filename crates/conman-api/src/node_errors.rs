@@ -79,6 +79,7 @@ impl From<AccessError> for ApiError {
             AccessError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
             AccessError::NotRunning { .. } | AccessError::Fenced { .. } => Kind::NOT_RUNNING,
             AccessError::NoTerminal { .. } => Kind::NO_TERMINAL,
+            AccessError::ExecEnded { .. } => Kind::EXEC_ENDED,
             AccessError::TooManyAttached { .. } => Kind::TOO_MANY_TERMINALS,
             AccessError::NotKept { .. } => Kind::NOT_KEPT,
             AccessError::Signal { .. } => Kind::INTERNAL,

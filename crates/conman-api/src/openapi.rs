@@ -127,7 +127,7 @@ fn add_shared_responses(operation: &mut Operation, needed: Needed) {
         // An absent body is an empty object, and no other request has a required field.
         let required = [
             "exec",
-            "keep_exec",
+            "start_exec",
             "add_image",
             "make_directory",
             "move_file",

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::sync::CancellationToken;
 
-use crate::exec_socket::{End, PING_INTERVAL, Receiver, SILENCE, Sender, close, send};
+use crate::web_socket::{End, Receiver, Sender, close, pings, receive, send};
 
 /// Most bytes of a message to the client.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -41,25 +41,17 @@ pub(crate) async fn carry(
 
 async fn to_port(receiver: &mut Receiver, mut session: OwnedWriteHalf) -> End {
     loop {
-        let message = match tokio::time::timeout(SILENCE, receiver.next()).await {
-            Ok(Some(Ok(message))) => message,
-            Ok(Some(Err(_)) | None) | Err(_) => return End::Gone,
-        };
         // A session that has closed its direction is noticed by the other loop.
-        let _ = match message {
-            Message::Binary(bytes) if bytes.is_empty() => session.shutdown().await,
-            Message::Binary(bytes) => session.write_all(&bytes).await,
-            // The socket answers pings.
-            Message::Ping(_) | Message::Pong(_) => Ok(()),
-            Message::Close(_) => return End::Gone,
-            Message::Text(_) => return End::Violation("text messages have no meaning here"),
+        let _ = match receive(receiver).await {
+            Ok(bytes) if bytes.is_empty() => session.shutdown().await,
+            Ok(bytes) => session.write_all(&bytes).await,
+            Err(end) => return end,
         };
     }
 }
 
 async fn from_port(sender: &mut Sender, mut session: OwnedReadHalf) -> End {
-    let mut pings = tokio::time::interval(PING_INTERVAL);
-    pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut pings = pings();
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(CHUNK_BYTES);

@@ -4,6 +4,7 @@ mod attach;
 mod drain;
 mod events;
 mod exec;
+mod execs;
 mod file_orders;
 mod files;
 mod images;
@@ -76,8 +77,10 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(file_orders::make_directory)))
         .routes(home(routes!(file_orders::rename)))
         .routes(home(routes!(attach::attach)))
-        .routes(home(routes!(attach::keep, attach::list)))
-        .routes(home(routes!(attach::end)))
+        .routes(home(routes!(attach::attach_exec)))
+        .routes(home(routes!(execs::start, execs::list)))
+        .routes(home(routes!(execs::get, execs::end)))
+        .routes(home(routes!(execs::signal)))
         .routes(home(routes!(ports::connect)))
         .routes(home(routes!(session_orders::pause)))
         .routes(home(routes!(session_orders::resume)))

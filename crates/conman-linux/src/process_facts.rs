@@ -46,17 +46,26 @@ pub fn is_namespace_init(pid: i32) -> bool {
 /// Like [`is_namespace_init`]; only a dead process is not an init for that reason, any other failure to
 /// read is an error.
 pub fn try_is_namespace_init(pid: i32) -> io::Result<bool> {
+    match namespace_pids(pid) {
+        Err(error) if is_gone(&error) => Ok(false),
+        pids => Ok(matches!(pids?[..], [_, 1])),
+    }
+}
+
+/// The PID that a process has in the PID namespace it lives in; `None` if that cannot be read.
+#[must_use]
+pub fn inner_pid(pid: i32) -> Option<i32> {
+    namespace_pids(pid).ok()?.last().copied()
+}
+
+/// The PIDs of a process, in this PID namespace first.
+fn namespace_pids(pid: i32) -> io::Result<Vec<i32>> {
     // The process's name, which the file contains, may be any bytes.
-    let status = match std::fs::read(format!("/proc/{pid}/status")) {
-        Err(error) if is_gone(&error) => return Ok(false),
-        status => status?,
-    };
+    let status = std::fs::read(format!("/proc/{pid}/status"))?;
     let status = String::from_utf8_lossy(&status);
-    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    Ok(ids.is_some_and(|ids| {
-        let mut ids = ids.split_ascii_whitespace().skip(1);
-        ids.next() == Some("1") && ids.next().is_none()
-    }))
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let pids = pids.unwrap_or_default().split_ascii_whitespace();
+    Ok(pids.filter_map(|pid| pid.parse().ok()).collect())
 }
 
 /// Resident memory of a process in bytes, including shared pages.

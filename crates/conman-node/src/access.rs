@@ -1,4 +1,4 @@
-//! Ways into a session: connections, commands, terminals, its log.
+//! Ways into a session: connections, commands, files, its log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,18 +6,15 @@ use std::time::Duration;
 use conman_core::ActivityGuard;
 use conman_linux::Signal;
 use conman_proto::{
-    ExecId, Generation, KeptExec, LinkRequest, PortRange, SessionId, SessionLink, SessionState,
-    SessionStats,
+    Generation, LinkRequest, PortRange, SessionId, SessionLink, SessionState, SessionStats,
 };
 use conman_runtime::{
-    AttachOptions, ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime,
-    RuntimeError,
+    ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime, RuntimeError,
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::attached::{Attached, Presence};
 use crate::context::Context;
 use crate::ensure;
 use crate::error::{AccessError, NotHere, RouteError};
@@ -123,7 +120,7 @@ impl AccessHandle {
     }
 
     /// Resumes a session that is paused, for what begins in it.
-    async fn awake(&self, id: &SessionId) -> Result<(), AccessError> {
+    pub(crate) async fn awake(&self, id: &SessionId) -> Result<(), AccessError> {
         let (handle, _) = shown(&self.context, id)?;
         match handle.pausing.is_paused() {
             true => pause::resume(&self.context, &handle).await,
@@ -209,50 +206,6 @@ impl AccessHandle {
     /// Returns what every running session of this node uses.
     pub async fn all_stats(&self) -> Vec<SessionStats> {
         stats::of_node(&self.context).await
-    }
-
-    /// Attaches to the terminal of a running session's program, or of a kept command in it.
-    pub async fn attach(
-        &self,
-        id: &SessionId,
-        exec: Option<ExecId>,
-        options: AttachOptions,
-    ) -> Result<Attached, AccessError> {
-        self.awake(id).await?;
-        let Running {
-            handle,
-            runtime,
-            key,
-        } = running(&self.context, id)?;
-        if exec.is_none() && !handle.spec().tty {
-            return Err(AccessError::NoTerminal { id: id.clone() });
-        }
-        let presence = Presence {
-            _place: place(&handle)?,
-            _activity: handle.activity.begin(),
-        };
-        let attached = runtime.attach(&key, exec, options).await;
-        let io = attached.map_err(failed(id))?;
-        Ok(Attached { io, presence })
-    }
-
-    /// Runs a command in a running session, in a terminal that is kept.
-    pub async fn keep_exec(&self, id: &SessionId, plan: ExecPlan) -> Result<KeptExec, AccessError> {
-        self.awake(id).await?;
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.keep_exec(&key, plan).await.map_err(failed(id))
-    }
-
-    /// Returns the kept commands of a running session, the oldest first.
-    pub async fn kept_execs(&self, id: &SessionId) -> Result<Vec<KeptExec>, AccessError> {
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.kept_execs(&key).await.map_err(failed(id))
-    }
-
-    /// Kills a kept command, if it has not ended, and forgets it.
-    pub async fn end_exec(&self, id: &SessionId, exec: ExecId) -> Result<(), AccessError> {
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.end_exec(&key, exec).await.map_err(failed(id))
     }
 
     /// Returns a session's log, as long as its container exists.
@@ -466,7 +419,7 @@ fn to_running(
 }
 
 /// Takes one of the places for clients attached to the session's terminals.
-fn place(handle: &SessionHandle) -> Result<OwnedSemaphorePermit, AccessError> {
+pub(crate) fn place(handle: &SessionHandle) -> Result<OwnedSemaphorePermit, AccessError> {
     let place = Arc::clone(&handle.attached).try_acquire_owned();
     place.map_err(|_| AccessError::TooManyAttached {
         id: handle.id.clone(),
@@ -475,13 +428,16 @@ fn place(handle: &SessionHandle) -> Result<OwnedSemaphorePermit, AccessError> {
 }
 
 /// A session that runs, with what runs it.
-struct Running<'a> {
-    handle: Arc<SessionHandle>,
-    runtime: &'a Arc<dyn Runtime>,
-    key: ContainerKey,
+pub(crate) struct Running<'a> {
+    pub(crate) handle: Arc<SessionHandle>,
+    pub(crate) runtime: &'a Arc<dyn Runtime>,
+    pub(crate) key: ContainerKey,
 }
 
-fn running<'a>(context: &'a Context, id: &SessionId) -> Result<Running<'a>, AccessError> {
+pub(crate) fn running<'a>(
+    context: &'a Context,
+    id: &SessionId,
+) -> Result<Running<'a>, AccessError> {
     let (handle, generation) = shown(context, id)?;
     let state = handle.state();
     if state == SessionState::Running && is_fenced(context) {
@@ -505,7 +461,7 @@ fn running<'a>(context: &'a Context, id: &SessionId) -> Result<Running<'a>, Acce
     })
 }
 
-fn failed(id: &SessionId) -> impl FnOnce(RuntimeError) -> AccessError {
+pub(crate) fn failed(id: &SessionId) -> impl FnOnce(RuntimeError) -> AccessError {
     let id = id.clone();
     move |source| AccessError::Runtime { id, source }
 }

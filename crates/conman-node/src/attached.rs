@@ -1,12 +1,12 @@
 use conman_core::ActivityGuard;
-use conman_runtime::TerminalIo;
+use conman_runtime::AttachedIo;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// A terminal of a session with an attached client. While it is held the session counts as in use and
 /// is not stopped for idling.
 #[derive(Debug)]
 pub struct Attached {
-    pub io: TerminalIo,
+    pub io: AttachedIo,
     /// Held only for its effect.
     pub presence: Presence,
 }

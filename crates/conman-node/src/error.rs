@@ -6,7 +6,7 @@ use conman_core::EndCause;
 use conman_linux::ProcessError;
 use conman_net::attached::LinkError;
 use conman_proto::{
-    FieldError, Generation, LimitMet, RuntimeKind, Session, SessionId, SessionState,
+    ExecId, FieldError, Generation, LimitMet, RuntimeKind, Session, SessionId, SessionState,
 };
 use conman_registry::RegistryError;
 use conman_runtime::RuntimeError;
@@ -339,6 +339,8 @@ pub enum AccessError {
         "session {id} has no terminal; start it with `tty`, or keep a command's terminal in it"
     )]
     NoTerminal { id: SessionId },
+    #[error("kept command {exec} of session {id} has ended")]
+    ExecEnded { id: SessionId, exec: ExecId },
     #[error("{limit} clients are attached to session {id} or follow its log; detach one of them")]
     TooManyAttached { id: SessionId, limit: usize },
     #[error(

@@ -51,6 +51,7 @@ mod error;
 mod events;
 mod hold;
 mod host_limits;
+mod kept_access;
 mod kill_table;
 mod leave;
 mod links;

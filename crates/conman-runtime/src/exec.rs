@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
@@ -20,6 +22,8 @@ pub struct ExecPlan {
     pub tty: Option<TerminalSize>,
     /// Whether standard input is connected.
     pub stdin: bool,
+    /// Bound on the run time of a kept command.
+    pub timeout: Option<Duration>,
 }
 
 /// One of a command's outputs.

@@ -1,6 +1,6 @@
 //! Runtimes: programs that make containers.
 //!
-//! [`Runtime`] is the interface: [`Lifecycle`], [`Exec`] and [`Terminals`]. The native runtime (through the shim's socket) and Docker (through
+//! [`Runtime`] is the interface: [`Lifecycle`], [`Exec`] and [`KeptStreams`]. The native runtime (through the shim's socket) and Docker (through
 //! its HTTP API on a Unix socket) implement it, and so does a fake of the tests (`conman-testkit`).
 //! All three pass the same conformance suite.
 //!
@@ -9,26 +9,28 @@
 //! the runtime, so it kills those on request, also through the kernel.
 #![forbid(unsafe_code)]
 
+mod attached_channels;
 mod docker;
 mod error;
 mod exec;
 mod fence_opening;
 mod files;
+mod kept_streams;
 mod lifecycle;
 mod native;
 mod runtime;
 pub mod shared;
 mod shim_fence;
 mod shim_link;
-mod terminal_channels;
-mod terminals;
 
+pub use attached_channels::TERMINAL_SIZE;
 pub use conman_shim::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use docker::{DockerFence, DockerOptions, DockerRuntime, DockerTimeouts};
 pub use error::RuntimeError;
 pub use exec::{Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream};
 pub use fence_opening::{FenceOpener, Recorded};
 pub use files::{FilesInput, FilesOutput, files_streams};
+pub use kept_streams::{AttachOptions, AttachedIo, AttachedOutput, KeptStreams};
 pub use lifecycle::{
     BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeInfo, Started,
 };
@@ -40,5 +42,3 @@ pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};
 pub use shim_fence::{FenceFailure, FenceHeard, FenceSeen, ShimFence};
 pub use shim_link::ShimCommand;
-pub use terminal_channels::TERMINAL_SIZE;
-pub use terminals::{AttachOptions, TerminalIo, TerminalOutput, Terminals};

@@ -1,6 +1,6 @@
-use crate::{Exec, Lifecycle, Terminals};
+use crate::{Exec, KeptStreams, Lifecycle};
 
 /// A program that makes containers. Cheap to share; implementations bound the time of every call.
-pub trait Runtime: Lifecycle + Exec + Terminals {}
+pub trait Runtime: Lifecycle + Exec + KeptStreams {}
 
-impl<T: Lifecycle + Exec + Terminals> Runtime for T {}
+impl<T: Lifecycle + Exec + KeptStreams> Runtime for T {}

@@ -5,9 +5,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::seqpacket;
-use crate::terminal::{MAX_TYPED, TerminalEvent, TerminalInput};
+use crate::stream_messages::{MAX_INPUT_BYTES, StreamEvent, StreamInput};
 
-/// A blocking client of a terminal; for tests and the command line.
+/// A blocking watcher of kept streams; for tests and the command line.
 #[derive(Debug)]
 pub struct Attachment {
     socket: OwnedFd,
@@ -25,7 +25,7 @@ impl Attachment {
     }
 
     /// Returns the next event; `None` on a timeout, or when the shim has closed the socket.
-    pub fn next(&mut self, timeout: Duration) -> io::Result<Option<TerminalEvent>> {
+    pub fn next(&mut self, timeout: Duration) -> io::Result<Option<StreamEvent>> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         let timeout = Timespec::try_from(timeout).ok();
         if rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()))? == 0 {
@@ -35,24 +35,24 @@ impl Attachment {
         let Some(received) = received else {
             return Ok(None);
         };
-        let event = TerminalEvent::decode(received.bytes);
+        let event = StreamEvent::decode(received.bytes);
         event.map(Some).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the shim's terminal event is malformed",
+                "the shim's message about streams is malformed",
             )
         })
     }
 
-    /// Types; blocks while the program does not read.
-    pub fn type_in(&self, bytes: &[u8]) -> io::Result<()> {
-        for part in bytes.chunks(MAX_TYPED) {
-            self.send(&TerminalInput::Typed(part.to_vec()))?;
+    /// Sends input; blocks while the program does not read.
+    pub fn send_input(&self, bytes: &[u8]) -> io::Result<()> {
+        for part in bytes.chunks(MAX_INPUT_BYTES) {
+            self.send(&StreamInput::Bytes(part.to_vec()))?;
         }
         Ok(())
     }
 
-    pub fn send(&self, input: &TerminalInput) -> io::Result<()> {
+    pub fn send(&self, input: &StreamInput) -> io::Result<()> {
         seqpacket::send(&self.socket, &input.encode(), &[])
     }
 }

@@ -152,8 +152,8 @@ impl Client {
         self.call("guard", request, &[process.as_fd()]).map(|_| ())
     }
 
-    /// Runs a command in a container on a terminal that the shim keeps.
-    pub fn exec_on_terminal(&mut self, spec: ExecSpec) -> Result<Launched, ClientError> {
+    /// Runs a command in a container that the shim keeps.
+    pub fn exec_kept(&mut self, spec: ExecSpec) -> Result<Launched, ClientError> {
         match self.call("execute", Request::Exec(Box::new(spec)), &[])? {
             (Reply::Launched { pid, phases }, fds) => Ok(Launched {
                 pid,
@@ -164,15 +164,17 @@ impl Client {
         }
     }
 
-    /// Watches and uses the terminal of a container or command.
+    /// Watches and uses the streams of a container or command, from this offset on, or from what is kept.
     pub fn attach(
         &mut self,
         name: &str,
         size: Option<TerminalSize>,
+        after: Option<u64>,
     ) -> Result<Attachment, ClientError> {
         let request = Request::Attach {
             name: name.to_owned(),
             size,
+            after,
             quiet: false,
         };
         match self.call("attach", request, &[])? {

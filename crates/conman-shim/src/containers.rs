@@ -19,7 +19,8 @@ use conman_linux::{Ended, PidFd};
 
 use crate::effect::Effect;
 use crate::protocol::{ContainerState, ContainerView, PAGE};
-pub(crate) use container::{Container, child_pid, signal_child};
+use crate::spec::KEPT_SEPARATOR;
+pub(crate) use container::{Container, KeptCommand, child_pid, signal_child};
 
 use adopted::Adopted;
 use kills::PendingKills;
@@ -79,13 +80,28 @@ impl Containers {
     pub(crate) fn begin(&mut self, name: String, container: Container) -> Option<Ended> {
         let pid = container.pid;
         self.names.insert(pid, name.clone());
-        self.by_name.insert(name, container);
+        self.insert(name, container);
         self.unclaimed.remove(&pid)
+    }
+
+    fn insert(&mut self, name: String, container: Container) {
+        if let Some(deadline_ns) = container.deadline_ns() {
+            self.kills.add_deadline(&name, deadline_ns);
+        }
+        self.by_name.insert(name, container);
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Container> {
+        let container = self.by_name.remove(name)?;
+        if let Some(deadline_ns) = container.deadline_ns() {
+            self.kills.remove_deadline(name, deadline_ns);
+        }
+        Some(container)
     }
 
     /// Adds a container that is no child, or has ended.
     pub(crate) fn adopt(&mut self, name: String, container: Container) {
-        self.by_name.insert(name, container);
+        self.insert(name, container);
     }
 
     /// Adds a container that is still a child, since only the program was replaced.
@@ -93,7 +109,7 @@ impl Containers {
         if container.is_alive() {
             self.names.insert(container.pid, name.clone());
         }
-        self.by_name.insert(name, container);
+        self.insert(name, container);
     }
 
     /// Children that are only reaped.
@@ -134,7 +150,7 @@ impl Containers {
 
     /// Removes a container whose start has failed; its end is not reported.
     pub(crate) fn discard(&mut self, name: &str) -> Option<Container> {
-        let container = self.by_name.remove(name)?;
+        let container = self.remove(name)?;
         if container.held.is_none() && self.names.remove(&container.pid).is_some() {
             self.only_reaped.insert(container.pid);
         }
@@ -146,7 +162,14 @@ impl Containers {
         if self.by_name.get(name).is_some_and(Container::is_alive) {
             return None;
         }
-        self.by_name.remove(name)
+        self.remove(name)
+    }
+
+    /// The commands that are kept in a container, by name.
+    pub(crate) fn kept_in(&self, container: &str) -> impl Iterator<Item = (&String, &Container)> {
+        let first = format!("{container}{KEPT_SEPARATOR}");
+        let after = self.by_name.range(first.clone()..);
+        after.take_while(move |(name, _)| name.starts_with(&first))
     }
 
     /// Pidfds of containers that are no children, by name.
@@ -257,6 +280,9 @@ impl Containers {
                 let cgroup = container.cgroup.clone();
                 effects.push(Effect::LiftCpuLimit { cgroup });
             }
+        }
+        while let Some(name) = self.kills.next_timed_out(now_ns) {
+            effects.push(Effect::TimedOut(name));
         }
         effects
     }

@@ -7,7 +7,7 @@
 //! ```text
 //!                 events                                   effects
 //! epoll, timer ───────────▶ a part: clients, containers, ───────────▶ other parts, cgroups,
-//!                           fence, terminals, replacement             state file
+//!                           fence, streams, replacement               state file
 //! ```
 //! Each part has its state in one module and reaches into no other; it returns what its change
 //! means for the others as [`crate::effect::Effect`]. [`Control`] owns the parts, passes events to them
@@ -31,7 +31,7 @@ mod replacing;
 mod requests;
 mod setting_up;
 mod starts;
-mod terminals;
+mod streams;
 mod timer;
 
 use std::fs::File;
@@ -58,7 +58,7 @@ use cgroup_orders::CgroupOrders;
 use clients::Clients;
 use poller::{Poller, Token};
 use replacement::Replacement;
-use terminals::Terminals;
+use streams::StreamTable;
 use timer::Timer;
 
 /// Messages of one client that are answered before the next client's turn.
@@ -84,7 +84,7 @@ pub(crate) struct Control {
     launching: Launching,
     sweeper: Sweeper,
     clients: Clients,
-    terminals: Terminals,
+    streams: StreamTable,
     replacement: Replacement,
     /// It was ordered to end, and waits until nothing runs, or until this time.
     ending_until_ns: Option<u64>,
@@ -117,9 +117,9 @@ impl Control {
                     }
                     Token::Client(client) => self.serve(client, flags),
                     Token::Adopted(number) => self.adopted_died(number),
-                    Token::Terminal(number) => self.terminals.serve(&self.poller, number),
+                    Token::Stream(number) => self.streams.serve(&self.poller, number),
                     Token::Watcher(number) => {
-                        self.terminals.serve_watcher(&self.poller, number, flags);
+                        self.streams.serve_watcher(&self.poller, number, flags);
                     }
                 }
             }

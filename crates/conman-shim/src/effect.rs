@@ -19,6 +19,8 @@ pub(crate) enum Effect {
     Kill(String),
     /// Kill the processes that have appeared of a start by another program.
     KillAppeared(String),
+    /// A kept command's time is over.
+    TimedOut(String),
     /// It has ended: record that, and report it to the fence and to subscribers.
     ReportEnd(String),
     LiftCpuLimit {

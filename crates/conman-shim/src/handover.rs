@@ -20,6 +20,8 @@ use crate::ledger::Line;
 use crate::protocol::{VERSION, decode, encode};
 use crate::seqpacket;
 use crate::spec::TerminalSize;
+use crate::stream_messages::OutputStream;
+use crate::streams::Place;
 
 /// Names the descriptors of a handover for the program that is executed.
 pub(crate) const VARIABLE: &str = "CONMAN_SHIM_HANDOVER";
@@ -30,9 +32,9 @@ const MAGIC: &[u8; 8] = b"conshim\n";
 /// Magic, version, length of the text.
 const HEADER: usize = 8 + 4 + 8;
 
-/// Largest handover: 16,384 containers with long names, every start that may wait, and the
-/// screens of a thousand terminals.
-const MAX_BYTES: u64 = 256 << 20;
+/// Largest handover: 16,384 containers with long names, every start that may wait, and the kept output of
+/// three thousand terminals and commands.
+const MAX_BYTES: u64 = 512 << 20;
 
 /// No process can change it any more, including the writer.
 const SEALS: SealFlags = SealFlags::SEAL
@@ -58,7 +60,7 @@ pub(crate) struct Handover {
     /// What starts may have left, by ticket.
     pub(crate) left: Vec<(u64, StartRemains)>,
     pub(crate) next_ticket: u64,
-    pub(crate) terminals: Vec<KeptTerminal>,
+    pub(crate) streams: Vec<KeptStreams>,
     pub(crate) watchers: Vec<KeptWatcher>,
     /// Forbidden before their start was ordered, the oldest first.
     pub(crate) condemned: Vec<String>,
@@ -79,26 +81,28 @@ pub(crate) struct KeptClient {
     pub(crate) subscribed: bool,
 }
 
-/// A terminal; its scrollback is in the blobs.
+/// The streams of a container or command; the kept output is in the blobs.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct KeptTerminal {
+pub(crate) struct KeptStreams {
     pub(crate) name: String,
-    pub(crate) fd: RawFd,
-    pub(crate) size: TerminalSize,
+    pub(crate) outputs: Vec<(OutputStream, RawFd)>,
+    pub(crate) input: Option<RawFd>,
+    pub(crate) input_ends: bool,
+    pub(crate) waiting: Vec<u8>,
+    pub(crate) size: Option<TerminalSize>,
     pub(crate) at: usize,
     pub(crate) length: usize,
-    pub(crate) wrapped: bool,
-    pub(crate) modes: Vec<u8>,
-    pub(crate) input: Vec<u8>,
-    pub(crate) hung_up: bool,
+    pub(crate) start: u64,
+    pub(crate) runs: Vec<(OutputStream, usize)>,
+    pub(crate) modes: Option<Vec<u8>>,
 }
 
-/// A watcher of a terminal.
+/// A watcher of streams.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptWatcher {
-    pub(crate) terminal: String,
+    pub(crate) name: String,
     pub(crate) fd: RawFd,
-    pub(crate) skipped: Option<u64>,
+    pub(crate) place: Place,
 }
 
 /// An order that waits.
@@ -262,11 +266,15 @@ impl Handover {
     /// All descriptors that it names.
     pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
         let starts = self.starts.iter().flat_map(|start| start.fds.iter());
+        let streams = self.streams.iter().flat_map(|streams| {
+            let outputs = streams.outputs.iter().map(|(_, fd)| *fd);
+            outputs.chain(streams.input)
+        });
         [self.listener, self.lock]
             .into_iter()
             .chain(self.clients.iter().map(|client| client.fd))
             .chain(self.adopted.iter().map(|(_, fd)| *fd))
-            .chain(self.terminals.iter().map(|terminal| terminal.fd))
+            .chain(streams)
             .chain(self.watchers.iter().map(|watcher| watcher.fd))
             .chain(starts.copied())
     }

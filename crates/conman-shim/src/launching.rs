@@ -9,7 +9,7 @@ use std::rc::Rc;
 use conman_linux::{Features, SoleThread};
 use serde::{Deserialize, Serialize};
 
-use crate::containers::Container;
+use crate::containers::{Container, KeptCommand};
 use crate::handover::{Handover, KeptStart, number};
 use crate::helper::Helper;
 use crate::launcher::{self, Order, Report};
@@ -40,6 +40,8 @@ pub(crate) struct Pending {
     pub(crate) own: Option<OwnResources>,
     /// The container of a command.
     pub(crate) exec_in: Option<String>,
+    /// Of a command that is kept.
+    pub(crate) kept: Option<KeptCommand>,
     /// Kill it as soon as there is a process.
     pub(crate) killed: bool,
     /// For the answer; set when it is cloned.
@@ -56,6 +58,7 @@ impl Pending {
         let mut container = Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone());
         container.log = own.and_then(|own| own.log.clone());
         container.kill_pending = self.killed;
+        container.kept.clone_from(&self.kept);
         container
     }
 }
@@ -153,6 +156,13 @@ impl Launching {
             .map(|start| start.name.as_str())
             .chain(left)
             .collect()
+    }
+
+    /// How many commands that are to be kept in this container are being started.
+    pub(crate) fn kept_in(&self, container: &str) -> usize {
+        let is_its =
+            |start: &&Pending| start.kept.is_some() && start.exec_in.as_deref() == Some(container);
+        self.pending.values().filter(is_its).count()
     }
 
     /// What a start of this name may have left.

@@ -46,6 +46,7 @@ mod launching;
 mod ledger;
 pub mod link_socket;
 mod options;
+mod output_ring;
 mod protocol;
 mod seccomp_filter;
 mod seccomp_profile;
@@ -53,8 +54,9 @@ mod seqpacket;
 pub mod socket;
 mod spec;
 mod state_lock;
+mod stream_messages;
+mod streams;
 mod sweeper;
-mod terminal;
 mod terminal_modes;
 #[cfg(test)]
 mod tests;
@@ -66,15 +68,18 @@ pub use client::{Client, ClientError, Launched};
 pub use files::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use ids::{IdPool, RANGE_SIZE, SHARED_IDS};
 pub use options::ShimOptions;
+pub use output_ring::KEPT_OUTPUT_BYTES;
 pub use protocol::{
-    Call, CallError, ContainerState, ContainerView, DecodeError, FenceState, LaunchError,
-    MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION, decode, encode,
+    COMMANDS_PAGE, Call, CallError, CommandView, ContainerState, ContainerView, DecodeError,
+    FenceState, LaunchError, MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION,
+    decode, encode,
 };
 pub use spec::{
-    BindSpec, ExecSpec, Hardening, LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LAYERS, NetworkSpec,
-    ProgramSpec, RootSpec, SpecError, TerminalSize,
+    BindSpec, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, LOG_BYTES, LaunchSpec,
+    MAX_BINDS, MAX_LABEL_BYTES, MAX_LAYERS, NetworkSpec, ProgramSpec, RootSpec, SpecError,
+    TerminalSize,
 };
-pub use terminal::{MAX_TYPED, SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
+pub use stream_messages::{MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput};
 
 /// Runs the shim until SIGTERM, which leaves the containers alone where the fence is unarmed. An armed
 /// fence closes, and the shim runs until everything is proven frozen or is dead: nothing runs without

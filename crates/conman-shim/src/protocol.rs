@@ -17,6 +17,9 @@ pub const MAX_MESSAGE_BYTES: usize = 128 * 1_024;
 /// Containers or names in one message.
 pub const PAGE: usize = 256;
 
+/// Kept commands with their labels in one message.
+pub const COMMANDS_PAGE: usize = 16;
+
 /// A request with the caller's number for its answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
@@ -111,12 +114,19 @@ pub enum Request {
     },
     /// What the fence is doing.
     Fence,
-    /// Watches and uses the terminal of a container or command. The answer carries a socket
-    /// ([`crate::TerminalEvent`], [`crate::TerminalInput`]).
+    /// The kept commands of a container by name, after the one given, at most [`COMMANDS_PAGE`].
+    Commands {
+        container: String,
+        after: Option<String>,
+    },
+    /// Watches and uses the terminal of a container, or the streams of a kept command. The answer carries a
+    /// socket ([`crate::StreamEvent`], [`crate::StreamInput`]).
     Attach {
         name: String,
-        /// Unchanged when absent.
+        /// A terminal's; unchanged when absent.
         size: Option<TerminalSize>,
+        /// The offset in the output to begin with. When absent: what is kept, of a terminal as a screen.
+        after: Option<u64>,
         /// Do not ask the program to redraw.
         quiet: bool,
     },
@@ -180,10 +190,16 @@ pub enum Reply {
         containers: Vec<ContainerView>,
         more: bool,
     },
+    Commands {
+        commands: Vec<CommandView>,
+        more: bool,
+    },
     Found {
         container: Option<ContainerView>,
         /// A start of this name was accepted and has neither begun nor failed.
         starting: bool,
+        /// Of a command that is kept.
+        command: Option<CommandView>,
     },
     Held {
         pid: i32,
@@ -215,6 +231,20 @@ pub struct ContainerView {
     /// The fence kills it, or has killed it, without an order: it was not proven frozen in time, or frozen
     /// for too long.
     pub fenced: bool,
+}
+
+/// One kept command as the shim knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandView {
+    pub name: String,
+    pub state: ContainerState,
+    /// Of its first process, in the container's PID namespace; `None` if it died before that was read.
+    pub inner_pid: Option<i32>,
+    /// It was killed because its time was over.
+    pub timed_out: bool,
+    /// Bytes that it has written so far; `None` when an earlier shim had its streams.
+    pub output_bytes: Option<u64>,
+    pub label: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::output_ring::KEPT_OUTPUT_BYTES;
 use crate::protocol::{DecodeError, Message, decode};
 use crate::seqpacket;
-use crate::terminal::{SCROLLBACK_BYTES, TerminalEvent, TerminalInput};
+use crate::stream_messages::{StreamEvent, StreamInput};
 
-/// Longest message about a terminal: its scrollback with the modes before it, a kind and a count.
-const MAX_EVENT_BYTES: usize = SCROLLBACK_BYTES + 1_024;
+/// Longest message about streams: a terminal's screen with the modes before it, a kind and a position.
+const MAX_EVENT_BYTES: usize = KEPT_OUTPUT_BYTES + 1_024;
 
 /// One message from the shim.
 #[derive(Debug)]
@@ -52,23 +53,23 @@ pub fn receive(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<Inc
     }))
 }
 
-/// Returns the next event of a terminal, on the socket that came with [`crate::Reply::Attached`]; `None`
+/// Returns the next event of kept streams, on the socket that came with [`crate::Reply::Attached`]; `None`
 /// once the shim has closed. The first call allocates `buffer`.
-pub fn receive_event(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<TerminalEvent>> {
+pub fn receive_event(socket: impl AsFd, buffer: &mut Vec<u8>) -> io::Result<Option<StreamEvent>> {
     buffer.resize(MAX_EVENT_BYTES, 0);
     let Some(received) = seqpacket::receive(socket, buffer)? else {
         return Ok(None);
     };
-    let event = TerminalEvent::decode(received.bytes);
+    let event = StreamEvent::decode(received.bytes);
     event.map(Some).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,
-            "the shim's terminal event is malformed",
+            "the shim's message about streams is malformed",
         )
     })
 }
 
 /// Sends input to the shim completely, or fails; `WouldBlock` while it does not read.
-pub fn send_input(socket: impl AsFd, input: &TerminalInput) -> io::Result<()> {
+pub fn send_input(socket: impl AsFd, input: &StreamInput) -> io::Result<()> {
     seqpacket::send(socket, &input.encode(), &[])
 }

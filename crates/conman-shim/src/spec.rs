@@ -29,8 +29,8 @@ const MAX_GROUPS: usize = 16;
 /// Directories and files of the host in a container: the same as a session's limit.
 pub const MAX_BINDS: usize = 32;
 
-/// Longest name of a container: a session's (63), a dot and a generation.
-const MAX_NAME: usize = 96;
+/// Longest name: a session's (63), a dot and a generation, and that of a command in it.
+const MAX_NAME: usize = 112;
 
 /// A host name is one DNS label.
 const MAX_HOSTNAME: usize = 63;
@@ -88,18 +88,45 @@ pub struct TerminalSize {
     pub cols: u16,
 }
 
+/// Streams that the shim keeps ([`crate::Request::Attach`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeptStreamsSpec {
+    /// A terminal of this size.
+    Terminal(TerminalSize),
+    /// Two outputs, and an input if the command is to have one.
+    Pipes { stdin: bool },
+}
+
+/// A command that outlives its client: the shim keeps its streams, and its end until that is acknowledged or
+/// its place is needed for another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptCommandSpec {
+    pub streams: KeptStreamsSpec,
+    /// Its process group is killed after this time.
+    pub timeout_ms: Option<u64>,
+    /// The client's description of it, at most [`MAX_LABEL_BYTES`] long.
+    pub label: String,
+}
+
+/// Longest [`KeptCommandSpec::label`].
+pub const MAX_LABEL_BYTES: usize = 2_048;
+
+/// Separates a container's name from the rest of the name of a command that is kept in it.
+pub(crate) const KEPT_SEPARATOR: char = '_';
+
 /// A command to run in a running container. Its standard input, output and error come with the message,
-/// in this order, unless the shim keeps its terminal.
+/// in this order, unless it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
-    /// The caller's name for it, unique among containers and commands.
+    /// The caller's name for it, unique among containers and commands. That of a kept command is its
+    /// container's, `_`, and a name in it.
     pub name: String,
     pub container: String,
     pub program: ProgramSpec,
     /// Standard input is a terminal, which becomes the controlling one.
     pub terminal: bool,
-    /// A terminal of this size, kept by the shim ([`crate::Request::Attach`]); no streams come.
-    pub kept_terminal: Option<TerminalSize>,
+    pub kept: Option<KeptCommandSpec>,
     /// What to do with the container's files instead of executing the program, with its user's rights.
     pub files: Option<FilesOrder>,
     pub hardening: Hardening,
@@ -109,17 +136,22 @@ impl ExecSpec {
     /// Checks everything that can be checked without the host.
     pub fn check(&self) -> Result<(), SpecError> {
         check_name(&self.name)?;
+        if let Some(kept) = &self.kept {
+            let rest = self.name.strip_prefix(&self.container);
+            if !rest.is_some_and(|rest| rest.starts_with(KEPT_SEPARATOR)) {
+                return Err(SpecError::new("name", "another container's name"));
+            }
+            if kept.label.len() > MAX_LABEL_BYTES {
+                return Err(SpecError::new("kept.label", "more than 2 KiB"));
+            }
+        }
         self.program.check()?;
         self.hardening.capability_set().map(|_| ())
     }
 
     /// Checks the number of streams that came along.
     pub(crate) fn check_streams(&self, streams: usize) -> Result<(), SpecError> {
-        let expected = if self.kept_terminal.is_some() {
-            0
-        } else {
-            STREAMS
-        };
+        let expected = if self.kept.is_some() { 0 } else { STREAMS };
         if streams == expected {
             return Ok(());
         }

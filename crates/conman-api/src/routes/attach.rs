@@ -1,28 +1,26 @@
-//! Kept terminals: of a session's program, and of commands in it.
+//! Attaching to the terminal of a session's program, and to kept commands.
 
-use axum::Json;
+use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::{Request, State};
 use axum::response::Response;
-use conman_proto::{
-    ATTACH_PROTOCOL, ExecId, ExecRequest, KeptExec, KeptExecList, SessionId, TerminalSize,
-};
+use conman_proto::{ATTACH_PROTOCOL, ExecId, SessionId, TerminalSize};
 use conman_runtime::AttachOptions;
-use http::{StatusCode, Uri};
+use http::Uri;
 
-use super::exec::accept;
-use crate::exec_request::{self, Form};
-use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::{ExecPath, SessionPath};
 use crate::problem::ApiError;
 use crate::query::Query;
+use crate::web_socket::accept;
 use crate::{ApiState, exec_socket};
 
-/// Attach to a terminal
+type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
+
+/// Attach to a session's terminal
 ///
 /// A WebSocket with subprotocol `conman.attach.v1`. Every binary message is one channel byte and
-/// its payload: from the client 0 (what is typed) and 4 (terminal size as JSON); from the server 5
+/// its payload: from the client 0 (what is typed) and 4 (terminal size as JSON); from the server 6
+/// (`OutputPosition` as JSON: with which offset the output continues), 5
 /// (what the terminal showed last; clear the screen and show this, also when it comes again because a
 /// slow client missed output), 1 (what the program writes) and last 3 (`ExecStatus` as JSON, when the
 /// program has ended). Closing the connection detaches; the program continues. All attached clients
@@ -31,8 +29,6 @@ use crate::{ApiState, exec_socket};
     get, path = "/v1/sessions/{id}/attach", tag = "exec", operation_id = "attach",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
-        ("exec" = Option<ExecId>, Query, description =
-            "A kept command's terminal instead of that of the session's program."),
         ("columns" = Option<u16>, Query, minimum = 1, maximum = 65_535, description =
             "The terminal gets this size; needs `rows`."),
         ("rows" = Option<u16>, Query, minimum = 1, maximum = 65_535, description =
@@ -40,10 +36,12 @@ use crate::{ApiState, exec_socket};
         ("scrollback" = Option<bool>, Query, description =
             "Whether to begin with what the terminal showed last, at most 64 KiB; true when \
              absent."),
+        ("after" = Option<u64>, Query, minimum = 0, description =
+            "Instead, begin with this offset in the output, if it is still kept."),
     ),
     responses(
         (status = 101, description = "Attached."),
-        (status = 404, description = "no-such-session or no-such-exec"),
+        (status = 404, description = "no-such-session"),
         (status = 409, description = "not-running, no-terminal or too-many-terminals"),
         (status = 422, description = "not-supported: the session's runtime keeps no terminals"),
         (status = 426, description = "upgrade-required"),
@@ -54,17 +52,69 @@ pub(crate) async fn attach(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
     uri: Uri,
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    upgrade: Upgrade,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
-    let exec = query.parsed("exec", str::parse::<ExecId>);
+    connect(state, &id, None, &uri, upgrade).await
+}
+
+/// Attach to a kept command
+///
+/// As for a session's terminal. A command without a terminal has no screen (5): 6 comes first, then what is
+/// kept of its outputs, 1 and 2, and what it writes later. 0 is its standard input, if it was started with
+/// `open_stdin`; an empty message ends it for all clients. A client that missed output gets another 6, whose
+/// `dropped` counts the bytes. After its end, what is kept can be read as long as the command is listed.
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}/execs/{exec}/attach", tag = "exec", operation_id = "attach_exec",
+    params(
+        ("id" = SessionId, Path, description = "The session's name."),
+        ("exec" = ExecId, Path, description = "The command's id."),
+        ("columns" = Option<u16>, Query, minimum = 1, maximum = 65_535, description =
+            "Its terminal gets this size; needs `rows`."),
+        ("rows" = Option<u16>, Query, minimum = 1, maximum = 65_535, description =
+            "Needs `columns`."),
+        ("scrollback" = Option<bool>, Query, description =
+            "Whether to begin with the output that is kept, at most 64 KiB; true when absent."),
+        ("after" = Option<u64>, Query, minimum = 0, description =
+            "Instead, begin with this offset in the output, as far as it is kept."),
+    ),
+    responses(
+        (status = 101, description = "Attached."),
+        (status = 404, description = "no-such-session or no-such-exec"),
+        (status = 409, description = "not-running, no-terminal or too-many-terminals"),
+        (status = 422, description = "not-supported: the session's runtime keeps no commands"),
+        (status = 426, description = "upgrade-required"),
+        (status = 503, description = "runtime-unavailable"),
+    )
+)]
+pub(crate) async fn attach_exec(
+    State(state): State<ApiState>,
+    ExecPath(id, exec): ExecPath,
+    uri: Uri,
+    upgrade: Upgrade,
+) -> Result<Response, ApiError> {
+    connect(state, &id, Some(exec), &uri, upgrade).await
+}
+
+async fn connect(
+    state: ApiState,
+    id: &SessionId,
+    exec: Option<ExecId>,
+    uri: &Uri,
+    upgrade: Upgrade,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(uri);
+    let size = size(&mut query);
+    let after = query.number("after", 0, u64::MAX);
     let options = AttachOptions {
-        size: size(&mut query),
-        scrollback: query.flag("scrollback", true),
+        size,
+        after: match query.flag("scrollback", true) {
+            true => after,
+            false => after.or(Some(AttachOptions::NOW)),
+        },
     };
     query.finish()?;
     let upgrade = accept(upgrade, ATTACH_PROTOCOL, "")?;
-    let attached = state.node.access().attach(&id, exec, options).await?;
+    let attached = state.node.access().attach(id, exec, options).await?;
     Ok(upgrade
         .on_upgrade(move |socket| exec_socket::watch(socket, attached, state.closing.clone())))
 }
@@ -85,83 +135,6 @@ fn size(query: &mut Query) -> Option<TerminalSize> {
         columns: columns?,
         rows: rows?,
     })
-}
-
-/// Run a command in a kept terminal
-///
-/// The command continues without attached clients, until it ends, is ended, or the session ends. A
-/// session has at most 16; ended ones are removed to make room.
-#[utoipa::path(
-    post, path = "/v1/sessions/{id}/execs", tag = "exec", operation_id = "keep_exec",
-    params(("id" = SessionId, Path, description = "The session's name.")),
-    request_body(content = ExecRequest, description =
-        "With `tty`, and without `stdin` and `timeout_ms`."),
-    responses(
-        (status = 201, description = "It runs.", body = KeptExec),
-        (status = 404, description = "no-such-session"),
-        (status = 409, description = "not-running or too-many-terminals"),
-        (status = 422, description = "no-such-command or not-supported"),
-        (status = 503, description = "runtime-unavailable"),
-    )
-)]
-pub(crate) async fn keep(
-    State(state): State<ApiState>,
-    SessionPath(id): SessionPath,
-    uri: Uri,
-    request: Request,
-) -> Result<(StatusCode, Json<KeptExec>), ApiError> {
-    Query::of(&uri).finish()?;
-    let asked: ExecRequest = json_body::read(request, MAX_BODY_BYTES).await?;
-    let checked = exec_request::check(asked, Form::Kept)?;
-    let kept = state.node.access().keep_exec(&id, checked.plan).await?;
-    Ok((StatusCode::CREATED, Json(kept)))
-}
-
-/// List the commands whose terminals are kept
-#[utoipa::path(
-    get, path = "/v1/sessions/{id}/execs", tag = "exec", operation_id = "list_execs",
-    params(("id" = SessionId, Path, description = "The session's name.")),
-    responses(
-        (status = 200, description = "The oldest first.", body = KeptExecList),
-        (status = 404, description = "no-such-session"),
-        (status = 409, description = "not-running"),
-        (status = 503, description = "runtime-unavailable"),
-    )
-)]
-pub(crate) async fn list(
-    State(state): State<ApiState>,
-    SessionPath(id): SessionPath,
-    uri: Uri,
-) -> Result<Json<KeptExecList>, ApiError> {
-    Query::of(&uri).finish()?;
-    let execs = state.node.access().kept_execs(&id).await?;
-    Ok(Json(KeptExecList { execs }))
-}
-
-/// End a command whose terminal is kept
-///
-/// Kills it, if it has not ended, with what it has started, and forgets it.
-#[utoipa::path(
-    delete, path = "/v1/sessions/{id}/execs/{exec}", tag = "exec", operation_id = "end_exec",
-    params(
-        ("id" = SessionId, Path, description = "The session's name."),
-        ("exec" = ExecId, Path, description = "The command's id."),
-    ),
-    responses(
-        (status = 204, description = "It is gone."),
-        (status = 404, description = "no-such-session or no-such-exec"),
-        (status = 409, description = "not-running"),
-        (status = 503, description = "runtime-unavailable"),
-    )
-)]
-pub(crate) async fn end(
-    State(state): State<ApiState>,
-    ExecPath(id, exec): ExecPath,
-    uri: Uri,
-) -> Result<StatusCode, ApiError> {
-    Query::of(&uri).finish()?;
-    state.node.access().end_exec(&id, exec).await?;
-    Ok(StatusCode::NO_CONTENT)
 }
 
 #[cfg(test)]

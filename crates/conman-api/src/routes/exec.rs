@@ -1,34 +1,50 @@
 //! Commands inside a session: run to the end, or interactively over a WebSocket.
 
+use std::convert::Infallible;
+
 use axum::Json;
+use axum::body::Body;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use conman_node::AccessError;
-use conman_proto::{EXEC_PROTOCOL, ExecRequest, ExecResult, ExecStatus, SessionId};
+use conman_proto::{EXEC_PROTOCOL, ExecRequest, ExecResult, ExecStatus, LogLine, SessionId};
 use conman_runtime::RuntimeError;
-use http::header::{CONNECTION, UPGRADE};
-use http::{HeaderValue, Uri};
+use futures_util::stream;
+use http::Uri;
+use http::header::CONTENT_TYPE;
+use tokio::sync::mpsc;
 
 use crate::exec_request::{self, Form};
-use crate::exec_socket::{self, MAX_MESSAGE_BYTES, MAX_WRITE_BUFFER_BYTES};
 use crate::json_body::{self, MAX_EXEC_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
-use crate::{ApiState, exec_collect};
+use crate::web_socket::accept;
+use crate::{ApiState, exec_collect, exec_socket};
+
+/// Pieces of output that wait for a slow client before the command is slowed, each of at most 16 KiB of it.
+const LINES_QUEUE: usize = 4;
 
 /// Run a command to its end
 ///
-/// The answer has what it printed, at most 1 MiB of each stream. A command that outlasts
+/// The answer has what it printed, at most 1 MiB of each stream. With `stream`, it is sent as it comes and
+/// without a bound: one `LogLine` a line, and an `ExecStatus` as the last one. A command that outlasts
 /// `timeout_ms` is killed, with the processes that it started and that did not leave its session.
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec",
-    params(("id" = SessionId, Path, description = "The session's name.")),
+    params(
+        ("id" = SessionId, Path, description = "The session's name."),
+        ("stream" = Option<bool>, Query, description =
+            "Send the output while the command runs; a slow client slows it."),
+    ),
     request_body = ExecRequest,
     responses(
-        (status = 200, description = "It ended.", body = ExecResult),
+        (status = 200, description = "It ended; with `stream`, it has begun.", content(
+            (ExecResult = "application/json"),
+            (LogLine = "application/x-ndjson"),
+        )),
         (status = 404, description = "no-such-session"),
         (status = 409, description = "not-running"),
         (status = 422, description = "no-such-command"),
@@ -42,15 +58,28 @@ pub(crate) async fn exec(
     SessionPath(id): SessionPath,
     uri: Uri,
     request: Request,
-) -> Result<Json<ExecResult>, ApiError> {
-    Query::of(&uri).finish()?;
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let streams = query.flag("stream", false);
+    query.finish()?;
     let asked: ExecRequest = json_body::read(request, MAX_EXEC_BODY_BYTES).await?;
     let checked = exec_request::check(asked, Form::Json)?;
     let io = state.node.access().exec(&id, checked.plan).await?;
     // In a separate task: a client that goes away must not leave a command without its limit.
+    if streams {
+        let (to, lines) = mpsc::channel(LINES_QUEUE);
+        let run = exec_collect::run_with_lines(io, checked.stdin, checked.timeout, to);
+        tokio::spawn(run);
+        let lines = stream::unfold(lines, |mut lines| async move {
+            let some = lines.recv().await?;
+            Some((Ok::<_, Infallible>(some), lines))
+        });
+        let body = Body::from_stream(lines);
+        return Ok(([(CONTENT_TYPE, "application/x-ndjson")], body).into_response());
+    }
     let run = exec_collect::run_to_end(io, checked.stdin, checked.timeout);
     match tokio::spawn(run).await {
-        Ok(result) => result.map(Json),
+        Ok(result) => result.map(|result| Json(result).into_response()),
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         Err(_) => Err(Kind::SHUTTING_DOWN.because("the daemon stops")),
     }
@@ -115,35 +144,4 @@ fn no_such_command(error: &AccessError) -> Option<ExecStatus> {
         },
         _ => None,
     }
-}
-
-/// Accepts a WebSocket of this subprotocol, with bounds; `or` names the client's alternative.
-pub(super) fn accept(
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-    protocol: &'static str,
-    or: &str,
-) -> Result<WebSocketUpgrade, ApiError> {
-    let refused = |reason: &str| upgrade_required(reason, protocol, or);
-    let upgrade = upgrade.map_err(|rejection| refused(&rejection.body_text()))?;
-    if !upgrade
-        .requested_protocols()
-        .any(|offered| offered == protocol)
-    {
-        return Err(refused("the client does not offer the subprotocol"));
-    }
-    Ok(upgrade
-        .protocols([protocol])
-        .max_message_size(MAX_MESSAGE_BYTES)
-        .max_frame_size(MAX_MESSAGE_BYTES)
-        .max_write_buffer_size(MAX_WRITE_BUFFER_BYTES))
-}
-
-fn upgrade_required(reason: &str, protocol: &str, or: &str) -> ApiError {
-    Kind::UPGRADE
-        .because(format!(
-            "{}; connect with a WebSocket client and subprotocol `{protocol}`{or}",
-            crate::field_errors::cut(reason)
-        ))
-        .header(UPGRADE, HeaderValue::from_static("websocket"))
-        .header(CONNECTION, HeaderValue::from_static("upgrade"))
 }

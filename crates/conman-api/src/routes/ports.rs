@@ -11,11 +11,11 @@ use conman_proto::{PORT_PROTOCOL, SessionId};
 use http::Uri;
 use tokio::time::timeout;
 
-use super::exec::accept;
 use crate::node_errors::route_error;
 use crate::path_params::PortPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
+use crate::web_socket::accept;
 use crate::{ApiState, port_socket};
 
 /// Bound on the time that a session takes to accept a connection.

@@ -138,14 +138,17 @@ pub(crate) async fn kill(
     SessionPath(id): SessionPath,
     uri: Uri,
 ) -> Result<StatusCode, ApiError> {
-    let mut query = Query::of(&uri);
+    let signal = signal_of(&uri)?.unwrap_or(Signal::KILL);
+    state.node.access().signal(&id, signal)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The signal in a query.
+pub(super) fn signal_of(uri: &Uri) -> Result<Option<Signal>, ApiError> {
+    let mut query = Query::of(uri);
     let signal = query.parsed("signal", |text| {
         parse_signal(text).ok_or_else(|| format!("`{text}` is not a signal, such as SIGTERM"))
     });
     query.finish()?;
-    state
-        .node
-        .access()
-        .signal(&id, signal.unwrap_or(Signal::KILL))?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(signal)
 }

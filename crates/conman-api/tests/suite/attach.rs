@@ -84,7 +84,9 @@ async fn nobody_attaches_without_a_token_of_the_scope_that_commands_need() {
     for (method, path) in [
         (Method::GET, "/v1/sessions/a/execs"),
         (Method::POST, "/v1/sessions/a/execs"),
+        (Method::GET, "/v1/sessions/a/execs/0123456789ab"),
         (Method::DELETE, "/v1/sessions/a/execs/0123456789ab"),
+        (Method::POST, "/v1/sessions/a/execs/0123456789ab/signal"),
     ] {
         let request = api.request(Scope::Read, method.clone(), path);
         let answer = api.send(request).await;
@@ -104,7 +106,7 @@ async fn what_cannot_be_attached_to_says_why() {
         ("b/attach", ATTACH_PROTOCOL, 404, "no-such-session"),
         ("a/attach", EXEC_PROTOCOL, 426, "upgrade-required"),
         (
-            "a/attach?exec=0123456789ab",
+            "a/execs/0123456789ab/attach",
             ATTACH_PROTOCOL,
             422,
             "not-supported",

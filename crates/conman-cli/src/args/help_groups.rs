@@ -17,7 +17,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Inside a session",
         &[
-            "exec", "attach", "cp", "ls", "port", "net", "forward", "token",
+            "exec", "execs", "attach", "cp", "ls", "port", "net", "forward", "token",
         ],
     ),
     ("What happened", &["logs", "why", "events", "stats", "top"]),

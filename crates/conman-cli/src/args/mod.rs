@@ -268,9 +268,10 @@ mod tests {
         );
         for wrong in [
             &["attach", "--exec", "1", "alice"][..],
-            &["attach", "--end", "alice"],
+            &["attach", "-i", "alice"],
             &["attach", "--detach-keys", "ctrl-1", "alice"],
-            &["exec", "--keep", "alice", "sh"],
+            &["exec", "-t", "--keep", "alice", "sh"],
+            &["exec", "--timeout", "9s", "alice", "sh"],
         ] {
             assert!(
                 Cli::try_parse_from(["conman"].iter().chain(wrong)).is_err(),

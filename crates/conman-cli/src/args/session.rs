@@ -40,11 +40,13 @@ pub enum ClientCommand {
     Resume(SessionArgs),
     /// Stop a session and start it again by the same spec
     Restart(SessionArgs),
-    /// Send a signal to a session's program
+    /// Send a signal to a session's program, or to a kept command
     Kill(KillArgs),
     /// Run a command in a session; the exit code is the command's
     Exec(ExecArgs),
-    /// Attach to the terminal of a session's program, or of a kept command; Ctrl-P Ctrl-Q detaches
+    /// List the commands of a session that `conman exec --detach` or `--keep` started
+    Execs(SessionArgs),
+    /// Attach to the terminal of a session's program, or to a kept command; Ctrl-P Ctrl-Q detaches
     Attach(AttachArgs),
     /// Copy files and directories into or out of a session
     Cp(CpArgs),
@@ -337,6 +339,9 @@ pub struct KillArgs {
     /// Signal by name or number; SIGKILL ends the session
     #[arg(short, long, value_name = "SIGNAL", default_value = "SIGKILL")]
     pub signal: String,
+    /// A kept command instead of the session's program
+    #[arg(long, value_name = "EXEC")]
+    pub exec: Option<ExecId>,
 }
 
 /// Arguments of `conman inspect`.
@@ -360,6 +365,9 @@ pub struct RmArgs {
     /// Forget them as well: `conman ps --all` no longer shows them
     #[arg(long)]
     pub forget: bool,
+    /// Only remove a kept command of the session: kill it, if it has not ended, and forget it
+    #[arg(long, value_name = "EXEC", conflicts_with_all = ["all", "forget"])]
+    pub exec: Option<ExecId>,
 }
 
 /// Arguments of `conman exec`.
@@ -372,8 +380,14 @@ pub struct ExecArgs {
     #[arg(short, long)]
     pub tty: bool,
     /// Keep its terminal after detaching: `conman attach --exec` comes back to it
-    #[arg(long, requires = "tty")]
+    #[arg(long, requires = "tty", requires = "interactive")]
     pub keep: bool,
+    /// Start it in the background and print its id, for `conman attach --exec`; with -i its input stays open
+    #[arg(short, long, conflicts_with = "keep")]
+    pub detach: bool,
+    /// Kill it after this time
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms, requires = "detach")]
+    pub timeout: Option<u32>,
     /// Keys that detach from a kept terminal
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, requires = "keep")]
     pub detach_keys: DetachKeys,
@@ -400,21 +414,18 @@ pub struct ExecArgs {
 /// Arguments of `conman attach`.
 #[derive(Debug, Clone, Args)]
 pub struct AttachArgs {
-    /// A kept command's terminal instead of that of the session's program
-    #[arg(long, value_name = "ID")]
+    /// A kept command instead of the terminal of the session's program
+    #[arg(long, value_name = "EXEC")]
     pub exec: Option<ExecId>,
+    /// Connect standard input to a command without a terminal
+    #[arg(short, long, requires = "exec")]
+    pub interactive: bool,
     /// Keys that detach, typed one after the other: characters, or ctrl- and one; none when empty
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, allow_hyphen_values = true)]
     pub detach_keys: DetachKeys,
-    /// Begin without the terminal's last output
+    /// Begin without the last output
     #[arg(long)]
     pub no_scrollback: bool,
-    /// List the session's kept commands instead
-    #[arg(long, conflicts_with_all = ["exec", "end"])]
-    pub list: bool,
-    /// End the kept command instead
-    #[arg(long, requires = "exec")]
-    pub end: bool,
     pub id: SessionId,
 }
 

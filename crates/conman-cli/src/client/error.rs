@@ -114,7 +114,7 @@ fn advice_on(problem: &Problem) -> Option<String> {
         "no-such-node" | "node-unreachable" | "node-silent" | "no-node" => {
             "`conman nodes` lists the nodes with their state"
         }
-        "no-such-exec" => return Some(format!("`conman attach --list {id}` lists them")),
+        "no-such-exec" => return Some(format!("`conman execs {id}` lists them")),
         "image-not-found" => "`conman image ls` lists the images",
         "no-such-image" => "`conman image import` or `conman image pull` brings it to the node",
         "image-in-use" => "`conman image rm --force` removes the name anyway",

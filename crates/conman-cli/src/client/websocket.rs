@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_proto::{
-    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecStatus, TerminalSize,
+    ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecRequest, ExecStatus, OutputPosition,
+    TerminalSize,
 };
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -57,6 +58,8 @@ pub(crate) enum FromExec {
     Stderr(Bytes),
     /// The terminal's last output, for an empty screen.
     Replay(Bytes),
+    /// Where the output continues.
+    Position(OutputPosition),
     Ended(ExecStatus),
 }
 
@@ -201,6 +204,9 @@ fn decode(mut message: Bytes) -> Result<FromExec, ExecSocketError> {
             .map(FromExec::Ended)
             .map_err(|error| ExecSocketError::Protocol(error.to_string())),
         Ok(ExecChannel::Replay) => Ok(FromExec::Replay(payload)),
+        Ok(ExecChannel::Position) => serde_json::from_slice(&payload)
+            .map(FromExec::Position)
+            .map_err(|error| ExecSocketError::Protocol(error.to_string())),
         Ok(channel @ (ExecChannel::Stdin | ExecChannel::Resize)) => Err(ExecSocketError::Protocol(
             format!("a message on the channel {channel:?}"),
         )),

@@ -1,27 +1,24 @@
-//! `conman attach`: connects the user's terminal with a kept one; and `conman exec --keep`, which
-//! makes one first.
+//! `conman attach`: connects the user's terminal with a kept one, or follows a kept command; and
+//! `conman exec --keep` and `--detach`, which start one first.
 //!
 //! Detaching leaves the program running; so does the death of this process, of the connection and
 //! of the daemon. The user's terminal gets its settings back and leaves the modes that a
 //! full-screen program had set.
 
 use bytes::Bytes;
-use comfy_table::Cell;
-use conman_proto::{ExecId, ExecStatus, KeptExec, KeptExecList, SessionId};
+use conman_proto::{ExecId, ExecRequest, ExecStatus, KeptExec, SessionId};
 use http::Method;
-use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::Context;
 use super::exec::{
-    ending_signal, exit_of, next_piece, next_resize, of_conman, request, with_container,
+    self, ending_signal, exit_of, next_piece, next_resize, of_conman, request, with_container,
 };
 use super::followed::{Fate, Followed};
 use crate::args::detach_keys::DetachWatch;
 use crate::args::{AttachArgs, DetachKeys, ExecArgs};
 use crate::client::{ExecSocket, ExecSocketError, FromCommand, FromExec, PROMPT, ToCommand};
 use crate::failure::{Exit, Failure};
-use crate::human::{ago, printable};
 use crate::output::Output;
 use crate::stdio::{StdWriter, Stream, read_stdin};
 use crate::terminal::{self, Interrupts, RawTerminal, Resizes};
@@ -47,13 +44,13 @@ struct Target {
 
 impl Target {
     fn path(&self) -> String {
+        let of_exec = |exec| format!("/execs/{exec}");
         let mut path = format!(
-            "/v1/sessions/{}/attach?scrollback={}",
-            self.id, self.scrollback
+            "/v1/sessions/{}{}/attach?scrollback={}",
+            self.id,
+            self.exec.map(of_exec).unwrap_or_default(),
+            self.scrollback
         );
-        if let Some(exec) = self.exec {
-            path.push_str(&format!("&exec={exec}"));
-        }
         if let Some(size) = terminal::size() {
             path.push_str(&format!("&columns={}&rows={}", size.columns, size.rows));
         }
@@ -76,43 +73,70 @@ enum Ended {
 }
 
 pub(super) async fn run(context: &Context, args: AttachArgs) -> Result<Exit, Failure> {
-    if args.list {
-        return list(context, &args.id).await;
-    }
-    if let Some(exec) = args.exec
-        && args.end
-    {
-        let path = format!("/v1/sessions/{}/execs/{exec}", args.id);
-        context.client.order(Method::DELETE, &path).await?;
-        return Ok(Exit::Done);
-    }
     let target = Target {
         id: args.id,
         exec: args.exec,
         keys: args.detach_keys,
         scrollback: !args.no_scrollback,
     };
-    attach(context, target).await.map_err(of_conman)
+    let attached = async {
+        match has_terminal(context, &target).await? {
+            true => attach(context, target).await,
+            false => follow(context, target, args.interactive).await,
+        }
+    };
+    attached.await.map_err(of_conman)
 }
 
-/// Runs a command whose terminal is kept, and attaches to it if the user's input is a terminal.
+async fn has_terminal(context: &Context, target: &Target) -> Result<bool, Failure> {
+    let Some(exec) = target.exec else {
+        return Ok(true);
+    };
+    let path = format!("/v1/sessions/{}/execs/{exec}", target.id);
+    let answer = context
+        .client
+        .answer::<KeptExec>(Method::GET, &path, None::<&()>, PROMPT)
+        .await?;
+    Ok(answer.value.tty)
+}
+
+/// Follows a command without a terminal, to its end.
+async fn follow(context: &Context, target: Target, interactive: bool) -> Result<Exit, Failure> {
+    if context.output.json {
+        return Err(Failure::usage("a command's output is not JSON"));
+    }
+    // An error here need not affect the next steps.
+    let followed = Followed::now(&context.client, &target.id).await;
+    let socket = context.client.attach(&target.path()).await?;
+    let input = interactive.then(read_stdin).transpose()?;
+    let ended = exec::converse(socket, input, None).await?;
+    with_container(context, followed, &ended, &target.command()).await?;
+    exit_of(ended)
+}
+
+/// Starts a command that is kept, and attaches to it unless it is detached.
 pub(super) async fn keep(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     let output = &context.output;
-    if args.interactive && !output.json && !terminal::stdin_is_terminal() {
+    if args.keep && !output.json && !terminal::stdin_is_terminal() {
         return Err(Failure::usage(
             "standard input is not a terminal: leave out -i",
         ));
     }
     let path = format!("/v1/sessions/{}/execs", args.id);
+    let request = ExecRequest {
+        open_stdin: args.detach && args.interactive,
+        timeout_ms: args.timeout,
+        ..request(&args)
+    };
     let answer = context
         .client
-        .answer::<KeptExec>(Method::POST, &path, Some(&request(&args)), PROMPT)
+        .answer::<KeptExec>(Method::POST, &path, Some(&request), PROMPT)
         .await?;
     if output.json {
         output.value(&answer.raw)?;
         return Ok(Exit::Done);
     }
-    if !args.interactive {
+    if args.detach {
         output.line(&answer.value.id.to_string())?;
         return Ok(Exit::Done);
     }
@@ -123,36 +147,6 @@ pub(super) async fn keep(context: &Context, args: ExecArgs) -> Result<Exit, Fail
         scrollback: true,
     };
     attach(context, target).await
-}
-
-async fn list(context: &Context, id: &SessionId) -> Result<Exit, Failure> {
-    let path = format!("/v1/sessions/{id}/execs");
-    let answer = context
-        .client
-        .answer::<KeptExecList>(Method::GET, &path, None::<&()>, PROMPT)
-        .await?;
-    let output = &context.output;
-    if output.json {
-        output.value(&answer.raw)?;
-        return Ok(Exit::Done);
-    }
-    let now = Timestamp::now();
-    let row = |one: &KeptExec| {
-        let state = match (one.running, one.exit_code) {
-            (true, _) => "running".to_owned(),
-            (false, Some(code)) => format!("exited {code}"),
-            (false, None) => "ended".to_owned(),
-        };
-        let command = one.command.join(" ");
-        let command = printable(&command).into_owned();
-        let id = one.id.to_string();
-        [id, state, ago(now, one.started_at), command]
-            .map(Cell::new)
-            .to_vec()
-    };
-    let rows = answer.value.execs.iter().map(row).collect();
-    output.table(&["EXEC", "STATE", "STARTED", "COMMAND"], rows)?;
-    Ok(Exit::Done)
 }
 
 async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
@@ -303,6 +297,7 @@ async fn pass_out(
 ) -> Result<ExecStatus, ExecSocketError> {
     loop {
         let bytes = match from_command.next().await? {
+            FromExec::Position(_) => continue,
             FromExec::Stdout(bytes) | FromExec::Stderr(bytes) => bytes,
             FromExec::Replay(bytes) => [CLEAR, &bytes].concat().into(),
             FromExec::Ended(status) => return Ok(status),

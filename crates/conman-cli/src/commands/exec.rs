@@ -38,7 +38,7 @@ const KILLED: i32 = 137;
 const LOST: &str = "The command did not run to its end";
 
 pub(super) async fn run(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
-    let result = if args.keep {
+    let result = if args.keep || args.detach {
         attach::keep(context, args).await
     } else if context.output.json {
         collect(context, args).await
@@ -117,7 +117,11 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     let followed = Followed::now(&context.client, &args.id).await;
     // Installed before the size is read, so that no later change is missed.
     let resizes = args.tty.then(Resizes::listen).transpose()?;
-    let socket = context.client.exec(&path, &request(&args)).await?;
+    let mut socket = context.client.exec(&path, &request(&args)).await?;
+    if !args.interactive {
+        // The other direction reports a broken connection.
+        let _ = socket.to_command.stdin(&[]).await;
+    }
     let interactive_terminal = args.tty && args.interactive;
     // Installed before the terminal is raw, so that no signal leaves it raw. In a cooked terminal
     // every signal has its usual effect, and there is nothing to restore.
@@ -188,7 +192,7 @@ pub(super) async fn ending_signal(
 }
 
 /// Copies both ways until the command ends and its last output is written.
-async fn converse(
+pub(super) async fn converse(
     socket: ExecSocket,
     input: Option<mpsc::Receiver<Bytes>>,
     resizes: Option<Resizes>,
@@ -226,9 +230,6 @@ async fn try_pass_in(
     mut input: Option<mpsc::Receiver<Bytes>>,
     mut resizes: Option<Resizes>,
 ) -> Result<(), ExecSocketError> {
-    if input.is_none() {
-        to_command.stdin(&[]).await?;
-    }
     loop {
         tokio::select! {
             // Cancel safe: `recv` loses nothing.
@@ -274,6 +275,14 @@ async fn pass_out(
             FromExec::Stderr(bytes) => writer.write(Stream::Stderr, bytes).await,
             FromExec::Replay(_) => {
                 return Err(ExecSocketError::Protocol("a replay".to_owned()));
+            }
+            FromExec::Position(position) if position.dropped == 0 => continue,
+            FromExec::Position(position) => {
+                let note = format!(
+                    "conman: {} bytes of output were dropped\n",
+                    position.dropped
+                );
+                writer.write(Stream::Stderr, note.into()).await
             }
             FromExec::Ended(status) => return Ok(status),
         };

@@ -6,6 +6,7 @@ mod cp;
 mod drain;
 mod events;
 mod exec;
+mod execs;
 mod followed;
 mod forward;
 mod image;
@@ -69,6 +70,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Update(args) => Box::pin(session_orders::update(context, &args)).await,
         ClientCommand::Kill(args) => Box::pin(session_orders::kill(context, &args)).await,
         ClientCommand::Exec(args) => Box::pin(exec::run(context, args)).await,
+        ClientCommand::Execs(args) => Box::pin(execs::run(context, &args)).await,
         ClientCommand::Attach(args) => Box::pin(attach::run(context, args)).await,
         ClientCommand::Cp(args) => Box::pin(cp::run(context, args)).await,
         ClientCommand::Ls(args) => Box::pin(ls::run(context, &args)).await,

@@ -21,6 +21,14 @@ const PARALLEL: usize = 16;
 type Outcome = (SessionId, Result<Answer<StopReport>, ClientError>);
 
 pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure> {
+    if let Some(exec) = args.exec {
+        let [id] = &args.id[..] else {
+            return Err(Failure::usage("--exec needs one session"));
+        };
+        let path = format!("/v1/sessions/{id}/execs/{exec}");
+        context.client.order(Method::DELETE, &path).await?;
+        return Ok(Exit::Done);
+    }
     let ids = if args.all {
         // `--all` does not affect sessions of other nodes.
         let filter = Filter {

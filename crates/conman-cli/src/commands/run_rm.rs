@@ -58,8 +58,7 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
             // Detaching would end it.
             detach_keys: String::new().parse().map_err(Failure::usage)?,
             no_scrollback: false,
-            list: false,
-            end: false,
+            interactive: false,
             id: id.clone(),
         };
         return attach::run(context, attach).await;

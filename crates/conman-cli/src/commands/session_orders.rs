@@ -66,7 +66,13 @@ fn told<T>(context: &Context, answer: &Answer<T>, session: &Session) -> Result<E
 
 pub(super) async fn kill(context: &Context, args: &KillArgs) -> Result<Exit, Failure> {
     let signal = encode(&args.signal);
-    let path = format!("/v1/sessions/{}/kill?signal={signal}", args.id);
+    let path = match args.exec {
+        Some(exec) => format!(
+            "/v1/sessions/{}/execs/{exec}/signal?signal={signal}",
+            args.id
+        ),
+        None => format!("/v1/sessions/{}/kill?signal={signal}", args.id),
+    };
     let sent = context.client.order(Method::POST, &path).await;
     sent.map_err(|error| Failure::from(error).about(args.id.as_str()))?;
     Ok(Exit::Done)

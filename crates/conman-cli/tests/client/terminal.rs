@@ -369,6 +369,8 @@ fn keeping_routes(calls: &Calls) -> Router {
         noted.note(query.unwrap_or_default());
         let upgrade = upgrade.protocols([ATTACH_PROTOCOL]);
         let response: Response = upgrade.on_upgrade(async |mut socket: WebSocket| {
+            let position = framed(6, br#"{"offset":10,"dropped":0}"#);
+            socket.send(position).await.expect("sent");
             let mut answer = framed(5, b"old screen");
             while socket.send(answer).await.is_ok() {
                 let Some(Ok(Message::Binary(message))) = socket.recv().await else {
@@ -394,7 +396,8 @@ fn keeping_routes(calls: &Calls) -> Router {
         (axum::http::StatusCode::CREATED, Json(kept))
     };
     Router::new()
-        .route("/v1/sessions/{id}/attach", get(attach))
+        .route("/v1/sessions/{id}/attach", get(attach.clone()))
+        .route("/v1/sessions/{id}/execs/{exec}/attach", get(attach))
         .route("/v1/sessions/{id}/execs", post(keep))
 }
 
@@ -483,10 +486,10 @@ async fn a_kept_command_is_made_and_attached_to_by_its_id() {
         asked,
         json!({"command": ["vi"], "tty": true, "terminal_size": size})
     );
-    let attached = "scrollback=true&exec=0123456789ab&columns=100&rows=30";
+    let attached = "scrollback=true&columns=100&rows=30";
     assert_eq!(calls.all()[1], attached);
     // Without a person there is nothing to attach with.
-    let outcome = daemon.run(&["exec", "-t", "--keep", "alice", "vi"]).await;
+    let outcome = daemon.run(&["exec", "-dt", "alice", "vi"]).await;
     assert_eq!(
         (outcome.code, outcome.stdout.as_str()),
         (0, "0123456789ab\n")

@@ -251,10 +251,7 @@ fn who_follows_what_a_terminal_shows_has_a_place_among_those_who_are_attached() 
         daemon.run(daemon.node.access().logs(&id, options))
     };
     let attach = || {
-        let options = AttachOptions {
-            size: None,
-            scrollback: true,
-        };
+        let options = AttachOptions::default();
         daemon.run(daemon.node.access().attach(&id, None, options))
     };
     let attached = attach().expect("there is room");

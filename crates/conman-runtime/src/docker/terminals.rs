@@ -22,10 +22,11 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::daemon::Lane;
 use super::hijack::{self, Hijacked, Streaming};
 use super::{DockerRuntime, Shared};
+use crate::attached_channels::{AttachedEnds, attached_channels};
 use crate::shared::exec_channels::{OUTPUT_CHUNK_BYTES, exited, latest_size};
-use crate::terminal_channels::{TerminalEnds, terminal_channels};
 use crate::{
-    AttachOptions, ContainerKey, ExecPlan, RuntimeError, TerminalIo, TerminalOutput, Terminals,
+    AttachOptions, AttachedIo, AttachedOutput, ContainerKey, ExecPlan, KeptStreams, OutputStream,
+    RuntimeError,
 };
 
 const ACTION: &str = "attach to";
@@ -44,13 +45,13 @@ const DETACH_KEYS: &str = "ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E,ctrl-%5E
 const EXIT_PATIENCE: Duration = Duration::from_secs(15);
 
 #[async_trait]
-impl Terminals for DockerRuntime {
+impl KeptStreams for DockerRuntime {
     async fn attach(
         &self,
         key: &ContainerKey,
         exec: Option<ExecId>,
         options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
+    ) -> Result<AttachedIo, RuntimeError> {
         match exec {
             Some(_) => Err(unsupported("attach to a command in", key)),
             None => attach(&self.shared, key, options).await,
@@ -71,7 +72,7 @@ fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
         runtime: RuntimeKind::Docker,
         action,
         subject: key.to_string(),
-        reason: "Docker keeps no terminal of a command once no client is connected to it; use the native runtime"
+        reason: "Docker keeps no streams of a command once no client is connected to it; use the native runtime"
             .to_owned(),
     }
 }
@@ -80,7 +81,7 @@ async fn attach(
     shared: &Arc<Shared>,
     key: &ContainerKey,
     options: AttachOptions,
-) -> Result<TerminalIo, RuntimeError> {
+) -> Result<AttachedIo, RuntimeError> {
     let subject = key.to_string();
     let Some(place) = shared.daemon.stream_place() else {
         return Err(RuntimeError::TooMany {
@@ -101,7 +102,7 @@ async fn attach(
         });
     }
     let id = container.container_id;
-    let shown = if options.scrollback {
+    let shown = if options.after.is_none() {
         shared.last_shown(&id).await
     } else {
         Bytes::new()
@@ -120,7 +121,7 @@ async fn attach(
         .await
         .and_then(|answer| answer)
         .map_err(|failure| failure.about(ACTION, &subject))?;
-    let (io, ends) = terminal_channels();
+    let (io, ends) = attached_channels();
     let watching = Watching {
         shared: Arc::clone(shared),
         key: key.clone(),
@@ -193,9 +194,9 @@ impl Watching {
         connection: Hijacked,
         recent: Recent,
         options: AttachOptions,
-        ends: TerminalEnds,
+        ends: AttachedEnds,
     ) {
-        let TerminalEnds {
+        let AttachedEnds {
             mut input,
             output: to,
             mut resize,
@@ -204,7 +205,7 @@ impl Watching {
         let name = self.shared.container_name(&self.key);
         let (reader, writer) = tokio::io::split(connection);
         {
-            let output = pin!(carry_output(reader, recent, options.scrollback, &to));
+            let output = pin!(carry_output(reader, recent, options.after.is_none(), &to));
             let typed = pin!(carry_input(&mut input, writer));
             let resizes = pin!(async {
                 if let Some(size) = options.size {
@@ -280,7 +281,7 @@ async fn carry_output<R: AsyncRead + Unpin>(
     mut from: R,
     mut recent: Recent,
     replay_first: bool,
-    to: &mpsc::Sender<TerminalOutput>,
+    to: &mpsc::Sender<AttachedOutput>,
 ) {
     let mut buffer = BytesMut::new();
     // A replay is due: at first, and after output was dropped.
@@ -296,7 +297,7 @@ async fn carry_output<R: AsyncRead + Unpin>(
                     let bytes = buffer.split().freeze();
                     recent.push(&bytes);
                     if !behind {
-                        match to.try_send(TerminalOutput::Output(bytes)) {
+                        match to.try_send(AttachedOutput::Output(OutputStream::Stdout, bytes)) {
                             Ok(()) => {}
                             Err(TrySendError::Full(_)) => behind = true,
                             Err(TrySendError::Closed(_)) => return,
@@ -307,7 +308,7 @@ async fn carry_output<R: AsyncRead + Unpin>(
             // Cancel safe: an unused place is given back.
             place = to.reserve(), if behind => match place {
                 Ok(place) => {
-                    place.send(TerminalOutput::Replay(recent.bytes()));
+                    place.send(AttachedOutput::Screen(recent.bytes()));
                     behind = false;
                 }
                 Err(_) => return,
@@ -316,7 +317,7 @@ async fn carry_output<R: AsyncRead + Unpin>(
     }
     if behind {
         // The client may have detached.
-        let _ = to.send(TerminalOutput::Replay(recent.bytes())).await;
+        let _ = to.send(AttachedOutput::Screen(recent.bytes())).await;
     }
 }
 
@@ -367,11 +368,12 @@ mod tests {
         let mut replays = 0;
         while let Some(piece) = reader.recv().await {
             match piece {
-                TerminalOutput::Replay(bytes) => {
+                AttachedOutput::Screen(bytes) => {
                     replays += 1;
                     seen = bytes.to_vec();
                 }
-                TerminalOutput::Output(bytes) => seen.extend_from_slice(&bytes),
+                AttachedOutput::Output(_, bytes) => seen.extend_from_slice(&bytes),
+                AttachedOutput::Position(_) => panic!("dockerd's output is not counted"),
             }
         }
         carrying.await.expect("it ends");

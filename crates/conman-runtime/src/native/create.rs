@@ -7,11 +7,11 @@ use conman_image::ImageGuard;
 use conman_shim::{BindSpec, Hardening, LaunchSpec, RootSpec};
 
 use super::Inner;
+use super::attach::shim_size;
 use super::failure::refused;
 use super::link::StoredLink;
 use super::program;
 use super::store::{self, StoredPlan};
-use super::terminals::shim_size;
 use crate::shared::container_files::{ContainerFiles, OWN_FILES, contents};
 use crate::{ContainerPlan, RuntimeError, TERMINAL_SIZE};
 

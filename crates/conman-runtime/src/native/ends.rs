@@ -6,15 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use conman_shim::{ContainerState, ContainerView};
 use tokio::sync::oneshot;
 
-use super::kept_files;
+use super::kept_commands::is_kept;
 use crate::shim_link::NotificationHandler;
 
 /// An end, with the exit code if it is known, in a shell's encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct End(pub(super) Option<i32>);
 
-/// Ends of containers and kept commands are stored until they are forgotten. Ends of other
-/// commands are only sent to waiting callers.
+/// Ends of containers are stored until they are forgotten. Ends of commands are only sent to waiting
+/// callers; the shim knows those of kept commands.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     state: Mutex<State>,
@@ -38,7 +38,7 @@ impl Ends {
             return false;
         };
         let mut state = self.lock();
-        if container.exec_in.is_none() || kept_files::is_kept(&container.name) {
+        if container.exec_in.is_none() {
             state.ended.insert(container.name.clone(), end);
         }
         let waiting = state.waiting.remove(&container.name).unwrap_or_default();
@@ -49,12 +49,13 @@ impl Ends {
         waited
     }
 
-    /// The end of a container or kept command that has ended.
+    /// The end of a container that has ended.
     pub(super) fn of(&self, name: &str) -> Option<End> {
         self.lock().ended.get(name).copied()
     }
 
-    /// Receives the end of a container or command, at once if it is known.
+    /// Receives the end of a container or command, at once if it is known. A kept command may have ended
+    /// before.
     pub(super) fn wait(&self, name: &str) -> oneshot::Receiver<End> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
@@ -80,7 +81,7 @@ impl NotificationHandler for Ends {
     /// The end of an earlier daemon's command, which no caller waits for, may be forgotten.
     fn hear(&self, container: &ContainerView) -> bool {
         let waited = self.record(container);
-        waited || container.exec_in.is_none() || kept_files::is_kept(&container.name)
+        waited || container.exec_in.is_none() || is_kept(&container.name)
     }
 }
 

@@ -95,7 +95,7 @@ async fn exec(
     let name = inner.next_command();
     let spec = ExecSpec {
         files,
-        kept_terminal: None,
+        kept: None,
         name: name.clone(),
         container: super::store::name(&key),
         terminal: plan.tty.is_some(),

@@ -7,9 +7,10 @@
 //! go into the trash, which is emptied in the background ([`trash`]).
 //!
 //! Tasks: one that reads the shim's messages ([`crate::shim_link`]), one for each running command
-//! ([`exec`]), one for each client attached to a terminal ([`terminals`]). A thread while the
+//! ([`exec`]), one for each attached client ([`attach`]). A thread while the
 //! trash is not empty.
 
+mod attach;
 mod base_layer;
 mod create;
 mod disk;
@@ -19,7 +20,6 @@ mod failure;
 mod host_ports;
 mod images;
 mod kept_commands;
-mod kept_files;
 mod kept_logs;
 mod link;
 mod log;
@@ -28,10 +28,9 @@ mod program;
 mod removal;
 mod start;
 mod store;
-mod terminals;
 mod trash;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,9 +43,8 @@ use conman_image::ImageStore;
 use conman_linux::{
     CpuLimit, DiskUsage, Features, Interface, PidFd, ProjectQuotas, ResourceUsage, Signal,
 };
-use conman_proto::{ExecId, RuntimeKind};
+use conman_proto::RuntimeKind;
 use conman_shim::{ContainerState, ContainerView, Reply, Request};
-use tokio::sync::watch;
 
 use crate::fence_opening::FenceOpener;
 use crate::shared::blocking::on_blocking_thread;
@@ -130,11 +128,6 @@ struct Inner {
     created: Mutex<HashMap<ContainerKey, StoredPlan>>,
     /// The first number differs for each daemon, so that names of commands are unique.
     commands: (u64, AtomicU64),
-    /// Serialises changes of which commands are kept; held while files are written.
-    keeping: Mutex<()>,
-    /// Commands to keep, from before they are listed until their starts are answered. As many as
-    /// there are waiting calls.
-    beginning: watch::Sender<HashSet<ExecId>>,
 }
 
 impl NativeRuntime {
@@ -163,8 +156,6 @@ impl NativeRuntime {
             timeouts: options.timeouts,
             created: Mutex::default(),
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
-            keeping: Mutex::default(),
-            beginning: watch::Sender::default(),
         };
         inner.adopt()?;
         let inner = Arc::new(inner);
@@ -444,6 +435,7 @@ impl Inner {
             Ok(Reply::Found {
                 container,
                 starting,
+                ..
             }) => Ok((container, starting)),
             Ok(_) => Err(call_failed(action, key, LinkError::Unexpected)),
             Err(error) => Err(call_failed(action, key, error)),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use conman_shim::{CallError, Request};
 
 use super::failure::call_failed;
-use super::{Inner, away, kept_files, store};
+use super::{Inner, away, store};
 use crate::shared::container_files::ContainerFiles;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, RuntimeError};
@@ -77,13 +77,8 @@ impl Inner {
         if let Some(link) = plan.and_then(|plan| plan.link) {
             self.network.leave(key, &link).await;
         }
-        let mut names = vec![store::name(key)];
-        if let Some(dir) = leaving.clone() {
-            let kept = away(ACTION, move || kept_files::all(dir.path())).await?;
-            names.extend(kept.into_iter().map(|one| kept_files::name(one.id)));
-        }
-        let forgotten = names.clone();
-        // Last: another container may get its ids from here on.
+        let names = vec![store::name(key)];
+        // Last: another container may get its ids from here on. Its kept commands are forgotten with it.
         match self.ask(&Request::Acknowledge { names }).await {
             Ok(_) => {}
             // Its start has not been answered yet.
@@ -101,9 +96,7 @@ impl Inner {
         }
         self.lock_created().remove(key);
         self.images.release(key);
-        for name in &forgotten {
-            self.ends.forget(name);
-        }
+        self.ends.forget(&store::name(key));
         Ok(())
     }
 }

@@ -6,11 +6,21 @@ use std::rc::Rc;
 
 use conman_linux::{PidFd, Signal};
 use rustix::io::Errno;
-use rustix::process::{Pid, kill_process};
+use rustix::process::{Pid, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{ContainerState, ContainerView};
+use crate::protocol::{CommandView, ContainerState, ContainerView};
 use crate::sweeper::BoundedLog;
+
+/// What is kept of a command besides its streams. Serialized in this form for a later shim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeptCommand {
+    pub(crate) label: String,
+    pub(crate) inner_pid: Option<i32>,
+    /// When it is killed, on CLOCK_BOOTTIME.
+    pub(crate) deadline_ns: Option<u64>,
+    pub(crate) timed_out: bool,
+}
 
 /// A container from the order to start it until its end is acknowledged. Serialized in this form for a
 /// later shim.
@@ -27,6 +37,8 @@ pub(crate) struct Container {
     pub(crate) scratch: Option<PathBuf>,
     /// The container it is a command in.
     pub(crate) exec_in: Option<String>,
+    /// Of a command that is kept.
+    pub(crate) kept: Option<KeptCommand>,
     pub(crate) state: ContainerState,
     /// The log to bound; `None` for a command, or with a terminal.
     pub(crate) log: Option<BoundedLog>,
@@ -63,6 +75,7 @@ impl Container {
             ids,
             scratch,
             exec_in,
+            kept: None,
             log: None,
             state: ContainerState::Launching,
             frozen: false,
@@ -102,6 +115,39 @@ impl Container {
             // A child that has not been reaped keeps its PID.
             None => signal_child(self.pid, signal),
         }
+    }
+
+    /// Sends SIGKILL to a command that has not ended, and to its process group.
+    pub(crate) fn kill_group(&self) -> io::Result<()> {
+        let is_dead = |process: &Rc<PidFd>| process.is_dead().unwrap_or(true);
+        if !self.held.as_ref().is_some_and(is_dead)
+            && let Ok(group) = child_pid(self.pid)
+        {
+            // It fails while the first process does not lead one yet.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        self.signal(Signal::KILL)
+    }
+
+    /// When a kept command is killed.
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        self.kept.as_ref()?.deadline_ns
+    }
+
+    pub(crate) fn command_view(
+        &self,
+        name: &str,
+        output_bytes: Option<u64>,
+    ) -> Option<CommandView> {
+        let kept = self.kept.as_ref()?;
+        Some(CommandView {
+            name: name.to_owned(),
+            state: self.state,
+            inner_pid: kept.inner_pid,
+            timed_out: kept.timed_out,
+            output_bytes,
+            label: kept.label.clone(),
+        })
     }
 
     pub(crate) fn view(&self, name: &str) -> ContainerView {

@@ -6,6 +6,8 @@
 //! A killed container needs processor time to die, and its limit may give all of its processes one
 //! millisecond in 100 ms. The launcher lifts the limit: the kernel visits every cgroup of the host for
 //! each change, and the fence must not wait for that.
+//!
+//! A kept command is killed when its time is over.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -23,6 +25,8 @@ pub(super) struct PendingKills {
     checked_ns: u64,
     /// Killed containers, and when their CPU limit is lifted unless they are dead.
     cpu_limits: VecDeque<(u64, String)>,
+    /// When kept commands are killed.
+    deadlines: BTreeSet<(u64, String)>,
 }
 
 impl PendingKills {
@@ -60,11 +64,30 @@ impl PendingKills {
         Some(name)
     }
 
+    /// Kill a command then.
+    pub(super) fn add_deadline(&mut self, name: &str, deadline_ns: u64) {
+        self.deadlines.insert((deadline_ns, name.to_owned()));
+    }
+
+    pub(super) fn remove_deadline(&mut self, name: &str, deadline_ns: u64) {
+        self.deadlines.remove(&(deadline_ns, name.to_owned()));
+    }
+
+    /// The next command whose time is over.
+    pub(super) fn next_timed_out(&mut self, now_ns: u64) -> Option<String> {
+        let (deadline_ns, _) = self.deadlines.first()?;
+        let is_due = *deadline_ns <= now_ns;
+        is_due
+            .then(|| self.deadlines.pop_first())?
+            .map(|(_, name)| name)
+    }
+
     pub(super) fn next_due_ns(&self) -> Option<u64> {
         let check_ns = self.checked_ns.saturating_add(APPEARED_CHECK_NS);
         let check = (!self.appearing.is_empty()).then_some(check_ns);
         let lift = self.cpu_limits.front().map(|(due_ns, _)| *due_ns);
-        check.into_iter().chain(lift).min()
+        let deadline = self.deadlines.first().map(|(due_ns, _)| *due_ns);
+        check.into_iter().chain(lift).chain(deadline).min()
     }
 }
 

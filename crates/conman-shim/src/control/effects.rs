@@ -89,6 +89,7 @@ impl Control {
                 log.add("kill", Some(name), done);
             }
             Effect::KillAppeared(name) => self.kill_pending(&name),
+            Effect::TimedOut(name) => self.timed_out(&name),
             Effect::ReportEnd(name) => self.report_end(&name),
             Effect::LiftCpuLimit { cgroup } => self.launching.lift_cpu_limit(&cgroup),
             Effect::HoldStarts(held) => {
@@ -158,9 +159,18 @@ impl Control {
         self.bound_log(name);
         self.record(name);
         self.change(FenceEvent::Died(slot(name)));
-        if let Some(container) = self.containers.get(name) {
-            let container = container.view(name);
-            self.publish(&Message::Ended { container });
+        let Some(container) = self.containers.get(name) else {
+            return;
+        };
+        let container = container.view(name);
+        let container_is_gone = container
+            .exec_in
+            .as_deref()
+            .is_some_and(|in_| self.containers.get(in_).is_none());
+        self.publish(&Message::Ended { container });
+        // Nothing else forgets a kept command whose end became known after that of its container.
+        if container_is_gone {
+            self.forget_kept(name);
         }
     }
 }

@@ -26,7 +26,8 @@ pub(super) enum Token {
     Client(u64),
     /// The pidfd of a container that is no child.
     Adopted(u64),
-    Terminal(u64),
+    /// One of the streams of a container or command.
+    Stream(u64),
     Watcher(u64),
 }
 
@@ -41,7 +42,7 @@ impl Token {
             Self::Candidate => (5, 0),
             Self::Client(number) => (6, number),
             Self::Adopted(number) => (7, number),
-            Self::Terminal(number) => (8, number),
+            Self::Stream(number) => (8, number),
             Self::Watcher(number) => (9, number),
         };
         EventData::new_u64(kind << NUMBER_BITS | number)
@@ -58,7 +59,7 @@ impl Token {
             5 => Some(Self::Candidate),
             6 => Some(Self::Client(number)),
             7 => Some(Self::Adopted(number)),
-            8 => Some(Self::Terminal(number)),
+            8 => Some(Self::Stream(number)),
             9 => Some(Self::Watcher(number)),
             _ => None,
         }
@@ -124,7 +125,7 @@ mod tests {
                 Token::Candidate,
                 Token::Client(number),
                 Token::Adopted(number),
-                Token::Terminal(number),
+                Token::Stream(number),
                 Token::Watcher(number),
             ] {
                 prop_assert_eq!(Token::of(token.data()), Some(token));

@@ -53,7 +53,7 @@ impl Control {
 
     /// Records that a container is forgotten.
     pub(super) fn forget(&mut self, name: &str) {
-        self.terminals.close(name);
+        self.streams.close(name);
         self.append_or_log(&Record::Drop { name });
     }
 

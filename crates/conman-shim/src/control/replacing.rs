@@ -102,7 +102,7 @@ impl Control {
         self.launching.hand_over(&mut handover)?;
         let mut blobs = Vec::new();
         self.clients.hand_over(&mut handover);
-        self.terminals.hand_over(&mut handover, &mut blobs);
+        self.streams.hand_over(&mut handover, &mut blobs);
         Ok(Sealed { handover, blobs })
     }
 
@@ -112,7 +112,7 @@ impl Control {
         own.into_iter()
             .chain(self.clients.fds())
             .chain(self.containers.held().map(|(_, process)| process.as_fd()))
-            .chain(self.terminals.fds())
+            .chain(self.streams.fds())
             .chain(self.launching.waiting_fds())
             .collect()
     }

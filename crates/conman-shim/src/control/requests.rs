@@ -10,7 +10,9 @@ use rustix::io::Errno;
 use super::{Control, boottime_ns, host_error, open_child};
 use crate::containers::Container;
 use crate::fence::slot;
-use crate::protocol::{Call, CallError, LaunchError, Message, Reply, Request, VERSION};
+use crate::protocol::{
+    COMMANDS_PAGE, Call, CallError, LaunchError, Message, Reply, Request, VERSION,
+};
 use crate::spec::check_name;
 
 /// How a request is answered.
@@ -64,12 +66,19 @@ impl Control {
                 let (pid, fd) = self.hold(&name)?;
                 return Ok(Answer::WithFd(Reply::Held { pid }, fd));
             }
-            Request::Attach { name, size, quiet } => {
-                let fd = self.terminals.attach(&self.poller, &name, size, quiet)?;
+            Request::Commands { container, after } => self.commands(&container, after.as_deref()),
+            Request::Attach {
+                name,
+                size,
+                after,
+                quiet,
+            } => {
+                let streams = &mut self.streams;
+                let fd = streams.attach(&self.poller, &name, size, after, quiet)?;
                 return Ok(Answer::WithFd(Reply::Attached, fd));
             }
             Request::Resize { name, size } => {
-                self.terminals.resize(&name, size)?;
+                self.streams.resize(&name, size)?;
                 Reply::Done
             }
             Request::List { after } => {
@@ -154,11 +163,22 @@ impl Control {
     }
 
     pub(super) fn find(&self, name: &str) -> Reply {
-        let container = self.containers.get(name).map(|one| one.view(name));
+        let found = self.containers.get(name);
         Reply::Found {
-            starting: container.is_none() && self.launching.is_starting(name),
-            container,
+            starting: found.is_none() && self.launching.is_starting(name),
+            container: found.map(|one| one.view(name)),
+            command: found.and_then(|one| one.command_view(name, self.streams.output_end(name))),
         }
+    }
+
+    fn commands(&self, container: &str, after: Option<&str>) -> Reply {
+        let kept = self.containers.kept_in(container);
+        let mut rest = kept
+            .skip_while(|(name, _)| after.is_some_and(|after| name.as_str() <= after))
+            .filter_map(|(name, one)| one.command_view(name, self.streams.output_end(name)));
+        let commands = rest.by_ref().take(COMMANDS_PAGE).collect();
+        let more = rest.next().is_some();
+        Reply::Commands { commands, more }
     }
 
     pub(super) fn hold(&self, name: &str) -> Result<(i32, OwnedFd), CallError> {
@@ -305,6 +325,11 @@ impl Control {
                 self.give_back(container.ids);
                 self.forget(name);
                 self.change(FenceEvent::Forget(slot(name)));
+                let kept = self.containers.kept_in(name);
+                let kept: Vec<_> = kept.map(|(command, _)| command.clone()).collect();
+                for command in kept {
+                    self.forget_kept(&command);
+                }
             }
         }
         Ok(Reply::Done)

@@ -16,7 +16,7 @@ use super::cgroup_orders::CgroupOrders;
 use super::clients::Clients;
 use super::poller::{Poller, Token};
 use super::replacement::Replacement;
-use super::terminals::Terminals;
+use super::streams::StreamTable;
 use super::timer::Timer;
 use crate::containers::Containers;
 use crate::fence::DeadManFence;
@@ -73,7 +73,7 @@ impl Control {
         }
         control.resume(handover)?;
         control
-            .terminals
+            .streams
             .resume(&control.poller, handover, &sealed.blobs)?;
         control.begin()?;
         if let Some((client, call)) = handover.asked_by {
@@ -115,7 +115,7 @@ impl Control {
             launching: Launching::default(),
             sweeper: Sweeper::default(),
             clients: Clients::new(),
-            terminals: Terminals::default(),
+            streams: StreamTable::default(),
             replacement,
             ending_until_ns: None,
             unprotected: Vec::new(),

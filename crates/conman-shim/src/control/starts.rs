@@ -11,17 +11,34 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use conman_core::ownership::FenceEvent;
+use conman_linux::inner_pid;
 
 use super::recording::start_ticks;
-use super::{Control, full, host_error, open_child, spec_error};
-use crate::containers::{Container, MAX_CONTAINERS};
+use super::{Control, boottime_ns, full, host_error, open_child, spec_error};
+use crate::containers::{Container, KeptCommand, MAX_CONTAINERS};
 use crate::fence::slot;
 use crate::ids::SHARED_IDS;
 use crate::launcher::{Command, Order, Start};
 use crate::launching::{OwnResources, Pending, StartRemains};
 use crate::protocol::{CallError, ContainerState, ContainerView, LaunchError, Message, Reply};
-use crate::spec::{ExecSpec, LOG_BYTES, LaunchSpec};
+use crate::spec::{ExecSpec, KeptCommandSpec, KeptStreamsSpec, LOG_BYTES, LaunchSpec};
 use crate::sweeper::BoundedLog;
+
+/// Kept commands of one container, including those that have ended; each has some kept output.
+const MAX_KEPT_COMMANDS: usize = 128;
+
+const TOO_MANY_KEPT: &str = "commands that have not ended";
+
+fn kept_command(spec: &KeptCommandSpec) -> KeptCommand {
+    let after_ns = |timeout_ms: u64| timeout_ms.saturating_mul(1_000_000);
+    let timeout_ns = spec.timeout_ms.map(after_ns);
+    KeptCommand {
+        label: spec.label.clone(),
+        inner_pid: None,
+        deadline_ns: timeout_ns.map(|timeout_ns| boottime_ns().saturating_add(timeout_ns)),
+        timed_out: false,
+    }
+}
 
 impl Control {
     pub(super) fn begin_launch(
@@ -70,8 +87,8 @@ impl Control {
         if let Some(size) = spec.terminal {
             let owner = (ids + spec.program.uid, ids + spec.program.gid);
             match self
-                .terminals
-                .open(&self.poller, &spec.name, size, Some(owner))
+                .streams
+                .open_terminal(&self.poller, &spec.name, size, Some(owner))
             {
                 Ok(slave) => fds.insert(0, slave),
                 Err(error) => {
@@ -96,6 +113,7 @@ impl Control {
             cgroup: spec.cgroup.clone(),
             own: Some(own),
             exec_in: None,
+            kept: None,
             killed: false,
             pidfd: None,
         };
@@ -136,15 +154,18 @@ impl Control {
         let owner = owner.map(|ids| (ids + spec.program.uid, ids + spec.program.gid));
         let (_, init) = self.hold(&spec.container)?;
         let name = spec.name.clone();
-        if let Some(size) = spec.kept_terminal {
-            let slave = self.terminals.open(&self.poller, &name, size, owner)?;
-            spec.terminal = true;
-            let copies = [slave.try_clone(), slave.try_clone()];
-            streams.push(slave);
-            for copy in copies {
-                streams.push(copy.map_err(host_error("open a terminal for", &name))?);
+        let kept = match &spec.kept {
+            Some(kept) => {
+                self.make_room(&spec.container)?;
+                let far = self
+                    .streams
+                    .open(&self.poller, &name, kept.streams, owner)?;
+                streams.extend(far);
+                spec.terminal = matches!(kept.streams, KeptStreamsSpec::Terminal(_));
+                Some(kept_command(kept))
             }
-        }
+            None => None,
+        };
         let pending = Pending {
             client,
             call,
@@ -152,6 +173,7 @@ impl Control {
             cgroup: cgroup.clone(),
             own: None,
             exec_in: Some(spec.container.clone()),
+            kept,
             killed: false,
             pidfd: None,
         };
@@ -166,9 +188,57 @@ impl Control {
         };
         let taken = self.launching.order(pending, fds, order);
         if taken.is_err() {
-            self.terminals.close(&name);
+            self.streams.close(&name);
         }
         taken.map_err(host_error("execute", &name))
+    }
+
+    /// Makes room for one more kept command of a container: the oldest that has ended is forgotten.
+    fn make_room(&mut self, container: &str) -> Result<(), CallError> {
+        let starting = self.launching.kept_in(container);
+        let kept = self.containers.kept_in(container);
+        // Those that have begun are among both until their start is answered.
+        let begun = kept.filter(|(_, one)| one.state != ContainerState::Launching);
+        if begun.count() + starting < MAX_KEPT_COMMANDS {
+            return Ok(());
+        }
+        let kept = self.containers.kept_in(container);
+        let oldest = kept
+            .filter(|(name, one)| !one.is_alive() && !self.launching.is_starting(name))
+            .min_by_key(|(_, one)| one.start_ticks)
+            .map(|(name, _)| name.clone());
+        let oldest = oldest.ok_or_else(|| full(TOO_MANY_KEPT))?;
+        self.forget_kept(&oldest);
+        Ok(())
+    }
+
+    /// Forgets a kept command that has ended.
+    pub(super) fn forget_kept(&mut self, name: &str) {
+        if self
+            .containers
+            .get(name)
+            .is_some_and(|one| one.kept.is_some())
+            && self.containers.forget(name).is_some()
+        {
+            self.forget(name);
+        }
+    }
+
+    /// Kills a kept command whose time is over.
+    pub(super) fn timed_out(&mut self, name: &str) {
+        let Some(command) = self.containers.get_mut(name) else {
+            return;
+        };
+        if !command.is_alive() {
+            return;
+        }
+        if let Some(kept) = &mut command.kept {
+            kept.timed_out = true;
+        }
+        if let Err(error) = command.kill_group() {
+            tracing::error!(name, %error, "cannot kill a command whose time is over");
+        }
+        self.record(name);
     }
 
     /// Checks that a container of this name may begin, or a command in a container.
@@ -201,7 +271,10 @@ impl Control {
         let killed = start.killed;
         // Not needed for one that has been reaped already.
         let start_ticks = start_ticks(pid);
-        let container = start.container().begun(pid, start_ticks);
+        let mut container = start.container().begun(pid, start_ticks);
+        if let Some(kept) = &mut container.kept {
+            kept.inner_pid = inner_pid(pid);
+        }
         if let Some(ended) = self.containers.begin(name.clone(), container) {
             let _ = self.containers.reaped(pid, ended);
         }

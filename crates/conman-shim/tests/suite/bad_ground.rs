@@ -117,6 +117,7 @@ fn refused(shim: &Shim, client: &mut Client, spec: LaunchSpec) -> LaunchError {
     let free = Reply::Found {
         container: None,
         starting: false,
+        command: None,
     };
     assert!(until(|| {
         let name = name.clone();

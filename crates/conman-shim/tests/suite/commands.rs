@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use conman_linux::{Cgroups, Freezer, Signal};
 use conman_shim::{
-    CallError, Client, ClientError, ContainerState, ExecSpec, Hardening, LaunchError, Launched,
-    Reply, Request, TerminalSize,
+    CallError, Client, ClientError, ContainerState, ExecSpec, Hardening, KeptCommandSpec,
+    KeptStreamsSpec, LaunchError, Launched, Reply, Request,
 };
 
 use crate::support::{
@@ -22,8 +22,21 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
         container: "home.1".to_owned(),
         program: shim.spec("unused", script).program,
         terminal: false,
-        kept_terminal: None,
+        kept: None,
         hardening: Hardening::default(),
+    }
+}
+
+/// The same, on pipes that the shim keeps.
+fn kept(spec: ExecSpec) -> ExecSpec {
+    ExecSpec {
+        name: format!("{}_{}", spec.container, spec.name),
+        kept: Some(KeptCommandSpec {
+            streams: KeptStreamsSpec::Pipes { stdin: true },
+            timeout_ms: None,
+            label: String::new(),
+        }),
+        ..spec
     }
 }
 
@@ -383,8 +396,8 @@ fn a_throttled_container_full_of_commands_holds_up_nobody_and_dies_soon() {
     let throttled = client.launch(spec).expect("launched");
     let mut calls = Calls::connect(&shim);
     for number in 0..=COMMANDS_OF_ONE {
-        let mut spec = command(&shim, &format!("c{number}"), "while :; do :; done");
-        spec.kept_terminal = Some(TerminalSize { rows: 24, cols: 80 });
+        let script = "while :; do :; done";
+        let spec = kept(command(&shim, &format!("c{number}"), script));
         calls.send(Request::Exec(Box::new(spec)));
     }
     // The last is one too many, unless the first ones have begun by then.
@@ -434,8 +447,7 @@ fn commands_beyond_a_containers_share_are_refused_and_another_containers_are_not
     let mut send = |name: &str, container: &str| {
         let mut spec = command(&shim, name, "true");
         spec.container = container.to_owned();
-        spec.kept_terminal = Some(TerminalSize { rows: 24, cols: 80 });
-        calls.send(Request::Exec(Box::new(spec)));
+        calls.send(Request::Exec(Box::new(kept(spec))));
     };
     for number in 0..COMMANDS_OF_ONE {
         send(&format!("c{number}"), "home.1");

@@ -429,7 +429,7 @@ fn sessions_notice_nothing_of_each_other_at_device_nodes() {
         container: "watch.1".to_owned(),
         program,
         terminal: false,
-        kept_terminal: None,
+        kept: None,
         hardening: Hardening::default(),
     };
     shim.client()

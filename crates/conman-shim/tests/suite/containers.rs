@@ -694,6 +694,7 @@ fn one_is_found_by_its_name_whether_it_lives_has_ended_or_never_was() {
             Reply::Found {
                 container,
                 starting,
+                ..
             } => (container.map(|one| (one.pid, one.state)), starting),
             other => panic!("{other:?}"),
         }

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use conman_shim::{
-    Call, ExecSpec, Hardening, LaunchSpec, Message, NetworkSpec, PAGE, ProgramSpec, Reply, Request,
-    RootSpec, TerminalSize, VERSION, encode, socket,
+    Call, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, LaunchSpec, Message, NetworkSpec,
+    PAGE, ProgramSpec, Reply, Request, RootSpec, TerminalSize, VERSION, encode, socket,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -100,15 +100,30 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
 
 fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
     let names = || proptest::collection::vec(name(), 0..5);
-    let exec = (name(), name(), program(), proptest::option::of(size()));
-    let exec = exec.prop_map(|(name, container, program, kept_terminal)| {
+    let kept = (
+        proptest::option::of(size()),
+        any::<bool>(),
+        any::<Option<u64>>(),
+        "\\PC{0,20}",
+    );
+    let kept = kept.prop_map(|(size, stdin, timeout_ms, label)| KeptCommandSpec {
+        streams: size.map_or(KeptStreamsSpec::Pipes { stdin }, KeptStreamsSpec::Terminal),
+        timeout_ms,
+        label,
+    });
+    let exec = (name(), name(), program(), proptest::option::of(kept));
+    let exec = exec.prop_map(|(name, container, program, kept)| {
+        let name = match kept {
+            Some(_) if !name.is_empty() => format!("{container}_{name}"),
+            _ => name,
+        };
         Request::Exec(Box::new(ExecSpec {
             files: None,
             name,
             container,
             program,
             terminal: false,
-            kept_terminal,
+            kept,
             hardening: Hardening::default(),
         }))
     });
@@ -143,11 +158,16 @@ fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
         (name(), "/?[a-z/.]{0,20}").prop_map(|(name, cgroup)| Request::Guard { name, cgroup }),
         (name(), any::<i32>()).prop_map(|(name, pid)| Request::Appeared { name, pid }),
         name().prop_map(|name| Request::NotStarted { name }),
-        (name(), proptest::option::of(size())).prop_map(|(name, size)| Request::Attach {
-            name,
-            size,
-            quiet: false,
-        }),
+        (name(), proptest::option::of(size()), any::<Option<u64>>()).prop_map(
+            |(name, size, after)| Request::Attach {
+                name,
+                size,
+                after,
+                quiet: false,
+            }
+        ),
+        (name(), proptest::option::of(name()))
+            .prop_map(|(container, after)| Request::Commands { container, after }),
         (name(), size()).prop_map(|(name, size)| Request::Resize { name, size }),
     ];
     prop_oneof![whole, of_one]

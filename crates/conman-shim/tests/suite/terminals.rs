@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conman_shim::{
-    Attachment, Client, ContainerState, ExecSpec, Hardening, Request, SCROLLBACK_BYTES,
-    TerminalEvent, TerminalInput, TerminalSize,
+    Attachment, Client, ContainerState, ExecSpec, Hardening, KEPT_OUTPUT_BYTES, KeptCommandSpec,
+    KeptStreamsSpec, Request, StreamEvent, StreamInput, TerminalSize,
 };
 
 use crate::support::{SOON, Shim, available, copy_program, next_end, subscribe, until, wait_dead};
@@ -35,7 +35,7 @@ struct Screen {
     attachment: Attachment,
     parser: vt100::Parser,
     ended: bool,
-    skipped: u64,
+    dropped: u64,
 }
 
 impl Screen {
@@ -44,12 +44,12 @@ impl Screen {
             attachment,
             parser: parser(SIZE),
             ended: false,
-            skipped: 0,
+            dropped: 0,
         }
     }
 
     fn attach(client: &mut Client, name: &str) -> Self {
-        Self::new(client.attach(name, Some(SIZE)).expect("attached"))
+        Self::new(client.attach(name, Some(SIZE), None).expect("attached"))
     }
 
     /// Looks until the screen is as it should be.
@@ -70,16 +70,14 @@ impl Screen {
 
     fn look(&mut self) -> bool {
         match self.attachment.next(LOOK).expect("told") {
-            Some(TerminalEvent::Output(bytes)) => self.parser.process(&bytes),
-            Some(TerminalEvent::Replay {
-                skipped,
-                scrollback,
-            }) => {
+            Some(StreamEvent::Output(_, bytes)) => self.parser.process(&bytes),
+            Some(StreamEvent::Screen(position, bytes)) => {
                 self.parser = parser(SIZE);
-                self.parser.process(&scrollback);
-                self.skipped += skipped;
+                self.parser.process(&bytes);
+                self.dropped += position.dropped;
             }
-            Some(TerminalEvent::End) => self.ended = true,
+            Some(StreamEvent::Position(_)) => {}
+            Some(StreamEvent::End) => self.ended = true,
             None => return false,
         }
         true
@@ -103,7 +101,7 @@ impl Screen {
     }
 
     fn type_in(&self, bytes: &[u8]) {
-        self.attachment.type_in(bytes).expect("typed");
+        self.attachment.send_input(bytes).expect("typed");
     }
 }
 
@@ -141,11 +139,15 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
     program.env.push(("TERM".to_owned(), "xterm".to_owned()));
     ExecSpec {
         files: None,
-        name: name.to_owned(),
+        name: format!("home.1_{name}"),
         container: "home.1".to_owned(),
         program,
         terminal: false,
-        kept_terminal: Some(SIZE),
+        kept: Some(KeptCommandSpec {
+            streams: KeptStreamsSpec::Terminal(SIZE),
+            timeout_ms: None,
+            label: String::new(),
+        }),
         hardening: Hardening::default(),
     }
 }
@@ -174,9 +176,9 @@ fn an_editor_shows_the_same_screen_to_whoever_attaches_again() {
     let mut client = home(&shim);
     let script = format!("echo 'the first line' > /tmp/text; exec {vim} -u NONE -N -n /tmp/text");
     client
-        .exec_on_terminal(command(&shim, "vim", &script))
+        .exec_kept(command(&shim, "vim", &script))
         .expect("executed");
-    let mut screen = Screen::attach(&mut client, "vim");
+    let mut screen = Screen::attach(&mut client, "home.1_vim");
     assert!(
         screen.shows(|text| text.contains("the first line") && text.contains('~')),
         "{}",
@@ -196,14 +198,14 @@ fn an_editor_shows_the_same_screen_to_whoever_attaches_again() {
     drop(screen);
     drop(client);
     let mut client = shim.client();
-    let mut again = Screen::attach(&mut client, "vim");
+    let mut again = Screen::attach(&mut client, "home.1_vim");
     assert!(again.shows(|text| text == before), "{}", again.text());
     // Another program of the shim's, and the editor goes on.
     let newer = shim.path("newer");
     copy_program(Path::new(env!("CARGO_BIN_EXE_conman-shim")), &newer);
     let program = Some(newer);
     client.ask(Request::Replace { program }).expect("replaced");
-    let mut third = Screen::attach(&mut client, "vim");
+    let mut third = Screen::attach(&mut client, "home.1_vim");
     assert!(third.shows(|text| text == before), "{}", third.text());
     assert!(again.shows(|text| text == before), "{}", again.text());
     again.type_in(b":wq\r");
@@ -230,9 +232,9 @@ fn a_pager_redraws_for_another_size() {
     let script = "i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done > /tmp/l; \
                   exec less /tmp/l";
     client
-        .exec_on_terminal(command(&shim, "less", script))
+        .exec_kept(command(&shim, "less", script))
         .expect("executed");
-    let mut screen = Screen::attach(&mut client, "less");
+    let mut screen = Screen::attach(&mut client, "home.1_less");
     assert!(
         screen.shows(|text| text.contains("line 22")),
         "{}",
@@ -251,7 +253,7 @@ fn a_pager_redraws_for_another_size() {
         let size = TerminalSize { rows, cols: 80 };
         let (rows, cols) = dimensions(size);
         screen.parser.screen_mut().set_size(rows, cols);
-        let resize = TerminalInput::Resize(size);
+        let resize = StreamInput::Resize(size);
         screen.attachment.send(&resize).expect("sent");
         screen.shows_within(AGAIN, |text| text.contains("line 61"))
     });
@@ -302,7 +304,7 @@ fn a_container_of_its_own_terminal_lives_on_without_anybody() {
     client
         .ask(Request::Acknowledge { names })
         .expect("acknowledged");
-    assert!(client.attach("shell.1", None).is_err());
+    assert!(client.attach("shell.1", None, None).is_err());
 }
 
 #[test]
@@ -315,10 +317,10 @@ fn who_does_not_read_is_skipped_and_holds_up_nobody() {
     let script = "read go; i=0; while [ $i -lt 40000 ]; do echo number $i of many; \
                   i=$((i+1)); done; echo done; exec sleep 1000";
     client
-        .exec_on_terminal(command(&shim, "flood", script))
+        .exec_kept(command(&shim, "flood", script))
         .expect("executed");
-    let mut slow = Screen::attach(&mut client, "flood");
-    let mut quick = Screen::attach(&mut client, "flood");
+    let mut slow = Screen::attach(&mut client, "home.1_flood");
+    let mut quick = Screen::attach(&mut client, "home.1_flood");
     quick.type_in(b"go\r");
     assert!(
         quick.shows(|text| text.contains("done")),
@@ -328,7 +330,7 @@ fn who_does_not_read_is_skipped_and_holds_up_nobody() {
     // The shim answers others all the while.
     assert_eq!(client.list().expect("listed").len(), 2);
     assert!(slow.shows(|text| text.contains("done")), "{}", slow.text());
-    assert!(slow.skipped > SCROLLBACK_BYTES as u64, "{}", slow.skipped);
+    assert!(slow.dropped > KEPT_OUTPUT_BYTES as u64, "{}", slow.dropped);
     assert_eq!(slow.settle(), quick.settle());
     client.ask(Request::KillAll).expect("killed");
 }
@@ -341,14 +343,14 @@ fn what_nobody_reads_does_not_fill_the_shim() {
     let shim = Shim::start();
     let mut client = home(&shim);
     client
-        .exec_on_terminal(command(&shim, "deaf", "exec sleep 1000"))
+        .exec_kept(command(&shim, "deaf", "exec sleep 1000"))
         .expect("executed");
-    let attachment = client.attach("deaf", None).expect("attached");
+    let attachment = client.attach("home.1_deaf", None, None).expect("attached");
     rustix::io::ioctl_fionbio(&attachment, true).expect("not blocking");
-    let typed = vec![b'x'; conman_shim::MAX_TYPED];
+    let typed = vec![b'x'; conman_shim::MAX_INPUT_BYTES];
     let mut sent = 0_usize;
     // The socket fills, since the shim stops reading.
-    while attachment.type_in(&typed).is_ok() {
+    while attachment.send_input(&typed).is_ok() {
         sent += typed.len();
         assert!(sent < 64 << 20, "it takes everything");
     }
@@ -364,13 +366,22 @@ fn what_is_no_message_of_a_watchers_ends_its_connection_alone() {
     let shim = Shim::start();
     let mut client = home(&shim);
     client
-        .exec_on_terminal(command(&shim, "cat", "exec cat"))
+        .exec_kept(command(&shim, "cat", "exec cat"))
         .expect("executed");
-    for bytes in [&b"?"[..], b"s1", b"i", b"s\x00\x00\x00\x00", &[b'i'; 9_000]] {
-        let attachment = client.attach("cat", Some(SIZE)).expect("attached");
+    for bytes in [
+        &b"?"[..],
+        b"s1",
+        b"i",
+        b"ee",
+        b"s\x00\x00\x00\x00",
+        &[b'i'; 9_000],
+    ] {
+        let attachment = client
+            .attach("home.1_cat", Some(SIZE), None)
+            .expect("attached");
         let _ = rustix::net::send(&attachment, bytes, rustix::net::SendFlags::NOSIGNAL);
     }
-    let mut screen = Screen::attach(&mut client, "cat");
+    let mut screen = Screen::attach(&mut client, "home.1_cat");
     screen.type_in(b"still here\r");
     assert!(screen.shows(|text| text.matches("still here").count() == 2));
     client.ask(Request::KillAll).expect("killed");

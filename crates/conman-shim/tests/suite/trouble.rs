@@ -470,7 +470,7 @@ fn row_35_an_end_is_told_only_of_what_is_dead_and_what_lives_on_is_fenced() {
             container: (*name).to_owned(),
             program: shim.spec("unused", "exit 0").program,
             terminal: false,
-            kept_terminal: None,
+            kept: None,
             hardening: Hardening::default(),
         };
         let entered = client.exec(spec, [null.as_fd(); 3]);

@@ -39,8 +39,8 @@ use conman_runtime::shared::kernel_view::KernelView;
 use conman_runtime::shared::log_files;
 use conman_runtime::shared::removals::some_at_a_time;
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer, Lifecycle,
-    LogChunk, LogOptions, OutputStream, RuntimeError, RuntimeInfo, Started, TerminalIo, Terminals,
+    AttachOptions, AttachedIo, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer,
+    KeptStreams, Lifecycle, LogChunk, LogOptions, OutputStream, RuntimeError, RuntimeInfo, Started,
 };
 use placement::Placement;
 use store::{ContainerDir, Store};
@@ -316,13 +316,13 @@ impl Exec for ProcessRuntime {
 }
 
 #[async_trait]
-impl Terminals for ProcessRuntime {
+impl KeptStreams for ProcessRuntime {
     async fn attach(
         &self,
         key: &ContainerKey,
         _exec: Option<ExecId>,
         _options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
+    ) -> Result<AttachedIo, RuntimeError> {
         Err(unsupported("attach to", key))
     }
 
@@ -340,7 +340,7 @@ fn unsupported(action: &'static str, key: &ContainerKey) -> RuntimeError {
         runtime: RuntimeKind::Process,
         action,
         subject: key.to_string(),
-        reason: "it has no terminals that outlive the daemon: use the runtime `native`".to_owned(),
+        reason: "it has no streams that outlive the daemon: use the runtime `native`".to_owned(),
     }
 }
 

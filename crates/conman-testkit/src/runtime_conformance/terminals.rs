@@ -5,8 +5,8 @@ use conman_proto::{ExecId, TerminalSize};
 
 use super::stage::{PATIENCE, Stage, command, until, within};
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, ExecPlan, Runtime, RuntimeError, TerminalIo,
-    TerminalOutput,
+    AttachOptions, AttachedIo, AttachedOutput, ContainerKey, ContainerPlan, ExecPlan, Runtime,
+    RuntimeError,
 };
 
 const SIZE: TerminalSize = TerminalSize {
@@ -16,7 +16,7 @@ const SIZE: TerminalSize = TerminalSize {
 
 const ANYWAY: AttachOptions = AttachOptions {
     size: None,
-    scrollback: true,
+    after: None,
 };
 
 /// A plan for a container whose program has a terminal; `None` if the runtime refuses terminals,
@@ -52,7 +52,7 @@ async fn keeps_commands(stage: &Stage, key: &ContainerKey) -> bool {
 
 /// An attached client, and what it has seen.
 struct Viewer {
-    io: TerminalIo,
+    io: AttachedIo,
     seen: String,
     replays: usize,
 }
@@ -90,8 +90,9 @@ impl Viewer {
     /// Reads the next piece; returns false at the end.
     async fn look(&mut self) -> bool {
         let bytes = match self.io.output.recv().await {
-            Some(TerminalOutput::Output(bytes)) => bytes,
-            Some(TerminalOutput::Replay(bytes)) => {
+            Some(AttachedOutput::Position(_)) => return true,
+            Some(AttachedOutput::Output(_, bytes)) => bytes,
+            Some(AttachedOutput::Screen(bytes)) => {
                 self.seen.clear();
                 self.replays += 1;
                 bytes
@@ -179,7 +180,7 @@ pub async fn all_who_are_attached_see_the_same_and_who_comes_later_too(stage: &S
     assert!(third.seen.contains("shared-42"), "{}", third.seen);
     let blank = AttachOptions {
         size: Some(SIZE),
-        scrollback: false,
+        after: Some(AttachOptions::NOW),
     };
     let mut fourth = Viewer::attach(&*later, &plan.key, None, blank).await;
     fourth.types("echo now-$((6 * 7))\n").await;
@@ -294,7 +295,11 @@ pub async fn a_kept_command_outlives_who_started_it(stage: &Stage) {
     drop(viewer);
     let later = stage.another_runtime();
     let listed = later.kept_execs(key).await.expect("listed");
-    assert_eq!(listed, std::slice::from_ref(&kept));
+    assert_eq!((listed.len(), listed[0].id), (1, kept.id));
+    assert!(
+        kept.pid.is_some() && listed[0].pid == kept.pid,
+        "{listed:?}"
+    );
     let mut viewer = Viewer::attach(&*later, key, Some(kept.id), ANYWAY).await;
     viewer.sees("given-42").await;
     viewer.types("exit 5\n").await;
@@ -347,8 +352,10 @@ pub async fn a_kept_command_is_ended_with_all_that_it_has_started(stage: &Stage)
 
 pub async fn kept_commands_are_so_many_at_most_and_make_room_when_they_have_ended(stage: &Stage) {
     /// More than any runtime keeps.
-    const MANY: usize = 64;
-    let container = stage.run_idle("alice").await;
+    const MANY: u32 = 256;
+    let mut roomy = stage.plan("alice", &["sleep", "1000"]);
+    roomy.spec.pids = 2 * MANY;
+    let container = stage.run(&roomy).await;
     let key = &container.key;
     if !keeps_commands(stage, key).await {
         return;
@@ -387,7 +394,11 @@ pub async fn kept_commands_are_so_many_at_most_and_make_room_when_they_have_ende
     let (number, error) = refused.expect("there is a bound");
     assert!(matches!(error, RuntimeError::TooMany { .. }), "{error}");
     let listed = runtime.kept_execs(key).await.expect("listed");
-    assert_eq!(listed.len(), number, "the one that had ended made room");
+    assert_eq!(
+        listed.len(),
+        number as usize,
+        "the one that had ended made room"
+    );
     assert!(listed.iter().all(|one| one.id != first.id && one.running));
     container.kill();
     runtime.exit_code(key, PATIENCE).await;

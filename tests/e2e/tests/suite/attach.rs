@@ -1,4 +1,4 @@
-//! Terminals that are kept: through the death of clients and daemons, for several at a time, and
+//! KeptStreams that are kept: through the death of clients and daemons, for several at a time, and
 //! bounded whatever a client does.
 
 use std::time::Duration;
@@ -74,6 +74,7 @@ impl Person {
                 ExecChannel::Status => {
                     self.ended = serde_json::from_slice(&bytes[1..]).expect("a status");
                 }
+                ExecChannel::Position => {}
                 other => panic!("{other:?} does not come from the server"),
             }
         }
@@ -177,10 +178,10 @@ async fn a_kept_command_is_found_by_its_id_after_the_daemons_death() {
         .api()
         .ensure("home", &json!({"template": "idle"}))
         .await;
-    let words = ["exec", "-t", "--keep", "home", "--", "sh"];
+    let words = ["exec", "-dt", "home", "--", "sh"];
     let printed = conman.cli(&words).await;
     let id = printed.success().trim().to_owned();
-    let path = format!("/v1/sessions/home/attach?exec={id}");
+    let path = format!("/v1/sessions/home/execs/{id}/attach");
     let mut person = Person::attach(&conman.api(), &path).await;
     person
         .types("word=remembered; echo $((6 * 7)) is it\r")
@@ -204,7 +205,7 @@ async fn a_kept_command_is_found_by_its_id_after_the_daemons_death() {
     person.types("echo still $word; exit 7\r").await;
     let ended = person.end().await;
     assert_eq!(ended.exit_code, Some(7));
-    let listed = conman.cli(&["attach", "--list", "home"]).await;
+    let listed = conman.cli(&["execs", "home"]).await;
     let listed = listed.success();
     assert!(
         listed.contains(&id) && listed.contains("exited 7"),
@@ -214,7 +215,7 @@ async fn a_kept_command_is_found_by_its_id_after_the_daemons_death() {
     late.sees(|screen| screen.contains("still remembered"))
         .await;
     assert_eq!(late.end().await.exit_code, Some(7));
-    let words = ["attach", "--end", "--exec", &id, "home"];
+    let words = ["rm", "--exec", &id, "home"];
     conman.cli(&words).await.success();
     let refused = refusal(&api, &path).await;
     assert_eq!(refused, (StatusCode::NOT_FOUND, "no-such-exec".to_owned()));
@@ -241,14 +242,14 @@ async fn a_session_that_is_stopped_ends_what_is_attached_and_says_so() {
     assert_eq!(person.end().await.exit_code, Some(137));
     let refused = refusal(&api, "/v1/sessions/home/attach").await;
     assert_eq!(refused, (StatusCode::CONFLICT, "no-terminal".to_owned()));
-    let path = "/v1/sessions/home/attach?exec=0123456789ab";
+    let path = "/v1/sessions/home/execs/0123456789ab/attach";
     let refused = refusal(&api, path).await;
     assert_eq!(refused, (StatusCode::NOT_FOUND, "no-such-exec".to_owned()));
     // A resize to nothing is no resize.
     let kept = json!({"command": ["cat"], "tty": true});
     let kept = api.post("/v1/sessions/home/execs", &kept).await;
     let kept: KeptExec = kept.expect(StatusCode::CREATED);
-    let path = format!("/v1/sessions/home/attach?exec={}", kept.id);
+    let path = format!("/v1/sessions/home/execs/{}/attach", kept.id);
     let mut wrong = Person::attach(&api, &path).await;
     let nothing = br#"{"columns":0,"rows":9}"#;
     wrong.says(ExecChannel::Resize, nothing).await;

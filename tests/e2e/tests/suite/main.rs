@@ -15,6 +15,7 @@ mod early_signals;
 mod egress;
 mod events;
 mod exec_logs;
+mod execs;
 mod failed_starts;
 mod files;
 mod full_disk;

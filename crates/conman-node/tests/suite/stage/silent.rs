@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer, Lifecycle,
-    LogChunk, LogOptions, RuntimeError, RuntimeInfo, Started, TerminalIo, Terminals,
+    AttachOptions, AttachedIo, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer,
+    KeptStreams, Lifecycle, LogChunk, LogOptions, RuntimeError, RuntimeInfo, Started,
 };
 use futures_util::stream::BoxStream;
 use tokio::sync::watch;
@@ -106,13 +106,13 @@ impl Exec for Silent {
 }
 
 #[async_trait]
-impl Terminals for Silent {
+impl KeptStreams for Silent {
     async fn attach(
         &self,
         _key: &ContainerKey,
         _exec: Option<ExecId>,
         _options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
+    ) -> Result<AttachedIo, RuntimeError> {
         self.refuse("attach").await
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_runtime::{
-    AttachOptions, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer, Lifecycle,
-    LogChunk, LogOptions, RuntimeError, RuntimeInfo, Started, TerminalIo, Terminals,
+    AttachOptions, AttachedIo, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer,
+    KeptStreams, Lifecycle, LogChunk, LogOptions, RuntimeError, RuntimeInfo, Started,
 };
 use conman_testkit::ProcessRuntime;
 use futures_util::stream::BoxStream;
@@ -78,14 +78,14 @@ impl Exec for WithTerminals {
 }
 
 #[async_trait]
-impl Terminals for WithTerminals {
+impl KeptStreams for WithTerminals {
     async fn attach(
         &self,
         _key: &ContainerKey,
         _exec: Option<ExecId>,
         _options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
-        Ok(TerminalIo {
+    ) -> Result<AttachedIo, RuntimeError> {
+        Ok(AttachedIo {
             input: mpsc::channel(1).0,
             output: mpsc::channel(1).1,
             resize: mpsc::channel(1).0,

@@ -1,4 +1,4 @@
-//! Terminals of sessions on the first node, as a person has them before whom the second one's client
+//! KeptStreams of sessions on the first node, as a person has them before whom the second one's client
 //! runs.
 
 use std::fs::File;
@@ -244,11 +244,11 @@ async fn kept_commands_of_another_nodes_session_are_begun_listed_come_back_to_an
     person.types(DETACH);
     let (code, text) = person.ends().await;
     assert_eq!(code, Some(0), "{text}");
-    let words = ["exec", "-t", "--keep", "s", "--", "sleep", "100000"];
+    let words = ["exec", "-dt", "s", "--", "sleep", "100000"];
     let other = printed(&fleet, &words, 0).await;
     let other = other.trim();
 
-    let list = printed(&fleet, &["attach", "--list", "s"], 0).await;
+    let list = printed(&fleet, &["execs", "s"], 0).await;
     let rows: Vec<&str> = list.lines().skip(1).collect();
     assert_eq!(rows.len(), 2, "{list}");
     let row = |what: &str| {
@@ -282,13 +282,13 @@ async fn kept_commands_of_another_nodes_session_are_begun_listed_come_back_to_an
     let (code, text) = again.ends().await;
     assert_eq!(code, Some(7), "{text}");
     assert!(text.contains("still kept"), "{text}");
-    let list = printed(&fleet, &["attach", "--list", "s"], 0).await;
+    let list = printed(&fleet, &["execs", "s"], 0).await;
     assert!(list.contains("exited 7"), "{list}");
 
-    printed(&fleet, &["attach", "--end", "--exec", other, "s"], 0).await;
-    let gone = refused(&fleet, &["attach", "--end", "--exec", other, "s"], 3).await;
+    printed(&fleet, &["rm", "--exec", other, "s"], 0).await;
+    let gone = refused(&fleet, &["rm", "--exec", other, "s"], 3).await;
     assert!(gone.contains(other), "{gone}");
-    let list = printed(&fleet, &["attach", "--list", "s"], 0).await;
+    let list = printed(&fleet, &["execs", "s"], 0).await;
     assert!(!list.contains(other) && list.contains(shell), "{list}");
     let answer = fleet.node(1).api().get("/v1/sessions/s").await;
     let session: Session = answer.expect(StatusCode::OK);

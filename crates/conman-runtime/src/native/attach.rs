@@ -1,8 +1,8 @@
-//! Attaches to the terminals that the shim keeps: a container's, and those of kept commands.
+//! Attaches to what the shim keeps: a container's terminal, and the streams of kept commands.
 //!
 //! One task for each client. It carries bytes both ways over a separate socket to the shim. The
-//! shim skips output for a client that does not read, and sends it a replay when it reads again.
-//! So a slow client delays only itself, in bounded memory.
+//! shim keeps the last output, and a client that is too slow for that learns what it missed. So a slow client
+//! delays only itself, in bounded memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,8 +13,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use conman_proto::{ExecId, ExecStatus, KeptExec, TerminalSize};
-use conman_shim::{CallError, MAX_TYPED, Reply, Request, TerminalEvent, TerminalInput, socket};
+use conman_linux::Signal;
+use conman_proto::{ExecId, ExecStatus, KeptExec, OutputPosition, TerminalSize};
+use conman_shim::{
+    CallError, MAX_INPUT_BYTES, Position, Reply, Request, StreamEvent, StreamInput, socket,
+};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use tokio::io::Interest;
@@ -22,15 +25,16 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::ends::End;
+use super::ends::{End, end};
 use super::failure::call_failed;
-use super::{Inner, NativeRuntime, away, kept_commands, kept_files, no_such_container, store};
+use super::{Inner, NativeRuntime, away, kept_commands, no_such_container, store};
+use crate::attached_channels::{AttachedEnds, attached_channels};
+use crate::kept_streams::no_such_exec;
 use crate::shared::exec_channels::{exited, latest_size};
 use crate::shim_link::LinkError;
-use crate::terminal_channels::{TerminalEnds, terminal_channels};
 use crate::{
-    AttachOptions, ContainerKey, ExecPlan, LogChunk, LogOptions, OutputStream, RuntimeError,
-    TerminalIo, TerminalOutput, Terminals,
+    AttachOptions, AttachedIo, AttachedOutput, ContainerKey, ExecPlan, KeptStreams, LogChunk,
+    LogOptions, OutputStream, RuntimeError,
 };
 
 const ACTION: &str = "attach to";
@@ -51,13 +55,13 @@ pub(super) fn shim_size(size: TerminalSize) -> conman_shim::TerminalSize {
 }
 
 #[async_trait]
-impl Terminals for NativeRuntime {
+impl KeptStreams for NativeRuntime {
     async fn attach(
         &self,
         key: &ContainerKey,
         exec: Option<ExecId>,
         options: AttachOptions,
-    ) -> Result<TerminalIo, RuntimeError> {
+    ) -> Result<AttachedIo, RuntimeError> {
         attach(Arc::clone(&self.inner), key.clone(), exec, options).await
     }
 
@@ -73,6 +77,19 @@ impl Terminals for NativeRuntime {
         kept_commands::list(&self.inner, key).await
     }
 
+    async fn kept_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<KeptExec, RuntimeError> {
+        kept_commands::one(&self.inner, key, exec).await
+    }
+
+    async fn signal_exec(
+        &self,
+        key: &ContainerKey,
+        exec: ExecId,
+        signal: Signal,
+    ) -> Result<bool, RuntimeError> {
+        kept_commands::signal(&self.inner, key, exec, signal).await
+    }
+
     async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
         kept_commands::end_one(&self.inner, key, exec).await
     }
@@ -83,36 +100,63 @@ async fn attach(
     key: ContainerKey,
     exec: Option<ExecId>,
     options: AttachOptions,
-) -> Result<TerminalIo, RuntimeError> {
-    let name = inner.terminal_of(&key, exec).await?;
-    // Before the program can end.
-    let end = inner.ends.wait(&name);
-    let watcher = inner.watch(&key, &name, options.size, false).await?;
-    let (io, ends) = terminal_channels();
-    tokio::spawn(carry(watcher, ends, end, options.scrollback));
+) -> Result<AttachedIo, RuntimeError> {
+    let (name, end) = match exec {
+        Some(exec) => inner.kept_command(&key, exec).await?,
+        None => {
+            inner.require_terminal(&key).await?;
+            let name = store::name(&key);
+            let end = inner.ends.wait(&name);
+            (name, end)
+        }
+    };
+    let watcher = inner.watch(&key, &name, options, false).await?;
+    let (io, ends) = attached_channels();
+    tokio::spawn(carry(watcher, ends, end));
     Ok(io)
 }
 
 impl Inner {
-    /// The shim's name of the terminal of a container, or of a kept command in it.
-    async fn terminal_of(
-        self: &Arc<Self>,
+    /// The shim's name of a kept command, and its end, which may have come.
+    async fn kept_command(
+        &self,
         key: &ContainerKey,
-        exec: Option<ExecId>,
-    ) -> Result<String, RuntimeError> {
+        exec: ExecId,
+    ) -> Result<(String, oneshot::Receiver<End>), RuntimeError> {
+        let name = kept_commands::name(key, exec);
+        // Before it can end.
+        let later = self.ends.wait(&name);
+        let request = Request::Find { name: name.clone() };
+        let container = match self.ask(&request).await {
+            Ok(Reply::Found { container, .. }) => container,
+            Ok(_) => return Err(call_failed(ACTION, key, LinkError::Unexpected)),
+            Err(error) => return Err(call_failed(ACTION, key, error)),
+        };
+        let Some(container) = container else {
+            self.ends.forget(&name);
+            return Err(no_such_exec(key, exec));
+        };
+        let Some(ended) = end(container.state) else {
+            return Ok((name, later));
+        };
+        let (sender, known) = oneshot::channel();
+        // The receiver still exists.
+        let _ = sender.send(ended);
+        Ok((name, known))
+    }
+
+    /// Checks that a container's program has a terminal.
+    async fn require_terminal(self: &Arc<Self>, key: &ContainerKey) -> Result<(), RuntimeError> {
         let (inner, key) = (Arc::clone(self), key.clone());
         away(ACTION, move || {
             let dir = inner.store.container(&key);
             let Some(plan) = dir.plan()? else {
                 return Err(no_such_container(&key));
             };
-            let subject = key.to_string();
-            match exec {
-                Some(exec) if kept_files::exists(dir.path(), exec) => Ok(kept_files::name(exec)),
-                Some(exec) => Err(RuntimeError::NoSuchExec { subject, exec }),
-                None if plan.launch.terminal.is_some() => Ok(store::name(&key)),
+            match plan.launch.terminal {
+                Some(_) => Ok(()),
                 None => Err(RuntimeError::NoTerminal {
-                    subject,
+                    subject: key.to_string(),
                     reason: "it was started without one".to_owned(),
                 }),
             }
@@ -120,17 +164,18 @@ impl Inner {
         .await
     }
 
-    /// Opens a socket to a terminal. `quiet`: other clients see no effect.
+    /// Opens a socket to kept streams. `quiet`: other clients see no effect.
     async fn watch(
         &self,
         key: &ContainerKey,
         name: &str,
-        size: Option<TerminalSize>,
+        options: AttachOptions,
         quiet: bool,
     ) -> Result<Watcher, RuntimeError> {
         let request = Request::Attach {
             name: name.to_owned(),
-            size: size.map(shim_size),
+            size: options.size.map(shim_size),
+            after: options.after,
             quiet,
         };
         let patience = self.timeouts.call;
@@ -143,7 +188,7 @@ impl Inner {
                 Some(Ok(watcher)) => Ok(watcher),
                 Some(Err(source)) => {
                     let dir = self.store.container(key);
-                    let action = "use the terminal of";
+                    let action = "use the streams of";
                     Err(crate::shared::container_files::host_error(
                         action,
                         dir.path(),
@@ -169,22 +214,25 @@ impl Inner {
 
     /// The last output of a container's terminal; empty if it is unknown.
     pub(super) async fn last_shown(&self, key: &ContainerKey) -> Bytes {
-        let Ok(mut watcher) = self.watch(key, &store::name(key), None, true).await else {
+        let options = AttachOptions::default();
+        let watcher = self.watch(key, &store::name(key), options, true).await;
+        let Ok(mut watcher) = watcher else {
             return Bytes::new();
         };
         match timeout(self.timeouts.call, watcher.next()).await {
-            Ok(Some(TerminalEvent::Replay { scrollback, .. })) => scrollback.into(),
+            Ok(Some(StreamEvent::Screen(_, screen))) => screen.into(),
             Ok(_) | Err(_) => Bytes::new(),
         }
     }
 
-    /// A terminal's scrollback as a log, and the later output if it is followed.
+    /// What a terminal showed last as a log, and the later output if it is followed.
     pub(super) async fn terminal_log(
         &self,
         key: &ContainerKey,
         options: LogOptions,
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-        let watcher = match self.watch(key, &store::name(key), None, true).await {
+        let all = AttachOptions::default();
+        let watcher = match self.watch(key, &store::name(key), all, true).await {
             Ok(watcher) => watcher,
             // It has shown nothing, or its output is lost.
             Err(RuntimeError::NoTerminal { .. }) => return Ok(stream::empty().boxed()),
@@ -213,7 +261,7 @@ impl Inner {
     }
 }
 
-/// A socket to the shim for one terminal.
+/// A socket to the shim for one program.
 struct Watcher {
     /// Not a stream: messages are sent and received whole. Tokio's type only waits for readiness.
     socket: UnixStream,
@@ -231,36 +279,31 @@ impl Watcher {
     }
 
     /// Returns the next event; `None` at the end of the connection. Cancel safe.
-    async fn next(&mut self) -> Option<TerminalEvent> {
+    async fn next(&mut self) -> Option<StreamEvent> {
         next_event(&self.socket, &mut self.buffer).await
     }
 }
 
-async fn next_event(socket: &UnixStream, buffer: &mut Vec<u8>) -> Option<TerminalEvent> {
+async fn next_event(socket: &UnixStream, buffer: &mut Vec<u8>) -> Option<StreamEvent> {
     let receive = || socket::receive_event(socket, buffer);
     match socket.async_io(Interest::READABLE, receive).await {
         Ok(event) => event,
         Err(error) => {
-            tracing::debug!(%error, "the connection to a terminal broke");
+            tracing::debug!(%error, "the connection to kept streams broke");
             None
         }
     }
 }
 
 /// Waits while the shim does not read, which it does not while the program does not.
-async fn say(socket: &UnixStream, input: &TerminalInput) -> io::Result<()> {
+async fn say(socket: &UnixStream, input: &StreamInput) -> io::Result<()> {
     let send = || socket::send_input(socket, input);
     socket.async_io(Interest::WRITABLE, send).await
 }
 
 /// Runs until the program ends or the client detaches.
-async fn carry(
-    watcher: Watcher,
-    ends: TerminalEnds,
-    mut end: oneshot::Receiver<End>,
-    scrollback: bool,
-) {
-    let TerminalEnds {
+async fn carry(watcher: Watcher, ends: AttachedEnds, mut end: oneshot::Receiver<End>) {
+    let AttachedEnds {
         mut input,
         output: to,
         mut resize,
@@ -268,14 +311,14 @@ async fn carry(
     } = ends;
     let Watcher { socket, mut buffer } = watcher;
     let told = {
-        let mut outputs = pin!(carry_output(&socket, &mut buffer, &to, scrollback));
+        let mut outputs = pin!(carry_output(&socket, &mut buffer, &to));
         let typed = async {
             carry_input(&socket, &mut input).await;
             std::future::pending::<()>().await;
         };
         let resizes = async {
             while let Some(size) = latest_size(&mut resize).await {
-                if say(&socket, &TerminalInput::Resize(shim_size(size)))
+                if say(&socket, &StreamInput::Resize(shim_size(size)))
                     .await
                     .is_err()
                 {
@@ -285,7 +328,7 @@ async fn carry(
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            // The terminal was closed, usually because its program has ended.
+            // The streams were closed, usually because the program has ended.
             () = &mut outputs => timeout(END_PATIENCE, &mut end).await.ok().and_then(Result::ok),
             // The program has ended; its last output is still on its way.
             told = &mut end => {
@@ -303,7 +346,7 @@ async fn carry(
     let ended = match told {
         Some(End(Some(code))) => exited(code),
         Some(End(None)) => unknown("how it ended is unknown: the shim that ran it has gone"),
-        None => unknown("its program has closed the terminal; it may still run without one"),
+        None => unknown("its program has closed its streams; it may still run without them"),
     };
     // The caller may have stopped waiting.
     let _ = status.send(ended);
@@ -319,30 +362,42 @@ fn unknown(error: &str) -> ExecStatus {
 async fn carry_output(
     socket: &UnixStream,
     buffer: &mut Vec<u8>,
-    to: &mpsc::Sender<TerminalOutput>,
-    scrollback: bool,
+    to: &mpsc::Sender<AttachedOutput>,
 ) {
-    let mut wanted = scrollback;
     while let Some(event) = next_event(socket, buffer).await {
-        let piece = match event {
-            TerminalEvent::Output(bytes) => TerminalOutput::Output(bytes.into()),
-            // Every connection begins with this replay.
-            TerminalEvent::Replay { .. } if !std::mem::replace(&mut wanted, true) => continue,
-            TerminalEvent::Replay { scrollback, .. } => TerminalOutput::Replay(scrollback.into()),
-            TerminalEvent::End => return,
+        let (position, piece) = match event {
+            StreamEvent::Output(stream, bytes) => {
+                let stream = match stream {
+                    conman_shim::OutputStream::Stdout => OutputStream::Stdout,
+                    conman_shim::OutputStream::Stderr => OutputStream::Stderr,
+                };
+                (None, Some(AttachedOutput::Output(stream, bytes.into())))
+            }
+            StreamEvent::Position(position) => (Some(position), None),
+            StreamEvent::Screen(position, screen) => {
+                (Some(position), Some(AttachedOutput::Screen(screen.into())))
+            }
+            StreamEvent::End => return,
         };
-        if to.send(piece).await.is_err() {
-            return;
+        let position = position.map(|Position { offset, dropped }| {
+            AttachedOutput::Position(OutputPosition { offset, dropped })
+        });
+        for piece in position.into_iter().chain(piece) {
+            if to.send(piece).await.is_err() {
+                return;
+            }
         }
     }
 }
 
-/// Ends when the client stops typing or the terminal accepts no input.
+/// Ends when the client sends no more input, or the streams accept none.
 async fn carry_input(socket: &UnixStream, from: &mut mpsc::Receiver<Bytes>) {
     while let Some(bytes) = from.recv().await {
-        for part in bytes.chunks(MAX_TYPED) {
-            let typed = TerminalInput::Typed(part.to_vec());
-            if say(socket, &typed).await.is_err() {
+        let end = bytes.is_empty().then_some(StreamInput::End);
+        let parts = bytes.chunks(MAX_INPUT_BYTES);
+        let parts = parts.map(|part| StreamInput::Bytes(part.to_vec()));
+        for input in parts.chain(end) {
+            if say(socket, &input).await.is_err() {
                 from.close();
                 return;
             }
@@ -355,7 +410,7 @@ struct TerminalLog {
     watcher: Watcher,
     tail: Option<u32>,
     timestamps: bool,
-    /// The scrollback was returned.
+    /// What is kept was returned.
     begun: bool,
     at_line_start: bool,
 }
@@ -363,13 +418,13 @@ struct TerminalLog {
 impl TerminalLog {
     async fn next(&mut self) -> Option<Bytes> {
         let bytes: Bytes = match self.watcher.next().await? {
-            TerminalEvent::Output(bytes) => bytes.into(),
-            TerminalEvent::Replay { scrollback, .. } if self.begun => scrollback.into(),
-            TerminalEvent::Replay { scrollback, .. } => match self.tail {
-                Some(lines) => Bytes::copy_from_slice(last_lines(&scrollback, lines)),
-                None => scrollback.into(),
+            StreamEvent::Output(_, bytes) => bytes.into(),
+            StreamEvent::Screen(_, screen) => match self.tail.filter(|_| !self.begun) {
+                Some(lines) => Bytes::copy_from_slice(last_lines(&screen, lines)),
+                None => screen.into(),
             },
-            TerminalEvent::End => return None,
+            // A terminal's log begins with a screen.
+            StreamEvent::Position(_) | StreamEvent::End => return None,
         };
         self.begun = true;
         Some(if self.timestamps {

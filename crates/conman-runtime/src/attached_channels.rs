@@ -1,10 +1,10 @@
-//! The bounded channels between a client of a terminal and the task that carries its bytes.
+//! The bounded channels between an attached client and the task that carries its bytes.
 
 use bytes::Bytes;
 use conman_proto::{ExecStatus, TerminalSize};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{TerminalIo, TerminalOutput};
+use crate::{AttachedIo, AttachedOutput};
 
 /// A terminal's size until a client sets another one.
 pub const TERMINAL_SIZE: TerminalSize = TerminalSize {
@@ -12,8 +12,8 @@ pub const TERMINAL_SIZE: TerminalSize = TerminalSize {
     rows: 24,
 };
 
-/// Pieces of output that wait for a slow reader, each of at most a scrollback. More stays where
-/// the terminal is kept, which drops the excess.
+/// Pieces of output that wait for a slow reader, each of at most a screen. More stays where the output is
+/// kept, which drops the excess.
 const OUTPUT_QUEUE: usize = 4;
 
 /// Pieces of input that wait for a program that does not read; the sender chooses their size.
@@ -22,21 +22,21 @@ const INPUT_QUEUE: usize = 4;
 /// Resizes are made by hand, and only the latest counts.
 const RESIZE_QUEUE: usize = 4;
 
-/// The terminal's ends of the channels.
-pub(crate) struct TerminalEnds {
+/// The program's ends of the channels.
+pub(crate) struct AttachedEnds {
     pub(crate) input: mpsc::Receiver<Bytes>,
-    pub(crate) output: mpsc::Sender<TerminalOutput>,
+    pub(crate) output: mpsc::Sender<AttachedOutput>,
     pub(crate) resize: mpsc::Receiver<TerminalSize>,
     pub(crate) status: oneshot::Sender<ExecStatus>,
 }
 
 /// The channels of one attached client.
-pub(crate) fn terminal_channels() -> (TerminalIo, TerminalEnds) {
+pub(crate) fn attached_channels() -> (AttachedIo, AttachedEnds) {
     let (input_sender, input) = mpsc::channel(INPUT_QUEUE);
     let (output, output_receiver) = mpsc::channel(OUTPUT_QUEUE);
     let (resize_sender, resize) = mpsc::channel(RESIZE_QUEUE);
     let (status, status_receiver) = oneshot::channel();
-    let io = TerminalIo {
+    let io = AttachedIo {
         input: input_sender,
         output: output_receiver,
         resize: resize_sender,
@@ -44,7 +44,7 @@ pub(crate) fn terminal_channels() -> (TerminalIo, TerminalEnds) {
     };
     (
         io,
-        TerminalEnds {
+        AttachedEnds {
             input,
             output,
             resize,
