@@ -51,7 +51,8 @@ pub use log_line::{LogLine, LogStream};
 pub use network::{InterfaceName, LinkTarget, Network, NetworkError};
 pub use node::{
     HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeRuntime, NodeStanding,
-    NodeState, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness, Unreleased,
+    NodeState, NodeTakeover, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness,
+    Unreleased,
 };
 pub use port_range::{FullPort, PortEntry, PortRange, PortRangeError, PortText};
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};

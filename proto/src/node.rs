@@ -81,6 +81,9 @@ pub struct Node {
     /// be cut if the node were switched off.
     #[serde(default)]
     pub through: u64,
+    /// Null for a node that is alone.
+    #[serde(default)]
+    pub takeover: Option<NodeTakeover>,
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
     /// How the other nodes see it: null for a node that is alone.
@@ -119,9 +122,41 @@ impl Node {
             host_limit: None,
             connections: 0,
             through: 0,
+            takeover: None,
             started_at: Timestamp::UNIX_EPOCH,
             fleet: None,
         }
+    }
+}
+
+/// When other nodes take over a node's sessions, and whether its host is steady enough for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeTakeover {
+    /// Other nodes claim its sessions after so long a silence, in milliseconds.
+    pub takeover_ms: u64,
+    /// The longest time for which the host stood still within about a week, in milliseconds.
+    pub longest_stall_ms: u64,
+    /// The longest stall with which a takeover is safe, in milliseconds.
+    pub borne_stall_ms: u64,
+}
+
+impl NodeTakeover {
+    /// Returns a warning if the longest stall comes near what the times bear.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let Self {
+            longest_stall_ms,
+            borne_stall_ms,
+            ..
+        } = self;
+        (*longest_stall_ms > borne_stall_ms / 2).then(|| {
+            format!(
+                "the host stood still for {longest_stall_ms} ms, and its takeover time bears \
+                 {borne_stall_ms} ms: after a longer stall, sessions may run twice for a moment. \
+                 Restart conman, which then derives a longer time, or raise `fleet.takeover_ms` if \
+                 it is set; look for an overcommitted host"
+            )
+        })
     }
 }
 

@@ -1,8 +1,8 @@
 //! A node's state, load and problems, for the API and the other nodes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use conman_proto::{NodeRuntime, NodeState, RuntimeKind, SessionState};
+use conman_proto::{NodeRuntime, NodeState, NodeTakeover, RuntimeKind, SessionState};
 use conman_registry::Standing;
 use jiff::Timestamp;
 
@@ -17,6 +17,7 @@ use crate::view::Counts;
 pub struct StatusHandle {
     context: Arc<Context>,
     health: Arc<RuntimeHealth>,
+    takeover: Arc<Mutex<Option<NodeTakeover>>>,
     started_at: Timestamp,
 }
 
@@ -25,6 +26,7 @@ impl StatusHandle {
         Self {
             context,
             health,
+            takeover: Arc::default(),
             started_at: Timestamp::now(),
         }
     }
@@ -41,7 +43,23 @@ impl StatusHandle {
         let mut warnings = self.health.warnings();
         warnings.extend(disk_watch::warning(&self.context));
         warnings.extend(self.context.journal.trouble());
+        warnings.extend(self.takeover().and_then(|takeover| takeover.warning()));
         warnings
+    }
+
+    /// Sets when other nodes take over, and how steady the host is.
+    pub fn set_takeover(&self, takeover: NodeTakeover) {
+        *self.lock_takeover() = Some(takeover);
+    }
+
+    fn takeover(&self) -> Option<NodeTakeover> {
+        *self.lock_takeover()
+    }
+
+    /// A panic cannot leave a partial change: each is one assignment.
+    fn lock_takeover(&self) -> MutexGuard<'_, Option<NodeTakeover>> {
+        let takeover = self.takeover.lock();
+        takeover.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the limit of the host that binds first for sessions of a runtime, if one does.
@@ -87,6 +105,7 @@ impl StatusHandle {
             }),
             connections: shown.iter().map(|handle| handle.activity.in_flight()).sum(),
             through: context.leave.through().in_flight(),
+            takeover: self.takeover(),
             started_at: self.started_at,
             fleet: None,
         }

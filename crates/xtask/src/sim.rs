@@ -11,7 +11,7 @@ pub(crate) struct SimArguments {
     /// Number of fleets, one for each seed.
     #[arg(long, default_value_t = 10_000)]
     seeds: u64,
-    /// The first seed.
+    /// The first seed; from 1,000,000 on, fleets have the times that nodes derive.
     #[arg(long, default_value_t = 0)]
     start: u64,
     /// Continue after a violation and count them by rule.

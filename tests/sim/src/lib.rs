@@ -23,6 +23,9 @@ mod world;
 
 use checker::Violation;
 
+/// From this seed on, nodes derive their times.
+pub const DERIVED_FROM: u64 = world::DERIVED_FROM;
+
 /// What a run came to.
 #[derive(Debug)]
 pub struct Report {

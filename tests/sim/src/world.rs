@@ -21,12 +21,18 @@ const LOOK_MS: u64 = 50;
 /// After one pause of a machine, or one restart of its shim, none for so long: the bound of the
 /// fence has room for one of each.
 const SPARE_MS: u64 = 20_000;
-/// Below the least that the takeover time leaves room for.
-const PAUSE_MS: u64 = 2_600;
+/// A pause is shorter than the takeover time leaves room for by this: the shim wakes late, too.
+const WAKE_MS: u64 = 190;
 const SHIM_RESTART_MS: u64 = 900;
 /// Which seeds of sixteen are of fleets in which who watches whom changes all the time, as it does
 /// while nodes come, go and fall silent.
 const RESTLESS: [u64; 4] = [7, 10, 11, 14];
+
+/// From this seed on, a fleet's times are derived, for hosts that have stood still for less than so many
+/// steps. Earlier seeds have longer times, and are pinned for what they catch.
+pub(crate) const DERIVED_FROM: u64 = 1_000_000;
+const STALLS: u64 = 3;
+const STALL_STEP_MS: u64 = 1_000;
 
 /// Of sixteen seeds, those in which the times of every other node are changed.
 const CHANGES_TIMES: [u64; 5] = [7, 8, 10, 11, 14];
@@ -93,6 +99,20 @@ pub(crate) struct World {
     trace: VecDeque<String>,
 }
 
+/// The times of a fleet.
+fn times(seed: u64) -> Timing {
+    let derived = Timing::default();
+    if seed >= DERIVED_FROM {
+        return derived.derive_takeover(seed / 16 % STALLS * STALL_STEP_MS);
+    }
+    Timing {
+        fence_ms: 5_000,
+        kill_ms: 2_000,
+        takeover_ms: 12_000,
+        ..derived
+    }
+}
+
 impl World {
     pub(crate) fn run(seed: u64, pauses: Pauses, tracing: bool) -> Report {
         let mut world = Self::new(seed, pauses, tracing);
@@ -118,7 +138,7 @@ impl World {
         let only_outages = pauses == Pauses::Assumed && seed % 16 == 5;
         let only_deaths = pauses == Pauses::Assumed && seed % 16 == 15;
         let restless = pauses == Pauses::Assumed && RESTLESS.contains(&(seed % 16));
-        let mut timing = Timing::default();
+        let mut timing = times(seed);
         if !only_outages {
             timing.frozen_max_ms = 40_000;
         }
@@ -362,9 +382,10 @@ impl World {
         }
         let beyond = self.pauses == Pauses::Beyond;
         let seen = !beyond && self.random.percent(50);
+        let most = self.timing.slack_ms().unwrap_or(0) - WAKE_MS;
         let (low, high) = match beyond {
-            true => (PAUSE_MS, 6 * PAUSE_MS),
-            false => (100, PAUSE_MS),
+            true => (most, 6 * most),
+            false => (100, most),
         };
         let pause = self.random.range(low, high);
         self.machines[node].may_pause_at = self.now + pause + SPARE_MS;

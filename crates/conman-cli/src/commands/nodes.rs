@@ -19,11 +19,12 @@ const HEADER: [&str; 13] = [
     "STUCK", "MOST", "CONNS", "THROUGH",
 ];
 
-/// THROUGH counts connections that pass through the node to sessions elsewhere, CPU is the share of time in which some task waited for a processor, MEMORY the available
-/// memory.
-const FLEET_HEADER: [&str; 17] = [
+/// THROUGH counts connections that pass through the node to sessions elsewhere, CPU is the share of time in
+/// which some task waited for a processor, MEMORY the available memory, TAKEOVER the silence after which
+/// other nodes claim its sessions, STALL the longest time for which its host stood still.
+const FLEET_HEADER: [&str; 19] = [
     "NAME", "STATE", "TOLD", "CPU", "MEMORY", "RUNNING", "STARTING", "PAUSED", "FROZEN", "STUCK",
-    "MOST", "CONNS", "THROUGH", "RUNTIME", "VERSION", "STARTED", "LABELS",
+    "MOST", "CONNS", "THROUGH", "TAKEOVER", "STALL", "RUNTIME", "VERSION", "STARTED", "LABELS",
 ];
 
 /// An unknown value.
@@ -91,6 +92,9 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
             } else {
                 output.note(&text);
             }
+        }
+        if let Some(text) = node.takeover.and_then(|takeover| takeover.warning()) {
+            output.warning(&format!("{}: {text}", printable(&node.name)));
         }
         if let Some(error) = &node.runtime_error {
             output.warning(&format!(
@@ -251,6 +255,11 @@ fn fleet_row(node: &Node, now: Timestamp) -> Vec<Cell> {
     row.extend(match is_known {
         true => counts(node),
         false => [NOTHING; 8].map(Cell::new),
+    });
+    row.extend(match node.takeover {
+        Some(takeover) => [takeover.takeover_ms, takeover.longest_stall_ms]
+            .map(|ms| Cell::new(format!("{ms} ms"))),
+        None => [NOTHING; 2].map(Cell::new),
     });
     row.extend([
         known(node.runtime.to_string()),

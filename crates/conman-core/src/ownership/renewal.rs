@@ -210,13 +210,16 @@ mod tests {
         let (mut renewal, timing) = (renewal(), Timing::default());
         assert!(renewal.due(BootTime(1_000)).is_some());
         let renewed = renewal.answered(BootTime(3_000), &Answer::Committed, &timing);
-        assert_eq!(renewed, Renewed::Deadline(BootTime(6_000)));
+        assert_eq!(
+            renewed,
+            Renewed::Deadline(BootTime(1_000 + timing.fence_ms))
+        );
     }
 
     #[test]
     fn an_ambiguous_answer_gives_the_deadline_of_the_attempt_that_is_read_back() {
         let (mut renewal, timing) = (renewal(), Timing::default());
-        for (sent, shown, deadline) in [(1_000, 10, 5_000), (2_000, 11, 6_000)] {
+        for (sent, shown, deadline) in [(1_000, 10, 3_500), (2_000, 11, 4_500)] {
             assert!(renewal.due(BootTime(sent)).is_some());
             renewal.answered(BootTime(sent + 1), &Answer::Ambiguous, &timing);
             assert!(renewal.due(BootTime(sent + 1)).is_some(), "it reads");

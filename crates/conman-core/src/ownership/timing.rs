@@ -15,6 +15,18 @@ const MILLION: u128 = 1_000_000;
 /// measures a machine's time.
 pub const KILLS_PER_MS: u64 = 2;
 
+/// Time for killing, at least: a kill that fails is repeated.
+const MIN_KILL_MS: u64 = 1_000;
+
+/// A derived takeover time bears a pause of the machine this long, at least.
+const MIN_SLACK_MS: u64 = 1_300;
+
+/// A derived takeover time bears this multiple of the host's longest recorded stall.
+const STALL_FACTOR: u64 = 2;
+
+/// A longer stall counts as one of this length: no takeover time bears a machine that was suspended.
+const MAX_STALL_MS: u64 = 5_000;
+
 /// In milliseconds, except ρ in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
@@ -42,11 +54,11 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             renew_ms: 1_000,
-            fence_ms: 5_000,
+            fence_ms: 3_500,
             shim_restart_ms: 1_000,
             freeze_ms: 1_000,
-            kill_ms: 2_000,
-            takeover_ms: 12_000,
+            kill_ms: MIN_KILL_MS,
+            takeover_ms: 7_945,
             drift_ppm: 10_000,
             frozen_max_ms: 900_000,
             retry_ms: 250,
@@ -69,6 +81,25 @@ pub struct UnsafeTiming {
 }
 
 impl Timing {
+    /// How long killing this many containers may take.
+    #[must_use]
+    pub fn kill_ms(sessions: u64) -> u64 {
+        sessions.div_ceil(KILLS_PER_MS).max(MIN_KILL_MS)
+    }
+
+    /// The same with the shortest T that is safe on a host that has stood still for
+    /// `longest_stall_ms`.
+    #[must_use]
+    pub fn derive_takeover(self, longest_stall_ms: u64) -> Self {
+        let stall_ms = longest_stall_ms.min(MAX_STALL_MS);
+        let slack_ms = MIN_SLACK_MS.max(stall_ms * STALL_FACTOR);
+        let takeover_ms = self.own_clock_ms(self.stretched_ms().saturating_add(slack_ms));
+        Self {
+            takeover_ms,
+            ..self
+        }
+    }
+
     /// B: from a renewal's send instant to the last moment at which anything of the node runs.
     #[must_use]
     pub fn bound_ms(&self) -> u64 {
@@ -103,10 +134,15 @@ impl Timing {
     /// How long to observe a node that publishes how long its silence has to last.
     #[must_use]
     pub fn patience_ms(&self, silence_ms: Option<u64>) -> u64 {
+        self.takeover_ms
+            .max(self.own_clock_ms(silence_ms.unwrap_or(0)))
+    }
+
+    /// After how much time of an own clock that runs fast `true_ms` have passed for certain.
+    fn own_clock_ms(&self, true_ms: u64) -> u64 {
         let rate = MILLION.saturating_sub(u128::from(self.drift_ppm)).max(1);
-        let needed = u128::from(silence_ms.unwrap_or(0)) * MILLION;
-        let needed = u64::try_from(needed.div_ceil(rate)).unwrap_or(u64::MAX);
-        self.takeover_ms.max(needed)
+        let own_ms = (u128::from(true_ms) * MILLION).div_ceil(rate);
+        u64::try_from(own_ms).unwrap_or(u64::MAX)
     }
 
     /// How long the whole machine may pause: T(1−ρ) − B(1+ρ).
@@ -132,8 +168,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_safe_and_leave_room_for_a_pause() {
-        assert_eq!(Timing::default().slack_ms(), Ok(11_880 - 9_090));
+    fn the_defaults_are_the_shortest_safe_times_of_a_host_that_never_stood_still() {
+        let timing = Timing::default();
+        assert_eq!(timing, timing.derive_takeover(0));
+        assert!(timing.takeover_ms <= 8_000, "{timing:?}");
+        assert_eq!(timing.kill_ms, Timing::kill_ms(1_000));
+        assert_eq!(timing.slack_ms(), Ok(MIN_SLACK_MS));
+    }
+
+    #[test]
+    fn derived_times_bear_twice_the_longest_stall_except_a_suspended_machine() {
+        let derived = |stall_ms| Timing::default().derive_takeover(stall_ms);
+        assert_eq!(derived(650), derived(0));
+        assert_eq!(derived(1_000).slack_ms(), Ok(2_000));
+        assert_eq!(derived(u64::MAX), derived(MAX_STALL_MS));
+        let many = Timing {
+            kill_ms: Timing::kill_ms(10_001),
+            ..Timing::default()
+        };
+        assert_eq!(many.kill_ms, 5_001);
+        assert!(many.slack_ms().is_err(), "for 2,000 sessions at most");
+        assert!(many.derive_takeover(0).slack_ms().is_ok());
     }
 
     #[test]
@@ -147,8 +202,8 @@ mod tests {
             },
         );
         let (short_said, long_said) = (Some(short.silence_ms()), Some(long.silence_ms()));
-        assert_eq!(short.patience_ms(None), 12_000);
-        assert_eq!(short.patience_ms(short_said), 12_000);
+        assert_eq!(short.patience_ms(None), short.takeover_ms);
+        assert_eq!(short.patience_ms(short_said), short.takeover_ms);
         assert_eq!(short.patience_ms(long_said), 30_000);
         assert_eq!(long.patience_ms(short_said), 30_000);
         let wrong = Timing {
@@ -163,7 +218,7 @@ mod tests {
     #[test]
     fn raising_the_takeover_time_by_what_is_missing_makes_it_safe() {
         let mut timing = Timing {
-            takeover_ms: 8_000,
+            takeover_ms: 6_000,
             drift_ppm: 0,
             ..Timing::default()
         };

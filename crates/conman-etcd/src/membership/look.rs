@@ -52,7 +52,7 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
     let [nodes, heartbeats, peers, delays] =
         <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
     let mut read = Read::new();
-    let (mut oddities, mut longer, mut untold) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut oddities, mut untold) = (Vec::new(), Vec::new());
     let mut decode = |kind: &Key, key: &[u8], bytes: &[u8]| {
         let decoded = codec::decode(kind, key, bytes);
         decoded
@@ -106,22 +106,8 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
             one.odd = true;
             continue;
         };
-        let patience_ms = shared.timing.patience_ms(Some(delay_ms));
-        one.patience_ms = patience_ms;
-        if patience_ms > shared.timing.takeover_ms {
-            longer.push((name, patience_ms));
-        }
+        one.patience_ms = shared.timing.patience_ms(Some(delay_ms));
     }
-    let longer = longer.into_iter().map(|(name, patience_ms)| {
-        let what = format!(
-            "node `{name}` has a longer `fleet.takeover_ms` than this one: if it is lost, its \
-             sessions are taken over after {patience_ms} ms, not {} ms; configure the same on all \
-             nodes",
-            shared.timing.takeover_ms
-        );
-        (name, what)
-    });
-    oddities.extend(longer);
     oddities.extend(untold);
     Ok((read, oddities))
 }

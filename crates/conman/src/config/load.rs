@@ -150,10 +150,11 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
 
     let listen = listen(&root.section("listen"));
     let fleet_section = root.section("fleet");
-    let shared = registry::registry(&root.section("registry"), &fleet_section);
-    let fleet = fleet::fleet(&fleet_section, listen.peers);
     let limits_section = root.section("limits");
     let limits = limits(&limits_section);
+    let max_sessions = limits.node.max_sessions as u64;
+    let shared = registry::registry(&root.section("registry"), &fleet_section, max_sessions);
+    let fleet = fleet::fleet(&fleet_section, listen.peers);
     let mut policy = SpecPolicy {
         default_runtime: runtime,
         ..SpecPolicy::default()

@@ -30,6 +30,9 @@ pub(crate) struct SharedRegistry {
     /// `registry.compact`
     pub(crate) compact: bool,
     pub(crate) timing: Timing,
+    /// Whether `fleet.takeover_ms` is absent, so that the takeover time follows from the others and from
+    /// the host's stalls.
+    pub(crate) derives_takeover: bool,
     /// `fleet.unsafe_timing`: for tests that show the effects.
     pub(crate) unsafe_timing: bool,
 }
@@ -38,6 +41,7 @@ pub(crate) struct SharedRegistry {
 pub(super) fn registry(
     registry: &Section<'_, '_>,
     fleet: &Section<'_, '_>,
+    max_sessions: u64,
 ) -> Option<SharedRegistry> {
     let shared = registry
         .parsed("kind", |kind| match kind {
@@ -83,7 +87,7 @@ pub(super) fn registry(
             ),
         );
     }
-    let timing = timing(fleet);
+    let (timing, derives_takeover) = timing(fleet, max_sessions);
     let unsafe_timing = fleet.boolean("unsafe_timing").unwrap_or(false);
     let config = SharedRegistry {
         endpoints: endpoints.unwrap_or_default(),
@@ -93,6 +97,7 @@ pub(super) fn registry(
         identity_files,
         compact,
         timing,
+        derives_takeover,
         unsafe_timing,
     };
     if let Err(error) = timing.slack_ms()
@@ -103,7 +108,8 @@ pub(super) fn registry(
     shared.then_some(config)
 }
 
-fn timing(section: &Section<'_, '_>) -> Timing {
+/// Also returns whether the takeover time is derived.
+fn timing(section: &Section<'_, '_>, max_sessions: u64) -> (Timing, bool) {
     let defaults = Timing::default();
     let ms = |field: &str, least: u64, default: u64| {
         section.integer(field, least..=MAX_MS).unwrap_or(default)
@@ -113,8 +119,7 @@ fn timing(section: &Section<'_, '_>) -> Timing {
         fence_ms: ms("fence_ms", 500, defaults.fence_ms),
         shim_restart_ms: ms("shim_restart_ms", 0, defaults.shim_restart_ms),
         freeze_ms: ms("freeze_ms", 100, defaults.freeze_ms),
-        kill_ms: ms("kill_ms", 0, defaults.kill_ms),
-        takeover_ms: ms("takeover_ms", 1_000, defaults.takeover_ms),
+        kill_ms: ms("kill_ms", 0, Timing::kill_ms(max_sessions)),
         drift_ppm: section
             .integer("drift_ppm", 0..=500_000)
             .unwrap_or(defaults.drift_ppm),
@@ -130,7 +135,16 @@ fn timing(section: &Section<'_, '_>) -> Timing {
             ),
         );
     }
-    timing
+    match section.integer("takeover_ms", 1_000..=MAX_MS) {
+        Some(takeover_ms) => {
+            let timing = Timing {
+                takeover_ms,
+                ..timing
+            };
+            (timing, false)
+        }
+        None => (timing.derive_takeover(0), true),
+    }
 }
 
 /// The configured number of sessions must be killable within the time that takeovers assume.
@@ -144,8 +158,7 @@ pub(super) fn kill_mistakes(reader: &Reader<'_>, config: &Config, shared: &Share
         "limits.max_sessions",
         format_args!(
             "is {sessions}, but within `fleet.kill_ms`, which is {}, no more than {} are sure to be \
-             killed that do not freeze: lower it, or raise `fleet.kill_ms` to {}, and \
-             `fleet.takeover_ms` with it",
+             killed that do not freeze: lower it, or raise `fleet.kill_ms` to {}",
             timing.kill_ms,
             timing.killed_in_time(),
             sessions.div_ceil(KILLS_PER_MS),

@@ -236,10 +236,10 @@ fn an_endpoint_without_a_scheme_is_a_mistake() {
 #[test]
 fn time_outs_that_could_let_two_containers_run_are_refused_with_what_is_missing() {
     let unsafe_timing = "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n\
-                         [fleet]\ntakeover_ms = 9000\n";
+                         [fleet]\ntakeover_ms = 6000\n";
     let text = mistakes(unsafe_timing);
     assert!(
-        text.contains("5: `fleet.takeover_ms` is too short") && text.contains("181 ms"),
+        text.contains("5: `fleet.takeover_ms` is too short") && text.contains("626 ms"),
         "{text}"
     );
     let text = mistakes("[fleet]\nrenew_ms = 2000\n");
@@ -253,7 +253,7 @@ fn time_outs_that_could_let_two_containers_run_are_refused_with_what_is_missing(
 fn more_sessions_than_are_killed_in_time_are_refused_with_what_that_takes() {
     let fleet = "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.1:2379\"]\n";
     let limits = "[limits]\nmax_sessions = 4001\n";
-    let text = mistakes(&format!("{fleet}{limits}"));
+    let text = mistakes(&format!("{fleet}{limits}[fleet]\nkill_ms = 2000\n"));
     for part in [
         "5: `limits.max_sessions` is 4001",
         "`fleet.kill_ms`, which is 2000, no more than 4000",
@@ -262,8 +262,16 @@ fn more_sessions_than_are_killed_in_time_are_refused_with_what_that_takes() {
         assert!(text.contains(part), "{part}: {text}");
     }
     accepted(&format!("{fleet}{limits}[fleet]\nkill_ms = 2001\n"));
-    accepted(&format!("{fleet}[limits]\nmax_sessions = 4000\n"));
-    accepted(&format!("{fleet}{limits}[fleet]\nunsafe_timing = true\n"));
+    let takeover_ms = |limits: &str| {
+        let timing = accepted(&format!("{fleet}{limits}"))
+            .shared
+            .map(|shared| shared.timing);
+        timing.expect("a fleet").takeover_ms
+    };
+    assert!(takeover_ms("") < 8_000);
+    assert!(takeover_ms(limits) > 8_000 && takeover_ms(limits) < 10_000);
+    let unsafe_timing = "[fleet]\nkill_ms = 2000\nunsafe_timing = true\n";
+    accepted(&format!("{fleet}{limits}{unsafe_timing}"));
     accepted(limits);
 }
 
@@ -275,9 +283,9 @@ fn a_safe_fleet_tells_by_how_much() {
     );
     let shown = config.to_string();
     for part in [
-        "9000 ms after the last renewal",
-        "B (1 + ρ) < T (1 - ρ): (5000 + 1000 + 1000 + 2000) (1 + 0.01) = 9090 < 12000 (1 - 0.01) = 11880",
-        "for 2790 ms",
+        "6500 ms after the last renewal",
+        "B (1 + ρ) < T (1 - ρ): (3500 + 1000 + 1000 + 1000) (1 + 0.01) = 6565 < 7945 (1 - 0.01) = 7865",
+        "for 1300 ms",
     ] {
         assert!(shown.contains(part), "{part}: {shown}");
     }

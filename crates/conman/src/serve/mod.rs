@@ -26,6 +26,7 @@ mod renewal;
 mod runtimes;
 mod service_manager;
 mod signals;
+mod stalls;
 mod state;
 mod trouble;
 
@@ -61,6 +62,7 @@ use readiness::NodeReadiness;
 use renewal::Renewal;
 use runtimes::Runtimes;
 use signals::Signals;
+use stalls::Stalls;
 use state::State;
 
 /// Names of the tasks that accept connections to the API.
@@ -124,10 +126,16 @@ fn start(
     tokens: Option<Arc<TokenFile>>,
     credentials: Credentials,
 ) -> Result<()> {
-    let mut name = None;
+    let (mut name, mut stalls) = (None, None);
     if config.shared.is_some() {
         crate::state_dir::prepare(&config.state_dir)?;
         name = Some(name::settle(&mut config));
+        stalls = Some(Stalls::open(&config.state_dir));
+    }
+    if let (Some(shared), Some(stalls)) = (&mut config.shared, &stalls)
+        && shared.derives_takeover
+    {
+        shared.timing = shared.timing.derive_takeover(stalls.longest_ms());
     }
     let credentials = credentials.derive(&config.name)?;
     // The shim outlives this process and must not inherit its descriptors.
@@ -178,7 +186,7 @@ fn start(
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;
         let access = (tokens, credentials);
-        let starting = (name, starts.as_ref());
+        let starting = (name, stalls, starts.as_ref());
         serve(config, state, listeners, access, signals, starting).await
     });
     // The registry joins automatically, whatever else fails.
@@ -211,7 +219,7 @@ async fn serve(
     listeners: Listeners,
     (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
     mut signals: Signals,
-    (name, starts): (Option<name::Settled>, Option<&FalseStarts>),
+    (name, stalls, starts): (Option<name::Settled>, Option<Stalls>, Option<&FalseStarts>),
 ) -> Result<()> {
     let metrics = install_metrics()?;
     keep_heap_small();
@@ -273,6 +281,9 @@ async fn serve(
         .map(|orders| fleet::obey(Arc::clone(orders), &node, &state.vitals));
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
+    if let (Some(stalls), Some(shared)) = (stalls, &config.shared) {
+        stalls.watch(&shared.timing, node.status().clone())?;
+    }
     let closing = CancellationToken::new();
     let renewal = Renewal::run(&credentials, closing.clone());
     let stopped = signals::watch(

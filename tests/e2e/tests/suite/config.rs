@@ -117,13 +117,13 @@ fn listening_beyond_loopback_without_tokens_is_refused() {
 fn a_fleet_whose_takeovers_would_come_too_early_is_refused_with_what_is_missing() {
     let (directory, output) = serve(
         "[node]\nstate_dir = \"DIR/state\"\n[registry]\nkind = \"etcd\"\n\
-         endpoints = [\"http://127.0.0.1:31997\"]\n[fleet]\ntakeover_ms = 9000\n",
+         endpoints = [\"http://127.0.0.1:31997\"]\n[fleet]\ntakeover_ms = 6000\n",
     );
     let text = refused(&output);
     for part in [
         "conman.toml:7: `fleet.takeover_ms` is too short",
-        "may end 181 ms after a takeover",
-        "kill = 9000 ms) stretched by the clock drift must stay below T = 9000 ms",
+        "may end 626 ms after a takeover",
+        "kill = 6500 ms) stretched by the clock drift must stay below T = 6000 ms",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

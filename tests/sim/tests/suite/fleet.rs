@@ -1,7 +1,7 @@
 //! Pinned seeds over the core as it is.
 
 use conman_sim::checker::Rule;
-use conman_sim::{Pauses, simulate};
+use conman_sim::{DERIVED_FROM, Pauses, simulate};
 
 /// Enough for most kinds of fault to meet, few enough for every commit.
 const SEEDS: u64 = 150;
@@ -9,13 +9,13 @@ const SEEDS: u64 = 150;
 #[test]
 fn pinned_fleets_keep_every_invariant_and_do_take_over() {
     let mut takeovers = 0;
-    for seed in 0..SEEDS {
+    for seed in (0..SEEDS).chain(DERIVED_FROM..DERIVED_FROM + SEEDS) {
         let report = simulate(seed, Pauses::Assumed);
         takeovers += report.takeovers;
         let (trace, what) = (report.trace.join("\n"), report.violation);
         assert!(what.is_none(), "{trace}\nseed {seed}: {what:?}");
     }
-    assert!(takeovers > SEEDS / 4, "{takeovers} takeovers prove little");
+    assert!(takeovers > SEEDS / 2, "{takeovers} takeovers prove little");
 }
 
 #[test]
