@@ -49,10 +49,12 @@ pub(crate) async fn sessions(
                 warnings.push(unreadable);
             }
         }
+        // Once a page: it is copied.
+        let peers = map.fleet().peers();
         let shown = page
             .sessions
             .into_iter()
-            .map(|session| show(own, map, &session));
+            .map(|session| show(own, map.me(), &peers, &session));
         found.extend(shown.filter(|session| query.matches(session)));
         if found.len() > query.limit {
             found.truncate(query.limit);
@@ -73,23 +75,22 @@ pub(crate) async fn sessions(
     }
 }
 
-fn show(own: &SessionsHandle, map: &FleetMap, session: &FleetSession) -> Session {
-    let shown = (session.node == map.me())
+fn show(own: &SessionsHandle, me: &str, peers: &[Peer], session: &FleetSession) -> Session {
+    let shown = (session.node == me)
         .then(|| own.get(&session.record.id))
         .flatten();
-    shown.unwrap_or_else(|| recorded(own, map, &session.node, &session.record))
+    shown.unwrap_or_else(|| recorded(own, peers, &session.node, &session.record))
 }
 
 /// A session by its record, which says what its node last wrote. Of a node that is not heard of nothing
 /// runs: its fence has ended.
 pub(crate) fn recorded(
     own: &SessionsHandle,
-    map: &FleetMap,
+    peers: &[Peer],
     node: &str,
     record: &SessionRecord,
 ) -> Session {
     let mut session = own.recorded(node, record);
-    let peers = map.fleet().peers();
     let peer = peers.iter().find(|peer| peer.name == node);
     let why = match peer.map(|peer| peer.standing) {
         Some(PeerStanding::Silent) => "its node is silent; if it stays so, others take it over",

@@ -402,6 +402,8 @@ async fn what_was_deleted_while_it_could_not_end_stays_deleted(registry: &dyn Re
             .await
             .expect("noted");
     }
+    let resumed = registry.set_state(&id, generation, running()).await;
+    resumed.expect("it changes nothing");
     let cause = async || {
         let record = get(registry, &id).await.expect("its record");
         record.state.end_cause()

@@ -33,7 +33,8 @@ impl ForwardedRequest {
         let shown = self.is_of_session();
         if shown && self.request.parts.method == Method::GET {
             let sessions = self.hop.node.sessions();
-            let session = fleet_list::recorded(sessions, &self.hop.map, node, &record);
+            let peers = self.hop.map.fleet().peers();
+            let session = fleet_list::recorded(sessions, &peers, node, &record);
             return Ok(Step::Answer(Json(session).into_response()));
         }
         if shown && self.request.parts.method == Method::DELETE {
