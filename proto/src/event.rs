@@ -1,10 +1,15 @@
 use std::fmt;
+use std::str::FromStr;
 
 use jiff::Timestamp;
+use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{EndCause, Generation, NodeStanding, SessionId};
+
+/// How the message of [`EventKind::SessionTakenOver`] begins, before the node's name and a comma.
+pub const TAKEN_OVER_FROM: &str = "taken over from node ";
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -12,6 +17,9 @@ use crate::{EndCause, Generation, NodeStanding, SessionId};
 pub enum EventKind {
     /// A start was admitted and its generation recorded.
     SessionClaimed,
+    /// The node claimed a session that a lost node still owned; the message begins with
+    /// [`TAKEN_OVER_FROM`] and that node's name.
+    SessionTakenOver,
     /// The fleet started it by itself, because its node had gone.
     SessionRestarted,
     /// The fleet does not restart it any more: too often in a short time.
@@ -34,6 +42,10 @@ pub enum EventKind {
     SessionReleased,
     /// What the container left behind was removed.
     SessionCleaned,
+    /// Its processes were stopped until the next use; the message says why.
+    SessionPaused,
+    /// Its processes continue.
+    SessionResumed,
     /// A new daemon took over a container that an earlier one had started.
     SessionAdopted,
     /// A connection of the session by its egress proxy was refused or failed; the message says which
@@ -47,6 +59,18 @@ pub enum EventKind {
     NodeStarted,
     /// The daemon stops; containers may go on.
     NodeStopping,
+    /// The daemon is about to stop: load balancers are told, and clients are still served.
+    NodeLeaving,
+    /// The registry does not renew the node's ownership, which ends soon; the message says why.
+    RegistryLost,
+    /// The registry renews the node's ownership again.
+    RegistryReturned,
+    /// The node's ownership has lapsed: its sessions are frozen, since another node may take them over.
+    NodeFrozen,
+    /// The node owns its sessions again: those that no other node took over continue.
+    NodeThawed,
+    /// This node declared a silent node dead; the message names it. Its sessions may be taken over.
+    NodeFenced,
     /// The machine is going: no more admissions.
     PreemptStarted,
     /// Every session that could be released is released.
@@ -82,6 +106,7 @@ impl EventKind {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::SessionClaimed => "session_claimed",
+            Self::SessionTakenOver => "session_taken_over",
             Self::SessionRestarted => "session_restarted",
             Self::RestartGivenUp => "restart_given_up",
             Self::SessionPhase => "session_phase",
@@ -93,12 +118,20 @@ impl EventKind {
             Self::SessionStuck => "session_stuck",
             Self::SessionReleased => "session_released",
             Self::SessionCleaned => "session_cleaned",
+            Self::SessionPaused => "session_paused",
+            Self::SessionResumed => "session_resumed",
             Self::SessionAdopted => "session_adopted",
             Self::EgressRefused => "egress_refused",
             Self::OrphanEnded => "orphan_ended",
             Self::CleanupFailed => "cleanup_failed",
             Self::NodeStarted => "node_started",
             Self::NodeStopping => "node_stopping",
+            Self::NodeLeaving => "node_leaving",
+            Self::RegistryLost => "registry_lost",
+            Self::RegistryReturned => "registry_returned",
+            Self::NodeFrozen => "node_frozen",
+            Self::NodeThawed => "node_thawed",
+            Self::NodeFenced => "node_fenced",
             Self::PreemptStarted => "preempt_started",
             Self::PreemptFinished => "preempt_finished",
             Self::NodeReadmitted => "node_readmitted",
@@ -112,6 +145,29 @@ impl EventKind {
             Self::NodeReached => "node_reached",
             Self::Unknown => "unknown",
         }
+    }
+
+    /// Whether an event of the node with this kind is part of the story of its sessions.
+    #[must_use]
+    pub const fn concerns_sessions(self) -> bool {
+        matches!(self, Self::NodeFrozen | Self::NodeThawed | Self::EventsLost)
+    }
+}
+
+/// There is no such kind of event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("is no kind of event; those that `conman events` shows are, and `session_phase`")]
+pub struct NoEventKind;
+
+impl FromStr for EventKind {
+    type Err = NoEventKind;
+
+    fn from_str(text: &str) -> Result<Self, NoEventKind> {
+        let kind: Result<Self, serde::de::value::Error> =
+            Self::deserialize(text.into_deserializer());
+        kind.ok()
+            .filter(|kind| kind.as_str() == text)
+            .ok_or(NoEventKind)
     }
 }
 

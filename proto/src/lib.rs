@@ -33,8 +33,8 @@ mod token;
 pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved};
 pub use end_cause::{EndCause, SessionEnd};
 pub use event::{
-    Event, EventKind, EventPage, NodeReason, SessionInFleet, SessionOwnership, Timeline,
-    TimelinePhase,
+    Event, EventKind, EventPage, NoEventKind, NodeReason, SessionInFleet, SessionOwnership,
+    TAKEN_OVER_FROM, Timeline, TimelinePhase,
 };
 pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecOutput, ExecRequest, ExecResult, ExecStatus,

@@ -51,8 +51,25 @@ pub(crate) struct From {
     pub(crate) since_ms: u64,
 }
 
-/// Whether an event is about the session, or reports that events are missing.
-pub(crate) fn is_for(event: &Event, session: Option<&SessionId>) -> bool {
-    session.is_none_or(|session| event.session.as_ref() == Some(session))
-        || event.kind == EventKind::EventsLost
+/// The events that a client wants.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct EventFilter {
+    pub(crate) session: Option<SessionId>,
+    /// Empty: all but the phases of starts.
+    pub(crate) kinds: Vec<EventKind>,
+}
+
+impl EventFilter {
+    /// Whether the client wants an event. It gets those that report missing events in any case.
+    pub(crate) fn wants(&self, event: &Event) -> bool {
+        let is_session = || {
+            let session = self.session.as_ref();
+            session.is_none_or(|session| event.session.as_ref() == Some(session))
+        };
+        let is_kind = || match self.kinds.is_empty() {
+            true => event.kind != EventKind::SessionPhase,
+            false => self.kinds.contains(&event.kind),
+        };
+        event.kind == EventKind::EventsLost || (is_session() && is_kind())
+    }
 }

@@ -259,6 +259,9 @@ impl<'a> Serving<'a> {
                 slots,
             } => {
                 self.connection = connection;
+                if fired && !self.ever_live && slots.iter().any(|view| !view.certified) {
+                    self.shared.events.found_frozen();
+                }
                 Event::ShimConnected { fired, slots }
             }
         });

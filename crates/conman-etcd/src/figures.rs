@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use conman_core::ownership::{Key, NodeName, NodeState, OwnedState, Transaction, Value};
+use conman_core::ownership::{
+    Key, NodeName, NodeState, OwnedState, SessionName, Transaction, Value,
+};
 
 use conman_registry::Standing;
 
@@ -88,11 +90,18 @@ pub(super) fn called(path: &'static str, took: Duration, failed: bool) {
 }
 
 /// What is counted when a transaction of this node commits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Tally {
     Release,
-    Takeover,
-    NodeFenced,
+    /// Of a session that a lost node owned.
+    Takeover {
+        session: SessionName,
+        generation: u64,
+        from: NodeName,
+    },
+    NodeFenced {
+        node: NodeName,
+    },
 }
 
 impl Tally {
@@ -109,23 +118,32 @@ impl Tally {
                     (OwnedState::Released, _) => Some(Self::Release),
                     (OwnedState::Owned, Some(Value::Session(before))) => {
                         let was_others = before.state == OwnedState::Owned && before.owner != *me;
-                        was_others.then_some(Self::Takeover)
+                        let Key::Session(name) = key else {
+                            return None;
+                        };
+                        was_others.then(|| Self::Takeover {
+                            session: name.clone(),
+                            generation: session.generation,
+                            from: before.owner.clone(),
+                        })
                     }
                     (OwnedState::Owned, _) => None,
                 },
-                Value::Node(record) => {
-                    let is_other = *key != Key::Node(me.clone());
-                    (is_other && record.state == NodeState::Fenced).then_some(Self::NodeFenced)
-                }
+                Value::Node(record) => match key {
+                    Key::Node(node) if node != me && record.state == NodeState::Fenced => {
+                        Some(Self::NodeFenced { node: node.clone() })
+                    }
+                    _ => None,
+                },
                 _ => None,
             })
     }
 
-    pub(super) fn count(self) {
+    pub(super) fn count(&self) {
         let name = match self {
             Self::Release => RELEASES,
-            Self::Takeover => TAKEOVERS,
-            Self::NodeFenced => FENCED,
+            Self::Takeover { .. } => TAKEOVERS,
+            Self::NodeFenced { .. } => FENCED,
         };
         metrics::counter!(name).increment(1);
     }
@@ -163,7 +181,12 @@ mod tests {
         assert_eq!(tally(Some(session("other", Released)), mine()), None);
         assert_eq!(tally(Some(session("me", Owned)), mine()), None);
         let theirs = session("other", Owned);
-        assert_eq!(tally(Some(theirs), mine()), Some(Tally::Takeover));
+        let takeover = Tally::Takeover {
+            session: "alice".into(),
+            generation: 1,
+            from: "other".into(),
+        };
+        assert_eq!(tally(Some(theirs), mine()), Some(takeover));
         let given_up = session("me", Released);
         assert_eq!(tally(Some(mine()), given_up), Some(Tally::Release));
     }
@@ -181,7 +204,8 @@ mod tests {
             };
             Tally::of(&transaction, &"me".into())
         };
-        assert_eq!(fence("other"), Some(Tally::NodeFenced));
+        let node = "other".into();
+        assert_eq!(fence("other"), Some(Tally::NodeFenced { node }));
         assert_eq!(fence("me"), None);
     }
 }

@@ -29,7 +29,7 @@ use conman_registry::FenceLink;
 use conman_registry::rules::Change;
 use conman_registry::state_lock::StateLock;
 use conman_registry::{
-    ContainerIdentity, RecordState, Registry, RegistryError, Release, SessionRecord,
+    ContainerIdentity, Journal, RecordState, Registry, RegistryError, Release, SessionRecord,
 };
 
 mod access;
@@ -38,6 +38,7 @@ mod client;
 mod codec;
 mod compaction;
 mod driver;
+mod events;
 mod fence_orders;
 mod figures;
 mod fleet;
@@ -251,6 +252,11 @@ impl EtcdRegistry {
             lists: Arc::new(Semaphore::new(MAX_LISTS)),
             _lock: lock,
         }))
+    }
+
+    /// Reports to this journal what happens to the node's ownership.
+    pub fn record_events(&self, journal: Arc<Journal>) {
+        self.shared.events.record(journal);
     }
 
     /// The sessions that the node has to end.

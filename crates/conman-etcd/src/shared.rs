@@ -10,6 +10,7 @@ use conman_proto::{Generation, SessionId};
 use tokio::sync::{Notify, watch};
 
 use super::codec::SessionDetails;
+use super::events::Events;
 use super::figures;
 use super::orders::Orders;
 use super::records::{Mine, Records, Since};
@@ -33,6 +34,7 @@ pub(super) struct Shared {
     /// Incarnation of the latest rejoin; 0 while this node is not live.
     pub(super) incarnation: watch::Sender<u64>,
     pub(super) orders: Arc<Orders>,
+    pub(super) events: Events,
     /// Notified when this node should publish or read announcements early.
     pub(super) hurry: Notify,
     records: Mutex<Records>,
@@ -54,6 +56,7 @@ impl Shared {
             }),
             incarnation: watch::Sender::new(0),
             orders: Arc::default(),
+            events: Events::default(),
             hurry: Notify::new(),
             records: Mutex::default(),
             locations: Mutex::default(),
@@ -63,8 +66,10 @@ impl Shared {
     }
 
     pub(super) fn stands(&self, standing: Standing) {
+        let trouble = self.trouble();
         self.standing.send_if_modified(|now| {
             let changed = *now != standing;
+            self.events.stands(now, &standing, trouble.as_deref());
             if changed {
                 figures::stands(&standing);
                 match &standing {
@@ -93,9 +98,13 @@ impl Shared {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
+    fn trouble(&self) -> Option<String> {
+        let trouble = self.trouble.lock();
+        trouble.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(super) fn why_late(&self) -> String {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        trouble.clone().unwrap_or_else(|| {
+        self.trouble().unwrap_or_else(|| {
             "no renewal has failed; this machine was too slow or was suspended".to_owned()
         })
     }

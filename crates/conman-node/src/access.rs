@@ -110,7 +110,7 @@ impl AccessHandle {
     pub async fn pause(&self, id: &SessionId) -> Result<(), AccessError> {
         let (handle, _) = shown(&self.context, id)?;
         let begun = handle.activity.begun();
-        pause::pause(&self.context, &handle, begun).await
+        pause::pause(&self.context, &handle, begun, "on request").await
     }
 
     /// Resumes a paused session. Succeeds for one that runs.

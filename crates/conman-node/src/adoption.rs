@@ -220,13 +220,14 @@ async fn release_gone(
     if gone.is_empty() {
         return Ok(gone);
     }
-    for result in context.registry.release(gone.clone()).await {
+    let results = context.registry.release(gone.clone()).await;
+    for (release, result) in gone.iter().zip(results) {
         match result {
-            Ok(()) | Err(RegistryError::Superseded { .. }) => {}
+            Ok(()) => {}
+            // Another node owns it.
+            Err(RegistryError::Superseded { .. }) => continue,
             Err(error) => return Err(NodeStartError::Release(error)),
         }
-    }
-    for release in &gone {
         let (id, ending) = (&release.id, &release.ending);
         let kind = EventKind::SessionReleased;
         context.note(end_event(

@@ -185,6 +185,12 @@ impl Node {
     pub async fn announce_stop(&self) {
         let leave = &self.context.leave;
         leave.announce(LeaveCause::Stop);
+        let message = format!(
+            "about to stop: clients are served for up to {} s, while load balancers send no new ones",
+            leave.delay().as_secs()
+        );
+        self.context
+            .note(node_event(EventKind::NodeLeaving, message));
         let until = Instant::now() + leave.delay();
         while Instant::now() < until {
             let view = self.status.view();
@@ -238,7 +244,7 @@ impl Node {
         for task in self.take_background() {
             task.abort();
         }
-        self.context.journal.flush().await;
+        self.context.journal.close().await;
     }
 
     /// The next daemon adopts a start whose container is recorded, and ends any other.

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_proto::{SessionId, SessionState};
+use conman_proto::{EventKind, SessionId, SessionState};
 use conman_runtime::{ContainerKey, Runtime, RuntimeError};
 use tokio::sync::{Mutex, watch};
 
@@ -53,6 +53,7 @@ pub(crate) async fn pause(
     context: &Arc<Context>,
     handle: &Arc<SessionHandle>,
     begun: u64,
+    why: &str,
 ) -> Result<(), AccessError> {
     let (runtime, key) = running(context, handle)?;
     {
@@ -71,6 +72,13 @@ pub(crate) async fn pause(
         }
     }
     tracing::info!(session = %handle.id, "paused");
+    let message = format!("paused: {why}");
+    context.note_session(
+        EventKind::SessionPaused,
+        &handle.id,
+        key.generation,
+        message,
+    );
     let (context, handle) = (Arc::clone(context), Arc::clone(handle));
     tokio::spawn(async move {
         tokio::time::sleep(LATE_CONNECTION).await;
@@ -96,6 +104,12 @@ pub(crate) async fn resume(context: &Context, handle: &SessionHandle) -> Result<
     // It is idle from now on, not since before the pause.
     drop(handle.activity.begin());
     tracing::info!(session = %handle.id, "resumed");
+    context.note_session(
+        EventKind::SessionResumed,
+        &handle.id,
+        key.generation,
+        "resumed",
+    );
     Ok(())
 }
 

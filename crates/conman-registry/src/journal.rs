@@ -117,6 +117,7 @@ impl Journal {
             node: node.to_owned(),
             max_events: max_events.max(1),
             last_seq: opened.positions.through(),
+            lost_before: opened.lost,
             positions: opened.positions,
             durable: sender,
         };
@@ -142,20 +143,26 @@ impl Journal {
     }
 
     /// Up to `limit` durable events after a position, oldest first. `limit` is clamped to
-    /// 1..=[`MAX_EVENT_PAGE`].
+    /// 1..=[`MAX_EVENT_PAGE`]. A position that this journal never had, because an earlier one was
+    /// lost, begins with the oldest event.
     ///
     /// # Errors
     /// Disk errors.
     pub async fn page(&self, after: u64, limit: usize) -> Result<EventPage, JournalError> {
         let limit = limit.clamp(1, MAX_EVENT_PAGE);
-        let (events, extent) = self.shared.read(after, limit).await?;
+        let (mut events, mut extent) = self.shared.read(after, limit).await?;
+        let is_unknown = after > extent.last_seq;
+        let after = if is_unknown { 0 } else { after };
+        if is_unknown {
+            (events, extent) = self.shared.read(after, limit).await?;
+        }
         let read_through = events.last().map_or(after, |event| event.seq);
         Ok(EventPage {
             cursor: read_through.to_string(),
             complete: events.len() < limit,
             events,
             last_seq: extent.last_seq,
-            truncated: after < extent.dropped_through,
+            truncated: is_unknown || after < extent.dropped_through,
         })
     }
 
@@ -185,8 +192,8 @@ impl Journal {
     /// a gap or a repetition between them. Ends when the journal is dropped.
     ///
     /// A reader that resumes (`after` above 0), or that is so slow that events were dropped before
-    /// it read them, gets one [`EventKind::EventsLost`] in their place. Must be polled on a tokio
-    /// runtime.
+    /// it read them, gets one [`EventKind::EventsLost`] in their place. So does one whose position this
+    /// journal never had; it continues with the oldest event. Must be polled on a tokio runtime.
     pub fn follow(&self, after: u64) -> BoxStream<'static, Event> {
         follow::follow(Arc::clone(&self.shared), self.durable.clone(), after)
     }
@@ -209,6 +216,14 @@ impl Journal {
             "events are not stored: the journal {path} has not been writable for {} s: {why}",
             lasted.as_secs()
         ))
+    }
+
+    /// Writes what is queued, once, and closes the file. Later events are dropped.
+    pub async fn close(&self) {
+        self.shared.queue.close();
+        let mut durable = self.durable.clone();
+        // The writer drops its sender at its end.
+        while durable.changed().await.is_ok() {}
     }
 
     /// Waits until everything appended before is durable, or until a write of it has failed; the

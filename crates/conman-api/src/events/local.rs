@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use conman_proto::{Event, EventKind, SessionId};
+use conman_proto::{Event, EventKind};
 use conman_registry::{Journal, JournalError};
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::{Frame, From, is_for};
+use super::{EventFilter, Frame, From};
 
 /// Interval between frames with the position in the journal, also without events. The reader
 /// learns from them that the node is alive.
@@ -23,7 +23,7 @@ const SCANNED: u64 = 256;
 struct Local {
     raw: BoxStream<'static, Event>,
     since_ms: u64,
-    session: Option<SessionId>,
+    filter: EventFilter,
     position: u64,
     /// Where the journal ended when it was opened; `None` once it was sent.
     stored_through: Option<u64>,
@@ -36,19 +36,12 @@ struct Local {
 pub(crate) async fn frames(
     journal: &Journal,
     from: From,
-    session: Option<SessionId>,
+    filter: EventFilter,
 ) -> Result<BoxStream<'static, Frame>, JournalError> {
-    let mut page = journal.page(from.after.unwrap_or(0), 1).await?;
-    let after = match from.after {
-        None => page.last_seq,
-        // The journal with this position was lost: everything here is new.
-        Some(asked) if asked > page.last_seq => {
-            page = journal.page(0, 1).await?;
-            0
-        }
-        Some(asked) => asked,
-    };
-    let is_more = after < page.last_seq && !page.events.is_empty();
+    let page = journal.page(from.after.unwrap_or(0), 1).await?;
+    let after = from.after.unwrap_or(page.last_seq);
+    let is_more = after != page.last_seq && !page.events.is_empty();
+    let is_unknown = after > page.last_seq;
     let after = match from.since_ms {
         0 => after,
         since_ms => after.max(seek(journal, since_ms, page.last_seq).await?),
@@ -59,8 +52,8 @@ pub(crate) async fn frames(
     let local = Local {
         raw: journal.follow(after),
         since_ms: from.since_ms,
-        session,
-        position: after,
+        filter,
+        position: if is_unknown { 0 } else { after },
         stored_through: is_more.then_some(page.last_seq),
         truncated: from.after.is_some() && page.truncated,
         begun: false,
@@ -119,7 +112,7 @@ impl Local {
 
     fn is_wanted(&self, event: &Event) -> bool {
         let is_news = at_ms(event) >= self.since_ms || event.kind == EventKind::EventsLost;
-        is_news && is_for(event, self.session.as_ref())
+        is_news && self.filter.wants(event)
     }
 
     fn reached(&self) -> Frame {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_auth::Caller;
 use conman_fleet::FleetMap;
-use conman_proto::{Event, SessionId};
+use conman_proto::Event;
 use conman_registry::{Journal, JournalError, Peer, PeerStanding};
 use futures_util::future::poll_fn;
 use futures_util::stream::{BoxStream, StreamExt as _};
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::notes::{back, is_recorded, unreachable};
 use super::places::{StreamPlace, StreamPlaces};
 use super::remote::{self, EventsRequest, NodeNews};
-use super::{Cursor, Frame, From, Position, local};
+use super::{Cursor, EventFilter, Frame, From, Position, local};
 use crate::problem::ApiError;
 
 /// Interval between checks for new nodes.
@@ -85,7 +85,7 @@ impl Merged {
     pub(crate) async fn open(
         (map, places): (&Arc<FleetMap>, &StreamPlaces),
         journal: &Journal,
-        (position, session): (Option<Position>, Option<SessionId>),
+        (position, filter): (Option<Position>, EventFilter),
         only: OnlyOf,
         caller: Caller,
     ) -> Result<Self, ApiError> {
@@ -108,7 +108,7 @@ impl Merged {
             },
             opened_ms: now_ms,
             opened_at: Instant::now(),
-            session,
+            filter,
             caller,
         };
         let now = Instant::now();
@@ -154,7 +154,7 @@ impl Merged {
         let present = there.map(|peer| peer.name.as_str());
         self.cursor.has_room(&me, 0, present);
         let from = self.from(&me);
-        let frames = local::frames(journal, from, self.asked.session.clone()).await?;
+        let frames = local::frames(journal, from, self.asked.filter.clone()).await?;
         self.sources
             .insert(me, Source::new(frames.map(NodeNews::Frame).boxed()));
         Ok(())

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use conman_auth::Caller;
 use conman_fleet::node_api::EVENTS;
 use conman_fleet::{FleetMap, caller_header, read_json};
-use conman_proto::{Problem, SessionId};
+use conman_proto::Problem;
 use conman_registry::PeerStanding;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use http::{Request, StatusCode};
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::cursor::MAX_SKEW_MS;
 use super::local::ALIVE_EVERY;
-use super::{Frame, From};
+use super::{EventFilter, Frame, From};
 use crate::hop;
 use crate::node_errors::chain;
 
@@ -63,7 +63,7 @@ pub(super) struct EventsRequest {
     /// events, sends the events since then.
     pub(super) opened_ms: u64,
     pub(super) opened_at: Instant,
-    pub(super) session: Option<SessionId>,
+    pub(super) filter: EventFilter,
     pub(super) caller: Caller,
 }
 
@@ -171,8 +171,13 @@ impl Remote {
         if let Some(after) = self.asked.from.after {
             target.push_str(&format!("&after={after}"));
         }
-        if let Some(session) = &self.asked.session {
+        let EventFilter { session, kinds } = &self.asked.filter;
+        if let Some(session) = session {
             target.push_str(&format!("&session={session}"));
+        }
+        if !kinds.is_empty() {
+            let kinds: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
+            target.push_str(&format!("&kinds={}", kinds.join(",")));
         }
         let (name, value) = caller_header(&self.asked.caller);
         let request = Request::get(target)

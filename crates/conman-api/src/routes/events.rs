@@ -9,13 +9,13 @@ use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::{Caller, CallerOrigin};
 use conman_fleet::Passage;
-use conman_proto::{Event, EventPage, SessionId, SessionOwnership, Timeline};
+use conman_proto::{Event, EventKind, EventPage, SessionId, SessionOwnership, Timeline};
 use conman_registry::MAX_EVENT_PAGE;
 use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, Uri};
 use tokio_util::sync::CancellationToken;
 
-use crate::events::{Merged, OnlyOf, Position, is_for};
+use crate::events::{EventFilter, Merged, OnlyOf, Position};
 use crate::hop::ByPeer;
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -44,7 +44,8 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
 /// Events of nodes that join later are included from then on, and from up to 30 s earlier, because
 /// clocks may differ by as much. An `events_lost` event marks events that are lost for good. A
 /// `node_unreachable` event names a node whose events are missing, and why; they follow after
-/// `node_reached`. A position that a journal never had begins with its oldest event.
+/// `node_reached`. A position that a journal never had begins with an `events_lost` event and then its
+/// oldest one. Phases of starts (`session_phase`) come only to clients that name that kind.
 ///
 /// With `local=true`, and on a node without a fleet, the stream has only this node's events, and their
 /// ids are their `seq`.
@@ -60,6 +61,9 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
             "The last event seen; EventSource sends it when it reconnects."),
         ("session" = Option<SessionId>, Query, description = "Only events of this session."),
         ("node" = Option<String>, Query, description = "Only events of this node, or `self`."),
+        ("kind" = Option<Vec<EventKind>>, Query, description =
+            "Only events of this kind; repeated: of any of them. Missing events are reported in any \
+             case. Absent: all but `session_phase`."),
         ("local" = Option<bool>, Query, description =
             "`true`: ask no other node."),
         ("follow" = Option<bool>, Query, description =
@@ -86,7 +90,7 @@ pub(crate) async fn events(
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let after = query.parsed("after", str::parse::<Position>);
-    let session = query.parsed("session", str::parse::<SessionId>);
+    let filter = filter(&mut query);
     let node = query.one("node");
     let local = query.flag("local", false);
     let follow = query.flag("follow", true);
@@ -111,9 +115,9 @@ pub(crate) async fn events(
     let Some(map) = others else {
         let after = after.map(|position| own_position(&state, &position));
         if follow {
-            return Ok(stream_from(&state, after, session).await?.into_response());
+            return Ok(stream_from(&state, after, filter).await?.into_response());
         }
-        let page = page(&state, after.unwrap_or(0), limit, session.as_ref()).await?;
+        let page = page(&state, after.unwrap_or(0), limit, &filter).await?;
         return Ok(Json(page).into_response());
     };
     let journal = state.node.journal();
@@ -123,7 +127,7 @@ pub(crate) async fn events(
     let merged = Merged::open(
         (map, &state.streams),
         journal,
-        (after, session),
+        (after, filter),
         only,
         caller,
     )
@@ -155,6 +159,21 @@ pub(crate) async fn events(
 )]
 #[expect(dead_code, reason = "it describes a parameter")]
 struct EventPosition(String);
+
+fn filter(query: &mut Query) -> EventFilter {
+    let session = query.parsed("session", str::parse::<SessionId>);
+    let mut kinds = Vec::new();
+    for text in query.all("kind") {
+        match text.parse::<EventKind>() {
+            Ok(kind) => kinds.push(kind),
+            Err(error) => {
+                let given = crate::field_errors::cut(&text);
+                query.mistake("kind", format!("`{given}` {error}"));
+            }
+        }
+    }
+    EventFilter { session, kinds }
+}
 
 /// The nodes whose events are requested.
 fn only_of(state: &ApiState, node: Option<String>) -> Result<OnlyOf, ApiError> {
@@ -272,19 +291,16 @@ async fn ends(closing: CancellationToken, passage: Option<Passage>) {
 async fn stream_from(
     state: &ApiState,
     asked: Option<u64>,
-    session: Option<SessionId>,
+    filter: EventFilter,
 ) -> Result<Sse<impl Stream<Item = Result<SseEvent, Infallible>> + use<>>, ApiError> {
     let journal = state.node.journal();
-    let last_seq = journal.page(asked.unwrap_or(0), 1).await?.last_seq;
     let after = match asked {
-        None => last_seq,
-        // The journal with this position was lost: everything here is new.
-        Some(asked) if asked > last_seq => 0,
+        None => journal.page(0, 1).await?.last_seq,
         Some(asked) => asked,
     };
     let events = journal
         .follow(after)
-        .filter(move |event| std::future::ready(is_for(event, session.as_ref())))
+        .filter(move |event| std::future::ready(filter.wants(event)))
         .map(|event| Ok(to_sse(&event, &event.seq.to_string())));
     let events = stream::iter([Ok(SseEvent::default().id(after.to_string()))])
         .chain(events)
@@ -292,19 +308,15 @@ async fn stream_from(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
-/// A page of at most `limit` events of `session`, or of everything. With a session, pages of the
-/// journal are read until enough events are found.
+/// A page of at most `limit` wanted events. Pages of the journal are read until enough are found.
 async fn page(
     state: &ApiState,
     after: u64,
     limit: u64,
-    session: Option<&SessionId>,
+    filter: &EventFilter,
 ) -> Result<EventPage, ApiError> {
     let journal = state.node.journal();
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let Some(session) = session else {
-        return Ok(journal.page(after, limit).await?);
-    };
     let mut found = Vec::new();
     let mut position = after;
     let mut truncated = None;
@@ -312,10 +324,7 @@ async fn page(
         let page = journal.page(position, MAX_EVENT_PAGE).await?;
         let truncated = *truncated.get_or_insert(page.truncated);
         let end = page.events.last().map(|event| event.seq);
-        let wanted = page
-            .events
-            .into_iter()
-            .filter(|event| is_for(event, Some(session)));
+        let wanted = page.events.into_iter().filter(|event| filter.wants(event));
         found.extend(wanted.take(limit - found.len()));
         match end {
             Some(end) if found.len() < limit => position = end,
@@ -323,7 +332,7 @@ async fn page(
                 // Events of others that were scanned need not be scanned again.
                 let through = match found.last() {
                     Some(last) if found.len() >= limit => last.seq,
-                    _ => page.last_seq.max(after),
+                    _ => page.last_seq,
                 };
                 return Ok(EventPage {
                     cursor: through.to_string(),

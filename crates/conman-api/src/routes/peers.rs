@@ -7,13 +7,13 @@ use axum::body::{Body, Bytes};
 use axum::extract::Query as AxumQuery;
 use axum::extract::State;
 use conman_node::{Former, WithoutImage};
-use conman_proto::{Generation, SessionId, Timeline};
+use conman_proto::{EventKind, Generation, SessionId, Timeline};
 use futures_util::StreamExt as _;
 use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
 use crate::ApiState;
-use crate::events::{self, From};
+use crate::events::{self, EventFilter, From};
 use crate::hop;
 use crate::node_errors::route_error;
 use crate::path_params::SessionPath;
@@ -58,6 +58,9 @@ pub(crate) struct AskedForEvents {
     after: Option<u64>,
     since_ms: u64,
     session: Option<SessionId>,
+    /// Separated by commas; absent for all but phases.
+    #[serde(default)]
+    kinds: String,
 }
 
 /// This node's events as frames, one per line, for as long as the other node reads.
@@ -69,8 +72,15 @@ pub(crate) async fn events(
         after: asked.after,
         since_ms: asked.since_ms,
     };
+    // Kinds of a newer node match nothing here.
+    let kinds = asked.kinds.split(',').filter(|kind| !kind.is_empty());
+    let kinds = kinds.map(|kind| kind.parse().unwrap_or(EventKind::Unknown));
+    let filter = EventFilter {
+        session: asked.session,
+        kinds: kinds.collect(),
+    };
     super::events::settle(&state).await;
-    let frames = events::frames(state.node.journal(), from, asked.session).await?;
+    let frames = events::frames(state.node.journal(), from, filter).await?;
     let lines = frames
         .map(|frame| {
             // Plain data always becomes JSON, and JSON contains no line breaks.

@@ -121,15 +121,18 @@ async fn a_stream_of_one_session_leaves_out_the_others() {
 }
 
 #[tokio::test]
-async fn a_position_that_this_journal_never_had_begins_with_the_oldest_event() {
+async fn a_position_that_this_journal_never_had_begins_with_what_is_missing() {
     let stage = Stage::new();
     let api = stage.boot().await;
     api.node.journal().flush().await;
     let mut events = Events::open(&api, "", Some(1 << 50)).await;
-    assert_eq!(
-        events.next().await.expect("an event").kind,
-        EventKind::NodeStarted
-    );
+    for kind in [EventKind::EventsLost, EventKind::NodeStarted] {
+        assert_eq!(events.next().await.expect("an event").kind, kind);
+    }
+    let uri = format!("/v1/events?follow=false&after={}", 1_u64 << 50);
+    let page: EventPage = api.get(&uri).await.json();
+    assert_eq!(page.events[0].kind, EventKind::NodeStarted);
+    assert!(page.truncated);
 }
 
 #[tokio::test]
@@ -157,6 +160,15 @@ async fn pages_hold_what_was_asked_for() {
     assert_eq!(page("session=a").await.events.len(), of_session);
     assert_eq!(page("session=a&limit=2").await.events.len(), 2);
     assert_eq!(page("session=b").await.events.len(), 0);
+    let phases = page("kind=session_phase").await.events;
+    assert!(!phases.is_empty());
+    let is_phase = |event: &Event| event.kind == EventKind::SessionPhase;
+    assert!(phases.iter().all(is_phase) && !all.events.iter().any(is_phase));
+    let two = page("kind=session_ready&kind=session_dead&limit=2").await;
+    let kinds: Vec<_> = two.events.iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, [EventKind::SessionReady, EventKind::SessionDead]);
+    let wrong = api.get("/v1/events?follow=false&kind=session_redy").await;
+    assert_eq!(wrong.status, StatusCode::BAD_REQUEST);
     let last = page(&format!("after={}", all.events[1].seq)).await;
     assert_eq!(last.events[..], all.events[2..]);
 }

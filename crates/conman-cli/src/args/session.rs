@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use conman_proto::{
-    ExecId, IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionPatch, SessionRequest,
+    EventKind, ExecId, IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionPatch, SessionRequest,
     SessionState,
 };
 use jiff::Timestamp;
@@ -467,6 +467,10 @@ pub struct EventsArgs {
     /// Only events of this node; `self` for the node that answers
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
+    /// Only events of these kinds, such as node_frozen,session_ready; without it all but
+    /// session_phase, the phases of starts
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = str::parse::<EventKind>)]
+    pub kind: Vec<EventKind>,
     /// Read only the events of the node that answers
     #[arg(long, conflicts_with = "node")]
     pub local: bool,

@@ -150,6 +150,9 @@ fn path(args: &EventsArgs, after: Option<&str>) -> String {
     if let Some(node) = &args.node {
         add("node", node);
     }
+    for kind in &args.kind {
+        add("kind", kind.as_str());
+    }
     if args.local {
         add("local", "true");
     }
@@ -183,7 +186,7 @@ fn print(output: &Output, event: &Event, cursor: Option<&str>) -> Result<(), Fai
         _ => String::new(),
     };
     output.line(&format!(
-        "{}  {:<10} {:<17} {session}  {}{phase}",
+        "{}  {:<10} {:<18} {session}  {}{phase}",
         clock(event.at),
         printable(&event.node),
         event.kind.as_str(),

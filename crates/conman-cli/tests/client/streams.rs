@@ -186,7 +186,7 @@ async fn events_are_told_in_one_line_each() {
     let outcome = journal(&Calls::default())
         .run(&["events", "--no-follow", "--after", "2499"])
         .await;
-    let told = "2026-03-01 12:00:00.500 UTC  n1         session_phase     alice  event 2500 [create: 12 ms]\n";
+    let told = "2026-03-01 12:00:00.500 UTC  n1         session_phase      alice  event 2500 [create: 12 ms]\n";
     assert_eq!((outcome.code, outcome.stdout.as_str()), (0, told));
 }
 
@@ -227,14 +227,25 @@ async fn followed_events_go_on_where_they_were_when_the_stream_ends() {
     let daemon = journal(&calls);
     let mut following = follow(
         &daemon,
-        &["events", "--json", "--after", "5", "--session", "alice"],
+        &[
+            "events",
+            "--json",
+            "--after",
+            "5",
+            "--session",
+            "alice",
+            "--kind",
+            "session_phase,node_frozen",
+        ],
     );
     for seq in 6..=10 {
         assert_eq!(following.seq().await, seq);
     }
     assert_eq!(
         calls.all()[..3],
-        [5, 7, 9].map(|after| format!("after={after}&session=alice"))
+        [5, 7, 9].map(|after| format!(
+            "after={after}&session=alice&kind=session%5Fphase&kind=node%5Ffrozen"
+        ))
     );
 }
 

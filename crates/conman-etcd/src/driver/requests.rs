@@ -252,6 +252,7 @@ impl Serving<'_> {
             && answered.answer == Answer::Committed
         {
             tally.count();
+            self.shared.events.committed(&tally);
         }
         if self.rejoins.contains(&op) {
             self.rejoins.retain(|rejoin| *rejoin != op);

@@ -23,7 +23,7 @@ pub(super) struct Publisher {
     handle: Arc<SessionHandle>,
     killed: bool,
     finished: bool,
-    /// The emergency thread released it, and reports that.
+    /// The emergency thread released it and reports that, or another node owns it already.
     elsewhere: bool,
     /// Number of the start's phases that the journal has.
     told_phases: usize,
@@ -183,7 +183,7 @@ impl Publisher {
         }
     }
 
-    pub(super) fn released_elsewhere(&mut self) {
+    pub(super) fn not_released_here(&mut self) {
         self.elsewhere = true;
     }
 

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::Shared;
+use super::tables::Extent;
 
 /// Events read at a time; a follower holds at most so many in memory.
 const PAGE: usize = 256;
@@ -61,11 +62,15 @@ impl Follower {
             self.durable.borrow_and_update();
             match self.shared.read(self.position, PAGE).await {
                 Ok((events, extent)) => {
-                    let hole = self.position < extent.dropped_through;
+                    let is_unknown = self.position > extent.last_seq;
+                    let hole = is_unknown || self.position < extent.dropped_through;
                     if hole && self.holes_matter {
-                        self.read.push_back(self.hole(extent.dropped_through));
+                        self.read.push_back(self.hole(extent, is_unknown));
                     }
-                    self.read.extend(events);
+                    // Otherwise the next read begins behind the hole.
+                    if !is_unknown {
+                        self.read.extend(events);
+                    }
                     if self.read.is_empty() {
                         self.durable.changed().await.ok()?;
                     }
@@ -86,7 +91,8 @@ impl Follower {
         }
     }
 
-    fn hole(&self, through: u64) -> Event {
+    fn hole(&self, extent: Extent, is_unknown: bool) -> Event {
+        let (position, through) = (self.position, extent.dropped_through);
         Event {
             seq: through,
             at: Timestamp::now(),
@@ -97,10 +103,15 @@ impl Follower {
             phase: None,
             cause: None,
             duration_ms: None,
-            message: format!(
-                "events after {} and up to {through} were already dropped from the journal",
-                self.position
-            ),
+            message: match is_unknown {
+                true => format!(
+                    "the journal with event {position} was lost; this one begins after {through}"
+                ),
+                false => format!(
+                    "events after {position} and up to {through} were already dropped from the \
+                     journal"
+                ),
+            },
         }
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Opened {
     pub(super) extent: Extent,
     pub(super) positions: HighWater,
     pub(super) path: PathBuf,
+    /// Why events may be missing before the first one of this daemon.
+    pub(super) lost: Option<&'static str>,
 }
 
 pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
@@ -60,6 +62,16 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
             u64::try_from(Timestamp::now().as_microsecond()).unwrap_or(0)
         }
     };
+    let lost = match &opened {
+        Existing::None if mark == 0 => None,
+        Existing::None => Some("the journal's file was missing"),
+        Existing::SetAside => Some("the journal was damaged"),
+        Existing::Whole(database, _) => {
+            let closed_at = tables::closed_at(database).map_err(|error| store(&path, error))?;
+            let unclosed = "the daemon before this one ended without closing its journal";
+            (closed_at != Some(mark)).then_some(unclosed)
+        }
+    };
     let (database, extent) = whole(opened, &path, mark)?;
     let positions =
         HighWater::open(&positions_path, found, mark).map_err(io("write", &positions_path))?;
@@ -68,6 +80,7 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
         extent,
         positions,
         path,
+        lost,
     })
 }
 

@@ -1,13 +1,14 @@
 //! Content of `journal.redb`.
 //!
-//! `event` (position to JSON), `by_session` (id and position), `dropped` (id to the greatest
-//! position of it that was dropped) and `meta` (`format`, `last_seq`, `dropped_through`,
-//! `began_after`).
+//! `event` (position to JSON), `by_session` (id and position; the id is empty for events of the node
+//! that concern its sessions), `dropped` (id to the greatest position of it that was dropped) and
+//! `meta` (`format`, `last_seq`, `dropped_through`, `began_after`, `closed_at`).
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use conman_linux::FORMAT;
-use conman_proto::{Event, SessionId};
+use conman_proto::{Event, EventKind, SessionId};
 use redb::{
     Database, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     TableDefinition, WriteTransaction,
@@ -24,6 +25,12 @@ const LAST_SEQ_KEY: &str = "last_seq";
 const DROPPED_THROUGH_KEY: &str = "dropped_through";
 /// Where the file begins; above 0 when it replaces one that was lost.
 const BEGAN_AFTER_KEY: &str = "began_after";
+/// The mark of the positions file at the latest orderly close. Every daemon that tries to write an event
+/// raises that mark first.
+const CLOSED_AT_KEY: &str = "closed_at";
+
+/// Stands for a session's id in the index of the node's events that concern sessions.
+const NODE: &str = "";
 
 /// Maximum number of old events that one commit drops, so that a lowered limit does not make one
 /// commit long.
@@ -84,6 +91,20 @@ fn extent_in(transaction: &ReadTransaction) -> Result<Extent, redb::Error> {
     })
 }
 
+/// Records that everything was written, with the mark of the positions file.
+pub(super) fn close(database: &Database, mark: u64) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    transaction.open_table(META)?.insert(CLOSED_AT_KEY, mark)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+/// The mark of the latest orderly close.
+pub(super) fn closed_at(database: &Database) -> Result<Option<u64>, redb::Error> {
+    let meta = database.begin_read()?.open_table(META)?;
+    Ok(meta.get(CLOSED_AT_KEY)?.map(|value| value.value()))
+}
+
 /// Writes events, which continue the positions, and drops what exceeds `max_events`, in one
 /// durable transaction.
 pub(super) fn write(
@@ -101,6 +122,8 @@ pub(super) fn write(
             table.insert(event.seq, json.as_slice())?;
             if let Some(id) = &event.session {
                 by_session.insert((id.as_str(), event.seq), ())?;
+            } else if event.kind.concerns_sessions() {
+                by_session.insert((NODE, event.seq), ())?;
             }
             extent.last_seq = event.seq;
         }
@@ -111,9 +134,12 @@ pub(super) fn write(
                 break;
             };
             extent.dropped_through = seq.value();
-            if let Some(id) = session_of(json.value()) {
-                by_session.remove((id.as_str(), seq.value()))?;
-                dropped.insert(id.as_str(), seq.value())?;
+            match session_of(json.value()) {
+                Some(id) => {
+                    by_session.remove((id.as_str(), seq.value()))?;
+                    dropped.insert(id.as_str(), seq.value())?;
+                }
+                None => drop(by_session.remove((NODE, seq.value()))?),
             }
         }
         if dropped.len()? > max_events.saturating_mul(2) {
@@ -176,7 +202,8 @@ pub(super) fn read_after(
     Ok((events, extent))
 }
 
-/// The newest events of one session, oldest first, and whether older ones were dropped.
+/// The newest events of one session and, from its first one to its end, those of the node that concern
+/// sessions; oldest first. Also returns whether older ones of the session were dropped.
 pub(super) fn read_session(
     database: &Database,
     id: &SessionId,
@@ -193,22 +220,35 @@ pub(super) fn read_session(
         .get(BEGAN_AFTER_KEY)?
         .map_or(0, |v| v.value());
     let follows_a_loss = began_after > 0 && extent_in(&transaction)?.dropped_through == began_after;
-    let mut truncated = follows_a_loss || dropped.get(id.as_str())?.is_some();
-    let mut events = Vec::new();
-    for entry in by_session
-        .range((id.as_str(), 0)..=(id.as_str(), u64::MAX))?
-        .rev()
-    {
-        if events.len() == limit {
-            truncated = true;
-            break;
+    let newest = |id: &str, range: RangeInclusive<u64>| -> Result<Vec<Event>, ReadFailure> {
+        let mut events = Vec::new();
+        let found = by_session.range((id, *range.start())..=(id, *range.end()))?;
+        for entry in found.rev().take(limit + 1) {
+            let seq = entry?.0.value().1;
+            if let Some(json) = table.get(seq)? {
+                events.push(decode(seq, json.value())?);
+            }
         }
-        let seq = entry?.0.value().1;
-        if let Some(json) = table.get(seq)? {
-            events.push(decode(seq, json.value())?);
-        }
+        events.reverse();
+        Ok(events)
+    };
+    let mut events = newest(id.as_str(), 0..=u64::MAX)?;
+    let excess = events.len().saturating_sub(limit);
+    events.drain(..excess);
+    let truncated = follows_a_loss || excess > 0 || dropped.get(id.as_str())?.is_some();
+    if let (Some(first), Some(last)) = (events.first(), events.last()) {
+        let has_ended = events.iter().rev().find_map(|event| match event.kind {
+            EventKind::SessionReleased => Some(true),
+            EventKind::SessionClaimed | EventKind::SessionAdopted => Some(false),
+            _ => None,
+        });
+        let end = match has_ended {
+            Some(true) => last.seq,
+            Some(false) | None => u64::MAX,
+        };
+        events.extend(newest(NODE, first.seq..=end)?);
+        events.sort_by_key(|event| event.seq);
     }
-    events.reverse();
     Ok((events, truncated))
 }
 

@@ -137,3 +137,37 @@ async fn events_without_room_are_counted_where_they_are_missing() {
         after[0].message
     );
 }
+
+#[tokio::test]
+async fn what_a_full_disk_and_a_crash_lose_is_reported_to_readers() {
+    let (dir, faults, journal) = journal();
+    journal.append(vec![event(0)]);
+    journal.flush().await;
+    faults.fail_after(0, FOREVER);
+    journal.append(vec![event(1)]);
+    journal.flush().await;
+
+    // What the next daemon finds after SIGKILL.
+    let crashed = tempfile::tempdir().expect("a directory");
+    for file in ["journal.redb", "journal-positions"] {
+        std::fs::copy(dir.path().join(file), crashed.path().join(file)).expect("copied");
+    }
+    let next = Journal::open(crashed.path(), "node", 100_000).expect("it opens");
+    next.append(vec![event(2)]);
+    let events = read_until(&next, "2").await;
+    let kinds: Vec<_> = events.iter().map(|event| event.kind).collect();
+    use EventKind::{EventsLost, SessionReady};
+    assert_eq!(kinds, [SessionReady, EventsLost, SessionReady]);
+    next.close().await;
+    drop(next);
+
+    // An orderly end loses nothing, also if nothing was written since the latest one.
+    for _ in 0..2 {
+        let next = Journal::open(crashed.path(), "node", 100_000).expect("it opens");
+        assert_eq!(next.page(0, 10).await.expect("a page").events.len(), 3);
+        next.close().await;
+    }
+    let next = Journal::open(crashed.path(), "node", 100_000).expect("it opens");
+    next.append(vec![event(3)]);
+    assert_eq!(read_until(&next, "3").await.len(), 4);
+}

@@ -36,6 +36,8 @@ pub(super) struct Writer {
     /// Positions up to its mark may have been shown.
     pub(super) positions: HighWater,
     pub(super) last_seq: u64,
+    /// Why events may be missing before the first one, if so.
+    pub(super) lost_before: Option<&'static str>,
     /// Greatest durable position; dropped with the writer, which ends all followers.
     pub(super) durable: watch::Sender<u64>,
 }
@@ -43,24 +45,38 @@ pub(super) struct Writer {
 impl Writer {
     /// Runs until the queue is closed and empty.
     pub(super) fn run(mut self) {
+        let mut is_whole = true;
         while let Some(Taken {
             events,
             lost,
             mut flushes,
         }) = self.shared.queue.take()
         {
-            let mut batch: Vec<_> = events.into_iter().map(|new| self.number(new)).collect();
-            if lost > 0 {
-                let gap = self.number(gap(lost));
-                batch.push(gap);
-            }
+            let before = self
+                .lost_before
+                .take()
+                .map(|why| gap(format!("events may be missing before this one: {why}")));
+            let after = (lost > 0).then(|| {
+                gap(format!(
+                    "{lost} events were lost here: they came faster than the disk took them"
+                ))
+            });
+            let all = before.into_iter().chain(events).chain(after);
+            let batch: Vec<_> = all.map(|new| self.number(new)).collect();
             if !batch.is_empty() {
-                self.write(batch, &mut flushes);
+                is_whole = self.write(batch, &mut flushes);
             }
             for flush in flushes {
                 // The receiver may be gone.
                 let _ = flush.send(());
             }
+        }
+        if is_whole
+            && let Some(database) = self.shared.database()
+            && let Err(error) = tables::close(&database, self.positions.through())
+        {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot mark the journal as closed");
         }
         self.shared.set_database(None);
     }
@@ -81,7 +97,8 @@ impl Writer {
         })
     }
 
-    fn write(&mut self, batch: Vec<Arc<Event>>, flushes: &mut Vec<oneshot::Sender<()>>) {
+    /// Returns whether the events are durable; otherwise the journal is being closed.
+    fn write(&mut self, batch: Vec<Arc<Event>>, flushes: &mut Vec<oneshot::Sender<()>>) -> bool {
         let mut pause = FIRST_PAUSE;
         let since = Instant::now();
         self.shared
@@ -101,7 +118,7 @@ impl Writer {
                     tail.extend(batch, extent);
                     drop(tail);
                     self.durable.send_replace(extent.last_seq);
-                    return;
+                    return true;
                 }
                 Err(failure) => {
                     let error = Some(conman_core::error_chain(&failure));
@@ -117,7 +134,7 @@ impl Writer {
                         );
                     }
                     if !self.shared.queue.pause(pause) {
-                        return;
+                        return false;
                     }
                     pause = (pause * 2).min(GREATEST_PAUSE);
                 }
@@ -158,7 +175,7 @@ impl Writer {
     }
 }
 
-fn gap(lost: u64) -> NewEvent {
+fn gap(message: String) -> NewEvent {
     NewEvent {
         at: Timestamp::now(),
         kind: EventKind::EventsLost,
@@ -167,7 +184,7 @@ fn gap(lost: u64) -> NewEvent {
         phase: None,
         cause: None,
         duration_ms: None,
-        message: format!("{lost} events were lost here: they came faster than the disk took them"),
+        message,
     }
 }
 

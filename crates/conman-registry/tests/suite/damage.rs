@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use conman_proto::EventKind;
 use conman_registry::{Journal, Registry, RegistryError, SessionRecord};
 
 use crate::support::{claim, container, dir_in_memory, id, open, release, try_open};
@@ -241,7 +242,8 @@ async fn a_damaged_journal_is_set_aside_and_positions_go_on_growing() {
     journal.flush().await;
     let page = journal.page(0, 100).await.expect("a page");
     assert!(page.truncated, "what was before is gone");
-    assert_eq!(page.events.len(), 1);
+    assert_eq!(page.events.len(), 2);
+    assert_eq!(page.events[0].kind, EventKind::EventsLost);
     assert!(page.events[0].seq > last);
     let timeline = journal.timeline(&id("a")).await.expect("a timeline");
     assert!(timeline.truncated, "what was before is gone");

@@ -80,7 +80,7 @@ async fn pages_from_memory_and_from_disk_are_the_same() {
     // After a restart nothing is in memory.
     let journal = open(dir.path(), 100_000);
     assert_eq!(all(&journal, 1000).await, live);
-    for (after, limit) in [(0, 0), (0, 5), (1500, 1000), (2990, 50), (u64::MAX, 5)] {
+    for (after, limit) in [(0, 0), (0, 5), (1500, 1000), (2990, 50), (3000, 5)] {
         let page = journal.page(after, limit).await.expect("a page");
         let expected: Vec<_> = live
             .iter()
@@ -372,4 +372,50 @@ async fn long_texts_are_cut_between_two_characters() {
     assert_eq!(read.message.len(), 4095);
     assert_eq!(read.phase.as_ref().map(String::len), Some(64));
     assert_eq!(read.duration_ms, None);
+}
+
+#[tokio::test]
+async fn a_position_that_this_journal_never_had_begins_with_what_is_missing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let journal = open(dir.path(), 1000);
+    append(&journal, events("a", 0..3)).await;
+    let page = journal.page(1 << 50, 10).await.expect("a page");
+    assert_eq!((page.events.len(), page.truncated), (3, true));
+    let followed: Vec<_> = journal.follow(1 << 50).take(4).collect().await;
+    assert_eq!(followed[0].kind, EventKind::EventsLost);
+    assert_eq!(followed[1..], page.events[..]);
+}
+
+#[tokio::test]
+async fn a_timeline_has_the_freezes_between_a_sessions_start_and_its_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let journal = open(dir.path(), 1000);
+    let of = |kind, session: Option<&str>| NewEvent {
+        kind,
+        session: session.map(id),
+        generation: session.map(|_| generation(7)),
+        ..event("a", 0)
+    };
+    use EventKind::{
+        NodeCordoned, NodeFrozen, NodeThawed, SessionClaimed, SessionReady, SessionReleased,
+    };
+    let happened = [
+        of(NodeFrozen, None),
+        of(SessionClaimed, Some("a")),
+        of(NodeCordoned, None),
+        of(NodeFrozen, None),
+        of(SessionReady, Some("b")),
+        of(NodeThawed, None),
+        of(SessionReleased, Some("a")),
+        of(NodeFrozen, None),
+    ];
+    append(&journal, happened.to_vec()).await;
+    let kinds = async |session| -> Vec<EventKind> {
+        let timeline = journal.timeline(&id(session)).await.expect("a timeline");
+        timeline.events.iter().map(|event| event.kind).collect()
+    };
+    let of_a = [SessionClaimed, NodeFrozen, NodeThawed, SessionReleased];
+    assert_eq!(kinds("a").await, of_a);
+    assert_eq!(kinds("b").await, [SessionReady, NodeThawed, NodeFrozen]);
+    assert_eq!(kinds("c").await, []);
 }

@@ -39,29 +39,40 @@ impl State {
         state_dir::prepare(directory)?;
         let instance = state_dir::instance(directory)?;
         let vitals = Vitals::default();
-        let (registry, fleet, orders): (Arc<dyn Registry>, Arc<dyn Fleet>, _) = match &config.shared
-        {
+        // The registry's lock comes first.
+        let journal = || {
+            let opened = Journal::open(directory, &config.name, config.limits.max_events);
+            opened
+                .map(Arc::new)
+                .context("cannot open the journal of events")
+        };
+        type Opened = (
+            Arc<dyn Registry>,
+            Arc<dyn Fleet>,
+            Option<Arc<Orders>>,
+            Arc<Journal>,
+        );
+        let (registry, fleet, orders, journal): Opened = match &config.shared {
             Some(fleet) => {
                 let registry =
                     fleet::registry(config, fleet, &instance, generation_floor, &vitals)?;
-                let orders = registry.orders();
-                (Arc::clone(&registry) as _, registry, Some(orders))
+                let (orders, journal) = (registry.orders(), journal()?);
+                registry.record_events(Arc::clone(&journal));
+                (Arc::clone(&registry) as _, registry, Some(orders), journal)
             }
             None => {
                 let options = EmbeddedOptions { generation_floor };
                 let registry = EmbeddedRegistry::open(directory, options)
                     .context("cannot open the registry")?;
                 let alone = SoloFleet::new(config.name.clone());
-                (Arc::new(registry), Arc::new(alone), None)
+                (Arc::new(registry), Arc::new(alone), None, journal()?)
             }
         };
-        let journal = Journal::open(directory, &config.name, config.limits.max_events)
-            .context("cannot open the journal of events")?;
         Ok(Self {
             registry,
             fleet,
             orders,
-            journal: Arc::new(journal),
+            journal,
             instance,
             images: images(&directory.join(IMAGES), config)?,
             vitals,

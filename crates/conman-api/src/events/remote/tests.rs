@@ -62,7 +62,7 @@ async fn told_at_its_address(fields: &str) -> NodeNews {
         },
         opened_ms: 0,
         opened_at: Instant::now(),
-        session: None,
+        filter: EventFilter::default(),
         caller: Caller {
             name: "a test".to_owned(),
             scope: Scope::Read,

@@ -89,7 +89,8 @@ impl Driver {
         }
         let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
         tokio::spawn(async move {
-            if let Err(error) = crate::pause::pause(&context, &handle, begun).await {
+            let why = format!("idle for {} s", handle.spec().idle_timeout_s);
+            if let Err(error) = crate::pause::pause(&context, &handle, begun, &why).await {
                 let error = conman_core::error_chain(&error);
                 tracing::warn!(session = %handle.id, error, "cannot pause an idle session");
             }
@@ -103,7 +104,7 @@ impl Driver {
             Fate::Released(ending) => {
                 let (cause, why) = (ending.cause(), ending.reason.clone());
                 self.ending = Some(ending);
-                self.publisher.released_elsewhere();
+                self.publisher.not_released_here();
                 vec![Event::ReleasedElsewhere(cause, why)]
             }
             // The session's task finishes what the emergency thread could not.
@@ -171,6 +172,7 @@ impl Driver {
             }
             Answer::Release(Err(ReleaseFailure::Superseded(ending))) => {
                 self.learn(ending);
+                self.publisher.not_released_here();
                 Event::Superseded
             }
             Answer::Release(Err(ReleaseFailure::Failed(why, ending))) => {
