@@ -1,14 +1,22 @@
 //! What to do next.
 
-use conman_proto::{EventKind, OnNodeLoss, Session, SessionState};
+use conman_proto::{EndCause, EventKind, OnNodeLoss, Session, SessionState};
 
 use super::chapter::{Chapter, Ending};
 use crate::human::{bytes, duration, printable};
 use crate::phases;
 
+pub(super) const RESTARTS: &str =
+    "The fleet starts it on another node automatically, as soon as one has room.";
+
 impl Chapter<'_> {
     pub(super) fn next(&self, ending: &Ending) -> Vec<String> {
         let id = self.id;
+        if self.state() == Some(SessionState::Stopping) {
+            return vec![format!(
+                "Wait until it has ended; `conman run {id}` starts it again then."
+            )];
+        }
         let again = format!("`conman run {id}` starts it again.");
         let logs = match self.first(EventKind::SessionCleaned) {
             None => format!("`conman logs {id}` shows what it printed."),
@@ -42,33 +50,46 @@ impl Chapter<'_> {
                 next.push(again);
                 next
             }
-            Ending::Preempted if self.restarts() => vec![
-                "Nothing was wrong with it: its machine was preempted.".to_owned(),
-                "The fleet starts it on another node automatically, as soon as one has room."
-                    .to_owned(),
-            ],
-            Ending::Preempted => vec![
-                "Nothing was wrong with it: its machine was preempted.".to_owned(),
-                format!(
-                    "`conman run {id}` starts it on another node, or here after `conman readmit` \
-                     if this machine stays."
-                ),
-            ],
-            Ending::Drained => vec![
-                "Nothing was wrong with it: its node was drained.".to_owned(),
-                format!(
-                    "`conman run {id}` starts it on another node, or here after `conman undrain`; a \
-                     connection does, too."
-                ),
-            ],
-            Ending::Idle => vec![
-                format!("{again} A connection does, too, where its template allows that."),
-                "--idle-timeout lets it wait longer; 0 lets it wait for ever.".to_owned(),
-            ],
-            Ending::Lifetime => vec![again, "--max-lifetime lets it live longer.".to_owned()],
-            Ending::Stopped => vec![again],
+            Ending::Ended(cause) => self.next_after(*cause, again),
             Ending::Stuck => self.next_while_stuck(),
         }
+    }
+
+    /// After an end on purpose.
+    fn next_after(&self, cause: EndCause, again: String) -> Vec<String> {
+        let id = self.id;
+        let lost = match cause {
+            EndCause::Preempted => ("preempted", " after `conman readmit`"),
+            EndCause::Drained => ("drained", " after `conman undrain`"),
+            EndCause::NodeLost => ("lost", ""),
+            EndCause::Idle => {
+                return vec![
+                    format!("{again} A connection does, too, where its template allows that."),
+                    "--idle-timeout lets it wait longer; 0 lets it wait for ever.".to_owned(),
+                ];
+            }
+            EndCause::Lifetime => {
+                return vec![again, "--max-lifetime lets it live longer.".to_owned()];
+            }
+            EndCause::DiskLimit => return vec![again, "--disk gives it more.".to_owned()],
+            EndCause::Unrecorded
+            | EndCause::Deleted
+            | EndCause::ShutDown
+            | EndCause::Disowned
+            | EndCause::Exited
+            | EndCause::StartFailed
+            | EndCause::Unknown => return vec![again],
+        };
+        let (what, here) = lost;
+        let nothing = format!("Nothing was wrong with it: its node was {what}.");
+        let then = match self.restarts() {
+            true => RESTARTS.to_owned(),
+            false => format!(
+                "`conman run {id}` starts it on another node, or on this one{here}; a connection \
+                 does, too, where its template allows that."
+            ),
+        };
+        vec![nothing, then]
     }
 
     pub(super) fn next_while_it_lives(&self) -> Vec<String> {
@@ -96,7 +117,17 @@ impl Chapter<'_> {
                 format!("`conman events --session {id}` shows what happens."),
             ],
             SessionState::Frozen => {
-                vec!["It continues once the registry answers again.".to_owned()]
+                let otherwise = match self.restarts() {
+                    true => "the fleet starts it on another node automatically",
+                    false => "the next connection may start it on another node",
+                };
+                vec![
+                    "Wait: it continues once its node owns it again.".to_owned(),
+                    format!(
+                        "If its node is declared dead first, {otherwise}; `conman nodes` shows the \
+                         nodes."
+                    ),
+                ]
             }
             SessionState::Paused => vec![format!(
                 "The next connection resumes it, and so does `conman resume {id}`."
@@ -126,7 +157,7 @@ impl Chapter<'_> {
 
 impl Chapter<'_> {
     /// Whether the fleet restarts it.
-    fn restarts(&self) -> bool {
+    pub(super) fn restarts(&self) -> bool {
         let wants = |session: &Session| session.spec.on_node_loss == OnNodeLoss::Restart;
         self.session.is_some_and(wants) && self.first(EventKind::RestartGivenUp).is_none()
     }

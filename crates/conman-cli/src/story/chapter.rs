@@ -17,16 +17,8 @@ pub(super) enum Ending {
     NotStarted { phase: Option<String> },
     /// Its program ended without an order.
     Exited { code: Option<i32> },
-    /// The node was preempted.
-    Preempted,
-    /// The node was drained.
-    Drained,
-    /// It had no connection for longer than its spec allows.
-    Idle,
-    /// It lived as long as its spec allows.
-    Lifetime,
-    /// It was stopped on request.
-    Stopped,
+    /// It was ended on purpose.
+    Ended(EndCause),
     /// It was killed and is not dead.
     Stuck,
 }
@@ -37,7 +29,7 @@ pub(super) struct Chapter<'a> {
     pub(super) session: Option<&'a Session>,
     pub(super) timeline: &'a Timeline,
     pub(super) generation: Option<Generation>,
-    /// Of this generation, oldest first.
+    /// Of this generation, and of its node meanwhile; oldest first.
     pub(super) events: Vec<&'a Event>,
     pub(super) now: Timestamp,
 }
@@ -86,34 +78,23 @@ impl Chapter<'_> {
         let exited = Ending::Exited {
             code: self.exit_code(),
         };
-        match self.cause() {
-            Some(EndCause::Preempted) => Ending::Preempted,
-            Some(EndCause::Drained) => Ending::Drained,
-            Some(EndCause::Idle) => Ending::Idle,
-            Some(EndCause::Lifetime) => Ending::Lifetime,
-            _ if self.is_failed_start() => Ending::NotStarted {
-                phase: self.failed_phase(),
-            },
-            Some(EndCause::Exited) => exited,
-            Some(EndCause::StartFailed) => Ending::NotStarted {
-                phase: self.failed_phase(),
-            },
-            Some(
-                EndCause::NodeLost
-                | EndCause::Unrecorded
-                | EndCause::Deleted
-                | EndCause::DiskLimit
-                | EndCause::ShutDown
-                | EndCause::Disowned
-                | EndCause::Unknown,
-            ) => Ending::Stopped,
-            None => match self.state() {
-                Some(SessionState::Failed) => exited,
-                Some(SessionState::Stopped | SessionState::Stopping) => Ending::Stopped,
-                // The journal may show the cause a moment later.
-                _ if self.first(EventKind::SessionKilled).is_some() || dead => Ending::Stopped,
-                _ => Ending::None,
-            },
+        match (self.cause(), self.state()) {
+            (Some(EndCause::StartFailed), _) => self.not_started(),
+            (Some(EndCause::Exited) | None, _) if self.is_failed_start() => self.not_started(),
+            (Some(EndCause::Exited), _) | (None, Some(SessionState::Failed)) => exited,
+            (Some(cause), _) => Ending::Ended(cause),
+            // The journal may show the cause a moment later.
+            (None, Some(_)) => Ending::Ended(EndCause::Unknown),
+            (None, None) if dead || self.first(EventKind::SessionKilled).is_some() => {
+                Ending::Ended(EndCause::Unknown)
+            }
+            (None, None) => Ending::None,
+        }
+    }
+
+    fn not_started(&self) -> Ending {
+        Ending::NotStarted {
+            phase: self.failed_phase(),
         }
     }
 

@@ -1,50 +1,14 @@
 //! Where a session of a fleet is, and why it is there or nowhere.
 
-use conman_proto::{
-    EventKind, Generation, NodeReason, NodeStanding, Session, SessionInFleet, SessionOwnership,
-    Timeline,
-};
+use conman_proto::{NodeReason, NodeStanding, Session, SessionInFleet, SessionOwnership, Timeline};
 
+use super::advice::RESTARTS;
+use super::chapter::Chapter;
 use super::without_stop;
-use crate::human::{clock, printable};
+use crate::human::printable;
 
 /// Reasons of nodes that are listed; more are only counted.
 const REASONS_TOLD: usize = 5;
-
-/// The node of a generation, if the timeline has several nodes.
-pub(super) fn node_of(timeline: &Timeline, generation: Generation) -> Option<&str> {
-    timeline.fleet.as_ref()?;
-    let mut own = timeline
-        .events
-        .iter()
-        .filter(|event| event.generation == Some(generation));
-    Some(own.next()?.node.as_str())
-}
-
-/// Reports that the latest generation started on another node than the previous one.
-pub(super) fn taken_over(timeline: &Timeline, latest: Option<Generation>) -> Option<String> {
-    let latest = latest?;
-    let to = node_of(timeline, latest)?;
-    let before = timeline.events.iter().filter_map(|event| event.generation);
-    let before = before.filter(|generation| *generation < latest).max()?;
-    let from = node_of(timeline, before).filter(|from| *from != to)?;
-    let of = |generation, kinds: &[EventKind]| {
-        timeline
-            .events
-            .iter()
-            .find(|event| event.generation == Some(generation) && kinds.contains(&event.kind))
-    };
-    let claimed = of(latest, &[EventKind::SessionClaimed])?;
-    let ended = of(
-        before,
-        &[EventKind::SessionReleased, EventKind::SessionExited],
-    );
-    let (from, to, at) = (printable(from), printable(to), clock(claimed.at));
-    Some(match ended {
-        Some(_) => format!("{from} gave it up, and {to} started it at {at}."),
-        None => format!("{to} took it over from {from} at {at}, without a release by {from}."),
-    })
-}
 
 /// Where it is, if its node's report is missing or no longer counts.
 pub(super) fn headline(timeline: &Timeline, session: Option<&Session>) -> Option<String> {
@@ -132,16 +96,18 @@ pub(super) fn present(timeline: &Timeline) -> Vec<String> {
 }
 
 /// Advice about a session without a node, or with a silent one.
-pub(super) fn next(timeline: &Timeline, session: Option<&Session>) -> Option<Vec<String>> {
+pub(super) fn next(chapter: &Chapter<'_>) -> Option<Vec<String>> {
+    let timeline = chapter.timeline;
     let fleet = timeline.fleet.as_ref()?;
     let id = &timeline.id;
-    headline(timeline, session)?;
+    headline(timeline, chapter.session)?;
     let nodes = "`conman nodes` shows the state of the nodes.".to_owned();
     let is_owned = fleet.ownership == SessionOwnership::Owned;
     let advice = match (is_owned, fleet.takers.first()) {
         (true, _) => {
             "Wait: it continues when its node does, or is started again elsewhere.".to_owned()
         }
+        (false, _) if chapter.restarts() => RESTARTS.to_owned(),
         (false, Some(taker)) => format!(
             "`conman run {id}` starts it again, on {} as it looks now; so does a connection, where \
              its template allows that.",

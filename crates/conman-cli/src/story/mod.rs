@@ -6,26 +6,25 @@
 mod advice;
 mod chapter;
 mod fleet;
+mod halts;
+mod history;
 mod narration;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use conman_proto::{Event, EventKind, Generation, Session, Timeline};
+use conman_proto::{Session, Timeline};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::human::{clock, count, printable};
+use crate::human::{count, printable};
 use chapter::Chapter;
-
-/// Endings of earlier generations that are listed; older ones are only counted.
-const EARLIER_TOLD: usize = 3;
 
 /// The story of one session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Story {
     /// The session's state, in one sentence.
     pub(crate) headline: String,
-    /// What happened, oldest first.
+    /// What happened: the latest generation from its start to its end, and then the earlier ones.
     pub(crate) sentences: Vec<String>,
     /// What to do next.
     pub(crate) next: Vec<String>,
@@ -43,90 +42,36 @@ impl Story {
                 .filter_map(|event| event.generation)
                 .max()
         });
-        let events: Vec<&Event> = timeline
-            .events
-            .iter()
-            .filter(|event| event.generation.is_none() || event.generation == generation)
-            .collect();
+        let events = generation.map(|latest| history::of_generation(timeline, latest));
         let chapter = Chapter {
             id,
             session,
             timeline,
             generation,
-            events,
+            events: events.unwrap_or_default(),
             now,
         };
         let ending = chapter.ending();
-        let mut sentences = Vec::new();
-        if timeline.truncated {
-            sentences.push("Its oldest events are no longer in the journal.".to_owned());
-        }
-        sentences.extend(earlier(timeline, generation));
-        sentences.extend(fleet::taken_over(timeline, generation));
-        sentences.extend(chapter.start());
+        let mut sentences = chapter.start();
         sentences.extend(chapter.life());
         sentences.extend(chapter.end(&ending));
         sentences.extend(fleet::present(timeline));
+        sentences.extend(history::earlier(timeline, generation));
+        let missing = history::missing(timeline).into_iter();
+        sentences.extend(missing.map(|node| {
+            let node = printable(node);
+            format!("What happened to it on {node} is missing: its journal cannot be read.")
+        }));
+        if timeline.truncated {
+            sentences.push("Its oldest events are no longer in the journal.".to_owned());
+        }
         Self {
             headline: fleet::headline(timeline, session)
                 .unwrap_or_else(|| chapter.headline(&ending)),
             sentences,
-            next: fleet::next(timeline, session).unwrap_or_else(|| chapter.next(&ending)),
+            next: fleet::next(&chapter).unwrap_or_else(|| chapter.next(&ending)),
         }
     }
-}
-
-/// What happened to the generations before the latest.
-fn earlier(timeline: &Timeline, latest: Option<Generation>) -> Vec<String> {
-    let mut generations: Vec<Generation> = timeline
-        .events
-        .iter()
-        .filter_map(|event| event.generation)
-        .filter(|generation| Some(*generation) != latest)
-        .collect();
-    generations.sort_unstable();
-    generations.dedup();
-    if generations.is_empty() {
-        return Vec::new();
-    }
-    // Generations whose events are all dropped cannot be counted.
-    let at_least = if timeline.truncated { "at least " } else { "" };
-    let mut sentences = vec![format!(
-        "It was started {at_least}{} before this.",
-        times(generations.len())
-    )];
-    let told = generations.len().saturating_sub(EARLIER_TOLD);
-    for generation in &generations[told..] {
-        let ends = [
-            EventKind::SessionFailed,
-            EventKind::SessionExited,
-            EventKind::SessionReleased,
-            EventKind::SessionKilled,
-        ];
-        let own = || {
-            timeline
-                .events
-                .iter()
-                .filter(|event| event.generation == Some(*generation))
-        };
-        let end = ends
-            .into_iter()
-            .find_map(|kind| own().rfind(|event| event.kind == kind));
-        let node = fleet::node_of(timeline, *generation);
-        let on = node.map_or_else(String::new, |node| format!(" on {}", printable(node)));
-        match (end, node) {
-            (Some(end), _) => sentences.push(format!(
-                "Generation {generation}{on} ended at {}: {}.",
-                clock(end.at),
-                without_stop(&printable(&end.message))
-            )),
-            (None, Some(_)) => sentences.push(format!(
-                "Generation {generation} ran{on}, and no node that can be asked saw it end."
-            )),
-            (None, None) => {}
-        }
-    }
-    sentences
 }
 
 fn times(number: usize) -> String {

@@ -1,6 +1,6 @@
 //! What happened in a generation, in sentences.
 
-use conman_proto::{EventKind, SessionState};
+use conman_proto::{EndCause, EventKind, SessionState};
 use jiff::Timestamp;
 
 use super::chapter::{Chapter, Ending, Span};
@@ -45,18 +45,10 @@ impl Chapter<'_> {
             }
             (SessionState::Failed, Ending::NotStarted { .. }) => format!("{id} failed to start."),
             (SessionState::Failed, _) => format!("{id} failed."),
-            (SessionState::Stopped, Ending::Preempted) => {
-                format!("{id} is stopped, because its node was preempted.")
-            }
-            (SessionState::Stopped, Ending::Drained) => {
-                format!("{id} is stopped, because its node was drained.")
-            }
-            (SessionState::Stopped, Ending::Idle) => {
-                format!("{id} is stopped, because it had no connections.")
-            }
-            (SessionState::Stopped, Ending::Lifetime) => {
-                format!("{id} is stopped, because its lifetime was over.")
-            }
+            (SessionState::Stopped, Ending::Ended(cause)) => match in_words(*cause) {
+                Some(because) => format!("{id} is stopped, because {because}."),
+                None => format!("{id} is stopped."),
+            },
             (SessionState::Stopped, _) => format!("{id} is stopped."),
         }
     }
@@ -76,6 +68,13 @@ impl Chapter<'_> {
                 clock(at),
                 ago(self.now, at),
                 printable(node)
+            ));
+        }
+        if let Some(taken) = self.first(EventKind::SessionTakenOver) {
+            sentences.push(format!(
+                "It was {} at {}.",
+                without_stop(&printable(&taken.message)),
+                clock(taken.at)
             ));
         }
         sentences.extend(self.restart());
@@ -192,6 +191,7 @@ impl Chapter<'_> {
                 times(adopted)
             ));
         }
+        sentences.extend(self.halts());
         if let Some(refused) = self.last(EventKind::EgressRefused) {
             sentences.push(format!(
                 "Last refused or failed connection by its egress proxy: {}.",
@@ -234,23 +234,7 @@ impl Chapter<'_> {
                 ),
                 None => format!("Its program ended by itself: {}.", without_stop(&reason())),
             }),
-            Ending::Preempted => {
-                let reason = reason();
-                let reason = reason.strip_prefix("preempted: ").unwrap_or(&reason);
-                sentences.push(format!(
-                    "It was ended because its node was preempted: {}.",
-                    without_stop(reason)
-                ));
-            }
-            Ending::Drained => {
-                let reason = reason();
-                let reason = reason.strip_prefix("drained: ").unwrap_or(&reason);
-                sentences.push(format!(
-                    "It was ended because its node was drained: {}.",
-                    without_stop(reason)
-                ));
-            }
-            Ending::Idle | Ending::Lifetime | Ending::Stopped => {
+            Ending::Ended(_) => {
                 sentences.push(format!("It was ended: {}.", without_stop(&reason())));
             }
             Ending::Stuck => {
@@ -362,6 +346,23 @@ fn longest(spans: &[Span<'_>], total: f64) -> Vec<String> {
             of(Whose::Program)
         ),
     ]
+}
+
+/// Why a session is stopped that was ended on purpose.
+fn in_words(cause: EndCause) -> Option<&'static str> {
+    Some(match cause {
+        EndCause::Preempted => "its node was preempted",
+        EndCause::Drained => "its node was drained",
+        EndCause::NodeLost => "its node was lost",
+        EndCause::Unrecorded => "the registry did not record its start in time",
+        EndCause::Deleted => "a client stopped it",
+        EndCause::Idle => "it had no connections",
+        EndCause::Lifetime => "its lifetime was over",
+        EndCause::DiskLimit => "it used more of the disk than it may",
+        EndCause::ShutDown => "its daemon stopped with all sessions",
+        EndCause::Disowned => "its node does not own it any more",
+        EndCause::Exited | EndCause::StartFailed | EndCause::Unknown => return None,
+    })
 }
 
 /// What an exit code usually means.

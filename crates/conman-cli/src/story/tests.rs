@@ -1,14 +1,23 @@
 //! Whole stories, compared as text.
 
+mod moves;
+mod starts;
+
 use std::collections::BTreeMap;
 
 use conman_proto::{
-    EndCause, Network, NodeLoss, NodeReason, NodeStanding, OnNodeLoss, ResolvedSpec, Restarted,
-    RuntimeKind, SessionEnd, SessionInFleet, SessionOwnership, SessionState, TimelinePhase,
+    EndCause, Event, EventKind, Generation, Network, NodeLoss, NodeReason, NodeStanding,
+    OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionEnd, SessionInFleet, SessionOwnership,
+    SessionState, TimelinePhase,
 };
 use jiff::SignedDuration;
 
 use super::*;
+use EventKind::{
+    CleanupFailed, EventsLost, NodeFrozen, NodeThawed, RestartGivenUp, SessionAdopted,
+    SessionClaimed, SessionCleaned, SessionDead, SessionExited, SessionFailed, SessionKilled,
+    SessionPaused, SessionReady, SessionReleased, SessionResumed, SessionStuck,
+};
 
 const BEGIN: &str = "2026-03-01T12:00:00Z";
 
@@ -36,6 +45,19 @@ impl Scene {
             truncated: false,
             fleet: None,
         })
+    }
+
+    /// Of generation 7, on n1.
+    fn at(self, ms: i64, kind: EventKind, message: &str) -> Self {
+        self.event(7, ms, kind, message)
+    }
+
+    /// Of n1 itself.
+    fn of_node(self, ms: i64, kind: EventKind, message: &str) -> Self {
+        let mut scene = self.at(ms, kind, message);
+        let event = scene.0.events.last_mut().expect("an event");
+        (event.session, event.generation) = (None, None);
+        scene
     }
 
     fn event(mut self, number: u64, ms: i64, kind: EventKind, message: &str) -> Self {
@@ -171,236 +193,33 @@ const WHOLE_START: [(&str, f64); 9] = [
     ("publish", 0.3),
 ];
 
+const START: &str = "\
+The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
+What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
+Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.";
+
 fn started() -> Scene {
     Scene::new()
-        .event(
-            7,
-            0,
-            EventKind::SessionClaimed,
-            "starting python:demo with docker",
-        )
+        .at(0, SessionClaimed, "starting python:demo with docker")
         .phases(7, &WHOLE_START)
-        .event(7, 810, EventKind::SessionReady, "ready")
+        .at(810, SessionReady, "ready")
 }
 
 #[test]
 fn a_session_that_runs() {
     let mut running = session(7, SessionState::Running, None);
     running.started_at = Some(at(810));
-    let scene = started().event(
-        7,
-        60_000,
-        EventKind::SessionAdopted,
-        "taken over from an earlier daemon",
-    );
-    assert_told(&scene.told(Some(&running), 200_000),
-"\
+    let scene = started().at(60_000, SessionAdopted, "taken over from an earlier daemon");
+    assert_told(
+        &scene.told(Some(&running), 200_000),
+        "\
 alice is running on n1, for 3 min 19 s.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (3 min 20 s ago), on n1.
-The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
-What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
-Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+<start>
 It was ready at 2026-03-01 12:00:00.810 UTC.
 The daemon was restarted once meanwhile and took it over without restarting it.
 -> It is reached at http://alice.localhost:7701/.
--> `conman exec -it alice -- sh` opens a shell in it.");
-}
-
-#[test]
-fn a_session_that_is_starting() {
-    let starting = session(7, SessionState::Starting, None);
-    let scene = Scene::new()
-        .event(
-            7,
-            0,
-            EventKind::SessionClaimed,
-            "starting python:demo with docker",
-        )
-        .phases(7, &WHOLE_START[..6]);
-    assert_told(&scene.told(Some(&starting), 5_000),
-"\
-alice is starting, for 5 s.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-It has been starting for 5.00 s: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 4.67 s so far.
-What took longest was waiting for the program to be ready (`ready`): 4.67 s, 93 % of the whole.
-Of it all conman itself took 2.9 ms, the container runtime 324 ms, the program 4.67 s.
-It is now waiting for the program to be ready (`ready`).
--> Its start fails if it is not ready within 1 min of its start.
--> `conman events --session alice` shows what happens.");
-}
-
-#[test]
-fn a_start_that_failed_because_the_program_never_answered() {
-    let failed = ended(
-        SessionState::Failed,
-        NOT_READY,
-        EndCause::StartFailed,
-        Some("ready"),
-    );
-    let scene = Scene::new()
-        .event(
-            7,
-            0,
-            EventKind::SessionClaimed,
-            "starting python:demo with docker",
-        )
-        .phases(7, &WHOLE_START[..6])
-        .event(
-            7,
-            60_331,
-            EventKind::SessionKilled,
-            "SIGKILL: the start failed",
-        )
-        .event(
-            7,
-            60_343,
-            EventKind::SessionDead,
-            "its PID namespace is empty",
-        )
-        .event(7, 60_346, EventKind::SessionFailed, NOT_READY)
-        .event(7, 60_346, EventKind::SessionReleased, NOT_READY)
-        .event(
-            7,
-            61_000,
-            EventKind::SessionCleaned,
-            "removed what its container left",
-        );
-    assert_told(&scene.told(Some(&failed), 90_000),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 min 30 s ago), on n1.
-The start lasted 1 min: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 1 min until it failed.
-What took longest was waiting for the program to be ready (`ready`): 1 min, 99 % of the whole.
-Of it all conman itself took 2.9 ms, the container runtime 324 ms, the program 1 min.
-It failed while waiting for the program to be ready (`ready`): port 8080 was not ready within 60 s (connection refused); see that the program listens there, or raise ready_timeout_s.
-12 ms after SIGKILL it was certified dead, 15 ms after SIGKILL it was released.
-What its container left is removed.
--> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
--> Its output was removed with its container; `conman logs -f alice` right after its next start shows it.
--> `conman run alice` starts it again.");
-}
-
-#[test]
-fn a_start_that_failed_before_any_phase_was_told() {
-    let reason = "create: image `python:demo` is not on this node; load it first";
-    let failed = ended(
-        SessionState::Failed,
-        reason,
-        EndCause::StartFailed,
-        Some("create"),
-    );
-    let scene = Scene::new()
-        .event(
-            7,
-            0,
-            EventKind::SessionClaimed,
-            "starting python:demo with docker",
-        )
-        .event(7, 31, EventKind::SessionFailed, reason)
-        .event(7, 31, EventKind::SessionReleased, reason);
-    assert_told(&scene.told(Some(&failed), 5_000),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-The start lasted 31 ms until it failed.
-It failed while creating the container (`create`): image `python:demo` is not on this node; load it first.
--> Check its image `python:demo` and its spec: the runtime could not make the container.
--> `conman run alice` starts it again.");
-}
-
-#[test]
-fn a_start_whose_program_ended_at_once() {
-    let reason = "the program ended before it was ready, with exit code 3";
-    let mut failed = ended(
-        SessionState::Failed,
-        reason,
-        EndCause::Exited,
-        Some("ready"),
-    );
-    failed.exit_code = Some(3);
-    let scene = Scene::new()
-        .event(
-            7,
-            0,
-            EventKind::SessionClaimed,
-            "starting python:demo with docker",
-        )
-        .event(7, 406, EventKind::SessionDead, "its PID namespace is empty")
-        .event(7, 408, EventKind::SessionFailed, reason)
-        .event(7, 408, EventKind::SessionReleased, reason)
-        .event(
-            7,
-            700,
-            EventKind::SessionCleaned,
-            "removed what its container left",
-        );
-    assert_told(&scene.told(Some(&failed), 5_000),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-The start lasted 406 ms until it failed.
-It failed while waiting for the program to be ready (`ready`): the program ended before it was ready, with exit code 3.
-It was certified dead and released.
-What its container left is removed.
--> Check its command and arguments: its program must stay running.
--> Its output was removed with its container; `conman logs -f alice` right after its next start shows it.
--> `conman run alice` starts it again.");
-}
-
-#[test]
-fn a_start_whose_failure_the_journal_does_not_tell_yet() {
-    let failed = ended(
-        SessionState::Failed,
-        NOT_READY,
-        EndCause::StartFailed,
-        Some("ready"),
-    );
-    let scene = Scene::new()
-        .event(
-            7,
-            0,
-            EventKind::SessionClaimed,
-            "starting python:demo with docker",
-        )
-        .event(
-            7,
-            60_331,
-            EventKind::SessionKilled,
-            "SIGKILL: the start failed",
-        )
-        .event(
-            7,
-            60_343,
-            EventKind::SessionDead,
-            "its PID namespace is empty",
-        );
-    assert_told(&scene.told(Some(&failed), 60_400),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 min ago), on n1.
-The start lasted 1 min until it failed.
-It failed while waiting for the program to be ready (`ready`): port 8080 was not ready within 60 s (connection refused); see that the program listens there, or raise ready_timeout_s.
-12 ms after SIGKILL it was certified dead.
-What its container left is still being removed.
--> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
--> `conman logs alice` shows what it printed.
--> `conman run alice` starts it again.");
-}
-
-#[test]
-fn a_session_that_is_starting_and_whose_process_is_known() {
-    let mut starting = session(7, SessionState::Starting, None);
-    starting.pid = Some(4711);
-    let claimed = "starting python:demo with docker";
-    let scene = Scene::new().event(7, 0, EventKind::SessionClaimed, claimed);
-    assert_told(
-        &scene.told(Some(&starting), 5_000),
-        "\
-alice is starting, for 5 s.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-It is now waiting for the program to be ready (`ready`).
--> Its start fails if it is not ready within 1 min of its start.
--> `conman events --session alice` shows what happens.",
+-> `conman exec -it alice -- sh` opens a shell in it.",
     );
 }
 
@@ -409,32 +228,20 @@ fn a_session_whose_node_was_preempted() {
     let reason = "preempted: preemption notice";
     let stopped = ended(SessionState::Stopped, reason, EndCause::Preempted, None);
     let scene = started()
-        .event(
-            7,
-            3_600_000,
-            EventKind::SessionKilled,
-            "SIGKILL for the preemption",
-        )
-        .event(
-            7,
-            3_600_042,
-            EventKind::SessionDead,
-            "its PID namespace is empty",
-        )
-        .event(7, 3_600_051, EventKind::SessionReleased, "preempted");
+        .at(3_600_000, SessionKilled, "SIGKILL for the preemption")
+        .at(3_600_042, SessionDead, "its PID namespace is empty")
+        .at(3_600_051, SessionReleased, "preempted");
     assert_told(&scene.told(Some(&stopped), 3_660_000),
 "\
 alice is stopped, because its node was preempted.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 h 1 min ago), on n1.
-The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
-What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
-Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+<start>
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 59 min 59 s.
-It was ended because its node was preempted: preemption notice.
+It was ended: preempted: preemption notice.
 42 ms after SIGKILL it was certified dead, 51 ms after SIGKILL it was released.
 What its container left is still being removed.
--> Nothing was wrong with it: its machine was preempted.
--> `conman run alice` starts it on another node, or here after `conman readmit` if this machine stays.");
+-> Nothing was wrong with it: its node was preempted.
+-> `conman run alice` starts it on another node, or on this one after `conman readmit`; a connection does, too, where its template allows that.");
 }
 
 #[test]
@@ -467,12 +274,12 @@ fn a_session_that_the_fleet_restarted_and_one_that_it_will() {
         told.contains("-> The fleet starts it on another node automatically"),
         "{told}"
     );
-    let why = "not restarted any more: 5 restarts followed each other within 10 minutes; the \
+    let why = "no longer restarted: 5 restarts followed each other within 10 minutes; the \
                next one is by hand";
-    let scene = started().event(7, 3_600_060, EventKind::RestartGivenUp, why);
+    let scene = started().at(3_600_060, RestartGivenUp, why);
     let told = scene.told(Some(&stopped), 3_660_000);
     assert!(
-        told.contains("It is not restarted any more: 5 restarts"),
+        told.contains("It is no longer restarted: 5 restarts"),
         "{told}"
     );
     assert!(
@@ -492,25 +299,15 @@ fn a_session_that_is_stuck() {
     );
     stuck.pid = Some(4711);
     let scene = started()
-        .event(
-            7,
-            90_000,
-            EventKind::SessionKilled,
-            "SIGKILL: stopped through the API",
+        .at(90_000, SessionKilled, "SIGKILL: stopped through the API",
         )
-        .event(
-            7,
-            95_000,
-            EventKind::SessionStuck,
-            "stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep)",
+        .at(95_000, SessionStuck, "stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep)",
         );
     assert_told(&scene.told(Some(&stuck), 120_000),
 "\
 alice is stuck: it was killed and is not dead.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (2 min ago), on n1.
-The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
-What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
-Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+<start>
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 1 min 29 s.
 It could not be ended: stopped through the API; killed, and not dead: process 4711 is in state D (disk sleep).
 SIGKILL was sent at 2026-03-01 12:01:30.000 UTC (30 s ago).
@@ -528,60 +325,42 @@ fn a_session_whose_program_was_killed_for_its_memory() {
     );
     failed.exit_code = Some(137);
     let scene = started()
-        .event(
-            7,
+        .at(
             20_000,
-            EventKind::SessionExited,
+            SessionExited,
             "the program ended by itself, with exit code 137",
         )
-        .event(
-            7,
-            20_001,
-            EventKind::SessionDead,
-            "its PID namespace is empty",
-        )
-        .event(7, 20_004, EventKind::SessionReleased, "exited")
-        .event(
-            7,
-            21_000,
-            EventKind::CleanupFailed,
-            "docker does not answer.",
-        )
-        .event(
-            7,
-            23_000,
-            EventKind::CleanupFailed,
-            "docker does not answer.",
-        );
-    assert_told(&scene.told(Some(&failed), 30_000),
-"\
+        .at(20_001, SessionDead, "its PID namespace is empty")
+        .at(20_004, SessionReleased, "exited")
+        .at(21_000, CleanupFailed, "docker does not answer.")
+        .at(23_000, CleanupFailed, "docker does not answer.");
+    assert_told(
+        &scene.told(Some(&failed), 30_000),
+        "\
 alice failed.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (30 s ago), on n1.
-The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
-What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
-Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+<start>
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 19 s.
 Its program ended by itself with exit code 137 (SIGKILL: mostly the memory limit).
 It was certified dead and released.
 Removing what its container left failed twice and is tried again: docker does not answer.
 -> `conman logs alice` shows what it printed.
 -> It may have needed more than its 256 MiB of memory: give it more with --memory.
--> `conman run alice` starts it again.");
+-> `conman run alice` starts it again.",
+    );
 }
 
 #[test]
-fn earlier_generations_are_told_in_short_and_the_oldest_only_counted() {
+fn the_present_generation_comes_first_and_then_every_earlier_one() {
     let mut scene = Scene::new();
     for number in 1..=5 {
         let begin = i64::try_from(number).expect("small") * 1_000;
-        scene = scene
-            .event(number, begin, EventKind::SessionClaimed, "claimed")
-            .event(
-                number,
-                begin + 500,
-                EventKind::SessionKilled,
-                "SIGKILL: idle for 60 s",
-            );
+        scene = scene.event(number, begin, SessionClaimed, "claimed").event(
+            number,
+            begin + 500,
+            SessionKilled,
+            "SIGKILL: idle for 60 s",
+        );
     }
     scene.0.truncated = true;
     let mut running = session(6, SessionState::Running, None);
@@ -590,55 +369,125 @@ fn earlier_generations_are_told_in_short_and_the_oldest_only_counted() {
         &scene.told(Some(&running), 10_000),
         "\
 alice is running on n1, for 1 s.
-Its oldest events are no longer in the journal.
-It was started at least 5 times before this.
-Generation 3 ended at 2026-03-01 12:00:03.500 UTC: SIGKILL: idle for 60 s.
-Generation 4 ended at 2026-03-01 12:00:04.500 UTC: SIGKILL: idle for 60 s.
-Generation 5 ended at 2026-03-01 12:00:05.500 UTC: SIGKILL: idle for 60 s.
 Generation 6 was asked for at 2026-03-01 12:00:00.000 UTC (10 s ago), on n1.
 It was ready at 2026-03-01 12:00:09.000 UTC.
+It was started at least 5 times before this.
+Generation 5 ended at 2026-03-01 12:00:05.500 UTC: SIGKILL: idle for 60 s.
+Generation 4 ended at 2026-03-01 12:00:04.500 UTC: SIGKILL: idle for 60 s.
+Generation 3 ended at 2026-03-01 12:00:03.500 UTC: SIGKILL: idle for 60 s.
+Generation 2 ended at 2026-03-01 12:00:02.500 UTC: SIGKILL: idle for 60 s.
+Generation 1 ended at 2026-03-01 12:00:01.500 UTC: SIGKILL: idle for 60 s.
+Its oldest events are no longer in the journal.
 -> It is reached at http://alice.localhost:7701/.
 -> `conman exec -it alice -- sh` opens a shell in it.",
     );
 }
 
 #[test]
+fn freezes_and_pauses_and_missing_events_are_told() {
+    let lapsed = "all sessions are frozen until the node owns them again: no answer";
+    let scene = Scene::new()
+        .of_node(-2_000, NodeFrozen, "before its start")
+        .of_node(-1_000, NodeThawed, "thawed")
+        .at(0, SessionClaimed, "starting")
+        .at(100, SessionReady, "ready")
+        .at(2_000, SessionPaused, "paused: idle for 1 s")
+        .at(3_000, SessionResumed, "resumed")
+        .at(5_000, SessionPaused, "paused: on request")
+        .at(6_000, SessionResumed, "resumed")
+        .of_node(7_000, EventsLost, "events may be missing before this one")
+        .of_node(8_000, NodeFrozen, lapsed);
+    let frozen = session(7, SessionState::Frozen, None);
+    let story = scene.told(Some(&frozen), 10_000);
+    for part in [
+        "alice is frozen: its node cannot prove at present that it owns it.\n",
+        &format!(
+            "It was frozen with its node at 2026-03-01 12:00:08.000 UTC ({lapsed}) and not \
+             continued since.\n"
+        ),
+        "It was paused twice, the last time at 2026-03-01 12:00:05.000 UTC (paused: on request) \
+         and resumed at 2026-03-01 12:00:06.000 UTC.\n",
+        "At 2026-03-01 12:00:07.000 UTC, the journal reports: events may be missing before",
+        "-> Wait: it continues once its node owns it again.",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    assert!(!story.contains("starts it again"), "{story}");
+    let story = scene
+        .of_node(9_000, NodeThawed, "thawed after 1.0 s")
+        .told(Some(&frozen), 10_000);
+    let back = "and thawed at 2026-03-01 12:00:09.000 UTC.\n";
+    assert!(story.contains(back), "{story}");
+}
+
+#[test]
+fn advice_fits_every_state_and_cause() {
+    let advice = |session: &Session| {
+        let story = started().told(Some(session), 9_000);
+        let advice: Vec<&str> = story
+            .lines()
+            .filter(|line| line.starts_with("->"))
+            .collect();
+        advice.join("\n")
+    };
+    let (live, restart) = ("conman run", "automatically");
+    for (state, has, lacks) in [
+        (SessionState::Starting, "ready within", live),
+        (SessionState::Running, "conman exec", live),
+        (SessionState::Frozen, "Wait", live),
+        (SessionState::Paused, "conman resume", live),
+        (
+            SessionState::Stopping,
+            "Wait until it has ended",
+            "conman exec",
+        ),
+        (SessionState::Stuck, "conman keeps trying", live),
+        (SessionState::Stopped, live, restart),
+        (SessionState::Failed, live, restart),
+    ] {
+        let text = advice(&session(7, state, None));
+        assert!(
+            text.contains(has) && !text.contains(lacks),
+            "{state}: {text}"
+        );
+    }
+    for cause in [EndCause::Preempted, EndCause::Drained, EndCause::NodeLost] {
+        let mut lost = ended(SessionState::Stopped, "for its node", cause, None);
+        let text = advice(&lost);
+        assert!(text.contains(live) && !text.contains(restart), "{text}");
+        lost.spec.on_node_loss = OnNodeLoss::Restart;
+        let text = advice(&lost);
+        assert!(text.contains(restart) && !text.contains(live), "{text}");
+    }
+}
+
+#[test]
 fn a_session_that_its_node_forgot_is_told_from_the_journal_alone() {
     let scene = started()
-        .event(
-            7,
-            700_000,
-            EventKind::SessionKilled,
-            "SIGKILL: idle for 600 s",
-        )
-        .event(
-            7,
-            700_009,
-            EventKind::SessionDead,
-            "its PID namespace is empty",
-        )
-        .event(7, 700_012, EventKind::SessionReleased, "idle for 600 s")
+        .at(700_000, SessionKilled, "SIGKILL: idle for 600 s")
+        .at(700_009, SessionDead, "its PID namespace is empty")
+        .at(700_012, SessionReleased, "idle for 600 s")
         .because(EndCause::Idle);
-    assert_told(&scene.told(None, 900_000),
-"\
+    assert_told(
+        &scene.told(None, 900_000),
+        "\
 alice was forgotten by its node; the journal still has its events.
 Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (15 min ago), on n1.
-The start took 810 ms: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 482 ms, record 1.1 ms, publish 0.3 ms.
-What took longest was waiting for the program to be ready (`ready`): 482 ms, 59 % of the whole.
-Of it all conman itself took 4.3 ms, the container runtime 324 ms, the program 482 ms.
+<start>
 It was ready at 2026-03-01 12:00:00.810 UTC and ran for 11 min 39 s.
 It was ended: idle for 600 s.
 9.0 ms after SIGKILL it was certified dead, 12 ms after SIGKILL it was released.
 What its container left is still being removed.
 -> `conman run alice` starts it again. A connection does, too, where its template allows that.
--> --idle-timeout lets it wait longer; 0 lets it wait for ever.");
+-> --idle-timeout lets it wait longer; 0 lets it wait for ever.",
+    );
 }
 
 #[test]
 fn what_a_session_wrote_cannot_drive_the_terminal() {
     let hostile = "\u{1b}]0;owned\u{7}";
     let failed = ended(SessionState::Failed, hostile, EndCause::Exited, None);
-    let scene = started().event(7, 900, EventKind::SessionFailed, hostile);
+    let scene = started().at(900, SessionFailed, hostile);
     let told = scene.told(Some(&failed), 1_000);
     assert!(
         !told.contains('\u{1b}') && told.contains("\\u{1b}"),
@@ -646,149 +495,7 @@ fn what_a_session_wrote_cannot_drive_the_terminal() {
     );
 }
 
+/// `<start>` stands for what is told of [`WHOLE_START`].
 fn assert_told(told: &str, expected: &str) {
-    assert_eq!(told, expected);
-}
-
-fn fleet(ownership: SessionOwnership, node: &str, standing: NodeStanding) -> SessionInFleet {
-    SessionInFleet {
-        ownership,
-        node: Some(node.to_owned()),
-        standing: Some(standing),
-        generation: None,
-        takers: Vec::new(),
-        refused: Vec::new(),
-        unasked: Vec::new(),
-        registry_error: None,
-    }
-}
-
-fn reason(node: &str, why: &str) -> NodeReason {
-    NodeReason {
-        node: node.to_owned(),
-        why: why.to_owned(),
-    }
-}
-
-/// `alice` on n1, and then on n2.
-fn moved(end: Option<(EventKind, &str)>) -> Scene {
-    let mut scene = Scene::new()
-        .event(7, 0, EventKind::SessionClaimed, "starting")
-        .event(7, 100, EventKind::SessionReady, "ready");
-    if let Some((kind, message)) = end {
-        scene = scene.event(7, 5_000, kind, message);
-    }
-    scene = scene
-        .event(9, 20_000, EventKind::SessionClaimed, "starting")
-        .event(9, 20_100, EventKind::SessionReady, "ready");
-    for event in &mut scene.0.events {
-        if event.generation == Some(generation(9)) {
-            "n2".clone_into(&mut event.node);
-        }
-    }
-    scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n2", NodeStanding::Live));
-    scene
-}
-
-fn running_on_n2() -> Session {
-    Session {
-        node: "n2".to_owned(),
-        started_at: Some(at(20_100)),
-        created_at: at(20_000),
-        ..session(9, SessionState::Running, None)
-    }
-}
-
-#[test]
-fn a_session_that_another_node_has_taken_over_says_from_whom_and_when() {
-    let story = moved(None).told(Some(&running_on_n2()), 30_000);
-    for part in [
-        "alice is running on n2",
-        "Generation 7 ran on n1, and no node that can be asked saw it end.",
-        "n2 took it over from n1 at 2026-03-01 12:00:20.000 UTC, without a release by n1.",
-    ] {
-        assert!(story.contains(part), "{part}: {story}");
-    }
-    let drained = Some((EventKind::SessionReleased, "drained: room for others"));
-    let story = moved(drained).told(Some(&running_on_n2()), 30_000);
-    for part in [
-        "Generation 7 on n1 ended at 2026-03-01 12:00:05.000 UTC: drained: room for others.",
-        "n1 gave it up, and n2 started it at 2026-03-01 12:00:20.000 UTC.",
-    ] {
-        assert!(story.contains(part), "{part}: {story}");
-    }
-}
-
-#[test]
-fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it() {
-    let mut scene = started();
-    let mut lost = fleet(SessionOwnership::Lost, "n1", NodeStanding::Fenced);
-    lost.refused = vec![
-        reason("n2", "is draining"),
-        reason("n3", "has its 5 sessions"),
-    ];
-    lost.unasked = vec![reason("n1", "it cannot be connected to")];
-    scene.0.fleet = Some(lost);
-    let shown = session(7, SessionState::Running, None);
-    let story = scene.told(Some(&shown), 60_000);
-    for part in [
-        "alice is not running: its node n1 was declared dead, and no other has started it since.",
-        "No node would start it now: n2 is draining; n3 has its 5 sessions.",
-        "n1 could not be asked what it knows: it cannot be connected to.",
-        "-> `conman run alice` starts it again once a node has room.",
-    ] {
-        assert!(story.contains(part), "{part}: {story}");
-    }
-    if let Some(fleet) = &mut scene.0.fleet {
-        fleet.takers.push("n2".to_owned());
-    }
-    let story = scene.told(Some(&shown), 60_000);
-    assert!(!story.contains("No node would"), "{story}");
-    assert!(
-        story.contains("starts it again, on n2 as it looks now"),
-        "{story}"
-    );
-}
-
-#[test]
-fn a_session_whose_node_is_silent_is_not_called_forgotten() {
-    let mut scene = Scene::new();
-    scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n1", NodeStanding::Silent));
-    let story = scene.told(None, 1_000);
-    for part in [
-        "alice is on n1, which has been silent for a while.",
-        "n1 has not renewed its ownership: what runs there is frozen, and when n1",
-    ] {
-        assert!(story.contains(part), "{part}: {story}");
-    }
-    let mut scene = Scene::new();
-    let mut unknown = fleet(SessionOwnership::Unknown, "n1", NodeStanding::Live);
-    unknown.registry_error = Some("etcd did not answer.".to_owned());
-    scene.0.fleet = Some(unknown);
-    let story = scene.told(None, 1_000);
-    assert!(
-        story.contains("The registry cannot be asked who owns it: etcd did not answer.\n"),
-        "{story}"
-    );
-}
-
-#[test]
-fn a_session_of_a_drained_node_says_so_and_what_to_do() {
-    let scene = started().event(7, 9_000, EventKind::SessionKilled, "drained: room");
-    let story = scene.told(
-        Some(&ended(
-            SessionState::Stopped,
-            "drained: room",
-            EndCause::Drained,
-            None,
-        )),
-        60_000,
-    );
-    for part in [
-        "alice is stopped, because its node was drained.",
-        "It was ended because its node was drained: room.",
-        "`conman undrain`",
-    ] {
-        assert!(story.contains(part), "{part}: {story}");
-    }
+    assert_eq!(told, expected.replace("<start>", START));
 }

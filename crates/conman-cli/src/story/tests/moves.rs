@@ -1,0 +1,200 @@
+//! Stories of sessions that moved from node to node, or whose node is lost.
+
+use conman_proto::EventKind::SessionTakenOver;
+
+use super::*;
+
+fn fleet(ownership: SessionOwnership, node: &str, standing: NodeStanding) -> SessionInFleet {
+    SessionInFleet {
+        ownership,
+        node: Some(node.to_owned()),
+        standing: Some(standing),
+        generation: None,
+        takers: Vec::new(),
+        refused: Vec::new(),
+        unasked: Vec::new(),
+        registry_error: None,
+    }
+}
+
+fn reason(node: &str, why: &str) -> NodeReason {
+    NodeReason {
+        node: node.to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+/// `alice` on n1, and then on n2, which has taken it over or not.
+fn moved(taken: bool, on_n1: &[(i64, EventKind, &str)]) -> Scene {
+    let mut scene = Scene::new()
+        .at(0, SessionClaimed, "starting")
+        .at(100, SessionReady, "ready");
+    for (ms, kind, message) in on_n1 {
+        scene = match kind {
+            NodeFrozen | NodeThawed => scene.of_node(*ms, *kind, message),
+            _ => scene.at(*ms, *kind, message),
+        };
+    }
+    let count = scene.0.events.len();
+    if taken {
+        let message = "taken over from node n1, which was declared dead";
+        scene = scene.event(9, 20_000, SessionTakenOver, message);
+    }
+    scene =
+        scene
+            .event(9, 20_001, SessionClaimed, "starting")
+            .event(9, 20_100, SessionReady, "ready");
+    for event in &mut scene.0.events[count..] {
+        "n2".clone_into(&mut event.node);
+    }
+    scene.0.events.sort_by_key(|event| event.at);
+    scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n2", NodeStanding::Live));
+    scene
+}
+
+fn running_on_n2() -> Session {
+    Session {
+        node: "n2".to_owned(),
+        started_at: Some(at(20_100)),
+        created_at: at(20_000),
+        ..session(9, SessionState::Running, None)
+    }
+}
+
+#[test]
+fn a_session_that_another_node_took_over_was_not_given_up_whatever_its_node_did_later() {
+    // n1 was cut off, came back after the takeover, and ended what was frozen.
+    let lapsed = "all sessions are frozen until the node owns them again";
+    let back = [
+        (5_000, NodeFrozen, lapsed),
+        (31_000, SessionKilled, "SIGKILL: its ownership was lost"),
+        (31_005, SessionDead, "its PID namespace is empty"),
+        (31_010, NodeThawed, "thawed after 26.0 s"),
+    ];
+    let story = moved(true, &back).told(Some(&running_on_n2()), 40_000);
+    for part in [
+        "alice is running on n2",
+        "It was taken over from node n1, which was declared dead at 2026-03-01 12:00:20.000 UTC.",
+        "Generation 7 on n1 was frozen at 2026-03-01 12:00:05.000 UTC and not continued; n2 took \
+         the session over at 2026-03-01 12:00:20.000 UTC. Its node ended what was left of it at \
+         2026-03-01 12:00:31.000 UTC.",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    for never in ["gave it up", "on n1 ended at", "with its node"] {
+        assert!(!story.contains(never), "{never}: {story}");
+    }
+
+    // n1 is lost for good.
+    let story = moved(true, &[]).told(Some(&running_on_n2()), 30_000);
+    let part = "Generation 7 on n1 was never released; n2 took the session over at";
+    assert!(story.contains(part), "{story}");
+}
+
+#[test]
+fn a_takeover_from_a_node_without_a_journal_is_no_other_generations() {
+    let drained = [(5_000, SessionReleased, "drained: room for others")];
+    let mut scene = moved(true, &drained);
+    for event in &mut scene.0.events {
+        event.message = event.message.replace("node n1,", "node n3,");
+    }
+    let story = scene.told(Some(&running_on_n2()), 30_000);
+    for part in [
+        "It was taken over from node n3,",
+        "It was started at least once before this.",
+        "Generation 7 on n1 ended at 2026-03-01 12:00:05.000 UTC: drained: room for others.",
+        "What happened to it on n3 is missing: its journal cannot be read.",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+}
+
+#[test]
+fn a_session_that_its_node_released_ended_there() {
+    let drained = [(5_000, SessionReleased, "drained: room for others")];
+    let story = moved(false, &drained).told(Some(&running_on_n2()), 30_000);
+    let part = "Generation 7 on n1 ended at 2026-03-01 12:00:05.000 UTC: drained: room for others.";
+    assert!(story.contains(part), "{story}");
+    let story = moved(false, &[]).told(Some(&running_on_n2()), 30_000);
+    let part = "Generation 7 ran on n1, and no journal shows its end.";
+    assert!(story.contains(part), "{story}");
+}
+
+#[test]
+fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it() {
+    let mut scene = started();
+    let mut lost = fleet(SessionOwnership::Lost, "n1", NodeStanding::Fenced);
+    lost.refused = vec![
+        reason("n2", "is draining"),
+        reason("n3", "has its 5 sessions"),
+    ];
+    lost.unasked = vec![reason("n1", "it cannot be connected to")];
+    scene.0.fleet = Some(lost);
+    let shown = session(7, SessionState::Running, None);
+    let story = scene.told(Some(&shown), 60_000);
+    for part in [
+        "alice is not running: its node n1 was declared dead, and no other has started it since.",
+        "No node would start it now: n2 is draining; n3 has its 5 sessions.",
+        "n1 could not be asked what it knows: it cannot be connected to.",
+        "-> `conman run alice` starts it again once a node has room.",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    if let Some(fleet) = &mut scene.0.fleet {
+        fleet.takers.push("n2".to_owned());
+    }
+    let story = scene.told(Some(&shown), 60_000);
+    assert!(!story.contains("No node would"), "{story}");
+    assert!(
+        story.contains("starts it again, on n2 as it looks now"),
+        "{story}"
+    );
+    let mut restarts = shown;
+    restarts.spec.on_node_loss = OnNodeLoss::Restart;
+    let story = scene.told(Some(&restarts), 60_000);
+    assert!(story.contains("automatically"), "{story}");
+    assert!(!story.contains("conman run"), "{story}");
+}
+
+#[test]
+fn a_session_whose_node_is_silent_is_not_called_forgotten() {
+    let mut scene = Scene::new();
+    scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n1", NodeStanding::Silent));
+    let story = scene.told(None, 1_000);
+    for part in [
+        "alice is on n1, which has been silent for a while.",
+        "n1 has not renewed its ownership: what runs there is frozen, and when n1",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    let mut scene = Scene::new();
+    let mut unknown = fleet(SessionOwnership::Unknown, "n1", NodeStanding::Live);
+    unknown.registry_error = Some("etcd did not answer.".to_owned());
+    scene.0.fleet = Some(unknown);
+    let story = scene.told(None, 1_000);
+    assert!(
+        story.contains("The registry cannot be asked who owns it: etcd did not answer.\n"),
+        "{story}"
+    );
+}
+
+#[test]
+fn a_session_of_a_drained_node_says_so_and_what_to_do() {
+    let scene = started().at(9_000, SessionKilled, "drained: room");
+    let story = scene.told(
+        Some(&ended(
+            SessionState::Stopped,
+            "drained: room",
+            EndCause::Drained,
+            None,
+        )),
+        60_000,
+    );
+    for part in [
+        "alice is stopped, because its node was drained.",
+        "It was ended: drained: room.",
+        "`conman undrain`",
+    ] {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+}
