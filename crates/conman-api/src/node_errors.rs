@@ -85,7 +85,11 @@ impl From<AccessError> for ApiError {
             AccessError::Signal { .. } => Kind::INTERNAL,
             AccessError::Runtime { source, .. } => runtime_kind(source),
         };
-        kind.because(chain(&error))
+        let refusal = kind.because(chain(&error));
+        match error {
+            AccessError::Fenced { .. } => refusal.retryable(true),
+            _ => refusal,
+        }
     }
 }
 

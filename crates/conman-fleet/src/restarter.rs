@@ -232,7 +232,7 @@ impl Restarter {
                     tracing::info!(session = %id, from, node, "restarted a lost session");
                 }
                 Ok(Err(why)) => {
-                    tracing::warn!(session = %id, from, why, "cannot restart the session yet");
+                    tracing::warn!(session = %id, from, why, "did not restart the session");
                 }
                 Err(_) => tracing::warn!(session = %id, from, "the session's restart is slow"),
             }

@@ -328,7 +328,7 @@ impl std::fmt::Display for Waiting {
 pub enum AccessError {
     #[error("there is no session {id}")]
     NoSuchSession { id: SessionId },
-    #[error("session {id} is {state}, not running")]
+    #[error("session {id} is {state}, not running; {}", until_it_runs(*state))]
     NotRunning { id: SessionId, state: SessionState },
     #[error(
         "session {id} is frozen, because its node cannot renew its ownership; try again once it \
@@ -387,6 +387,19 @@ pub enum PatchError {
         #[source]
         source: RegistryError,
     },
+}
+
+/// What a caller can do about a session that does not run.
+fn until_it_runs(state: SessionState) -> &'static str {
+    match state {
+        SessionState::Starting => "try again once it runs",
+        SessionState::Running => "its program has just ended; try again",
+        SessionState::Frozen => "try again once its node owns it again",
+        SessionState::Paused => "resume it",
+        SessionState::Stopping => "once it has ended, PUT it to start it again",
+        SessionState::Stuck => "it was killed and does not die, so nothing can be done in it",
+        SessionState::Stopped | SessionState::Failed => "PUT it to start it again",
+    }
 }
 
 /// Why a preemption gave no report.

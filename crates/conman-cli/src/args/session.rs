@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use conman_proto::{
-    EventKind, ExecId, IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionPatch, SessionRequest,
-    SessionState,
+    EventKind, ExecId, IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionPatch,
+    SessionRequest, SessionState,
 };
 use jiff::Timestamp;
 

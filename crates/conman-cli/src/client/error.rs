@@ -128,7 +128,7 @@ fn advice_on(problem: &Problem) -> Option<String> {
         "host-full" => "`conman doctor --target N` shows what the host lacks for N sessions",
         "not-running" => {
             return Some(format!(
-                "`conman why {id}` shows what happened to it, `conman run {id}` starts it again"
+                "`conman why {id}` shows what happened to it, and what to do"
             ));
         }
         "session-stuck" => {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use conman_proto::{Generation, Session, SessionId, SessionState};
+use conman_proto::{EndCause, Generation, OnNodeLoss, Session, SessionId, SessionState};
 
 use crate::client::{Client, ClientError};
 use crate::failure::{Exit, Failure};
@@ -13,8 +13,8 @@ use crate::failure::{Exit, Failure};
 const LOOKS: u32 = 8;
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// How reasons begin of containers that ended because of their node.
-const FOR_ITS_NODE: [&str; 3] = ["preempted", "drained", "its node was lost"];
+/// How the reason of a session begins whose lost node has not ended it.
+const LOST: &str = "its node was lost";
 
 /// A container of which something is followed.
 #[derive(Debug)]
@@ -89,7 +89,15 @@ impl Followed {
             ));
         }
         let reason = session.reason.as_deref().unwrap_or_default();
-        if !FOR_ITS_NODE.iter().any(|why| reason.starts_with(why)) {
+        let cause = session.end.as_ref().map(|end| end.cause);
+        let for_its_node = match cause {
+            Some(cause) => matches!(
+                cause,
+                EndCause::Preempted | EndCause::Drained | EndCause::NodeLost
+            ),
+            None => reason.starts_with(LOST),
+        };
+        if !for_its_node {
             let runs = [
                 SessionState::Starting,
                 SessionState::Running,
@@ -101,9 +109,14 @@ impl Followed {
         let detail = format!(
             "{id}: its container on node {node} (generation {generation}) was ended: {reason}"
         );
+        let who = match session.spec.on_node_loss {
+            OnNodeLoss::Restart => "the fleet starts it on another node automatically".to_owned(),
+            OnNodeLoss::Wait => format!(
+                "another node starts it on request (`conman run {id}`, or its next visitor)"
+            ),
+        };
         Some(Fate::Gone(gone(detail).next(format!(
-            "another node starts it on request (`conman run {id}`, or its next visitor), \
-             and `{again}` then continues with the new one"
+            "{who}, and `{again}` then continues with the new one"
         ))))
     }
 }
@@ -119,6 +132,8 @@ fn path(id: &SessionId) -> String {
 
 #[cfg(test)]
 mod tests {
+    use conman_proto::SessionEnd;
+
     use super::*;
     use crate::story::tests::session;
 
@@ -159,20 +174,33 @@ mod tests {
             let ended = told(&session(3, state, reason));
             assert_eq!(ended.as_deref(), Some("ended"), "{reason:?}");
         }
-        for (state, reason) in [
-            (Stopping, "preempted: a notice"),
-            (Stopped, "drained: room for others"),
-            (Stopped, "its node was lost: its machine was rebooted"),
+        use EndCause::{Drained, NodeLost, Preempted};
+        for (state, cause, reason) in [
+            (Stopping, Some(Preempted), "preempted: a notice"),
+            (Stopped, Some(Drained), "drained: room for others"),
+            (
+                Stopped,
+                Some(NodeLost),
+                "its node was lost: its machine was rebooted",
+            ),
             // From the record of a node that could not record its end.
             (
                 Running,
+                None,
                 "its node was lost, and no other has taken it over yet",
             ),
         ] {
-            let text = told(&session(3, state, Some(reason))).expect("told");
+            let mut gone = session(3, state, Some(reason));
+            gone.end = cause.map(|cause| SessionEnd { cause, phase: None });
+            let text = told(&gone).expect("told");
             for part in ["alice", "node n1", reason, "`conman logs -f alice`"] {
                 assert!(text.contains(part), "{part}: {text}");
             }
+            assert!(text.contains("`conman run alice`"), "{text}");
+            gone.spec.on_node_loss = OnNodeLoss::Restart;
+            let text = told(&gone).expect("told");
+            assert!(text.contains("the fleet starts it"), "{text}");
+            assert!(!text.contains("conman run"), "{text}");
         }
         for state in [Starting, Running, Stopped] {
             let mut next = session(4, state, None);

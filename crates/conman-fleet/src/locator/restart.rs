@@ -72,7 +72,7 @@ impl Locator {
         match self.map.locate_fresh(id).await {
             Ok(SessionLocation::There(owner)) => Ok(owner.node.name.to_string()),
             Ok(SessionLocation::Here { .. }) => Ok(self.map.me().to_owned()),
-            Ok(_) => Err("it is no longer to be restarted".to_owned()),
+            Ok(_) => Err("it was stopped or forgotten meanwhile".to_owned()),
             Err(error) => Err(error_chain(&error)),
         }
     }
