@@ -36,9 +36,9 @@ pub struct DrainPlan {
     /// In the order in which they would be stopped.
     pub sessions: Vec<DrainSession>,
     pub parallel: u32,
-    /// When the last one would be released, about, in milliseconds: every grace is taken to be used
-    /// up. It takes longer if a container cannot be proven dead, or if so many wait for other nodes
-    /// to take them that no more are stopped.
+    /// How long it would take, about, in milliseconds, the starts on other nodes included: every grace
+    /// is taken to be used up, and every start to take as long as the session's latest. It takes longer
+    /// if a container cannot be proven dead, or if the other nodes have no room.
     pub predicted_ms: u64,
 }
 
@@ -88,6 +88,9 @@ pub struct DrainReport {
     /// others start there when a client connects.
     #[serde(default)]
     pub moved: Vec<Moved>,
+    /// How many those are, also beyond the first 1,000.
+    #[serde(default)]
+    pub moved_count: u64,
     /// What could not be released, each with its reason.
     pub unreleased: Vec<Unreleased>,
     /// Tunnels and requests to sessions on other nodes that still pass through the node. With 0 and

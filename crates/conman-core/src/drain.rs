@@ -6,10 +6,9 @@ use std::collections::BinaryHeap;
 
 use conman_proto::{DrainPlan, DrainSession, Generation, SessionId};
 
-/// Estimated time to end one session in addition to its grace, from the order to the release: a
-/// container with its own limits is certified dead some milliseconds after SIGKILL, on a busy
-/// machine some tens.
-pub const STOP_MS: u64 = 100;
+/// Estimated time from SIGKILL to the death certificate: some milliseconds, on a busy machine some
+/// tens.
+pub const KILL_MS: u64 = 20;
 
 /// A session that has not ended, as input of a drain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,19 +22,26 @@ pub struct DrainCandidate {
     pub signal: Option<String>,
     /// Time from the signal to SIGKILL; 0 sends no signal.
     pub grace_ms: u64,
+    /// Estimated time to record its release.
+    pub release_ms: u64,
+    /// Estimated time to start it on another node; 0 if it is not.
+    pub start_ms: u64,
 }
 
-/// Orders sessions for a drain and predicts its time, with `parallel` sessions stopped at a time.
+/// Orders sessions for a drain and predicts its time, with `parallel` sessions stopped at a time, of
+/// which `processors` are worked on at a time: killed, released, started on other nodes.
 ///
 /// Idle sessions come first, because no client notices; then small before large, so that most are
 /// served elsewhere soonest; those without a limit last. Ties are ordered by name.
 #[must_use]
-pub fn plan(mut sessions: Vec<DrainCandidate>, parallel: u32) -> DrainPlan {
+pub fn plan(mut sessions: Vec<DrainCandidate>, parallel: u32, processors: u32) -> DrainPlan {
     let parallel = parallel.max(1);
+    let workers = u64::from(parallel.min(processors).max(1));
     sessions.sort_by(|one, other| rank(one).cmp(&rank(other)));
     // The time at which each lane is free again.
     let mut lanes: BinaryHeap<Reverse<u64>> = (0..parallel).map(|_| Reverse(0)).collect();
     let mut predicted_ms = 0;
+    let mut work_ms = 0;
     let mut planned = Vec::with_capacity(sessions.len());
     for session in sessions {
         let DrainCandidate {
@@ -45,13 +51,17 @@ pub fn plan(mut sessions: Vec<DrainCandidate>, parallel: u32) -> DrainPlan {
             memory_bytes,
             signal,
             grace_ms,
+            release_ms,
+            start_ms,
         } = session;
         let signal = signal.filter(|_| grace_ms > 0);
         let grace_ms = if signal.is_some() { grace_ms } else { 0 };
         let at_ms = lanes.pop().map_or(0, |Reverse(free_at)| free_at);
-        let over_ms = at_ms.saturating_add(grace_ms).saturating_add(STOP_MS);
+        let stop_ms = KILL_MS + release_ms;
+        let over_ms = at_ms.saturating_add(grace_ms).saturating_add(stop_ms);
         lanes.push(Reverse(over_ms));
-        predicted_ms = predicted_ms.max(over_ms);
+        work_ms += stop_ms + start_ms;
+        predicted_ms = predicted_ms.max(over_ms + start_ms).max(work_ms / workers);
         planned.push(DrainSession {
             id,
             generation,
@@ -93,7 +103,23 @@ mod tests {
             memory_bytes,
             signal: None,
             grace_ms: 0,
+            release_ms: 30,
+            start_ms: 0,
         }
+    }
+
+    const STOP_MS: u64 = KILL_MS + 30;
+
+    #[test]
+    fn starts_on_other_nodes_take_their_time() {
+        let starting = |number: usize| DrainCandidate {
+            start_ms: 1_000,
+            ..candidate(&format!("s{number}"), 0, None)
+        };
+        let one = STOP_MS + 1_000;
+        assert_eq!(plan(vec![starting(1)], 8, 4).predicted_ms, one);
+        let many = plan((0..80).map(starting).collect(), 8, 4);
+        assert_eq!(many.predicted_ms, 20 * one);
     }
 
     #[test]
@@ -105,7 +131,7 @@ mod tests {
             candidate("busy-heavy", 1, Some(9)),
             candidate("idle-light", 0, Some(1)),
         ];
-        let plan = plan(sessions, 1);
+        let plan = plan(sessions, 1, 4);
         let order: Vec<_> = plan.sessions.iter().map(|one| one.id.as_str()).collect();
         let wanted = [
             "idle-light",
@@ -124,7 +150,7 @@ mod tests {
         mute.grace_ms = 5_000;
         let mut hasty = candidate("b", 0, None);
         hasty.signal = Some("SIGTERM".to_owned());
-        let plan = plan(vec![mute, hasty], 8);
+        let plan = plan(vec![mute, hasty], 8, 4);
         assert_eq!(plan.predicted_ms, STOP_MS);
         for one in plan.sessions {
             assert_eq!((one.signal, one.grace_ms), (None, 0), "{}", one.id);
@@ -141,7 +167,7 @@ mod tests {
                 grace_ms: *grace_ms,
                 ..candidate(&format!("s{number}"), number as u64 % 3, None)
             });
-            let plan = plan(sessions.collect(), parallel);
+            let plan = plan(sessions.collect(), parallel, 4);
             prop_assert_eq!(plan.sessions.len(), graces.len());
             for one in &plan.sessions {
                 let until = one.at_ms + one.grace_ms + STOP_MS;

@@ -16,22 +16,20 @@
 
 mod handle;
 mod order;
+mod prediction;
 pub(crate) mod signalled;
 
-use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::drain::{DrainCandidate, plan};
 use conman_core::{DRAINED, EndCause};
 use conman_linux::{parse_signal, signal_name};
 use conman_proto::{
-    DrainPlan, DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss,
-    SessionId, SessionState, Unreleased,
+    DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss, SessionState,
+    Unreleased,
 };
-use conman_runtime::ContainerKey;
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -40,7 +38,9 @@ use tokio::time::{Instant, sleep, timeout};
 pub use self::handle::DrainHandle;
 pub use self::order::MAX_PARALLEL;
 use self::order::{Order, OrderFile};
-use self::signalled::{DrainSignal, NOTE_PATIENCE, SignalledSessions};
+pub(crate) use self::prediction::plan_now;
+use self::prediction::{Turns, candidates, plan_for};
+use self::signalled::{DrainSignal, NOTE_PATIENCE, SignalledSessions, note_signalled};
 use crate::context::Context;
 use crate::error::DrainError;
 use crate::events::node_event;
@@ -85,6 +85,7 @@ struct Current {
     released: u64,
     unreleased: Vec<Unreleased>,
     moved: Vec<Moved>,
+    moved_count: u64,
     /// A task is writing the order, and retries until it succeeds.
     is_being_written: bool,
     /// Dropped by an undrain, which stops the tasks.
@@ -124,12 +125,6 @@ pub(crate) async fn resume(context: &Arc<Context>) {
         "continuing an earlier daemon's drain"
     );
     begin(context, order, None);
-}
-
-/// Returns what a drain would do now.
-pub(crate) fn plan_now(context: &Context, request: &DrainRequest) -> DrainPlan {
-    let order = Order::of(request);
-    plan(candidates(context, &order, &Turns::new()), order.parallel)
 }
 
 /// Begins a drain, unless one has begun, and reports its state.
@@ -250,6 +245,7 @@ pub(crate) fn report(context: &Context) -> Option<DrainReport> {
         released: current.released,
         remaining,
         moved: current.moved.clone(),
+        moved_count: current.moved_count,
         unreleased: current.unreleased.clone(),
         through: context.leave.through().in_flight(),
     })
@@ -273,39 +269,13 @@ fn begin(context: &Arc<Context>, order: Order, unwritten: Option<&io::Error>) {
         released: 0,
         unreleased: Vec::new(),
         moved: Vec::new(),
+        moved_count: 0,
         is_being_written: false,
         ends,
     });
     context.leave.announce(LeaveCause::Drain);
     context.note(node_event(EventKind::DrainStarted, message));
     tokio::spawn(run(Arc::clone(context), order, ended));
-}
-
-/// The lives that have had their turn.
-type Turns = BTreeMap<SessionId, Arc<SessionHandle>>;
-
-/// Sessions that have not ended and have not had their turn.
-fn candidates(context: &Context, order: &Order, had: &Turns) -> Vec<DrainCandidate> {
-    let has_had = |handle: &Arc<SessionHandle>| {
-        had.get(&handle.id)
-            .is_some_and(|life| Arc::ptr_eq(life, handle))
-    };
-    let live = context.sessions.live();
-    live.iter()
-        .filter(|handle| !has_had(handle))
-        .map(|handle| {
-            let (signal, grace_ms) = order.warning(handle);
-            DrainCandidate {
-                id: handle.id.clone(),
-                // A life that is not claimed yet is stopped before its claim.
-                generation: handle.generation().unwrap_or(Generation::FIRST),
-                connections: handle.activity.in_flight(),
-                memory_bytes: handle.spec().memory_bytes,
-                signal: signal.filter(|_| handle.view().process.is_some()),
-                grace_ms: grace_ms.into(),
-            }
-        })
-        .collect()
 }
 
 async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>) {
@@ -357,7 +327,7 @@ async fn run(context: Arc<Context>, order: Order, mut ended: watch::Receiver<()>
 
 /// Returns the session whose turn is next.
 fn next(context: &Context, order: &Order, had: &Turns) -> Option<Arc<SessionHandle>> {
-    let planned = plan(candidates(context, order, had), order.parallel);
+    let planned = plan_for(candidates(context, order, had), order);
     let first = planned.sessions.into_iter().next()?;
     context.sessions.current(&first.id)
 }
@@ -444,25 +414,6 @@ async fn take_turn(
     }
 }
 
-/// For the next daemon, in case this one ends before the program does.
-async fn note_signalled(context: &Context, handle: &SessionHandle, signal: DrainSignal) {
-    let Some(generation) = handle.generation() else {
-        return;
-    };
-    let key = ContainerKey {
-        session: handle.id.clone(),
-        generation,
-    };
-    if let Err(error) = context.drain.signalled.note(&key, signal).await {
-        tracing::warn!(
-            session = %handle.id,
-            %error,
-            "cannot save that the drain signalled the session; if this daemon ends before it, the \
-             session counts as having exited"
-        );
-    }
-}
-
 /// Starts a session on another node. After a failure or a timeout the other nodes take care of it.
 async fn relocate(
     context: &Context,
@@ -483,7 +434,7 @@ async fn relocate(
         Ok(Err(why)) => why,
         Err(_) => format!("it took longer than {} s", MOVE_PATIENCE.as_secs()),
     };
-    tracing::warn!(session = %handle.id, why, "cannot start the session on another node yet");
+    tracing::warn!(session = %handle.id, why, "did not start the session on another node");
     None
 }
 
@@ -496,6 +447,7 @@ fn note_turn(context: &Context, outcome: Outcome) {
         Outcome::Released => current.released += 1,
         Outcome::Moved(one) => {
             current.released += 1;
+            current.moved_count += 1;
             if current.moved.len() < MAX_NAMED {
                 current.moved.push(one);
             }
@@ -508,17 +460,23 @@ fn note_turn(context: &Context, outcome: Outcome) {
 }
 
 fn finish(context: &Context, began: Instant) {
-    let (released, stuck) = {
+    let (released, moved, stuck) = {
         let mut current = context.drain.lock();
         let Some(current) = current.as_mut() else {
             return;
         };
         current.finished_at = Some(Timestamp::now());
-        (current.released, current.unreleased.len())
+        (
+            current.released,
+            current.moved_count,
+            current.unreleased.len(),
+        )
     };
+    let took = began.elapsed().as_secs_f64();
+    let rest = released - moved;
     let message = format!(
-        "drained: {released} sessions released in {:.1} s, {stuck} stuck",
-        began.elapsed().as_secs_f64()
+        "drained in {took:.1} s: {moved} sessions run on other nodes, {rest} start again when they are \
+         needed, {stuck} stuck"
     );
     tracing::info!("{message}");
     context.note(node_event(EventKind::DrainFinished, message));

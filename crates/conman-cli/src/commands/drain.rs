@@ -99,9 +99,9 @@ async fn plan(context: &Context, path: &str, request: &DrainRequest) -> Result<E
         let header = ["AT", "NAME", "GEN", "CONNS", "FIRST SIGNAL", "GRACE"];
         output.table(&header, rows)?;
         output.line(&format!(
-            "A drain now would stop {}, {} at a time: about {} until all are released, longer if a \
-             container cannot be proven dead. The starts on other nodes take additional time. \
-             Nothing was done.",
+            "A drain now would stop {}, {} at a time, and take about {}, longer if a container cannot \
+             be proven dead. Sessions with on_node_loss = \"restart\" start on other nodes at once, the \
+             others when a client connects. Nothing was done.",
             count(plan.sessions.len() as u64, "session"),
             plan.parallel,
             ms(plan.predicted_ms),
@@ -117,31 +117,34 @@ fn summary(report: &DrainReport, node: &NodeArgs) -> String {
         (DrainState::Drained, Some(finished_at)) => {
             let took = finished_at.duration_since(report.started_at).as_secs_f64();
             format!(
-                "Drained ({reason}): {} released in {}{}. {} {subject} admits none until {undrain}.",
-                count(report.released, "session"),
+                "Drained ({reason}) in {}: {}. {} {subject} admits none until {undrain}.",
                 milliseconds(took * 1_000.0),
-                served_again(report),
+                sessions_now(report),
                 nodes::passing(report.through),
             )
         }
         _ => format!(
-            "Draining ({reason}): {} released, {} to go. {undrain} cancels it.",
-            count(report.released, "session"),
+            "Draining ({reason}): {}, {} to go. {undrain} cancels it.",
+            sessions_now(report),
             report.remaining,
         ),
     }
 }
 
-/// What has become of the released sessions.
-fn served_again(report: &DrainReport) -> String {
-    let moved = report.moved.len() as u64;
+/// Where the sessions are that had their turn: none of them is lost.
+fn sessions_now(report: &DrainReport) -> String {
+    let moved = report.moved_count;
     match (moved, report.released.saturating_sub(moved)) {
-        (0, 0) => String::new(),
-        (0, _) => "; each starts again when a client connects".to_owned(),
-        (moved, 0) => format!("; {moved} run on other nodes"),
-        (moved, rest) => {
-            format!("; {moved} run on other nodes, {rest} start there when a client connects")
-        }
+        (0, 0) => "no session moved".to_owned(),
+        (0, rest) => format!(
+            "{} stopped; each starts again when a client connects",
+            count(rest, "session")
+        ),
+        (moved, 0) => format!("{} moved to other nodes", count(moved, "session")),
+        (moved, rest) => format!(
+            "{} moved to other nodes; {rest} more will start again when a client connects",
+            count(moved, "session")
+        ),
     }
 }
 

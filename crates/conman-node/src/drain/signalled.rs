@@ -15,7 +15,9 @@ use conman_linux::remove_if_present;
 use conman_runtime::ContainerKey;
 use serde::{Deserialize, Serialize};
 
+use crate::context::Context;
 use crate::disk_queue::DiskQueue;
+use crate::session::SessionHandle;
 
 /// Longest file that is read. A line has some hundred bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -122,6 +124,25 @@ impl SignalledSessions {
     pub(crate) async fn clear(&self) -> io::Result<()> {
         let path = self.file.clone();
         self.queue.make(move || remove_if_present(&path)).await
+    }
+}
+
+/// For the next daemon, in case this one ends before the program does.
+pub(super) async fn note_signalled(context: &Context, handle: &SessionHandle, signal: DrainSignal) {
+    let Some(generation) = handle.generation() else {
+        return;
+    };
+    let key = ContainerKey {
+        session: handle.id.clone(),
+        generation,
+    };
+    if let Err(error) = context.drain.signalled.note(&key, signal).await {
+        tracing::warn!(
+            session = %handle.id,
+            %error,
+            "cannot save that the drain signalled the session; if this daemon ends before it, the \
+             session counts as having exited"
+        );
     }
 }
 

@@ -252,3 +252,30 @@ async fn a_drain_takes_about_as_long_as_its_dry_run_has_said() {
         took_ms * 1_000_000,
     );
 }
+
+/// Killed at once, and started on the other node, which takes most of the time.
+#[tokio::test]
+async fn a_drain_that_moves_its_sessions_takes_about_as_long_as_its_dry_run_has_said() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
+        return;
+    };
+    for number in 0..24 {
+        fleet.ensure_restarting(0, &format!("m{number}")).await;
+    }
+    let admin = fleet.node(0).admin();
+    let path = "/v1/nodes/self/drain";
+    let plan = admin.post(path, &json!({"dry_run": true})).await;
+    let plan: DrainPlan = plan.expect(StatusCode::OK);
+    let planned = plan.sessions.len() as u64;
+    assert!(planned > 0, "they are where they were asked for");
+    let answer = admin.post(path, &json!({})).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text());
+    let report = drained(&fleet).await;
+    assert_eq!((report.released, report.moved_count), (planned, planned));
+    let finished_at = report.finished_at.expect("it is over");
+    let took_ns = finished_at.duration_since(report.started_at).as_nanos();
+    let took_ns = u64::try_from(took_ns).expect("it ends after its beginning");
+    let what = format!("a drain that was to take {} ms", plan.predicted_ms);
+    within(2 * plan.predicted_ms, &what, 0, took_ns);
+    fleet.leaves_nothing().await;
+}
