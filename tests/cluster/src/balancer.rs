@@ -18,7 +18,8 @@ const CONFIG: &str = concat!(
     "/../../deploy/haproxy/haproxy.cfg"
 );
 /// The nodes that the configuration names.
-const NODES: usize = 3;
+pub(crate) const NODES: usize = 3;
+const STATS: &str = "haproxy.sock";
 const POLL: Duration = Duration::from_millis(20);
 /// Bound on one answer of HAProxy's own socket.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -37,31 +38,10 @@ impl Balancer {
     /// # Errors
     /// It is not installed, or does not start.
     pub fn start(directory: &Path, nodes: &[Node], agents: &[SocketAddr]) -> Result<Self> {
-        let program = find("haproxy").context("haproxy is missing (package haproxy)")?;
-        if nodes.len() != NODES || agents.len() != NODES {
-            bail!("{CONFIG} names {NODES} nodes");
-        }
         let address = free_address()?;
-        let stats = directory.join("haproxy.sock");
-        let own = directory.join("haproxy-tests.cfg");
-        let text = format!("global\n    stats socket {} level admin\n", stats.display());
-        fs::write(&own, text).context("cannot write HAProxy's configuration")?;
-        let mut haproxy = Command::new(program);
-        haproxy.arg("-db").arg("-f").arg(CONFIG).arg("-f").arg(own);
-        haproxy.env("CONMAN_LISTEN", address.to_string());
-        for (index, (node, agent)) in nodes.iter().zip(agents).enumerate() {
-            let number = index + 1;
-            haproxy.env(
-                format!("CONMAN_N{number}"),
-                node.sessions_address().to_string(),
-            );
-            haproxy.env(format!("CONMAN_AGENT{number}"), agent.port().to_string());
-        }
-        let log = fs::File::create(directory.join("haproxy.log")).context("cannot log")?;
-        haproxy
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().context("cannot share a log")?)
-            .stderr(log);
+        let stats = directory.join(STATS);
+        let sessions: Vec<_> = nodes.iter().map(Node::sessions_address).collect();
+        let mut haproxy = command(directory, address, &sessions, agents)?;
         let mut balancer = Self {
             process: haproxy.spawn().context("cannot start haproxy")?,
             address,
@@ -119,6 +99,40 @@ impl Balancer {
         socket.read_to_string(&mut answer)?;
         Ok(answer)
     }
+}
+
+/// An HAProxy that listens at `address`, with its files in the directory.
+///
+/// # Errors
+/// It is not installed, or its files cannot be written.
+pub(crate) fn command(
+    directory: &Path,
+    address: SocketAddr,
+    sessions: &[SocketAddr],
+    agents: &[SocketAddr],
+) -> Result<Command> {
+    let program = find("haproxy").context("haproxy is missing (package haproxy)")?;
+    if sessions.len() != NODES || agents.len() != NODES {
+        bail!("{CONFIG} names {NODES} nodes");
+    }
+    let own = directory.join("haproxy-tests.cfg");
+    let stats = directory.join(STATS);
+    let text = format!("global\n    stats socket {} level admin\n", stats.display());
+    fs::write(&own, text).context("cannot write HAProxy's configuration")?;
+    let mut haproxy = Command::new(program);
+    haproxy.arg("-db").arg("-f").arg(CONFIG).arg("-f").arg(own);
+    haproxy.env("CONMAN_LISTEN", address.to_string());
+    for (index, (sessions, agent)) in sessions.iter().zip(agents).enumerate() {
+        let number = index + 1;
+        haproxy.env(format!("CONMAN_N{number}"), sessions.to_string());
+        haproxy.env(format!("CONMAN_AGENT{number}"), agent.port().to_string());
+    }
+    let log = fs::File::create(directory.join("haproxy.log")).context("cannot log")?;
+    haproxy
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().context("cannot share a log")?)
+        .stderr(log);
+    Ok(haproxy)
 }
 
 impl Drop for Balancer {

@@ -29,6 +29,8 @@ const FIRST_MEMBER: u8 = 101;
 const API_PORT: u16 = 7700;
 const SESSIONS_PORT: u16 = 7701;
 const PEERS_PORT: u16 = 7702;
+/// Where a node's agent for balancers listens, in its namespace.
+pub(crate) const AGENT_PORT: u16 = 7703;
 /// Where members answer clients.
 pub(crate) const ETCD_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
@@ -170,6 +172,20 @@ impl Layout {
             first => [first + 10 * index, first + 10 * index + 1],
         };
         first.map(|port| (Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    /// Where a node's agent for balancers is reached from the machine, if it has one and ports were
+    /// chosen.
+    #[must_use]
+    pub fn agent_address(&self, index: usize) -> SocketAddr {
+        let [_, sessions] = self.machine_addresses(index);
+        (Ipv4Addr::LOCALHOST, sessions.port() + 1).into()
+    }
+
+    /// Where the machine reaches the balancer, where ports were chosen.
+    #[must_use]
+    pub fn balancer_address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.first_port - 1).into()
     }
 
     /// What of clients comes to members.

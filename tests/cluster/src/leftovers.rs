@@ -72,7 +72,7 @@ pub fn leftovers(layout: &Layout) -> Vec<Leftover> {
 /// What could not be removed; the rest is.
 pub fn remove(layout: &Layout) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    people::remove_forwarding(layout)?;
+    people::remove_helpers(layout)?;
     let mut problems = Vec::new();
     let instances = loop {
         problems.clear();
@@ -119,13 +119,8 @@ pub fn remove(layout: &Layout) -> Result<()> {
 pub fn sweep() -> Result<()> {
     // One at a time: what one has read another would remove beneath it, and whoever made a cluster
     // of the same name in between would lose that.
-    let path = std::env::temp_dir().join("conman-cluster.sweep");
-    let lock = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .with_context(|| format!("cannot open {}", path.display()))?;
+    let path = std::env::temp_dir();
+    let lock = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
     lock.lock()
         .with_context(|| format!("cannot lock {}", path.display()))?;
     for place in places() {

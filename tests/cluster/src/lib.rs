@@ -25,6 +25,7 @@ mod cluster;
 mod command;
 mod cut;
 mod docker;
+pub mod echo;
 mod etcd;
 mod forward;
 mod holdings;

@@ -298,23 +298,29 @@ fn status(layout: &Layout) {
 }
 
 fn suggest(layout: &Layout) {
-    println!("\nTry:");
-    for (index, host) in layout.node_hosts().iter().enumerate() {
-        let [api, sessions] = layout.machine_addresses(index);
-        println!("  # through {}", host.name);
-        println!(
-            "  curl -X PUT -H 'content-type: application/json' -d '{{\"template\":\"web\"}}' \\\n       \
-             http://{api}/v1/sessions/alice"
-        );
-        println!("  curl http://{sessions}/s/alice/");
-    }
+    let [api, sessions] = layout.machine_addresses(0);
+    let (front, name) = match people::has_balancer(layout) {
+        true => (layout.balancer_address(), "HAProxy"),
+        false => (
+            sessions,
+            "n1; install haproxy for one in front of three nodes",
+        ),
+    };
     println!(
-        "\n  cargo xtask cluster exec n1 conman ps      # also sh, curl, etcdctl, ip, …\n  \
+        "\nTry (clients are at {front}, {name}; templates `echo`, `web`, `idle`):\n\n  \
+         curl -X PUT -H 'content-type: application/json' -d '{{\"template\":\"{}\"}}' \\\n       \
+         http://{api}/v1/sessions/alice\n  \
+         curl -d hello http://{front}/s/alice/      # HTTP; it starts again if it has ended\n  \
+         websocat ws://{front}/s/alice/             # WebSocket: type, and it answers\n\n  \
+         cargo xtask cluster exec n1 conman ps      # also nodes, why alice, events, sh, etcdctl, …\n  \
+         cargo xtask cluster exec n1 conman drain   # its sessions move; `conman undrain` after that\n  \
          cargo xtask cluster kill n1                # its power fails; `start n1` brings it back\n  \
          cargo xtask cluster cut n1                 # off all others; `heal` takes it back\n  \
          cargo xtask cluster status\n  \
          cargo xtask cluster down                   # nothing is left\n\n\
-         Everything lies in {}, logs included.",
+         Each node is reached directly, too: its addresses are above. Everything lies in {}, logs \
+         included.",
+        conman_cluster::echo::TEMPLATE,
         layout.directory.display()
     );
 }

@@ -2,9 +2,11 @@
 //!
 //! There is one at a time on a machine, beside which a test may have one that goes with the test's
 //! process at the latest: its `owner`. Its only processes besides its own are one that forwards ports
-//! of loopback.
+//! of loopback, and HAProxy in front of them if it is installed and there are as many nodes as its
+//! configuration names.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,10 +19,10 @@ use crate::command::inside;
 use crate::cut::{self, Cut};
 use crate::etcd::{self, log_file};
 use crate::forward::Forward;
-use crate::layout::{Host, Layout, find};
+use crate::layout::{AGENT_PORT, Host, Layout, find};
 use crate::leftovers::{Leftover, leftovers, remove, sweep};
 use crate::requirements::Ready;
-use crate::{network, node, process};
+use crate::{balancer, echo, network, node, process};
 
 const TAG: &str = "play";
 /// The first node's API on the machine: beside conman's own default, so that one may run as well.
@@ -80,6 +82,12 @@ pub fn up(
             "a cluster is up already, or was left half made; `cargo xtask cluster down` removes it"
         );
     }
+    let agent = format!("agent = \"127.0.0.1:{AGENT_PORT}\"");
+    let builder = builder
+        .clone()
+        .set("listen", &agent)
+        .toml(&echo::template());
+    let builder = &builder;
     let mut layout = begin(builder, tag, conman_e2e::binary())?;
     layout.first_port = match owner {
         Some(_) => FIRST_PORT_OF_TESTS,
@@ -135,7 +143,44 @@ fn fill(
         })?;
         import(layout, &host.name, &archive)?;
     }
+    if has_balancer(layout) {
+        step("starting HAProxy");
+        start_balancer(layout)?;
+    }
     Ok(())
+}
+
+/// Whether HAProxy is in front of the nodes.
+#[must_use]
+pub fn has_balancer(layout: &Layout) -> bool {
+    usize::from(layout.nodes) == balancer::NODES && balancer::has_haproxy()
+}
+
+fn start_balancer(layout: &Layout) -> Result<()> {
+    let indexes = 0..balancer::NODES;
+    let sessions: Vec<_> = indexes
+        .clone()
+        .map(|index| layout.machine_addresses(index)[1])
+        .collect();
+    let agents: Vec<_> = indexes.map(|index| layout.agent_address(index)).collect();
+    let address = layout.balancer_address();
+    let mut command = balancer::command(&layout.directory, address, &sessions, &agents)?;
+    // It outlives this process, and its terminal.
+    command.process_group(0);
+    let mut child = command.spawn().context("cannot start haproxy")?;
+    std::fs::write(balancer_file(layout), child.id().to_string())
+        .context("cannot leave a process id")?;
+    until("haproxy listens", || {
+        if child
+            .try_wait()
+            .context("cannot look after haproxy")?
+            .is_some()
+        {
+            let text = std::fs::read_to_string(layout.directory.join("haproxy.log"));
+            bail!("{}", text.unwrap_or_default().trim());
+        }
+        Ok(TcpStream::connect(address).is_ok())
+    })
 }
 
 /// Starts a node again after [`kill`].
@@ -243,6 +288,7 @@ pub fn command(layout: &Layout, name: &str, words: &[String]) -> Result<Command>
     let mut command = inside(&layout.namespace_path(name), program);
     command.args(arguments);
     command.env("CONMAN_SOCKET", layout.socket(name));
+    command.env("CONMAN_CONFIG", node::config_path(layout, name));
     command.env_remove("CONMAN_URL");
     if let Some(folder) = layout.binary.parent() {
         let mut path = folder.as_os_str().to_owned();
@@ -315,7 +361,10 @@ pub fn forward_for_ever(owner: Option<i32>) -> Result<()> {
     let mut forwards = Vec::new();
     for (index, host) in layout.node_hosts().into_iter().enumerate() {
         let namespace = layout.namespace_path(&host.name);
-        forwards.push(Forward::open(&namespace, &node::forwarded(&layout, index))?);
+        let [api, sessions] = node::forwarded(&layout, index);
+        let agent = (Ipv4Addr::LOCALHOST, AGENT_PORT).into();
+        let agent = (layout.agent_address(index), agent);
+        forwards.push(Forward::open(&namespace, &[api, sessions, agent])?);
     }
     std::fs::write(forwarder_file(&layout), std::process::id().to_string())
         .context("cannot leave a process id")?;
@@ -356,14 +405,27 @@ fn forwarder_file(layout: &Layout) -> std::path::PathBuf {
     layout.directory.join("forward.pid")
 }
 
-pub(crate) fn remove_forwarding(layout: &Layout) -> Result<()> {
-    let text = std::fs::read_to_string(forwarder_file(layout)).unwrap_or_default();
+fn balancer_file(layout: &Layout) -> std::path::PathBuf {
+    layout.directory.join("haproxy.pid")
+}
+
+/// Ends what runs for a cluster outside of its namespaces.
+pub(crate) fn remove_helpers(layout: &Layout) -> Result<()> {
+    let directory = layout.directory.to_string_lossy().into_owned();
+    let is_forwarder = |words: &str| words.ends_with("\0forward\0");
+    let is_balancer = |words: &str| words.contains("haproxy") && words.contains(&directory);
+    end_helper(&forwarder_file(layout), is_forwarder)?;
+    end_helper(&balancer_file(layout), is_balancer)
+}
+
+/// The number in the file may be another process's by now.
+fn end_helper(file: &Path, is_helper: impl Fn(&str) -> bool) -> Result<()> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
     let Ok(pid) = text.trim().parse::<i32>() else {
         return Ok(());
     };
-    // The number may be another process's by now.
     let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    if words.ends_with("\0forward\0") {
+    if is_helper(&words) {
         process::kill([pid])?;
     }
     Ok(())

@@ -10,7 +10,8 @@ use conman_proto::Generation;
 /// Arguments of `conman serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
+    /// Configuration file [env: CONMAN_CONFIG]; /etc/conman/conman.toml when that exists, else the
+    /// defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Start although the registry's files are lost, or outside the fleet that this node was in:
@@ -22,7 +23,8 @@ pub struct ServeArgs {
 /// Arguments of `conman shim`.
 #[derive(Debug, Clone, Args)]
 pub struct ShimArgs {
-    /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
+    /// Configuration file [env: CONMAN_CONFIG]; /etc/conman/conman.toml when that exists, else the
+    /// defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The daemon's state directory; no configuration is read
@@ -68,7 +70,8 @@ pub struct DoctorArgs {
     /// Raise the kernel settings that are too low, now and in /etc/sysctl.d/90-conman.conf
     #[arg(long)]
     pub fix: bool,
-    /// Configuration file; /etc/conman/conman.toml when that exists, else the defaults
+    /// Configuration file [env: CONMAN_CONFIG]; /etc/conman/conman.toml when that exists, else the
+    /// defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

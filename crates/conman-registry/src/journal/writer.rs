@@ -64,7 +64,7 @@ impl Writer {
             let all = before.into_iter().chain(events).chain(after);
             let batch: Vec<_> = all.map(|new| self.number(new)).collect();
             if !batch.is_empty() {
-                is_whole = self.write(batch, &mut flushes);
+                is_whole &= self.write(batch, &mut flushes);
             }
             for flush in flushes {
                 // The receiver may be gone.
@@ -72,6 +72,7 @@ impl Writer {
             }
         }
         if is_whole
+            && self.lost_before.is_none()
             && let Some(database) = self.shared.database()
             && let Err(error) = tables::close(&database, self.positions.through())
         {

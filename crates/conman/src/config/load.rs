@@ -22,6 +22,8 @@ use super::{
 
 /// The configuration file when none is named.
 pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
+/// Names the configuration file if no option does.
+const CONFIG_VARIABLE: &str = "CONMAN_CONFIG";
 /// Largest configuration file; enough for thousands of templates.
 const MAX_BYTES: u64 = 4 << 20;
 /// Memory of a session if neither its spec nor the configuration limits it: 512 MiB.
@@ -71,10 +73,14 @@ fn listed(path: Option<&Path>, mistakes: &[Mistake]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Reads the configuration: the named file, or [`DEFAULT_PATH`], or, if that does not exist, the
+/// Reads the configuration: the named file, or that of [`CONFIG_VARIABLE`], or [`DEFAULT_PATH`], or, if that does not exist, the
 /// documented defaults.
 pub(crate) fn load(named: Option<&Path>) -> Result<Config, ConfigError> {
-    let path = named.unwrap_or(Path::new(DEFAULT_PATH));
+    let from_env = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
+    let named = named
+        .map(Path::to_owned)
+        .or_else(|| from_env().map(PathBuf::from));
+    let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
     match read(path) {
         Ok(text) => parse(&text, Some(path)),
         Err(ConfigError::Read { source, .. })

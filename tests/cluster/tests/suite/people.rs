@@ -5,8 +5,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use conman_cluster::{Layout, leftovers, people, requirements};
-use conman_e2e::eventually;
+use conman_e2e::{Api, eventually};
 use conman_linux::ProcessIdentity;
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::Message;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-cluster");
 /// Beside this program it finds this one.
@@ -60,7 +65,7 @@ async fn a_fleet_for_people_comes_up_bears_what_they_do_to_it_and_leaves_nothing
     let lock = File::create(lock).expect("a file");
     lock.lock().expect("locked");
     // What fails to come up removes itself.
-    cluster(&["up", "--nodes", "2", "--members", "1"]);
+    cluster(&["up", "--nodes", "3", "--members", "1"]);
     let _up = Up;
     let layout = people::current(Some(own())).expect("it is up");
     let maker = ProcessIdentity::of(own()).expect("this process");
@@ -71,6 +76,7 @@ async fn a_fleet_for_people_comes_up_bears_what_they_do_to_it_and_leaves_nothing
         })
         .await;
     }
+    is_used(&layout).await;
     cluster(&["cut", "n1"]);
     eventually("the cut is felt", PATIENCE, async || {
         seen(&layout, "n1").0 != "ready"
@@ -91,4 +97,31 @@ async fn a_fleet_for_people_comes_up_bears_what_they_do_to_it_and_leaves_nothing
     cluster(&["down"]);
     assert_eq!(leftovers(&layout), []);
     assert!(people::current(Some(own())).is_err(), "none is up");
+    let balancer = TcpStream::connect(layout.balancer_address()).await;
+    assert!(balancer.is_err(), "HAProxy is gone");
+}
+
+/// What `up` suggests works: commands on a host, and an echo through HAProxy.
+async fn is_used(layout: &Layout) {
+    cluster(&["exec", "n1", "conman", "run", "alice", "--template", "echo"]);
+    let names_it = "grep -q '\"n1\"' \"$CONMAN_CONFIG\"";
+    cluster(&["exec", "n1", "sh", "-c", names_it]);
+    if !people::has_balancer(layout) {
+        return conman_e2e::lacks("haproxy is missing (package haproxy)");
+    }
+    let balancer = layout.balancer_address();
+    let hello = json!({"hello": 1});
+    let answer = Api::tcp(balancer).post("/s/alice/", &hello).await.text();
+    assert!(answer.starts_with("this is alice"), "{answer}");
+    assert!(answer.ends_with(&hello.to_string()), "{answer}");
+    let url = format!("ws://{balancer}/s/alice/");
+    let (mut socket, _) = connect_async(url).await.expect("a WebSocket");
+    let first = socket.next().await.expect("a message").expect("whole");
+    assert!(first.to_string().starts_with("this is alice"), "{first}");
+    let message = Message::text("typed");
+    socket.send(message.clone()).await.expect("sent");
+    assert_eq!(
+        socket.next().await.expect("a message").expect("whole"),
+        message
+    );
 }

@@ -25,6 +25,7 @@ mod secret;
 mod shown;
 mod single_flight;
 mod store;
+mod story;
 mod terminals;
 mod trouble;
 mod two_daemons;
