@@ -1,5 +1,5 @@
-//! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
-//! battery, and all tests on virtual machines.
+//! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the storm behind a load
+//! balancer, the whole hostile battery, and all tests on virtual machines.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -29,6 +29,9 @@ const WITH_FAILPOINTS: &str = "row_03";
 /// The filter that selects the hostile battery.
 const HOSTILE: &str = "hostile";
 
+/// The filter that selects the storm.
+const STORM: &str = "storm";
+
 /// The filter that selects the tests on virtual machines.
 const MACHINES: &str = "machines";
 
@@ -39,8 +42,8 @@ const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"]
 /// Arguments of `cargo xtask acceptance`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptanceArguments {
-    /// Only faults whose names contain this; `hostile`: only the attacks; `machines`: only the tests on
-    /// virtual machines.
+    /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `hostile`: only the
+    /// attacks; `machines`: only the tests on virtual machines.
     filter: Option<String>,
 }
 
@@ -48,6 +51,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     match arguments.filter.as_deref() {
         Some(HOSTILE) => attacks(),
         Some(MACHINES) => machines(),
+        Some(STORM) => cluster::storm(),
         Some(filter) => faults(filter),
         None => {
             // All run, so that one acceptance shows all failures.

@@ -14,7 +14,8 @@
 //! maker died ([`sweep`]).
 //!
 //! [`overlap`] judges what sessions wrote about themselves, and drives random faults; [`mod@bench`]
-//! measures how soon sessions are served again elsewhere.
+//! measures how soon sessions are served again elsewhere, and [`storm`] what clients behind HAProxy see of
+//! every way in which a node leaves.
 #![forbid(unsafe_code)]
 
 mod balancer;
@@ -39,6 +40,7 @@ pub mod people;
 mod process;
 mod requirements;
 mod slots;
+pub mod storm;
 mod timing;
 
 pub use balancer::{Balancer, has_haproxy};

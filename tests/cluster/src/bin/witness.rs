@@ -19,11 +19,13 @@ fn main() -> ExitCode {
     }
     let path = arguments.next().map(PathBuf::from);
     let port = arguments.next().map(|port| port.parse::<u16>());
-    let (Some(path), Ok(port)) = (path, port.transpose()) else {
-        eprintln!("usage: witness FILE [PORT] | --echo");
+    let pause_ms = arguments.next().map(|ms| ms.parse::<u64>());
+    let (Some(path), Ok(port), Ok(pause_ms)) = (path, port.transpose(), pause_ms.transpose())
+    else {
+        eprintln!("usage: witness FILE [PORT [PAUSE_MS]] | --echo");
         return ExitCode::from(2);
     };
-    match conman_cluster::overlap::write(&path, port) {
+    match conman_cluster::overlap::write(&path, port, pause_ms) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}: {error}", path.display());

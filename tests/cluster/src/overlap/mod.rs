@@ -22,5 +22,5 @@ pub use line::Line;
 pub use tail::Tail;
 pub use visit::visit;
 pub use witness::{
-    DOCKERS, SERVING, TEMPLATE, journal, make_journal, monotonic_ns, template, write,
+    CALM, DOCKERS, SERVING, TEMPLATE, journal, make_journal, monotonic_ns, template, write,
 };

@@ -20,11 +20,14 @@ pub const TEMPLATE: &str = "witness";
 pub const SERVING: &str = "serving-witness";
 /// The name of the template of those that Docker runs, where [the cluster](Layout) has it as well.
 pub const DOCKERS: &str = "docker-witness";
+/// The name of the template of those that answer WebSockets and write seldom, for fleets of hundreds.
+pub const CALM: &str = "calm-witness";
 /// Where those that answer do.
 const PORT: u16 = 8080;
 
-/// Between two lines of a witness.
+/// Between two lines of a witness, unless it is told otherwise.
 const PAUSE: Duration = Duration::from_millis(20);
+const CALM_PAUSE_MS: u64 = 250;
 /// Where it finds the shared directory.
 const MOUNT: &str = "/shared";
 const FILE: &str = "journal";
@@ -93,12 +96,17 @@ pub fn template(layout: &Layout, node: &str) -> String {
          port = {PORT}\n\
          start_on_connect = true\n\
          {common}\
+         [templates.{CALM}]\n\
+         command = [\"{program}\", \"{MOUNT}/{FILE}\", \"{PORT}\", \"{CALM_PAUSE_MS}\"]\n\
+         port = {PORT}\n\
+         start_on_connect = true\n\
+         {common}\
          {dockers}"
     )
 }
 
 /// What a witness does: appends a line to the file at `path` for as long as it lives, and says the
-/// same to whoever comes to the port, if it has one.
+/// same to whoever comes to the port, if it has one; `pause_ms` is the time between two lines.
 ///
 /// # Errors
 /// When it lacks what it needs or cannot write any more.
@@ -106,7 +114,8 @@ pub fn template(layout: &Layout, node: &str) -> String {
     clippy::disallowed_methods,
     reason = "a program with nothing else to do"
 )]
-pub fn write(path: &Path, port: Option<u16>) -> io::Result<()> {
+pub fn write(path: &Path, port: Option<u16>, pause_ms: Option<u64>) -> io::Result<()> {
+    let pause = pause_ms.map_or(PAUSE, Duration::from_millis);
     let variable = |name| {
         std::env::var(name).map_err(|error| {
             io::Error::new(io::ErrorKind::InvalidInput, format!("{name}: {error}"))
@@ -131,7 +140,7 @@ pub fn write(path: &Path, port: Option<u16>) -> io::Result<()> {
         let mut text = serde_json::to_string(&line).map_err(io::Error::other)?;
         text.push('\n');
         file.write_all(text.as_bytes())?;
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
     }
 }
 

@@ -1,0 +1,188 @@
+//! A storm: every way in which a node leaves or is lost, one after the other, while clients are connected
+//! through HAProxy, and what these clients see.
+//!
+//! Each client holds a WebSocket to a session and connects again when it is closed; callers open further
+//! ones all the time. None of them knows anything of conman. The sessions are witnesses: their journal
+//! shows whether two of one ever ran.
+
+mod chart;
+mod clients;
+mod report;
+mod steps;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use http::Method;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use self::clients::Clients;
+pub use self::report::StormReport;
+use self::steps::Step;
+use crate::balancer::Balancer;
+use crate::cluster::Cluster;
+use crate::forward::Forward;
+use crate::node::Node;
+use crate::overlap::{self, Tail, journal};
+use crate::requirements::Ready;
+
+/// The nodes that HAProxy's configuration names.
+const NODES: usize = 3;
+/// Bound on everything that must happen, beyond the takeover time.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(10);
+/// Between two steps.
+const CALM: Duration = Duration::from_secs(1);
+
+/// What to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct StormOptions {
+    pub sessions: usize,
+    /// One step of each kind instead of all.
+    pub short: bool,
+}
+
+/// Makes a fleet behind HAProxy, and takes it through the storm.
+///
+/// # Errors
+/// When a fleet cannot be made, or does not recover from a step.
+pub async fn storm(
+    options: &StormOptions,
+    ready: &Ready,
+    witness: &Path,
+    tell: &mut dyn FnMut(&str),
+) -> Result<StormReport> {
+    tell("making three etcd members, three nodes and HAProxy");
+    let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, 7703));
+    let builder = Cluster::builder()
+        .members(3)
+        .set("listen", &format!("agent = \"{agent}\""))
+        .set("limits", "max_sessions = 1000");
+    ensure!(builder.is_joined(), "the nodes share no registry");
+    let cluster = Cluster::start(&builder, ready, witness).await?;
+    let layout = cluster.layout();
+    let mut agents = Vec::new();
+    for node in cluster.nodes() {
+        let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let namespace = layout.namespace_path(node.name());
+        agents.push(Forward::open(&namespace, &[(here, agent)])?);
+    }
+    let addresses: Vec<SocketAddr> = agents.iter().map(|one| one.addresses()[0]).collect();
+    let balancer = Balancer::start(&layout.directory, cluster.nodes(), &addresses)?;
+    let storm = Storm {
+        clients: Clients::new(balancer.address()),
+        cluster,
+        balancer,
+    };
+    for node in 0..NODES {
+        storm.is_balanced(node).await?;
+    }
+    tell(&format!(
+        "starting {} sessions and their clients",
+        options.sessions
+    ));
+    let ids = storm.start_sessions(options.sessions).await?;
+    storm.clients.connect(&ids);
+    let mut tail = Tail::open(&journal(storm.cluster.layout()))?;
+    storm.all_are_served(None).await?;
+    sleep(CALM).await;
+
+    let mut report = StormReport::new(options.sessions, builder.timing().takeover_ms);
+    for step in Step::all(options.short) {
+        storm.clients.begin_step();
+        let began = Instant::now();
+        let served_after = step.run(&storm).await.with_context(|| step.to_string())?;
+        storm
+            .all_are_served(None)
+            .await
+            .with_context(|| step.to_string())?;
+        sleep(CALM).await;
+        let seen = storm.clients.end_step();
+        let told = report.add(step, began.elapsed(), served_after, seen);
+        tell(&told);
+    }
+    report.judge(&tail.catch_up()?);
+    Ok(report)
+}
+
+/// A fleet behind HAProxy, and its clients.
+struct Storm {
+    clients: Clients,
+    cluster: Cluster,
+    balancer: Balancer,
+}
+
+impl Storm {
+    fn node(&self, node: usize) -> &Node {
+        &self.cluster.nodes()[node]
+    }
+
+    /// Sessions on all nodes in turn.
+    async fn start_sessions(&self, count: usize) -> Result<Vec<String>> {
+        let mut ids = Vec::new();
+        for number in 0..count {
+            let id = format!("w{number}");
+            let node = self.node(number % NODES);
+            // A label would tie the session to the node.
+            let body = json!({"template": overlap::CALM});
+            let answer = node.api().put(&format!("/v1/sessions/{id}"), &body).await;
+            ensure!(answer.status.is_success(), "{id}: {}", answer.text());
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    /// Waits until every client is connected to a session, and none to one of the node `gone`, which has
+    /// ended. Returns when that was.
+    async fn all_are_served(&self, gone: Option<usize>) -> Result<Instant> {
+        let gone = gone.map(|node| self.node(node).name());
+        let what = "every client is served";
+        self.until(what, async || self.clients.are_served(gone))
+            .await?;
+        Ok(Instant::now())
+    }
+
+    /// Waits until HAProxy sends the node clients again.
+    async fn is_balanced(&self, node: usize) -> Result<()> {
+        let name = self.node(node).name();
+        let what = format!("HAProxy takes {name} for UP");
+        self.until(&what, async || {
+            let status = self.balancer.status(name);
+            status.is_ok_and(|status| status.starts_with("UP"))
+        })
+        .await
+    }
+
+    /// Starts the daemon of a node, cancels what made it leave, and waits until it has clients again.
+    async fn returns(&self, node: usize, cancel: Option<&str>) -> Result<()> {
+        self.node(node).start()?;
+        if let Some(cancel) = cancel {
+            let path = format!("/v1/nodes/self/{cancel}");
+            self.until(cancel, async || {
+                let asked = self.node(node).admin();
+                let answer = asked.try_send(Method::POST, &path, None).await;
+                answer.is_ok_and(|answer| answer.status.is_success())
+            })
+            .await?;
+        }
+        self.node(node).wait_ready().await?;
+        self.is_balanced(node).await
+    }
+
+    async fn until(&self, what: &str, mut look: impl AsyncFnMut() -> bool) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !look().await {
+            if Instant::now() > deadline {
+                bail!(
+                    "waited {PATIENCE:?} in vain for this: {what}; {}",
+                    self.clients.state()
+                );
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+}
