@@ -111,7 +111,8 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
 
 fn too_large(max_bytes: usize) -> ApiError {
     Kind::BODY_TOO_LARGE.because(format!(
-        "the body of this request is at most {max_bytes} bytes"
+        "the body of this request is at most {max_bytes} bytes ({})",
+        conman_core::size(max_bytes as u64)
     ))
 }
 

@@ -7,6 +7,7 @@ use conman_proto::{
 
 use crate::bind::Bind;
 use crate::nearest::nearest;
+use crate::size::bytes_and_size;
 use crate::spec_policy::{
     DISK_BYTES_PER_INODE, HIGHEST_MAX_DISK, MIN_CPUS, MIN_DISK_BYTES, MIN_DISK_INODES,
     MIN_MEMORY_BYTES, SpecPolicy, Template,
@@ -368,7 +369,8 @@ fn memory(
     mistakes: &mut Mistakes,
 ) -> Option<u64> {
     // Docker stores sizes as signed 64-bit numbers.
-    let most = policy.max_memory_bytes.unwrap_or(i64::MAX as u64);
+    const HIGHEST: u64 = i64::MAX as u64;
+    let most = policy.max_memory_bytes.unwrap_or(HIGHEST);
     let memory = request
         .memory_bytes
         .or(base.memory_bytes)
@@ -377,10 +379,18 @@ fn memory(
     if !(MIN_MEMORY_BYTES..=most).contains(&memory) {
         mistakes.add(
             "memory_bytes",
-            format!("is {memory}; must be {MIN_MEMORY_BYTES} (6 MiB) to {most}"),
+            out_of_bounds(memory, MIN_MEMORY_BYTES, (most < HIGHEST).then_some(most)),
         );
     }
     Some(memory)
+}
+
+fn out_of_bounds(given: u64, least: u64, most: Option<u64>) -> String {
+    let least = bytes_and_size(least);
+    match most.map(bytes_and_size) {
+        Some(most) => format!("is {given}; must be {least} to {most}"),
+        None => format!("is {given}; must be at least {least}"),
+    }
 }
 
 /// Limits of disk space and inodes.
@@ -411,7 +421,7 @@ fn disk(
     if let Some(bytes) = bytes.filter(|bytes| !(MIN_DISK_BYTES..=most).contains(bytes)) {
         mistakes.add(
             "disk_bytes",
-            format!("is {bytes}; must be {MIN_DISK_BYTES} (64 MiB) to {most}"),
+            out_of_bounds(bytes, MIN_DISK_BYTES, policy.max_disk_bytes),
         );
     }
     inodes = inodes.or(bytes.map(|bytes| (bytes / DISK_BYTES_PER_INODE).max(MIN_DISK_INODES)));

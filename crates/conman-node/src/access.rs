@@ -375,8 +375,9 @@ fn starts_on_connect(context: &Context, handle: &SessionHandle) -> bool {
 }
 
 pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&str>) -> bool {
+    let policy = context.policy.get();
     template
-        .and_then(|name| context.options.policy.templates.get(name))
+        .and_then(|name| policy.templates.get(name))
         .is_some_and(|template| template.start_on_connect)
 }
 

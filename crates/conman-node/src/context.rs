@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+use conman_core::{SpecPolicy, Template};
 use conman_linux::NetnsSockets;
 use conman_net::egress::Egress;
 use conman_proto::{EventKind, Generation, RuntimeKind, SessionId};
@@ -27,6 +28,7 @@ use crate::session_table::SessionTable;
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) options: NodeOptions,
+    pub(crate) policy: LivePolicy,
     pub(crate) registry: Arc<dyn Registry>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) runtimes: BTreeMap<RuntimeKind, Arc<dyn Runtime>>,
@@ -47,6 +49,25 @@ pub(crate) struct Context {
     pub(crate) relocate: OnceLock<Arc<dyn Relocate>>,
     /// Notified when a container may appear that no task waits for.
     pub(crate) stray_expected: Notify,
+}
+
+/// The policy of the options, with the templates that were read last.
+#[derive(Debug)]
+pub(crate) struct LivePolicy(RwLock<Arc<SpecPolicy>>);
+
+impl LivePolicy {
+    pub(crate) fn new(policy: SpecPolicy) -> Self {
+        Self(RwLock::new(Arc::new(policy)))
+    }
+
+    pub(crate) fn get(&self) -> Arc<SpecPolicy> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_templates(&self, templates: BTreeMap<String, Template>) {
+        let mut policy = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::make_mut(&mut policy).templates = templates;
+    }
 }
 
 impl Context {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::EndCause;
+use conman_core::{EndCause, size};
 use conman_linux::DiskUsage;
 use conman_proto::LimitMet;
 use conman_runtime::ContainerKey;
@@ -223,20 +223,6 @@ fn excess(usage: DiskUsage, limits: DiskUsage) -> String {
     format!("disk limit exceeded: {used} of {limit} (disk_bytes)")
 }
 
-/// In GiB, or in MiB where that is less than one.
-fn size(bytes: u64) -> String {
-    let (unit, name) = if bytes >= 1 << 30 {
-        (1_u64 << 30, "GiB")
-    } else {
-        (1 << 20, "MiB")
-    };
-    let tenths = u128::from(bytes) * 10 / u128::from(unit);
-    match tenths % 10 {
-        0 => format!("{} {name}", tenths / 10),
-        rest => format!("{}.{rest} {name}", tenths / 10),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,7 +249,6 @@ mod tests {
             excess(usage, limits),
             "disk limit exceeded: more than 65536 files and directories (disk_inodes)"
         );
-        assert_eq!(size(64 << 20), "64 MiB");
     }
 
     #[test]

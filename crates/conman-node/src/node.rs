@@ -1,10 +1,11 @@
 //! Starts and stops a node.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use conman_core::naming::Instance;
-use conman_core::{EndCause, SpecPolicy};
+use conman_core::{EndCause, SpecPolicy, Template};
 use conman_linux::NetnsSockets;
 use conman_net::egress::Egress;
 use conman_proto::{EventKind, PreemptRequest, SessionState};
@@ -17,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::access::AccessHandle;
 use crate::cleanup::CleanupQueue;
-use crate::context::Context;
+use crate::context::{Context, LivePolicy};
 use crate::cordon::Cordon;
 use crate::drain::{self, Drain, DrainHandle};
 use crate::emergency::{self, EmergencyThread, PreemptionHandle};
@@ -112,6 +113,7 @@ impl Node {
             leave,
             relocate: OnceLock::new(),
             stray_expected: Notify::new(),
+            policy: LivePolicy::new(options.policy.clone()),
             options,
         });
         let adopted = adoption::adopt(&context).await?;
@@ -219,8 +221,13 @@ impl Node {
 
     /// Templates and limits of specs.
     #[must_use]
-    pub fn policy(&self) -> &SpecPolicy {
-        &self.context.options.policy
+    pub fn policy(&self) -> Arc<SpecPolicy> {
+        self.context.policy.get()
+    }
+
+    /// Replaces the templates. Sessions that run keep their specs.
+    pub fn set_templates(&self, templates: BTreeMap<String, Template>) {
+        self.context.policy.set_templates(templates);
     }
 
     /// Stops the node. With `leave` the containers keep running, for the next daemon to adopt, and starts

@@ -40,7 +40,7 @@ impl SessionsHandle {
         wait: bool,
     ) -> Result<EnsureResponse, EnsureError> {
         let spec =
-            conman_core::resolve(&self.context.options.policy, id, request).map_err(|errors| {
+            conman_core::resolve(&self.context.policy.get(), id, request).map_err(|errors| {
                 EnsureError::BadSpec {
                     id: id.clone(),
                     errors,

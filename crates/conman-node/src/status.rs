@@ -62,6 +62,18 @@ impl StatusHandle {
         takeover.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the names of the templates.
+    #[must_use]
+    pub fn templates(&self) -> Vec<String> {
+        self.context
+            .policy
+            .get()
+            .templates
+            .keys()
+            .cloned()
+            .collect()
+    }
+
     /// Sets the limit of the host that binds first for sessions of a runtime, if one does.
     pub fn limit_by_host(&self, runtime: RuntimeKind, limit: Option<HostLimit>) {
         self.context.host_limits.set(runtime, limit);

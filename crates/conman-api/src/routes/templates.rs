@@ -19,17 +19,13 @@ pub(crate) async fn list(
     uri: Uri,
 ) -> Result<Json<TemplateList>, ApiError> {
     Query::of(&uri).finish()?;
-    let templates = state
-        .node
-        .policy()
-        .templates
-        .iter()
-        .map(|(name, template)| Template {
-            name: name.clone(),
-            runtime: template.runtime,
-            start_on_connect: template.start_on_connect,
-            spec: template.request.clone(),
-        });
+    let policy = state.node.policy();
+    let templates = policy.templates.iter().map(|(name, template)| Template {
+        name: name.clone(),
+        runtime: template.runtime,
+        start_on_connect: template.start_on_connect,
+        spec: template.request.clone(),
+    });
     Ok(Json(TemplateList {
         templates: templates.collect(),
     }))

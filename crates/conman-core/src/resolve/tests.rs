@@ -351,7 +351,7 @@ fn every_mistake_is_told_at_once_by_its_field() {
     assert_eq!(told("pids"), "is 1001; must be 1 to 1000");
     assert_eq!(
         told("memory_bytes"),
-        "is 1; must be 6291456 (6 MiB) to 1073741824"
+        "is 1; must be 6291456 (6 MiB) to 1073741824 (1 GiB)"
     );
     assert_eq!(told("cpus"), "is NaN; must be 0.01 to 2");
     assert!(

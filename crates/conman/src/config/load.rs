@@ -82,7 +82,11 @@ pub(crate) fn load(named: Option<&Path>) -> Result<Config, ConfigError> {
         .or_else(|| from_env().map(PathBuf::from));
     let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
     match read(path) {
-        Ok(text) => parse(&text, Some(path)),
+        Ok(text) => Ok(Config {
+            file: named.map(Path::to_path_buf),
+            sections: text.parse().unwrap_or_default(),
+            ..parse(&text, Some(path))?
+        }),
         Err(ConfigError::Read { source, .. })
             if named.is_none() && source.kind() == std::io::ErrorKind::NotFound =>
         {
@@ -240,6 +244,8 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         bind_first_id,
         net,
         policy,
+        file: None,
+        sections: toml::Table::new(),
     };
     if let Some(shared) = &config.shared {
         registry::kill_mistakes(reader, &config, shared);

@@ -70,6 +70,10 @@ pub(crate) struct Config {
     pub(crate) bind_first_id: u32,
     /// Templates, `binds.allow`, and the limits of specs.
     pub(crate) policy: SpecPolicy,
+    /// The file that the command line names.
+    pub(crate) file: Option<PathBuf>,
+    /// The file as plain tables, to compare with a later one.
+    pub(crate) sections: toml::Table,
 }
 
 impl Config {

@@ -35,7 +35,6 @@ pub(super) fn run(
         reads: READS,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         labels: config.fleet.labels.clone(),
-        templates: config.policy.templates.keys().cloned().collect(),
         max_sessions: u32::try_from(config.limits.node.max_sessions).unwrap_or(u32::MAX),
         ..Announcement::default()
     };
@@ -74,6 +73,7 @@ fn announcement(fixed: &Announcement, status: &StatusHandle) -> Announcement {
     Announcement {
         draining: !matches!(view.state, NodeState::Live | NodeState::Recovering),
         max_sessions,
+        templates: status.templates(),
         load: NodeLoad {
             sessions: count(view.sessions()),
             starting: count(view.sessions_starting),

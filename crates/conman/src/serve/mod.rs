@@ -28,6 +28,7 @@ mod service_manager;
 mod signals;
 mod stalls;
 mod state;
+mod template_reload;
 mod trouble;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -64,6 +65,7 @@ use runtimes::Runtimes;
 use signals::Signals;
 use stalls::Stalls;
 use state::State;
+use template_reload::TemplateReload;
 
 /// Names of the tasks that accept connections to the API.
 const API: &str = "API";
@@ -290,8 +292,11 @@ async fn serve(
         signals,
         node.preemption(),
         on_sigterm,
-        tokens.clone(),
-        renewal,
+        signals::Reloads {
+            tokens: tokens.clone(),
+            renewal,
+            templates: TemplateReload::new(&config, &node),
+        },
     );
     let fleet = &state.fleet;
     if config.shared.is_some() || listeners.peers.is_some() {

@@ -190,7 +190,8 @@ fn name_servers(config: &Config) -> Vec<IpAddr> {
     reachable.map(SocketAddr::ip).collect()
 }
 
-fn classes(config: &Config) -> Vec<Class> {
+/// What the templates with a routed network allow.
+pub(super) fn classes(config: &Config) -> Vec<Class> {
     let templates = config.policy.templates.iter();
     templates
         .filter(|(_, template)| template.request.network == Some(Network::Routed))

@@ -9,6 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::renewal::{Occasion, Renewal};
+use super::template_reload::TemplateReload;
 use crate::config::OnSigterm;
 
 /// Time for the rest of the daemon to stop in order once every session is dead and released.
@@ -67,13 +68,12 @@ impl Stopped {
 }
 
 /// Handles signals on the emergency thread: SIGTERM and SIGINT stop the daemon, after a
-/// preemption if so configured; SIGHUP reloads the token file and the nodes' credentials.
+/// preemption if so configured; SIGHUP reloads the token file, the nodes' credentials and the templates.
 pub(super) fn watch(
     signals: Signals,
     preemption: &PreemptionHandle,
     on_sigterm: OnSigterm,
-    tokens: Option<Arc<TokenFile>>,
-    renewal: Renewal,
+    reloads: Reloads,
 ) -> Stopped {
     let (sender, receiver) = watch::channel(None);
     let ordered = preemption.clone();
@@ -83,7 +83,7 @@ pub(super) fn watch(
     } = signals;
     preemption
         .spawn(async move { stop_on_signal(&mut ending, &ordered, on_sigterm, &sender).await });
-    tokio::spawn(async move { reload_on_hangup(&mut hangup, tokens, renewal).await });
+    tokio::spawn(async move { reload_on_hangup(&mut hangup, reloads).await });
     Stopped(receiver)
 }
 
@@ -127,23 +127,37 @@ async fn stop_on_signal(
     }
 }
 
-async fn reload_on_hangup(hangup: &mut Signal, tokens: Option<Arc<TokenFile>>, renewal: Renewal) {
+/// What SIGHUP reloads.
+pub(super) struct Reloads {
+    pub(super) tokens: Option<Arc<TokenFile>>,
+    pub(super) renewal: Renewal,
+    pub(super) templates: TemplateReload,
+}
+
+async fn reload_on_hangup(hangup: &mut Signal, reloads: Reloads) {
+    let Reloads {
+        tokens,
+        renewal,
+        templates,
+    } = reloads;
+    let templates = Arc::new(templates);
     while hangup.recv().await.is_some() {
         renewal.look(Occasion::Order).await;
-        let Some(tokens) = tokens.clone() else {
-            tracing::info!("SIGHUP: no token file to reload");
-            continue;
-        };
-        // It reads a file, so it must not run on a thread that serves requests.
-        match tokio::task::spawn_blocking(move || tokens.reload()).await {
-            Ok(Ok(count)) => tracing::info!(count, "reloaded the token file"),
-            Ok(Err(error)) => {
-                tracing::error!(
+        let (tokens, templates) = (tokens.clone(), Arc::clone(&templates));
+        // It reads files, so it must not run on a thread that serves requests.
+        let reloading = tokio::task::spawn_blocking(move || {
+            templates.read();
+            match tokens.map(|tokens| tokens.reload()) {
+                Some(Ok(count)) => tracing::info!(count, "reloaded the token file"),
+                Some(Err(error)) => tracing::error!(
                     error = %super::chain(&error),
                     "cannot reload the token file; keeping the former tokens"
-                );
+                ),
+                None => tracing::info!("SIGHUP: no token file to reload"),
             }
-            Err(error) => tracing::error!(%error, "reloading the token file panicked"),
+        });
+        if let Err(error) = reloading.await {
+            tracing::error!(%error, "reloading at SIGHUP panicked");
         }
     }
 }

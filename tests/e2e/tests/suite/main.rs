@@ -39,3 +39,4 @@ mod service;
 mod session_changes;
 mod sessions;
 mod specs;
+mod template_reload;

@@ -14,6 +14,11 @@ use crate::output::Output;
 const SHORT_DIGITS: usize = 12;
 
 pub(super) fn table(output: &Output, images: &[Image]) -> Result<(), Failure> {
+    if images.is_empty() {
+        output
+            .note("no images; `conman image import FILE NAME` and `conman image pull` bring some");
+        return Ok(());
+    }
     let now = Timestamp::now();
     let mut rows: Vec<(String, Vec<Cell>)> = images
         .iter()
