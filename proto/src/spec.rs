@@ -216,6 +216,10 @@ pub struct SessionRequest {
     /// attached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tty: Option<bool>,
+    /// Keep standard output and standard error of a native session apart in its log. Past output then comes
+    /// ordered by output, not by time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_streams: Option<bool>,
     /// What becomes of the session when its node is lost, preempted or drained: `wait` for the
     /// next connection when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -277,6 +281,9 @@ pub struct ResolvedSpec {
     /// Whether its program runs in a terminal.
     #[serde(default)]
     pub tty: bool,
+    /// Whether its two outputs are told apart; Docker's always are.
+    #[serde(default)]
+    pub log_streams: bool,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
     /// Absent when a client requested this start.

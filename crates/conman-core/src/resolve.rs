@@ -228,6 +228,10 @@ fn fill_in(
         preempt_signal,
         preempt_grace_ms,
         tty,
+        // A terminal has one output, and the other runtimes tell them apart.
+        log_streams: request.log_streams.or(base.log_streams).unwrap_or(false)
+            && runtime == RuntimeKind::Native
+            && !tty,
         on_node_loss: request
             .on_node_loss
             .or(base.on_node_loss)

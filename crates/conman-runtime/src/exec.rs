@@ -5,6 +5,7 @@ use bytes::Bytes;
 use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
 use conman_shim::FilesOrder;
 use futures_util::stream::BoxStream;
+use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::shared::exec_kill::ExecKill;
@@ -55,6 +56,8 @@ pub struct LogOptions {
     pub follow: bool,
     /// Only this many lines from the end.
     pub tail: Option<u32>,
+    /// Only lines that were written at this time or later, as far as that is known.
+    pub since: Option<Timestamp>,
     pub timestamps: bool,
     /// The log of the session's container before this one, if it is kept.
     pub previous: bool,

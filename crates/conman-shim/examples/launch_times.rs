@@ -408,6 +408,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
             nofile: None,
         },
         log: directory.join("logs").join(&name),
+        log_stderr: None,
         files: Vec::new(),
         binds: Vec::new(),
         network: NetworkSpec::Loopback,

@@ -56,7 +56,7 @@ impl Pending {
         let ids = own.map(|own| own.ids);
         let scratch = own.map(|own| own.scratch.clone());
         let mut container = Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone());
-        container.log = own.and_then(|own| own.log.clone());
+        container.logs = own.map_or_else(Vec::new, |own| own.logs.clone());
         container.kill_pending = self.killed;
         container.kept.clone_from(&self.kept);
         container
@@ -68,7 +68,7 @@ impl Pending {
 pub(crate) struct OwnResources {
     pub(crate) ids: u32,
     pub(crate) scratch: PathBuf,
-    pub(crate) log: Option<BoundedLog>,
+    pub(crate) logs: Vec<BoundedLog>,
 }
 
 /// What an interrupted or failed start may have left, until a launcher has removed it.

@@ -45,6 +45,7 @@ mod launcher;
 mod launching;
 mod ledger;
 pub mod link_socket;
+pub mod log_times;
 mod options;
 mod output_ring;
 mod protocol;

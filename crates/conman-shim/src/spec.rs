@@ -50,6 +50,9 @@ pub struct LaunchSpec {
     pub program: ProgramSpec,
     /// Host file that its standard output and error are appended to; created if missing.
     pub log: PathBuf,
+    /// Host file for its standard error, if that is told apart.
+    #[serde(default)]
+    pub log_stderr: Option<PathBuf>,
     /// Bytes of it that are kept, from the end; `None` is [`LOG_BYTES`].
     pub log_bytes: Option<u64>,
     /// Maximum number of terminals that its programs open; without any it has no `/dev/pts`.
@@ -285,6 +288,9 @@ impl LaunchSpec {
             return Err(SpecError::new("hostname", "a name that is not a DNS label"));
         }
         check_host_path("log", &self.log)?;
+        if let Some(log) = &self.log_stderr {
+            check_host_path("log_stderr", log)?;
+        }
         if self.log_bytes.is_some_and(|bytes| bytes < MIN_LOG_BYTES) {
             return Err(SpecError::new("log_bytes", "less than 64 KiB"));
         }

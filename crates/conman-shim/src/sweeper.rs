@@ -5,6 +5,8 @@
 //! most its bound and what its container can allocate in [`LONGEST`] after a silence, and in
 //! [`SHORTEST`] while it continues.
 //!
+//! It also notes when a log has grown ([`crate::log_times`]).
+//!
 //! The container has a descriptor to write to its log, and may open the log again for writing. So it
 //! may truncate or extend the log, write anywhere in it, and allocate blocks beyond its end
 //! (`FALLOC_FL_KEEP_SIZE`). The bound holds for the blocks, whatever the length is.
@@ -23,6 +25,7 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use serde::{Deserialize, Serialize};
 
 use crate::helper::Helper;
+use crate::log_times::{self, LogMark};
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
 
@@ -30,6 +33,9 @@ use crate::seqpacket;
 /// cost five thousand checks of a microsecond or two a second.
 const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(2);
+
+/// Minimum interval between two marks of a log's times.
+const MARK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Blocks are punched out whole; the largest size of usual filesystems.
 const BLOCK: u64 = 4_096;
@@ -46,21 +52,16 @@ pub(crate) struct BoundedLog {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
-    Watch {
-        name: String,
-        log: BoundedLog,
-    },
+    Watch(BoundedLog),
     /// After a last check.
-    Forget {
-        name: String,
-    },
+    Forget(PathBuf),
 }
 
 /// The shim's side.
 #[derive(Debug, Default)]
 pub(crate) struct Sweeper {
     process: Option<Helper>,
-    /// At most two for each container, since a new process gets all of them again.
+    /// At most two for each log, since a new process gets all of them again.
     waiting: VecDeque<Vec<u8>>,
 }
 
@@ -83,17 +84,12 @@ impl Sweeper {
         self.process.as_ref().map(AsFd::as_fd)
     }
 
-    pub(crate) fn watch(&mut self, name: &str, log: &BoundedLog) {
-        self.push(&Order::Watch {
-            name: name.to_owned(),
-            log: log.clone(),
-        });
+    pub(crate) fn watch(&mut self, log: &BoundedLog) {
+        self.push(&Order::Watch(log.clone()));
     }
 
-    pub(crate) fn forget(&mut self, name: &str) {
-        self.push(&Order::Forget {
-            name: name.to_owned(),
-        });
+    pub(crate) fn forget(&mut self, log: &BoundedLog) {
+        self.push(&Order::Forget(log.path.clone()));
     }
 
     fn push(&mut self, order: &Order) {
@@ -138,12 +134,14 @@ impl Sweeper {
 struct Watched {
     log: BoundedLog,
     size: LogSize,
+    /// The length and the time of the last mark.
+    marked: Option<(u64, Instant)>,
     pause: Duration,
     due: Instant,
 }
 
 fn serve(socket: &OwnedFd) -> io::Result<()> {
-    let mut all: BTreeMap<String, Watched> = BTreeMap::new();
+    let mut all: BTreeMap<PathBuf, Watched> = BTreeMap::new();
     let mut buffer = seqpacket::buffer();
     loop {
         let mut fds = [PollFd::new(socket, PollFlags::IN)];
@@ -153,17 +151,19 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
                 return Ok(());
             };
             match decode(received.bytes).map_err(io::Error::other)? {
-                Order::Watch { name, log } => {
+                Order::Watch(log) => {
+                    let path = log.path.clone();
                     let watched = Watched {
                         log,
                         size: LogSize::default(),
+                        marked: None,
                         pause: SHORTEST,
                         due: Instant::now(),
                     };
-                    all.insert(name, watched);
+                    all.insert(path, watched);
                 }
-                Order::Forget { name } => {
-                    if let Some(mut watched) = all.remove(&name) {
+                Order::Forget(path) => {
+                    if let Some(mut watched) = all.remove(&path) {
                         watched.look();
                     }
                 }
@@ -172,6 +172,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         let now = Instant::now();
         for watched in all.values_mut().filter(|watched| watched.due <= now) {
             watched.look();
+            watched.mark();
         }
     }
 }
@@ -204,6 +205,26 @@ impl Watched {
         };
         self.size = size;
         self.due = Instant::now() + self.pause;
+    }
+}
+
+impl Watched {
+    /// Notes when the log had its present length, unless another was noted just before.
+    fn mark(&mut self) {
+        let length = self.size.length;
+        let due = match self.marked {
+            None => length > 0,
+            Some((marked, at)) => length != marked && at.elapsed() >= MARK_INTERVAL,
+        };
+        if !due {
+            return;
+        }
+        let at_s = rustix::time::clock_gettime(rustix::time::ClockId::Realtime).tv_sec;
+        // A session whose disk is full has lines with wrong times.
+        if let Err(error) = log_times::append(&self.log.path, LogMark { length, at_s }) {
+            tracing::debug!(path = %self.log.path.display(), %error, "cannot note a log's time");
+        }
+        self.marked = Some((length, Instant::now()));
     }
 }
 

@@ -222,6 +222,7 @@ impl Shim {
             },
             log: self.path("logs").join(name),
             log_bytes: None,
+            log_stderr: None,
             files: Vec::new(),
             binds: Vec::new(),
             terminal: None,

@@ -9,6 +9,7 @@ use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _, stream};
 use http::Uri;
 use http::header::CONTENT_TYPE;
+use jiff::Timestamp;
 
 use crate::ApiState;
 use crate::log_lines::{self, LogLines};
@@ -34,7 +35,10 @@ const MAX_TAIL: u64 = 1_000_000;
             "Only so many lines from the end."),
         ("previous" = Option<bool>, Query, description =
             "The log of the session's generation before this one, if it is kept."),
-        ("timestamps" = Option<bool>, Query, description = "Tell when each line was written."),
+        ("since" = inline(Option<Time>), Query, description =
+            "Only lines that were written at this time or later."),
+        ("timestamps" = Option<bool>, Query, description =
+            "Tell when each line was written; for native sessions to two seconds."),
         ("format" = inline(Option<LogFormat>), Query, description =
             "`text`, the default: the bytes as they were printed. `json`: a `LogLine` a line."),
     ),
@@ -61,6 +65,10 @@ pub(crate) async fn logs(
         tail: query
             .number("tail", 0, MAX_TAIL)
             .and_then(|lines| u32::try_from(lines).ok()),
+        since: query.parsed("since", |text| {
+            text.parse::<Timestamp>()
+                .map_err(|_| "must be a time such as 2030-01-31T18:00:00Z".to_owned())
+        }),
         timestamps: query.flag("timestamps", false),
         previous: query.flag("previous", false),
     };
@@ -89,6 +97,12 @@ pub(crate) async fn logs(
         }
     })
 }
+
+/// A point in time.
+#[derive(utoipa::ToSchema)]
+#[schema(value_type = String, format = DateTime)]
+#[expect(dead_code, reason = "it describes a parameter")]
+struct Time(String);
 
 /// How a log is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, utoipa::ToSchema)]

@@ -7,6 +7,7 @@ mod help_groups;
 mod image;
 mod net;
 pub(crate) mod quantity;
+mod run;
 mod session;
 
 use std::ffi::OsString;
@@ -26,11 +27,11 @@ pub use image::{
     ImageRmArgs,
 };
 pub use net::{NetArgs, NetAttachArgs, NetCommand};
+pub use run::{CpuCount, PortChoice, RunArgs};
 pub use session::{
-    AttachArgs, ClientCommand, CompletionsArgs, CpuCount, DrainArgs, EventsArgs, ExecArgs,
-    ForwardArgs, InspectArgs, KillArgs, LogsArgs, ManArgs, NodeArgs, NodesArgs, NodesCommand,
-    PortArgs, PortChoice, PreemptArgs, PsArgs, RmArgs, RunArgs, SessionArgs, StatsArgs, TokenArgs,
-    UpdateArgs, WhyArgs,
+    AttachArgs, ClientCommand, CompletionsArgs, DrainArgs, EventsArgs, ExecArgs, ForwardArgs,
+    InspectArgs, KillArgs, LogsArgs, ManArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs,
+    PreemptArgs, PsArgs, RmArgs, SessionArgs, StatsArgs, TokenArgs, UpdateArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

@@ -22,6 +22,9 @@ pub(super) async fn show(context: &Context, args: &LogsArgs) -> Result<bool, Fai
     if args.timestamps {
         path.push_str("&timestamps=true");
     }
+    if let Some(since) = args.since {
+        path.push_str(&format!("&since={since}"));
+    }
     if args.previous {
         path.push_str("&previous=true");
     }

@@ -67,6 +67,7 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
     let log = LogsArgs {
         follow: true,
         tail: None,
+        since: None,
         timestamps: false,
         previous: false,
         id: id.clone(),

@@ -46,6 +46,7 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
         leave: Arc::new(crate::leave::Leave::new(Duration::ZERO)),
         relocate: OnceLock::new(),
         stray_expected: Notify::new(),
+        policy: crate::context::LivePolicy::new(SpecPolicy::default()),
     })
 }
 

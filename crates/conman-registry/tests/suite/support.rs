@@ -94,6 +94,7 @@ pub(crate) fn spec() -> ResolvedSpec {
         preempt_signal: None,
         preempt_grace_ms: 0,
         tty: false,
+        log_streams: false,
         on_node_loss: conman_proto::OnNodeLoss::Wait,
         restarted: None,
         node_labels: BTreeMap::new(),

@@ -7,6 +7,7 @@ use bollard::container::LogOutput;
 use bollard::query_parameters::LogsOptionsBuilder;
 use conman_proto::RuntimeKind;
 use futures_util::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Shared;
@@ -73,6 +74,12 @@ fn tail(options: LogOptions) -> String {
         .map_or_else(|| "all".to_owned(), |lines| lines.to_string())
 }
 
+/// Seconds since 1970; 0 for all.
+fn since(options: LogOptions) -> i32 {
+    let seconds = options.since.map_or(0, Timestamp::as_second);
+    i32::try_from(seconds.max(0)).unwrap_or(i32::MAX)
+}
+
 async fn framed(shared: &Arc<Shared>, id: String, options: LogOptions) -> Result<Chunks, Failure> {
     let query = LogsOptionsBuilder::default()
         .stdout(true)
@@ -80,6 +87,7 @@ async fn framed(shared: &Arc<Shared>, id: String, options: LogOptions) -> Result
         .follow(options.follow)
         .timestamps(options.timestamps)
         .tail(&tail(options))
+        .since(since(options))
         .build();
     let started = shared
         .daemon
@@ -96,10 +104,11 @@ async fn framed(shared: &Arc<Shared>, id: String, options: LogOptions) -> Result
 /// The log of a container with a terminal, which has no frames.
 async fn raw(shared: &Arc<Shared>, id: &str, options: LogOptions) -> Result<Chunks, Failure> {
     let query = format!(
-        "stdout=1&stderr=1&follow={}&timestamps={}&tail={}",
+        "stdout=1&stderr=1&follow={}&timestamps={}&tail={}&since={}",
         options.follow,
         options.timestamps,
-        tail(options)
+        tail(options),
+        since(options)
     );
     let log = shared.raw_log(id, &query).await?;
     let chunks = stream::unfold(log, |mut log| async {

@@ -106,6 +106,7 @@ impl Inner {
             hostname: key.session.to_string(),
             program,
             log: dir.log(),
+            log_stderr: plan.spec.log_streams.then(|| dir.log_stderr()),
             files,
             binds,
             network: StoredLink::spec(link.as_ref()),

@@ -1,7 +1,9 @@
 //! Logs of removed containers, kept for a while.
 //!
 //! ```text
-//! <directory>/<session>/<generation>    the end of its log
+//! <directory>/<session>/<generation>           the end of its log
+//! <directory>/<session>/<generation>.stderr    likewise of its standard error, if that was told apart
+//! <directory>/<session>/….times                when its parts were written
 //! ```
 //! A session has two at most: the last one's and the one's before. They are copies: a log belongs to its
 //! container's disk limit.
@@ -10,13 +12,15 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use conman_proto::{Generation, SessionId};
+use conman_shim::log_times::{self, LogMark};
 use rustix::fs::OFlags;
 
-use crate::ContainerKey;
+use crate::{ContainerKey, OutputStream};
 
 /// Logs kept for one session.
 const GENERATIONS: usize = 2;
@@ -36,6 +40,8 @@ const UNFINISHED: &str = ".new";
 pub struct KeptLogLimits {
     /// Bytes of each log, from its end; 0 keeps none.
     pub bytes: u64,
+    /// Bytes of all logs; beyond that, the oldest are removed.
+    pub total_bytes: u64,
     /// Time since its container was removed.
     pub age: Duration,
 }
@@ -44,6 +50,7 @@ impl Default for KeptLogLimits {
     fn default() -> Self {
         Self {
             bytes: 1 << 20,
+            total_bytes: 1 << 30,
             age: Duration::from_secs(24 * 60 * 60),
         }
     }
@@ -55,78 +62,120 @@ pub(super) struct KeptLogs {
     directory: PathBuf,
     limits: KeptLogLimits,
     swept: Mutex<Option<SystemTime>>,
+    /// At least the bytes of all of them, those since the last sweep included.
+    total: AtomicU64,
 }
 
 impl KeptLogs {
     pub(super) fn open(directory: PathBuf, limits: KeptLogLimits) -> io::Result<Self> {
         make_directory(&directory)?;
-        Ok(Self {
+        let kept = Self {
             directory,
             limits,
             swept: Mutex::default(),
-        })
+            total: AtomicU64::default(),
+        };
+        kept.sweep(SystemTime::now())?;
+        Ok(kept)
     }
 
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Keeps the end of a container's log. One that does not exist, or that its program has made
+    /// Keeps the end of a container's logs. One that does not exist, or that its program has made
     /// unreadable, is not kept.
-    pub(super) fn keep(&self, key: &ContainerKey, log: &Path) -> io::Result<()> {
+    pub(super) fn keep(&self, key: &ContainerKey, stdout: &Path, stderr: &Path) -> io::Result<()> {
         if self.limits.bytes == 0 {
             return Ok(());
         }
+        let kept = self.directory.join(key.session.as_str());
+        let kept = kept.join(key.generation.to_string());
+        let copied = self.copy_end(stdout, &kept)? + self.copy_end(stderr, &errors_of(&kept))?;
+        for older in self
+            .generations(&key.session)?
+            .iter()
+            .rev()
+            .skip(GENERATIONS)
+        {
+            let older = kept.with_file_name(older.to_string());
+            remove(&errors_of(&older))?;
+            remove(&older)?;
+        }
+        let total = self.total.fetch_add(copied, Ordering::Relaxed) + copied;
+        match total > self.limits.total_bytes {
+            true => self.sweep(SystemTime::now()),
+            false => self.sweep_from_time_to_time(SystemTime::now()),
+        }
+    }
+
+    /// Copies the last whole lines of a log; returns how much that is.
+    fn copy_end(&self, original: &Path, path: &Path) -> io::Result<u64> {
         let opened = File::options()
             .read(true)
             .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
-            .open(log);
+            .open(original);
         let mut log = match opened {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
             opened => opened?,
         };
         let metadata = log.metadata()?;
         if !metadata.is_file() {
-            return Ok(());
+            return Ok(0);
         }
         let first = metadata.len().saturating_sub(self.limits.bytes);
         // The beginning may be a hole already.
-        let first = rustix::fs::seek(&log, rustix::fs::SeekFrom::Data(first)).unwrap_or(first);
+        let mut first = rustix::fs::seek(&log, rustix::fs::SeekFrom::Data(first)).unwrap_or(first);
         log.seek(SeekFrom::Start(first))?;
         let mut log = BufReader::new(io::Read::take(log, self.limits.bytes));
         if first > 0 {
             // The rest of a line.
             let mut cut = Vec::new();
-            log.read_until(b'\n', &mut cut)?;
+            first += log.read_until(b'\n', &mut cut)? as u64;
         }
-        let directory = self.directory.join(key.session.as_str());
-        make_directory(&directory)?;
-        let path = directory.join(key.generation.to_string());
-        let unfinished = conman_linux::with_suffix(&path, UNFINISHED);
+        path.parent().map_or(Ok(()), make_directory)?;
+        let unfinished = conman_linux::with_suffix(path, UNFINISHED);
         let mut copy = File::options()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(FILE_MODE)
             .open(&unfinished)?;
-        io::copy(&mut log, &mut copy)?;
-        fs::rename(&unfinished, &path)?;
-        let generations = self.generations(&key.session)?;
-        for older in generations.iter().rev().skip(GENERATIONS) {
-            fs::remove_file(directory.join(older.to_string()))?;
-        }
-        self.sweep_from_time_to_time(SystemTime::now())
+        let copied = io::copy(&mut log, &mut copy)?;
+        fs::rename(&unfinished, path)?;
+        let mut times = log_times::read_log_times(original)?;
+        times.push(LogMark::of(&metadata));
+        times.retain_mut(|mark| {
+            mark.length = mark.length.saturating_sub(first);
+            mark.length > 0
+        });
+        log_times::write_log_times(path, &times)?;
+        Ok(copied)
     }
 
-    /// A container's log; with `previous`, the log of the session's container before it.
-    pub(super) fn find(&self, key: &ContainerKey, previous: bool) -> io::Result<Option<PathBuf>> {
+    /// A container's logs; with `previous`, the logs of the session's container before it. None if they are not
+    /// kept.
+    pub(super) fn find(
+        &self,
+        key: &ContainerKey,
+        previous: bool,
+    ) -> io::Result<Vec<(OutputStream, PathBuf)>> {
         let kept = self.generations(&key.session)?;
         let found = match previous {
             true => kept.into_iter().filter(|one| *one < key.generation).max(),
             false => kept.into_iter().find(|one| *one == key.generation),
         };
+        let Some(generation) = found else {
+            return Ok(Vec::new());
+        };
         let directory = self.directory.join(key.session.as_str());
-        Ok(found.map(|generation| directory.join(generation.to_string())))
+        let log = directory.join(generation.to_string());
+        let errors = errors_of(&log);
+        let errors = errors.exists().then_some((OutputStream::Stderr, errors));
+        Ok([(OutputStream::Stdout, log)]
+            .into_iter()
+            .chain(errors)
+            .collect())
     }
 
     fn sweep_from_time_to_time(&self, now: SystemTime) -> io::Result<()> {
@@ -141,21 +190,40 @@ impl KeptLogs {
         Ok(())
     }
 
-    /// Removes logs that are too old.
+    /// Removes logs that are too old, and the oldest of those that take too much: so many that not every
+    /// later log causes this again.
     fn sweep(&self, now: SystemTime) -> io::Result<()> {
+        let mut kept = Vec::new();
         for session in fs::read_dir(&self.directory)? {
             let session = session?.path();
             for log in fs::read_dir(&session)? {
                 let log = log?;
-                let kept_at = log.metadata()?.modified()?;
+                let is_log = log.path().extension().is_none_or(|kind| kind == "stderr");
+                let data = log.metadata()?;
                 // A clock that was set back makes it young.
-                if now.duration_since(kept_at).unwrap_or_default() > self.limits.age {
+                if now.duration_since(data.modified()?).unwrap_or_default() > self.limits.age {
                     fs::remove_file(log.path())?;
+                } else if is_log {
+                    kept.push((data.modified()?, data.len(), log.path()));
                 }
             }
             // Only an empty one is removed.
             let _ = fs::remove_dir(&session);
         }
+        kept.sort_unstable();
+        let mut total: u64 = kept.iter().map(|(_, bytes, _)| bytes).sum();
+        if total > self.limits.total_bytes {
+            let wanted = self.limits.total_bytes / 8 * 7;
+            for (_, bytes, log) in kept {
+                if total <= wanted {
+                    break;
+                }
+                remove(&log)?;
+                total -= bytes;
+                let _ = log.parent().map(fs::remove_dir);
+            }
+        }
+        self.total.store(total, Ordering::Relaxed);
         Ok(())
     }
 
@@ -174,6 +242,21 @@ impl KeptLogs {
         found.sort_unstable();
         Ok(found)
     }
+}
+
+fn errors_of(log: &Path) -> PathBuf {
+    log.with_extension("stderr")
+}
+
+/// Removes a log, if it exists, with its times.
+fn remove(log: &Path) -> io::Result<()> {
+    for path in [log.to_owned(), log_times::path(log)] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {
@@ -196,7 +279,8 @@ mod tests {
 
     fn read(kept: &KeptLogs, generation: u64, previous: bool) -> Option<String> {
         let found = kept.find(&key(generation), previous).expect("readable");
-        found.map(|path| fs::read_to_string(path).expect("readable"))
+        let (_, path) = found.first()?;
+        Some(fs::read_to_string(path).expect("readable"))
     }
 
     #[test]
@@ -208,10 +292,11 @@ mod tests {
         };
         let kept = KeptLogs::open(directory.path().join("kept"), limits).expect("opened");
         let log = directory.path().join("log");
-        kept.keep(&key(1), &log).expect("there is none");
+        let nothing = directory.path().join("nothing");
+        kept.keep(&key(1), &log, &nothing).expect("there is none");
         for (generation, text) in [(1, "first\n"), (2, "one\ntwo\nthree\n"), (4, "last\n")] {
             fs::write(&log, text).expect("written");
-            kept.keep(&key(generation), &log).expect("kept");
+            kept.keep(&key(generation), &log, &nothing).expect("kept");
         }
         assert_eq!(read(&kept, 1, false), None);
         assert_eq!(read(&kept, 2, false).as_deref(), Some("three\n"));
@@ -219,7 +304,7 @@ mod tests {
         assert_eq!(read(&kept, 4, true).as_deref(), Some("three\n"));
         assert_eq!(read(&kept, 5, true).as_deref(), Some("last\n"));
         fs::write(&log, "").expect("written");
-        kept.keep(&key(5), &log).expect("kept");
+        kept.keep(&key(5), &log, &nothing).expect("kept");
         assert_eq!(read(&kept, 5, false).as_deref(), Some(""));
         let now = SystemTime::now();
         kept.sweep(now).expect("swept");
@@ -230,13 +315,54 @@ mod tests {
     }
 
     #[test]
+    fn all_logs_together_are_bounded_and_the_oldest_go_first() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let limits = KeptLogLimits {
+            total_bytes: 800,
+            ..KeptLogLimits::default()
+        };
+        let kept = KeptLogs::open(directory.path().join("kept"), limits).expect("opened");
+        let log = directory.path().join("log");
+        let nothing = directory.path().join("nothing");
+        fs::write(&log, [b'x'; 100]).expect("written");
+        let of = |number: u64| ContainerKey {
+            session: format!("s{number}").parse().expect("an id"),
+            ..key(number)
+        };
+        let mut time = SystemTime::now() - Duration::from_secs(60);
+        for number in 1..=9 {
+            kept.keep(&of(number), &log, &nothing).expect("kept");
+            let found = kept.find(&of(number), false).expect("readable");
+            time += Duration::from_secs(1);
+            let file = File::options()
+                .write(true)
+                .open(&found[0].1)
+                .expect("opened");
+            file.set_modified(time).expect("set");
+        }
+        let are_kept = |numbers: std::ops::RangeInclusive<u64>| {
+            let mut found = numbers.map(|number| kept.find(&of(number), false).expect("readable"));
+            found.all(|logs| !logs.is_empty())
+        };
+        assert_eq!(kept.find(&of(1), false).expect("readable"), []);
+        assert_eq!(kept.find(&of(2), false).expect("readable"), []);
+        assert!(are_kept(3..=9));
+        assert_eq!(fs::read_dir(&kept.directory).expect("there").count(), 7);
+        // The next daemon counts what is there.
+        drop(kept);
+        let kept = KeptLogs::open(directory.path().join("kept"), limits).expect("opened");
+        assert_eq!(kept.total.load(Ordering::Relaxed), 700);
+    }
+
+    #[test]
     fn a_log_that_was_replaced_by_a_link_is_not_followed() {
         let directory = tempfile::tempdir().expect("a directory");
         let kept = KeptLogs::open(directory.path().join("kept"), KeptLogLimits::default());
         let kept = kept.expect("opened");
         let log = directory.path().join("log");
+        let nothing = directory.path().join("nothing");
         std::os::unix::fs::symlink("/etc/passwd", &log).expect("linked");
-        kept.keep(&key(1), &log).expect_err("a link");
+        kept.keep(&key(1), &log, &nothing).expect_err("a link");
         assert_eq!(read(&kept, 1, false), None);
     }
 }

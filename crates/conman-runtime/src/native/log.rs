@@ -19,7 +19,7 @@ const ACTION: &str = "read the log of";
 const LIFE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Inner {
-    /// One file holds both outputs, in the order in which they were written.
+    /// One file holds both outputs, in the order in which they were written, unless they are told apart.
     pub(super) async fn logs(
         self: &Arc<Self>,
         key: &ContainerKey,
@@ -44,7 +44,12 @@ impl Inner {
             looked: Instant::now(),
             empty_before: false,
         };
-        let files = vec![(OutputStream::Stdout, log)];
+        let mut files = vec![(OutputStream::Stdout, log)];
+        files.extend(
+            plan.launch
+                .log_stderr
+                .map(|log| (OutputStream::Stderr, log)),
+        );
         log_files::read(files, options, move || life.has_ended()).await
     }
 }
@@ -62,14 +67,15 @@ impl Inner {
             let found = kept.find(&owned, options.previous);
             found.map_err(|source| host_error("read", kept.directory(), source))
         };
-        let Some(log) = super::away(ACTION, find).await? else {
+        let files = super::away(ACTION, find).await?;
+        if files.is_empty() {
             return Err(super::no_such_container(key));
-        };
+        }
         let options = LogOptions {
             follow: false,
             ..options
         };
-        log_files::read(vec![(OutputStream::Stdout, log)], options, || true).await
+        log_files::read(files, options, || true).await
     }
 }
 

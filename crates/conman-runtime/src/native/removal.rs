@@ -21,8 +21,8 @@ impl Inner {
         let (inner, owned) = (Arc::clone(&self), key.clone());
         let leaving = away(ACTION, move || {
             inner.kernel.check_dead(&owned)?;
-            let log = inner.store.container(&owned).log();
-            if let Err(error) = inner.kept_logs.keep(&owned, &log) {
+            let dir = inner.store.container(&owned);
+            if let Err(error) = inner.kept_logs.keep(&owned, &dir.log(), &dir.log_stderr()) {
                 tracing::warn!(container = %owned, %error, "cannot keep the log");
             }
             inner.store.leave(&owned)

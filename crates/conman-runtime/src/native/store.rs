@@ -184,6 +184,11 @@ impl ContainerDir {
         self.path.join(LOG)
     }
 
+    /// Its standard error, if that is told apart.
+    pub(super) fn log_stderr(&self) -> PathBuf {
+        conman_linux::with_suffix(&self.log(), ".stderr")
+    }
+
     pub(super) fn root(&self) -> PathBuf {
         self.path.join(ROOT)
     }

@@ -1,7 +1,8 @@
 //! Reads a container's log files, optionally only their last lines, and follows them.
 //!
 //! Where outputs are in separate files, past output comes ordered by output, not by time. A
-//! line's timestamp is the time at which it was read. A file may begin with a hole, where the
+//! line's timestamp is the time at which the shim noticed it ([`conman_shim::log_times`]), or else at which it
+//! was read. A file may begin with a hole, where the
 //! oldest part was discarded to keep it bounded: reading continues with the first whole line
 //! after it. A file that is truncated while it is followed, for example by a program that reopens
 //! its output, is read from its beginning.
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use conman_shim::log_times::{self, LogMark};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use rustix::fs::{OFlags, SeekFrom};
@@ -71,6 +73,8 @@ struct Source {
     at_line_start: bool,
     /// After a hole: bytes are skipped until the next line begins.
     in_cut_line: bool,
+    /// When its parts were written.
+    times: Vec<LogMark>,
 }
 
 /// Bytes from a place in a file.
@@ -95,6 +99,7 @@ pub async fn read(
         end: None,
         at_line_start: true,
         in_cut_line: false,
+        times: Vec::new(),
     });
     let mut reader = LogReader {
         options,
@@ -113,6 +118,12 @@ pub async fn read(
     }
     if let Some(lines) = options.tail {
         reader.skip_to_tail(lines).await?;
+    }
+    if options.timestamps || options.since.is_some() {
+        for source in &mut reader.sources {
+            let read = source.read_times(options.since).await;
+            read.map_err(|error| host_error("read", &source.path, error))?;
+        }
     }
     let stream = stream::unfold(reader, |mut reader| async move {
         reader.next().await.map(|chunk| (chunk, reader))
@@ -278,17 +289,59 @@ impl Source {
         Ok(found)
     }
 
+    /// Puts the time before each line of the bytes before the position.
     fn stamp(&mut self, bytes: &[u8]) -> Bytes {
-        let now = format!("{:.9} ", Timestamp::now());
-        let mut stamped = Vec::with_capacity(bytes.len() + now.len());
+        let now = Timestamp::now();
+        let mut stamped = Vec::with_capacity(bytes.len() + 32);
+        let mut begin = self.position - bytes.len() as u64;
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
             if self.at_line_start {
-                stamped.extend_from_slice(now.as_bytes());
+                let at = self.written_at(begin).unwrap_or(now);
+                stamped.extend_from_slice(format!("{at:.9} ").as_bytes());
             }
             stamped.extend_from_slice(line);
+            begin += line.len() as u64;
             self.at_line_start = line.ends_with(b"\n");
         }
         stamped.into()
+    }
+
+    /// When the byte at a place was written, if that was noted.
+    fn written_at(&self, place: u64) -> Option<Timestamp> {
+        let after = self.times.partition_point(|mark| mark.length <= place);
+        Timestamp::from_second(self.times.get(after)?.at_s).ok()
+    }
+
+    /// Reads when its parts were written, and skips what was written before `since`.
+    async fn read_times(&mut self, since: Option<Timestamp>) -> io::Result<()> {
+        let Some(file) = self.open().await? else {
+            return Ok(());
+        };
+        let path = self.path.clone();
+        let mut times = away(move || {
+            let mut times = log_times::read_log_times(&path)?;
+            times.push(LogMark::of(&file.metadata()?));
+            Ok(times)
+        })
+        .await?;
+        // After a truncation, earlier marks have no meaning.
+        let begin = times
+            .windows(2)
+            .rposition(|two| two[1].length < two[0].length);
+        times.drain(..begin.map_or(0, |at| at + 1));
+        self.times = times;
+        let before = since.and_then(|since| {
+            let earlier = |mark: &&LogMark| mark.at_s < since.as_second();
+            self.times.iter().rfind(earlier)
+        });
+        if let Some(mark) = before
+            && mark.length > self.position
+        {
+            // The line at the mark begins there, or may have begun before it.
+            self.position = mark.length - 1;
+            self.in_cut_line = true;
+        }
+        Ok(())
     }
 
     /// Ends reading at the file's present end.
@@ -363,115 +416,4 @@ async fn away<T: Send + 'static>(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use rustix::fs::{FallocateFlags, fallocate};
-
-    use super::*;
-
-    const BLOCK: usize = 4_096;
-
-    /// A log of numbered lines whose first two blocks are a hole.
-    fn holed(directory: &Path) -> Option<PathBuf> {
-        let path = directory.join("log");
-        let text: String = (0..1_200).map(|n| format!("line {n:05}\n")).collect();
-        std::fs::write(&path, text).expect("written");
-        let file = File::options().write(true).open(&path).expect("opened");
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(file.as_fd(), flags, 0, 2 * BLOCK as u64) {
-            Ok(()) => Some(path),
-            Err(errno) => {
-                #[expect(clippy::print_stderr, reason = "a skipped test says so there")]
-                {
-                    eprintln!("skipped: no holes here: {errno}");
-                }
-                None
-            }
-        }
-    }
-
-    async fn all(path: PathBuf, options: LogOptions) -> String {
-        let files = vec![(OutputStream::Stdout, path)];
-        let mut log = read(files, options, || true).await.expect("a log");
-        let mut text = String::new();
-        while let Some(chunk) = log.next().await {
-            text.push_str(&String::from_utf8_lossy(&chunk.expect("readable").bytes));
-        }
-        text
-    }
-
-    #[test]
-    fn a_quiet_log_is_looked_at_ever_less_often_until_something_comes() {
-        let mut pauses = Pauses(FIRST_PAUSE);
-        let first: Vec<Duration> = (0..8).map(|_| pauses.next()).collect();
-        assert!(first.is_sorted() && first[0] == FIRST_PAUSE, "{first:?}");
-        assert_eq!(first.last(), Some(&LAST_PAUSE));
-        pauses.begin_anew();
-        assert_eq!(pauses.next(), FIRST_PAUSE);
-    }
-
-    #[tokio::test]
-    async fn a_log_that_grows_while_it_is_read_has_an_end_all_the_same() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("log");
-        std::fs::write(&path, "first\n".repeat(10_000)).expect("written");
-        let files = vec![(OutputStream::Stdout, path.clone())];
-        let log = read(files, LogOptions::default(), || true).await;
-        let mut log = log.expect("a log");
-        let mut file = File::options().append(true).open(&path).expect("opened");
-        let mut bytes = 0;
-        while let Some(chunk) = log.next().await {
-            bytes += chunk.expect("readable").bytes.len();
-            io::Write::write_all(&mut file, &b"later\n".repeat(10_000)).expect("written");
-        }
-        assert_eq!(bytes, 60_000);
-    }
-
-    #[tokio::test]
-    async fn a_followed_log_that_is_cut_is_read_on_from_its_beginning() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("log");
-        std::fs::write(&path, "one\ntwo\nthr").expect("written");
-        let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let (options, seen) = (
-            LogOptions {
-                follow: true,
-                ..LogOptions::default()
-            },
-            Arc::clone(&ended),
-        );
-        let files = vec![(OutputStream::Stdout, path.clone())];
-        let has_ended = move || seen.load(std::sync::atomic::Ordering::SeqCst);
-        let mut log = read(files, options, has_ended).await.expect("a log");
-        let first = log.next().await.expect("there is more").expect("readable");
-        assert_eq!(first.bytes, "one\ntwo\nthr");
-        std::fs::write(&path, "new\n").expect("rewritten");
-        let second = log.next().await.expect("there is more").expect("readable");
-        assert_eq!(second.bytes, "new\n");
-        ended.store(true, std::sync::atomic::Ordering::SeqCst);
-        assert!(log.next().await.is_none());
-    }
-
-    #[tokio::test]
-    async fn a_log_whose_beginning_was_given_up_begins_with_a_whole_line() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let Some(path) = holed(directory.path()) else {
-            return;
-        };
-        let text = all(path.clone(), LogOptions::default()).await;
-        let lines: Vec<&str> = text.lines().collect();
-        // The line that the hole's end cuts is the 745th of 11 bytes each.
-        assert_eq!(
-            (lines.first(), lines.last()),
-            (Some(&"line 00745"), Some(&"line 01199"))
-        );
-        assert_eq!(lines.len(), 1_200 - 745);
-        let tail = |lines| LogOptions {
-            tail: Some(lines),
-            ..LogOptions::default()
-        };
-        assert_eq!(all(path.clone(), tail(1)).await, "line 01199\n");
-        assert_eq!(all(path, tail(5_000)).await, text);
-    }
-}
+mod tests;

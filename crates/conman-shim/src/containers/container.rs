@@ -40,8 +40,8 @@ pub(crate) struct Container {
     /// Of a command that is kept.
     pub(crate) kept: Option<KeptCommand>,
     pub(crate) state: ContainerState,
-    /// The log to bound; `None` for a command, or with a terminal.
-    pub(crate) log: Option<BoundedLog>,
+    /// The logs to bound; none for a command, or with a terminal.
+    pub(crate) logs: Vec<BoundedLog>,
     /// Whether a client ordered its freezing.
     pub(crate) frozen: bool,
     /// Another program starts it.
@@ -76,7 +76,7 @@ impl Container {
             scratch,
             exec_in,
             kept: None,
-            log: None,
+            logs: Vec::new(),
             state: ContainerState::Launching,
             frozen: false,
             external: false,

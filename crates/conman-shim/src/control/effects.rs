@@ -156,7 +156,7 @@ impl Control {
     }
 
     pub(super) fn report_end(&mut self, name: &str) {
-        self.bound_log(name);
+        self.bound_logs(name);
         self.record(name);
         self.change(FenceEvent::Died(slot(name)));
         let Some(container) = self.containers.get(name) else {

@@ -17,23 +17,27 @@ impl Control {
             self.poller
                 .add(Token::Sweeper, socket, EventFlags::empty())?;
         }
-        for (name, container) in self.containers.iter() {
-            if let (true, Some(log)) = (container.is_alive(), &container.log) {
-                self.sweeper.watch(name, log);
+        for (_, container) in self.containers.iter() {
+            if container.is_alive() {
+                container
+                    .logs
+                    .iter()
+                    .for_each(|log| self.sweeper.watch(log));
             }
         }
         Ok(())
     }
 
-    /// Sends the log of a container that has begun or ended.
-    pub(super) fn bound_log(&mut self, name: &str) {
+    /// Sends the logs of a container that has begun or ended.
+    pub(super) fn bound_logs(&mut self, name: &str) {
         let Some(container) = self.containers.get(name) else {
             return;
         };
-        match &container.log {
-            Some(log) if container.is_alive() => self.sweeper.watch(name, log),
-            Some(_) => self.sweeper.forget(name),
-            None => {}
+        for log in &container.logs {
+            match container.is_alive() {
+                true => self.sweeper.watch(log),
+                false => self.sweeper.forget(log),
+            }
         }
     }
 

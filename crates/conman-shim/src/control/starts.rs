@@ -100,10 +100,7 @@ impl Control {
         let own = OwnResources {
             ids,
             scratch: spec.root.scratch.clone(),
-            log: spec.terminal.is_none().then(|| BoundedLog {
-                path: spec.log.clone(),
-                bytes: spec.log_bytes.unwrap_or(LOG_BYTES),
-            }),
+            logs: bounded_logs(&spec),
         };
         let name = spec.name.clone();
         let pending = Pending {
@@ -280,7 +277,7 @@ impl Control {
         }
         if !is_command {
             self.change(FenceEvent::Appeared(slot(&name)));
-            self.bound_log(&name);
+            self.bound_logs(&name);
         }
         if killed && self.containers.get(&name).is_some_and(Container::is_alive) {
             self.kill_pending(&name);
@@ -383,4 +380,17 @@ impl Control {
             self.ids.give_back(ids);
         }
     }
+}
+
+/// A terminal has no log.
+fn bounded_logs(spec: &LaunchSpec) -> Vec<BoundedLog> {
+    let paths = spec.terminal.is_none().then_some(&spec.log);
+    let paths = paths.into_iter().chain(&spec.log_stderr);
+    let bytes = spec.log_bytes.unwrap_or(LOG_BYTES);
+    paths
+        .map(|path| BoundedLog {
+            path: path.clone(),
+            bytes,
+        })
+        .collect()
 }

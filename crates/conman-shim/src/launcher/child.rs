@@ -70,7 +70,7 @@ pub(super) enum ChildReport {
     Failed { error: LaunchError },
 }
 
-/// The order to continue. It carries the overlay, the log, /dev, a mount for each file and each bind, and
+/// The order to continue. It carries the overlay, the log, /dev, the log of standard error if that is told apart, a mount for each file and each bind, and
 /// the descriptors for joining the cgroups, in this order.
 pub(super) const GO: &[u8] = b"go";
 
@@ -118,6 +118,7 @@ pub(super) struct Child<'a> {
 struct Handed {
     overlay: Mount,
     log: OwnedFd,
+    log_stderr: Option<OwnedFd>,
     dev: Mount,
     files: Vec<Mount>,
     binds: Vec<Mount>,
@@ -168,6 +169,7 @@ impl Child<'_> {
         let Handed {
             overlay,
             log,
+            log_stderr,
             dev,
             files,
             binds,
@@ -198,8 +200,9 @@ impl Child<'_> {
         }
         let mounted = Instant::now();
         let terminal = self.spec.terminal.is_some();
-        connect_streams(&log, terminal).map_err(step("connect the standard streams"))?;
-        drop((overlay, log, files, binds));
+        let errors = log_stderr.as_ref().unwrap_or(&log);
+        connect_streams(&log, errors, terminal).map_err(step("connect the standard streams"))?;
+        drop((overlay, log, log_stderr, files, binds));
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
         if terminal {
             ioctl_tiocsctty(rustix::stdio::stdin())
@@ -240,6 +243,7 @@ impl Child<'_> {
                 overlay: Mount::from_fd(overlay),
                 log,
                 dev: Mount::from_fd(dev),
+                log_stderr: self.spec.log_stderr.as_ref().and_then(|_| fds.next()),
                 files: fds
                     .by_ref()
                     .take(self.spec.files.len())
@@ -450,10 +454,10 @@ fn bind_target(root: BorrowedFd<'_>, mount: &Mount, target: &Path) -> io::Result
 }
 
 /// With a terminal, standard input is the terminal; otherwise it is /dev/null already.
-fn connect_streams(log: &OwnedFd, terminal: bool) -> io::Result<()> {
+fn connect_streams(log: &OwnedFd, errors: &OwnedFd, terminal: bool) -> io::Result<()> {
     if terminal {
         rustix::stdio::dup2_stdin(log)?;
     }
     rustix::stdio::dup2_stdout(log)?;
-    Ok(rustix::stdio::dup2_stderr(log)?)
+    Ok(rustix::stdio::dup2_stderr(errors)?)
 }

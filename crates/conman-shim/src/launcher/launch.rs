@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_linux::{
@@ -64,8 +64,8 @@ pub(super) struct Made {
     process: Option<PidFd>,
     cgroup: Option<SessionCgroup>,
     scratch: Option<Scratch>,
-    /// A log that did not exist before.
-    log: Option<PathBuf>,
+    /// Logs that did not exist before.
+    logs: Vec<PathBuf>,
 }
 
 impl Made {
@@ -94,10 +94,10 @@ impl Made {
                 scratch.take_back();
             }
         }
-        if let Some(log) = &self.log
-            && let Err(error) = std::fs::remove_file(log)
-        {
-            tracing::warn!(path = %log.display(), %error, "cannot remove a failed start's log");
+        for log in &self.logs {
+            if let Err(error) = std::fs::remove_file(log) {
+                tracing::warn!(path = %log.display(), %error, "cannot remove a failed start's log");
+            }
         }
         !dead
     }
@@ -206,9 +206,14 @@ impl Launcher {
         let log = if spec.terminal.is_some() && !binds.is_empty() {
             binds.remove(0)
         } else {
-            open_log(spec, &mut made.log)
+            open_log(&spec.log, &mut made.logs)
                 .map_err(|error| LaunchError::step("open the log", &error))?
         };
+        let log_stderr = spec.log_stderr.as_ref();
+        let log_stderr = log_stderr.map(|path| open_log(path, &mut made.logs));
+        let log_stderr = log_stderr
+            .transpose()
+            .map_err(|error| LaunchError::step("open the log of its errors", &error))?;
         phases.files_us = clock.lap();
         offer_to_oom_killer(process)?;
         let user_namespace = map_ids(process, 0, order.ids)?;
@@ -229,9 +234,11 @@ impl Launcher {
             .devices(order.ids)
             .map_err(|error| LaunchError::step("make the container's devices", &error))?;
         let first = [overlay.as_fd(), log.as_fd(), dev.as_fd()];
-        hand_over(&socket, cgroup, first, files.iter().chain(&binds))?;
+        let rest = files.iter().chain(&binds).map(AsFd::as_fd);
+        let rest = log_stderr.iter().map(AsFd::as_fd).chain(rest);
+        hand_over(&socket, cgroup, first, rest)?;
         // From now on only the child's copies keep them open.
-        drop((overlay, log, dev, files, binds, user_namespace));
+        drop((overlay, log, log_stderr, dev, files, binds, user_namespace));
         Ok(socket)
     }
 
@@ -368,17 +375,17 @@ fn check_dumpable(setting: &str) -> io::Result<()> {
 /// Root owns it: only a file's owner may change its mode or take a lease, which would block its readers.
 /// All users may write to it, so that programs can open `/dev/stdout`; only root can reach its
 /// directory.
-fn open_log(spec: &LaunchSpec, made: &mut Option<PathBuf>) -> io::Result<OwnedFd> {
+fn open_log(path: &Path, made: &mut Vec<PathBuf>) -> io::Result<OwnedFd> {
     let mut options = File::options();
     options
         .append(true)
         .mode(0o600)
         .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
-    let file = match options.clone().create_new(true).open(&spec.log) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(&spec.log)?,
+    let file = match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path)?,
         other => {
             let file = other?;
-            *made = Some(spec.log.clone());
+            made.push(path.to_owned());
             file
         }
     };
@@ -420,11 +427,11 @@ fn hand_over<'a>(
     socket: &OwnedFd,
     cgroup: &'a SessionCgroup,
     first: [BorrowedFd<'a>; 3],
-    mounts: impl Iterator<Item = &'a Mount>,
+    rest: impl Iterator<Item = BorrowedFd<'a>>,
 ) -> Result<(), LaunchError> {
     let fds: Vec<_> = first
         .into_iter()
-        .chain(mounts.map(AsFd::as_fd))
+        .chain(rest)
         .chain(cgroup.entrances())
         .collect();
     seqpacket::send(socket, GO, &fds).map_err(|error| {

@@ -87,6 +87,7 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                 program,
                 log,
                 log_bytes: None,
+                log_stderr: None,
                 ptys: 0,
                 files: Vec::new(),
                 binds: Vec::new(),

@@ -34,6 +34,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
             nofile: None,
         },
         log: "/logs/a".into(),
+        log_stderr: None,
         files: Vec::new(),
         binds: Vec::new(),
         network: NetworkSpec::Loopback,

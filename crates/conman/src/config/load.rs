@@ -406,9 +406,11 @@ fn limits(section: &Section<'_, '_>) -> Limits {
 fn kept_logs(section: &Section<'_, '_>) -> KeptLogLimits {
     let defaults = KeptLogLimits::default();
     let bytes = section.integer("kept_log_bytes", 0..=1 << 30);
+    let total = section.integer("kept_log_total_bytes", 0..=1 << 50);
     let age = section.integer("kept_log_s", 0..=366 * 86_400);
     KeptLogLimits {
         bytes: bytes.unwrap_or(defaults.bytes),
+        total_bytes: total.unwrap_or(defaults.total_bytes),
         age: age.map_or(defaults.age, Duration::from_secs),
     }
 }

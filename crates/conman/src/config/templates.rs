@@ -37,6 +37,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         preempt_signal: section.string("preempt_signal"),
         preempt_grace_ms: section.integer("preempt_grace_ms", ANY),
         tty: section.boolean("tty"),
+        log_streams: section.boolean("log_streams"),
         on_node_loss: section.get("on_node_loss", "\"wait\" or \"restart\""),
         node_labels: section.string_map("node_labels"),
     };

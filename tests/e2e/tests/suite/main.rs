@@ -24,6 +24,7 @@ mod images;
 mod interfaces;
 mod life;
 mod native_crash;
+mod native_logs;
 mod native_ptys;
 mod native_sessions;
 mod ports;

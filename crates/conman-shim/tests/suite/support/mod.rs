@@ -206,6 +206,7 @@ impl Shim {
                 nofile: None,
             },
             log: self.path("logs").join(name),
+            log_stderr: None,
             files: Vec::new(),
             binds: Vec::new(),
             network: NetworkSpec::Loopback,
