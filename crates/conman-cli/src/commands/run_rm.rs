@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_proto::{EnsureResponse, Session, SessionId, StopReport};
+use conman_proto::{EnsureResponse, Session, SessionId, SessionState, StopReport};
 use http::Method;
 
 use super::exec::ending_signal;
@@ -74,7 +74,13 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
     };
     loop {
         let followed = logs::show(context, &log).await;
-        let session: Session = context.client.get(&path).await?;
+        let mut session: Session = context.client.get(&path).await?;
+        // Its exit code is known a moment after its log has ended.
+        while followed.is_ok() && !session.state.is_ended() && session.state != SessionState::Stuck
+        {
+            tokio::time::sleep(LOG_INTERVAL).await;
+            session = context.client.get(&path).await?;
+        }
         let is_over = session.state.is_ended();
         match (followed, session.exit_code) {
             (Ok(printed), code) => {
