@@ -83,7 +83,7 @@ pub(crate) fn load(named: Option<&Path>) -> Result<Config, ConfigError> {
     let path = named.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
     match read(path) {
         Ok(text) => Ok(Config {
-            file: named.map(Path::to_path_buf),
+            file: named.clone(),
             sections: text.parse().unwrap_or_default(),
             ..parse(&text, Some(path))?
         }),
