@@ -16,6 +16,7 @@ pub struct SessionPatch {
     /// Stop or pause the session after so many seconds without a tunnel or request, counted from now; 0
     /// for never.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<i64>, minimum = 0, maximum = 4_294_967_295_i64)]
     pub idle_timeout_s: Option<u32>,
     /// When to stop the session, whatever it does; null for what its `max_lifetime_s` says.
     #[serde(skip_serializing_if = "Option::is_none", with = "present_or_null")]

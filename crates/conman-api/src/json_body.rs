@@ -150,9 +150,9 @@ mod tests {
                 "expected a string",
             ),
             (
-                r#"{"network": "host"}"#,
+                r#"{"network": "hosts"}"#,
                 "network",
-                "expected one of `loopback`, `bridge`, `routed`",
+                "`hosts` is not \"loopback\"",
             ),
             (r#"{"image": "a", "image": "b"}"#, "image", "twice"),
             (r#"{"cpus": true}"#, "cpus", "expected a number"),

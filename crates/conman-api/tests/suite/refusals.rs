@@ -96,11 +96,11 @@ async fn bad_bodies_name_the_field_and_the_allowed_values() {
             "",
         ),
         (
-            r#"{"template": "idle", "network": "host"}"#,
+            r#"{"template": "idle", "network": "hosts"}"#,
             422,
             "bad-body",
             "network",
-            "`loopback`",
+            "\"loopback\"",
         ),
         (r#"{"template":"#, 400, "bad-json", "", "line 1"),
         ("[]", 422, "bad-body", "body", "object"),

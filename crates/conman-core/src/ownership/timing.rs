@@ -54,11 +54,11 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             renew_ms: 1_000,
-            fence_ms: 3_500,
+            fence_ms: 5_000,
             shim_restart_ms: 1_000,
             freeze_ms: 1_000,
             kill_ms: MIN_KILL_MS,
-            takeover_ms: 7_945,
+            takeover_ms: 9_475,
             drift_ppm: 10_000,
             frozen_max_ms: 900_000,
             retry_ms: 250,
@@ -171,7 +171,7 @@ mod tests {
     fn the_defaults_are_the_shortest_safe_times_of_a_host_that_never_stood_still() {
         let timing = Timing::default();
         assert_eq!(timing, timing.derive_takeover(0));
-        assert!(timing.takeover_ms <= 8_000, "{timing:?}");
+        assert!(timing.takeover_ms <= 9_500, "{timing:?}");
         assert_eq!(timing.kill_ms, Timing::kill_ms(1_000));
         assert_eq!(timing.slack_ms(), Ok(MIN_SLACK_MS));
     }

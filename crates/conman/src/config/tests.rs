@@ -239,7 +239,7 @@ fn time_outs_that_could_let_two_containers_run_are_refused_with_what_is_missing(
                          [fleet]\ntakeover_ms = 6000\n";
     let text = mistakes(unsafe_timing);
     assert!(
-        text.contains("5: `fleet.takeover_ms` is too short") && text.contains("626 ms"),
+        text.contains("5: `fleet.takeover_ms` is too short") && text.contains("2141 ms"),
         "{text}"
     );
     let text = mistakes("[fleet]\nrenew_ms = 2000\n");
@@ -268,8 +268,8 @@ fn more_sessions_than_are_killed_in_time_are_refused_with_what_that_takes() {
             .map(|shared| shared.timing);
         timing.expect("a fleet").takeover_ms
     };
-    assert!(takeover_ms("") < 8_000);
-    assert!(takeover_ms(limits) > 8_000 && takeover_ms(limits) < 10_000);
+    assert!(takeover_ms("") < 9_500);
+    assert!(takeover_ms(limits) > 10_000 && takeover_ms(limits) < 11_000);
     let unsafe_timing = "[fleet]\nkill_ms = 2000\nunsafe_timing = true\n";
     accepted(&format!("{fleet}{limits}{unsafe_timing}"));
     accepted(limits);
@@ -283,8 +283,8 @@ fn a_safe_fleet_tells_by_how_much() {
     );
     let shown = config.to_string();
     for part in [
-        "6500 ms after the last renewal",
-        "B (1 + ρ) < T (1 - ρ): (3500 + 1000 + 1000 + 1000) (1 + 0.01) = 6565 < 7945 (1 - 0.01) = 7865",
+        "8000 ms after the last renewal",
+        "B (1 + ρ) < T (1 - ρ): (5000 + 1000 + 1000 + 1000) (1 + 0.01) = 8080 < 9475 (1 - 0.01) = 9380",
         "for 1300 ms",
     ] {
         assert!(shown.contains(part), "{part}: {shown}");

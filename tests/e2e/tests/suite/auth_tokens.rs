@@ -137,6 +137,22 @@ fn rules() -> Vec<Rule> {
         ),
         look("/v1/sessions/{id}/logs", "/v1/sessions/s/logs", Frontend),
         act(
+            "post",
+            "/v1/sessions",
+            Frontend,
+            ("/v1/sessions", tiny()),
+            ("/v1/sessions", Some(json!({"template": "absent"}))),
+            422,
+        ),
+        act(
+            "patch",
+            id,
+            Frontend,
+            ("/v1/sessions/s", Some(json!({"labels": {"a": "b"}}))),
+            ("/v1/sessions/absent", Some(json!({"labels": {"a": "b"}}))),
+            404,
+        ),
+        act(
             "put",
             id,
             Frontend,
@@ -564,7 +580,7 @@ async fn what_is_no_route_tells_nothing_to_who_is_not_known() {
         let refused = conman.api().send(method.clone(), path, None).await;
         let what = format!("{method} {path}");
         assert_refused(&refused, (401, "unauthenticated"), &what);
-        let known = conman.api().with_token(conman.token("read"));
+        let known = conman.api().with_token(conman.token("frontend"));
         let answer = known.send(method, path, None).await;
         let status = answer.status.as_u16();
         assert!(
