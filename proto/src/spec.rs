@@ -241,7 +241,7 @@ pub struct ResolvedSpec {
     pub args: Vec<String>,
     pub env: BTreeMap<String, String>,
     pub port: Option<u16>,
-    /// Besides `port`.
+    /// Besides `port`; without one, the first of them is the default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<crate::PortEntry>)]
     pub ports: Vec<PortRange>,
@@ -299,6 +299,12 @@ fn strips_prefix() -> bool {
 }
 
 impl ResolvedSpec {
+    /// The port of a connection that names none: `port`, else the first of `ports`.
+    #[must_use]
+    pub fn default_port(&self) -> Option<u16> {
+        self.port.or(self.ports.first().map(|ports| ports.first))
+    }
+
     /// Whether conman serves its `egress` by a proxy inside its network namespace.
     #[must_use]
     pub fn has_egress_proxy(&self) -> bool {

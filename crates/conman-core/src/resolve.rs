@@ -169,7 +169,7 @@ fn fill_in(
     if port == Some(0) {
         mistakes.add("port", "must be 1 to 65535, or null for no port");
     }
-    let ports = ports(base, request, port, whole, mistakes);
+    let ports = ports(base, request, port, mistakes);
     let ready_path = ready_path(base, request, port, whole, mistakes);
     let network = network(base, request, runtime, mistakes);
     let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
@@ -306,7 +306,6 @@ fn ports(
     base: &SessionRequest,
     request: &SessionRequest,
     port: Option<u16>,
-    whole: bool,
     mistakes: &mut Mistakes,
 ) -> Vec<PortRange> {
     let inherited = base
@@ -315,12 +314,6 @@ fn ports(
         .filter(|_| port.is_some() || request.port.is_none());
     let ports = request.ports.as_ref().or(inherited);
     let ports = ports.cloned().unwrap_or_default();
-    if whole && port.is_none() && !ports.is_empty() {
-        mistakes.add(
-            "ports",
-            "needs a port, which decides when the session is ready",
-        );
-    }
     if ports.len() > MAX_PORTS {
         let given = ports.len();
         mistakes.add(

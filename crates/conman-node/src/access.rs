@@ -387,7 +387,7 @@ fn to_running(
     context: &Context,
     handle: &SessionHandle,
 ) -> Result<Option<SessionRoute>, RouteError> {
-    let Some(port) = handle.spec().port else {
+    let Some(port) = handle.spec().default_port() else {
         return Err(RouteError::NoPort {
             id: handle.id.clone(),
         });

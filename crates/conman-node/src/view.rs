@@ -19,9 +19,11 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         reason: view.reason,
         end: view.end,
         exit_code: view.exit_code,
-        url: spec.port.map(|_| context.options.urls.url(&handle.id)),
+        url: spec
+            .default_port()
+            .map(|_| context.options.urls.url(&handle.id)),
         browser_url: spec
-            .port
+            .default_port()
             .map(|_| context.options.browser_urls.url(&handle.id)),
         port_url: port_url(context, &handle.id, &spec),
         node: context.options.name.clone(),
@@ -110,9 +112,11 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
         reason,
         end: record.state.end(),
         exit_code: ending.and_then(|ending| ending.exit_code),
-        url: spec.port.map(|_| context.options.urls.url(&record.id)),
+        url: spec
+            .default_port()
+            .map(|_| context.options.urls.url(&record.id)),
         browser_url: spec
-            .port
+            .default_port()
             .map(|_| context.options.browser_urls.url(&record.id)),
         port_url: port_url(context, &record.id, spec),
         node: node.to_owned(),

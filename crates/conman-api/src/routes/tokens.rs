@@ -53,7 +53,7 @@ pub(crate) async fn make(
         .node
         .sessions()
         .get(&id)
-        .is_none_or(|session| session.port.is_some());
+        .is_none_or(|session| session.url.is_some());
     let url = has_port.then(|| {
         let page = state.node.sessions().browser_url(&id);
         format!("{page}?{IN_URL}={}", minted.token)

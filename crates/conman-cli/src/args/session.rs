@@ -99,8 +99,8 @@ pub struct PortArgs {
 pub struct ForwardArgs {
     /// The session's name
     pub id: SessionId,
-    /// Port of the session, and the port of this machine's loopback address if another one; 0 for any
-    #[arg(value_name = "PORT[:LOCAL]", value_parser = parse_forwarding)]
+    /// Port of the session, after the port of this machine's loopback address if another one; 0 for any
+    #[arg(value_name = "[LOCAL:]PORT", value_parser = parse_forwarding)]
     pub ports: Forwarding,
 }
 
@@ -443,10 +443,10 @@ pub struct ManArgs {
 }
 
 fn parse_forwarding(text: &str) -> Result<Forwarding, String> {
-    let (port, local) = text.split_once(':').unwrap_or((text, text));
+    let (local, port) = text.split_once(':').unwrap_or((text, text));
     match (port.parse(), local.parse()) {
         (Ok(port), Ok(local)) if port > 0 => Ok(Forwarding { port, local }),
-        _ => Err("write a port of the session, such as 5432, or 5432:15432".to_owned()),
+        _ => Err("write a port of the session, such as 5432, or 15432:5432".to_owned()),
     }
 }
 

@@ -78,6 +78,25 @@ async fn each_port_has_a_host_and_a_path() {
 }
 
 #[tokio::test]
+async fn the_first_of_its_ports_is_the_default_of_a_session_without_a_port() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let sessions = conman.sessions();
+    let script = "sleep 1; exec httpd -f -p 3000 -h /www";
+    let request = json!({"image": ROOT, "command": ["sh", "-c", script], "ports": ["3000-3001"]});
+    // It runs before anything listens.
+    let session = conman.api().ensure("s", &request).await.session;
+    assert_eq!((session.state, session.port), (SessionState::Running, None));
+    assert!(session.url.is_some() && session.port_url.is_some());
+    for path in ["/s/s:3000/", "/s/s/"] {
+        eventually("the page is served", PATIENCE, async || {
+            sessions.get(path).await.text() == "hello\n"
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn a_public_port_alone_answers_callers_without_a_token() {
     let Some(native) = native() else { return };
     let builder = Conman::builder().token("app", "frontend");
@@ -155,7 +174,7 @@ async fn bytes_reach_a_port_over_the_api_and_by_a_local_port() {
     }
 
     let mut forward = conman.cli_command();
-    forward.args(["forward", "s", "5432:0"]);
+    forward.args(["forward", "s", "0:5432"]);
     forward
         .stdout(std::process::Stdio::piped())
         .kill_on_drop(true);
