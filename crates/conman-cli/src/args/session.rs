@@ -50,6 +50,8 @@ pub enum ClientCommand {
     Logs(LogsArgs),
     /// Show what sessions use: processors, memory, processes, disks, network
     Stats(StatsArgs),
+    /// Watch nodes and sessions, and what they use: sort, filter, follow one
+    Top,
     /// Show what happens on all nodes, as it happens
     Events(EventsArgs),
     /// Explain a session: what happened, how long it took, why it ended, what to do

@@ -26,6 +26,7 @@ mod session_orders;
 mod session_pages;
 mod stats;
 mod token;
+mod top;
 mod version;
 mod why;
 
@@ -76,6 +77,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Ls(args) => Box::pin(ls::run(context, &args)).await,
         ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
         ClientCommand::Stats(args) => Box::pin(stats::run(context, &args)).await,
+        ClientCommand::Top => Box::pin(top::run(context)).await,
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,
         ClientCommand::Port(args) => Box::pin(ports::run(context, &args)).await,

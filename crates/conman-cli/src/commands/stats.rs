@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use comfy_table::Cell;
-use conman_proto::{NodeList, SessionStats, StatsList};
+use conman_proto::{Node, NodeList, SessionStats, StatsList};
+use futures_util::future::join_all;
 use http::Method;
 use serde_json::json;
 
 use super::Context;
 use crate::args::StatsArgs;
-use crate::client::{Lines, PROMPT, encode};
+use crate::client::{ClientError, Lines, PROMPT, encode};
 use crate::failure::{Exit, Failure};
 use crate::human::{bytes, milliseconds};
 use crate::output::Output;
@@ -19,7 +20,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 const PERCENT: f64 = 100.0;
 
-const HEADER: [&str; 10] = [
+pub(super) const HEADER: [&str; 10] = [
     "NAME",
     "CPU",
     "THROTTLED",
@@ -55,24 +56,50 @@ pub(super) async fn run(context: &Context, args: &StatsArgs) -> Result<Exit, Fai
     Ok(Exit::Done)
 }
 
-/// One session, or all of the fleet's.
-async fn read(context: &Context, args: &StatsArgs) -> Result<Vec<SessionStats>, Failure> {
+/// What a fleet's running sessions use, read at one time.
+#[derive(Debug, Default)]
+pub(super) struct FleetStats {
+    pub(super) nodes: Vec<Node>,
+    /// Each with its node.
+    pub(super) sessions: Vec<(String, SessionStats)>,
+    /// Why the sessions of some nodes are missing.
+    pub(super) errors: Vec<String>,
+}
+
+pub(super) async fn read_fleet(context: &Context) -> Result<FleetStats, ClientError> {
     let client = &context.client;
-    if let Some(id) = &args.id {
-        let path = format!("/v1/sessions/{id}/stats");
-        return Ok(vec![client.get(&path).await?]);
-    }
     let nodes: NodeList = client.get("/v1/nodes").await?;
-    let mut sessions = Vec::new();
-    for node in &nodes.nodes {
+    let lists = nodes.nodes.iter().map(async |node| {
         let path = format!("/v1/nodes/{}/stats", encode(&node.name));
         let list = client.answer::<StatsList>(Method::GET, &path, None::<&()>, PROMPT);
-        match list.await {
-            Ok(list) => sessions.extend(list.value.sessions),
+        list.await.map(|list| list.value.sessions)
+    });
+    let mut fleet = FleetStats::default();
+    for (node, list) in nodes.nodes.iter().zip(join_all(lists).await) {
+        match list {
+            Ok(list) => {
+                let of_node = |stats| (node.name.clone(), stats);
+                fleet.sessions.extend(list.into_iter().map(of_node));
+            }
             // A node that is down has no running sessions.
-            Err(error) => context.output.warning(&format!("{}: {error}", node.name)),
+            Err(error) => fleet.errors.push(format!("{}: {error}", node.name)),
         }
     }
+    fleet.nodes = nodes.nodes;
+    Ok(fleet)
+}
+
+/// One session, or all of the fleet's.
+async fn read(context: &Context, args: &StatsArgs) -> Result<Vec<SessionStats>, Failure> {
+    if let Some(id) = &args.id {
+        let path = format!("/v1/sessions/{id}/stats");
+        return Ok(vec![context.client.get(&path).await?]);
+    }
+    let fleet = read_fleet(context).await?;
+    for error in fleet.errors {
+        context.output.warning(&error);
+    }
+    let mut sessions: Vec<_> = fleet.sessions.into_iter().map(|(_, stats)| stats).collect();
     sessions.sort_by(|one, other| one.id.cmp(&other.id));
     Ok(sessions)
 }
@@ -108,31 +135,39 @@ async fn follow(context: &Context, args: &StatsArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn row(before: Option<&SessionStats>, now: &SessionStats) -> Vec<Cell> {
+/// The processor time between two readings, in percent of one processor.
+pub(super) fn cpu_percent(before: Option<&SessionStats>, now: &SessionStats) -> Option<f64> {
+    let before = before?;
+    let cpu = now.cpu_s? - before.cpu_s?;
+    let time = now.at.duration_since(before.at).as_secs_f64();
+    // A counter that fell belongs to another start.
+    (time > 0.0 && cpu >= 0.0).then_some(cpu / time * PERCENT)
+}
+
+/// The figures of a session in the order of [`HEADER`].
+pub(super) fn cells(cpu_percent: Option<f64>, now: &SessionStats) -> [String; HEADER.len()] {
     let size = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), bytes);
     let number = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |it| it.to_string());
-    let share = before.and_then(|before| {
-        let cpu = now.cpu_s? - before.cpu_s?;
-        let time = now.at.duration_since(before.at).as_secs_f64();
-        (time > 0.0 && cpu >= 0.0).then_some(cpu / time * PERCENT)
-    });
     let network = match (now.received_bytes, now.sent_bytes) {
         (Some(received), Some(sent)) => format!("{} in, {} out", bytes(received), bytes(sent)),
         _ => "-".to_owned(),
     };
-    vec![
-        Cell::new(&now.id),
-        Cell::new(share.map_or_else(|| "-".to_owned(), |share| format!("{share:.1} %"))),
-        Cell::new(
-            now.throttled_s
-                .map_or_else(|| "-".to_owned(), |it| milliseconds(it * 1e3)),
-        ),
-        Cell::new(size(now.memory_bytes)),
-        Cell::new(size(now.memory_limit_bytes)),
-        Cell::new(number(now.oom_kills)),
-        Cell::new(format!("{} of {}", number(now.pids), now.pids_limit)),
-        Cell::new(size(now.read_bytes)),
-        Cell::new(size(now.written_bytes)),
-        Cell::new(network),
+    [
+        now.id.to_string(),
+        cpu_percent.map_or_else(|| "-".to_owned(), |share| format!("{share:.1} %")),
+        now.throttled_s
+            .map_or_else(|| "-".to_owned(), |it| milliseconds(it * 1e3)),
+        size(now.memory_bytes),
+        size(now.memory_limit_bytes),
+        number(now.oom_kills),
+        format!("{} of {}", number(now.pids), now.pids_limit),
+        size(now.read_bytes),
+        size(now.written_bytes),
+        network,
     ]
+}
+
+fn row(before: Option<&SessionStats>, now: &SessionStats) -> Vec<Cell> {
+    let cells = cells(cpu_percent(before, now), now);
+    cells.into_iter().map(Cell::new).collect()
 }

@@ -41,3 +41,4 @@ mod session_changes;
 mod sessions;
 mod specs;
 mod template_reload;
+mod top;

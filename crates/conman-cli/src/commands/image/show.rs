@@ -7,7 +7,7 @@ use conman_proto::Image;
 use jiff::Timestamp;
 
 use crate::failure::Failure;
-use crate::human::{ago, bytes, clock, printable};
+use crate::human::{ago, bytes, clock, count, printable};
 use crate::output::Output;
 
 /// Digits of an id that are shown.
@@ -101,7 +101,11 @@ pub(super) fn describe(image: &Image) -> String {
     }
     for layer in &image.layers {
         let size = layer.size_bytes.map_or_else(|| "missing".to_owned(), bytes);
-        add("layer", &format!("{} ({size})", layer.id));
+        let devices = match layer.skipped_devices {
+            0 => String::new(),
+            skipped => format!(", {} skipped", count(skipped, "device node")),
+        };
+        add("layer", &format!("{} ({size}{devices})", layer.id));
     }
     text
 }
