@@ -61,7 +61,7 @@ async fn top_filters_follows_and_leaves_the_terminal_as_it_was() {
     let mut screen = Screen {
         keys: script.stdin.take().expect("piped"),
         output: script.stdout.take().expect("piped"),
-        parser: vt100::Parser::new(40, 160, 0),
+        parser: vt100::Parser::new(nonzero(40), nonzero(160), 0),
     };
     screen
         .shows(|text| text.contains(" 2 sessions ") && text.contains("beta"))
@@ -100,4 +100,8 @@ async fn top_without_a_terminal_names_the_command_that_prints() {
     let output = conman.cli(&["top"]).await;
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("`conman stats`"), "{output:?}");
+}
+
+fn nonzero(cells: u16) -> std::num::NonZero<u16> {
+    std::num::NonZero::new(cells).expect("not zero")
 }
