@@ -43,6 +43,8 @@ pub(crate) enum Benchmark {
     Files(Copying),
     /// Hold many sessions: what one more costs, in time and in memory
     Density(Density),
+    /// Pause sessions: what they still use, and how soon they answer again
+    Pause(Pausing),
     /// Echo WebSocket messages: the program inside the benchmarks' sessions
     #[command(hide = true)]
     Echo(Listening),
@@ -179,6 +181,19 @@ pub(crate) struct Density {
     /// Sessions alive while these are started
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_to(1, 20_000))]
     pub(crate) rivals_at: usize,
+    /// `ptys` of the sessions; 0 for none of their own
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = from_to(0, 1_024))]
+    pub(crate) ptys: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pausing {
+    /// Sessions to pause
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = from_to(1, 10_000))]
+    pub(crate) count: usize,
+    /// Memory that the program of each has filled, in MiB
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = from_to(1, 1_024))]
+    pub(crate) mebibytes: usize,
 }
 
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 /// Where the distribution's busybox-static package installs it, depending on its age.
 const BUSYBOX: [&str; 2] = ["/usr/bin/busybox", "/bin/busybox"];
-const NAMES: [&str; 4] = ["sh", "httpd", "sleep", "cat"];
+const NAMES: [&str; 5] = ["sh", "httpd", "sleep", "cat", "awk"];
 
 /// The page that the server returns.
 pub(crate) const PAGE: &str = "alive\n";

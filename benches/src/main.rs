@@ -24,6 +24,7 @@ mod kill;
 mod load;
 mod net;
 mod observer;
+mod pause;
 mod preempt;
 mod proxy;
 mod rivals;
@@ -81,6 +82,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         Benchmark::Tunnels(tunnels) => tunnels::tunnels(&conman()?, &tunnels).await?,
         Benchmark::Files(copying) => files::files(&conman()?, &copying).await?,
         Benchmark::Density(density) => density::density(&conman()?, &density).await?,
+        Benchmark::Pause(pausing) => pause::pause(&conman()?, &pausing).await?,
         Benchmark::Echo(echo) => return echo::serve_echo(echo.listen).await,
         Benchmark::Services(services) => return net::serve_services(services.listen).await,
         Benchmark::Load(load) => return net::load(load).await,

@@ -106,6 +106,26 @@ pub(super) fn program_bytes(pids: &[i32]) -> Result<f64> {
     Ok(sizes.iter().sum::<u64>() as f64 * 1_024.0 / sizes.len() as f64)
 }
 
+/// Processor time of a process and its threads, in seconds, to a hundredth.
+pub(super) fn cpu_s(pid: i32) -> Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    // After the name in parentheses: utime and stime are fields 14 and 15 of the line.
+    let fields = text
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace();
+    let ticks: Vec<u64> = fields
+        .skip(11)
+        .take(2)
+        .filter_map(|it| it.parse().ok())
+        .collect();
+    anyhow::ensure!(ticks.len() == 2, "{path} is not understood");
+    // USER_HZ, the same on all architectures that conman is built for.
+    Ok((ticks[0] + ticks[1]) as f64 / 100.0)
+}
+
 /// One of conman's processes.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Own {

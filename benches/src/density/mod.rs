@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use conman_proto::{EnsureResponse, RuntimeKind, SessionState};
+use conman_proto::{EnsureResponse, RuntimeKind, SessionState, SessionStats, StatsList};
 use futures_util::future::try_join_all;
 use http::Method;
 use indicatif::ProgressBar;
@@ -32,6 +32,9 @@ use footprint::{Footprint, MachineMemory, Own};
 const ASKED: usize = 500;
 /// Connections for these requests.
 const ASKING: usize = 8;
+/// Looks at the statistics of all sessions, and the time without looks that they are compared with.
+const LOOKS: u32 = 5;
+const QUIET: std::time::Duration = std::time::Duration::from_secs(10);
 /// Bound on the death of everything.
 const DEATH_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 
@@ -59,6 +62,7 @@ struct Measured {
     rivals_at: usize,
     rivals: Vec<Rival>,
     footprint: Footprint,
+    looks: Looks,
     daemon: Own,
     shim: Option<Own>,
     answering: usize,
@@ -66,6 +70,15 @@ struct Measured {
     processes: usize,
     last_dead_ms: f64,
     last_release_ms: f64,
+}
+
+/// Processor time of daemon and shim, in seconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Looks {
+    /// For one look at the statistics of all sessions.
+    one_s: f64,
+    /// Without looks, over a second.
+    quiet_s: f64,
 }
 
 /// Starts that many sessions of a small web server through the API, with limits and everything
@@ -110,10 +123,11 @@ fn template(options: &Density) -> String {
     let command = json!(image::COMMAND);
     format!(
         "[templates.http]\nimage = \"{image}\"\ncommand = {command}\nport = 8080\n\
-         memory_bytes = {}\ncpus = {}\npids = {}\n",
+         memory_bytes = {}\ncpus = {}\npids = {}\nptys = {}\n",
         rivals::MEMORY_BYTES,
         rivals::CPUS,
         rivals::PIDS,
+        options.ptys,
     )
 }
 
@@ -150,6 +164,7 @@ async fn measure(
     );
     let own = Own::of(daemon.pid()?)?;
     let shim = daemon.shim_pid().map(Own::of).transpose()?;
+    let looks = look(options, daemon).await?;
     let asked = ASKED.min(options.count);
     let answering = ask(options, daemon, asked).await?;
     let processes = observer.count();
@@ -170,6 +185,7 @@ async fn measure(
         rivals_at,
         rivals,
         footprint,
+        looks,
         daemon: own,
         shim,
         answering,
@@ -179,6 +195,32 @@ async fn measure(
         last_release_ms: preempted
             .last_release_ms
             .context("no release was reported")?,
+    })
+}
+
+/// Measures looks at all statistics, and as long without them.
+async fn look(options: &Density, daemon: &Daemon) -> Result<Looks> {
+    let pids = [Some(daemon.pid()?), daemon.shim_pid()];
+    let used = || -> Result<f64> {
+        let times = pids.iter().flatten().map(|pid| footprint::cpu_s(*pid));
+        times.sum()
+    };
+    let mut connection = Connection::open(daemon.api()).await?;
+    let before = used()?;
+    for _ in 0..LOOKS {
+        let path = "/v1/nodes/self/stats";
+        let list: StatsList = connection.json(Method::GET, path, None).await?;
+        let counted = |stats: &SessionStats| stats.cpu_s.is_some() && stats.memory_bytes.is_some();
+        ensure!(
+            list.sessions.iter().filter(|stats| counted(stats)).count() >= options.count,
+            "not all sessions have statistics"
+        );
+    }
+    let looked = used()?;
+    tokio::time::sleep(QUIET).await;
+    Ok(Looks {
+        one_s: (looked - before) / f64::from(LOOKS),
+        quiet_s: (used()? - looked) / QUIET.as_secs_f64(),
     })
 }
 

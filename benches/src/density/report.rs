@@ -41,7 +41,7 @@ pub(super) fn report(options: &Density, measured: &Measured) -> Result<Report> {
         table,
         json: json!({
             "benchmark": "density", "runtime": options.runtime, "count": options.count,
-            "parallel": options.parallel, "switched_on": SWITCHED_ON, "starts_per_s": rate,
+            "parallel": options.parallel, "ptys": options.ptys, "switched_on": SWITCHED_ON, "starts_per_s": rate,
             "first": { "starts": block, "ms": first_ms }, "last": { "starts": block, "ms": last_ms },
             "last_over_first_p50": last_ms.p50 / first_ms.p50, "measured": measured,
         }),
@@ -154,6 +154,11 @@ fn costs(options: &Density, measured: &Measured) -> String {
     text += &format!(
         "; descriptors of both: {descriptors}, {} a session\n",
         shown(descriptors as f64 / options.count as f64)
+    );
+    text += &format!(
+        "processor time of daemon and shim: {} ms for a look at all statistics, {} ms a second without\n",
+        shown(measured.looks.one_s * 1e3),
+        shown(measured.looks.quiet_s * 1e3),
     );
     text += &format!(
         "{} of {} sessions whose page was requested returned it\n",
