@@ -115,11 +115,11 @@ mod tests {
     #[test]
     fn a_node_is_fenced_once_one_heartbeat_stood_for_t() {
         let (mut observer, timing) = (Observer::new("x".into()), Timing::default());
-        for (now, attempt) in [(0, 1), (7_000, 2), (14_944, 2)] {
+        for (now, attempt) in [(0, 1), (7_000, 2), (16_474, 2)] {
             let verdict = observer.answered(BootTime(now), &read(attempt), &timing);
             assert_eq!(verdict, Verdict::Wait);
         }
-        let Verdict::Fence(fencing) = observer.answered(BootTime(14_945), &read(2), &timing) else {
+        let Verdict::Fence(fencing) = observer.answered(BootTime(16_475), &read(2), &timing) else {
             panic!("not fenced");
         };
         assert_eq!(fencing.compare.len(), 2, "record and that very heartbeat");
@@ -136,7 +136,7 @@ mod tests {
             Answer::Values(values)
         };
         observer.answered(BootTime(0), &read(24_240), &timing);
-        for now in [7_945, 24_484] {
+        for now in [9_475, 24_484] {
             let verdict = observer.answered(BootTime(now), &read(24_240), &timing);
             assert_eq!(verdict, Verdict::Wait);
         }
@@ -151,9 +151,9 @@ mod tests {
         observer.outage(BootTime(7_000));
         observer.answered(BootTime(8_000), &read(1), &timing);
         observer.hint(BootTime(8_001), true, &timing);
-        let verdict = observer.answered(BootTime(15_944), &read(1), &timing);
+        let verdict = observer.answered(BootTime(17_474), &read(1), &timing);
         assert_eq!(verdict, Verdict::Wait);
-        let verdict = observer.answered(BootTime(15_945), &read(1), &timing);
+        let verdict = observer.answered(BootTime(17_475), &read(1), &timing);
         assert!(matches!(verdict, Verdict::Fence(_)));
     }
 }

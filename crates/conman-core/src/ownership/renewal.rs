@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn an_ambiguous_answer_gives_the_deadline_of_the_attempt_that_is_read_back() {
         let (mut renewal, timing) = (renewal(), Timing::default());
-        for (sent, shown, deadline) in [(1_000, 10, 3_500), (2_000, 11, 4_500)] {
+        for (sent, shown, deadline) in [(1_000, 10, 5_000), (2_000, 11, 6_000)] {
             assert!(renewal.due(BootTime(sent)).is_some());
             renewal.answered(BootTime(sent + 1), &Answer::Ambiguous, &timing);
             assert!(renewal.due(BootTime(sent + 1)).is_some(), "it reads");
