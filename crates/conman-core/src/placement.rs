@@ -14,12 +14,9 @@
 //! it at once do not claim it for different nodes. CPU pressure changes all the time, so if two
 //! loads are similar, the session's order decides (D. Thaler and C. Ravishankar, "Using name-based
 //! mappings to increase hit rates", which is rendezvous hashing): noise and data of different age
-//! do not change the choice. A node that has clearly less than its share of the sessions comes first, so
-//! that one that has joined gets its share although all have room.
+//! do not change the choice.
 //!
 //! This module does not decide ownership: the chosen node still has to claim.
-
-mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -379,11 +376,9 @@ fn prefer_me(me: &str, order: &mut [&NodeView]) {
     }
 }
 
-/// Whether `one` is clearly less busy than `other`, or hardly busier without having clearly more sessions for
-/// its size.
+/// Whether `one` is less busy than `other`, or hardly busier.
 fn is_near(one: &NodeView, other: &NodeView) -> bool {
-    let (busy, other_busy) = (busyness(one), busyness(other));
-    busy + NEAR_TIE < other_busy || busy <= other_busy + NEAR_TIE && !share::exceeds(one, other)
+    busyness(one) <= busyness(other) + NEAR_TIE
 }
 
 /// How close a node is to its nearest limit: 0 for idle, 1 for full.

@@ -396,36 +396,3 @@ proptest! {
         }
     }
 }
-
-#[test]
-fn a_node_that_has_joined_gets_new_sessions_until_it_has_its_share() {
-    let sized = |name: &str, sessions, max_sessions| {
-        let mut sized = node(name);
-        sized.max_sessions = max_sessions;
-        sized.load.sessions = sessions;
-        sized
-    };
-    // All have much room. Each request arrives at a node that was there before.
-    let mut nodes = vec![
-        sized("old", 60, 1_000),
-        sized("older", 60, 1_000),
-        sized("new", 0, 1_000),
-    ];
-    for number in 0..60 {
-        let me = ["old", "older"][number % 2];
-        let chosen = placed(me, &nodes, &format!("s{number}"))
-            .candidates
-            .remove(0);
-        let chosen = nodes
-            .iter_mut()
-            .find(|node| node.name == chosen)
-            .expect("one of them");
-        chosen.load.sessions += 1;
-    }
-    let share = nodes[2].load.sessions;
-    assert!((28..=60).contains(&share), "{share} of 60");
-    // A half-empty node that computes is no better than one with more sessions.
-    nodes[2].load.cpu_pressure_percent = 60.0;
-    nodes[2].load.sessions = 0;
-    assert_eq!(placed("old", &nodes[1..], "x").candidates, ["older", "new"]);
-}
