@@ -418,7 +418,7 @@ pub(crate) fn remove_helpers(layout: &Layout) -> Result<()> {
     end_helper(&balancer_file(layout), is_balancer)
 }
 
-/// The number in the file may be another process's by now.
+/// The kernel may have given the number in the file to another process.
 fn end_helper(file: &Path, is_helper: impl Fn(&str) -> bool) -> Result<()> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let Ok(pid) = text.trim().parse::<i32>() else {

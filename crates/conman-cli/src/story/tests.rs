@@ -496,7 +496,7 @@ fn what_a_session_wrote_cannot_drive_the_terminal() {
     );
 }
 
-/// `<start>` stands for what is told of [`WHOLE_START`].
+/// `<start>` is the text of [`WHOLE_START`].
 fn assert_told(told: &str, expected: &str) {
     assert_eq!(told, expected.replace("<start>", START));
 }

@@ -105,8 +105,8 @@ pub fn template(layout: &Layout, node: &str) -> String {
     )
 }
 
-/// What a witness does: appends a line to the file at `path` for as long as it lives, and says the
-/// same to whoever comes to the port, if it has one; `pause_ms` is the time between two lines.
+/// Runs a witness: appends a line to the file at `path` every `pause_ms`, and sends the same line to each client of
+/// the port, if it has one.
 ///
 /// # Errors
 /// When it lacks what it needs or cannot write any more.

@@ -1,4 +1,4 @@
-//! What is told of a session whose node is cut off, by its node and by the one that takes it over.
+//! The events of a session whose node is cut off: those of this node, and those of the node that takes it over.
 
 use conman_cluster::Cluster;
 use conman_e2e::eventually;

@@ -1,5 +1,4 @@
-//! KeptStreams of sessions on the first node, as a person has them before whom the second one's client
-//! runs.
+//! Terminals of sessions on the first node, used by a client on the second one.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
