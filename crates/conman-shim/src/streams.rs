@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::fs::{Gid, Uid, fchown};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -76,23 +77,21 @@ impl Streams {
         Ok((streams, slave))
     }
 
-    /// Opens pipes, and returns their far ends. Without `stdin`, the program reads the end of its input.
+    /// Opens sockets for the relay to the program's pipes, and returns their far ends. Without `stdin`, the
+    /// program reads the end of its input.
     pub(crate) fn pipes(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
         let (input, far_input) = if stdin {
-            let (far, near) = io::pipe()?;
-            ioctl_fionbio(&near, true)?;
-            (Some(near.into()), far.into())
+            let (near, far) = relayed()?;
+            (Some(near), far)
         } else {
             (None, File::open("/dev/null")?.into())
         };
-        let (stdout, far_stdout) = io::pipe()?;
-        let (stderr, far_stderr) = io::pipe()?;
-        ioctl_fionbio(&stdout, true)?;
-        ioctl_fionbio(&stderr, true)?;
+        let (stdout, far_stdout) = relayed()?;
+        let (stderr, far_stderr) = relayed()?;
         let streams = Self {
             outputs: vec![
-                (OutputStream::Stdout, stdout.into()),
-                (OutputStream::Stderr, stderr.into()),
+                (OutputStream::Stdout, stdout),
+                (OutputStream::Stderr, stderr),
             ],
             input,
             waiting: VecDeque::new(),
@@ -100,7 +99,7 @@ impl Streams {
             ring: OutputRing::default(),
             size: None,
         };
-        Ok((streams, [far_input, far_stdout.into(), far_stderr.into()]))
+        Ok((streams, [far_input, far_stdout, far_stderr]))
     }
 
     /// No process has an output open any more.
@@ -219,6 +218,13 @@ impl Streams {
             Place::At(at),
         ))
     }
+}
+
+/// A socket of the shim's, which does not block, and the relay's end of it.
+fn relayed() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (near, far) = UnixStream::pair()?;
+    near.set_nonblocking(true)?;
+    Ok((near.into(), far.into()))
 }
 
 /// Which message a watcher gets next.

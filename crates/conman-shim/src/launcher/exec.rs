@@ -21,9 +21,11 @@ use super::Command;
 use super::child::{ChildReport, enter_directory, step, wait_to_go_on, workdir_failed};
 use super::launch::{Launcher, cgroup_failed, offer_to_oom_killer};
 use super::program::{Privileges, execute};
+use super::relay::Relay;
 use super::under_way::{Clock, UnderWay, go_on};
 use crate::protocol::{LaunchError, encode};
 use crate::seqpacket;
+use crate::spec::{KeptStreamsSpec, STREAMS};
 
 /// All namespaces of a container.
 const NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::USER
@@ -44,9 +46,10 @@ impl Launcher {
         helper: &mut dyn FnMut(i32) -> io::Result<()>,
     ) -> Result<UnderWay, LaunchError> {
         let clock = Clock::start();
-        let [init, streams @ ..] = &fds[..] else {
-            return Err(LaunchError::EndedEarly);
-        };
+        let mut fds = fds.into_iter();
+        let init = &fds.next().ok_or(LaunchError::EndedEarly)?;
+        let (streams, relay) = connect(order, fds.collect())?;
+        let streams = &streams[..];
         if let Some(owner) = order.owner {
             give_pipes(streams, owner).map_err(step("give the standard streams to its user"))?;
         }
@@ -54,6 +57,9 @@ impl Launcher {
             .cgroups
             .existing(&order.cgroup)
             .map_err(cgroup_failed)?;
+        if let Some(relay) = &relay {
+            relay.start(&self.sole, &cgroup, helper)?;
+        }
         let capabilities = order.spec.hardening.capability_set();
         let privileges = Privileges {
             program: &order.spec.program,
@@ -96,6 +102,21 @@ impl Launcher {
             }
         }
     }
+}
+
+/// The streams for the command's process, and the relay between the shim's sockets and them if it is kept on
+/// pipes.
+fn connect(
+    order: &Command,
+    streams: Vec<OwnedFd>,
+) -> Result<(Vec<OwnedFd>, Option<Relay>), LaunchError> {
+    let kept = order.spec.kept.as_ref().map(|kept| kept.streams);
+    let Some(KeptStreamsSpec::Pipes { stdin }) = kept else {
+        return Ok((streams, None));
+    };
+    let sockets = <[OwnedFd; STREAMS]>::try_from(streams).map_err(|_| LaunchError::EndedEarly)?;
+    let (relay, streams) = Relay::connect(stdin, sockets).map_err(step("make pipes"))?;
+    Ok((streams, Some(relay)))
 }
 
 /// Enters a directory of the container that the process is in.

@@ -54,6 +54,7 @@ mod network;
 mod places;
 mod preparing;
 mod program;
+mod relay;
 mod rootfs;
 mod sweeping;
 mod under_way;

@@ -8,7 +8,8 @@ use conman_shim::{
     StreamEvent, StreamInput,
 };
 
-use crate::support::{Shim, available, subscribe, until};
+use crate::support::probe::{Arg, Probe};
+use crate::support::{Shim, available, next_end, subscribe, until};
 
 /// What one container may have, and what its kept output may cost the shim.
 const MOST: usize = 128;
@@ -305,4 +306,43 @@ fn a_containers_commands_are_forgotten_with_it() {
     assert!(until(|| client.list().expect("listed").is_empty()));
     assert_eq!(commands(&mut client, "home.1"), []);
     assert!(client.attach("home.1_one", None, None).is_err());
+}
+
+/// Where the kernel writes the numbers of a pair of sockets.
+const PAGE: u64 = 0x1000_0000;
+
+#[test]
+fn a_command_that_holds_its_pipes_lock_delays_neither_others_nor_its_death() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    // A socket that has no data is spliced into standard output, whose lock is held meanwhile.
+    let numbers = |numbers: &[u64]| numbers.iter().copied().map(Arg::Number).collect::<Vec<_>>();
+    let byte = [Arg::Number(1), Arg::Text("x"), Arg::Number(1)];
+    let probe = Probe::of(libc::SYS_mmap, &numbers(&[PAGE, 4_096, 3, 0x32, u64::MAX]))
+        .call(libc::SYS_socketpair, &numbers(&[1, 1, 0, PAGE]))
+        .call(libc::SYS_write, &byte)
+        .call(libc::SYS_splice, &numbers(&[3, 0, 1, 0, 4_096]));
+    probe.write(&shim.path("store").join("holder").join("probe"), 0o755);
+    shim.made_layer("holder");
+    let mut client = shim.client();
+    subscribe(&mut client);
+    let mut spec = shim.spec("home.1", "exec sleep 1000");
+    spec.root.layers.insert(0, "holder".into());
+    client.launch(spec).expect("launched");
+
+    let mut holder = command(&shim, "holder", "");
+    holder.program.argv = vec!["/probe".to_owned()];
+    client.exec_kept(holder).expect("begun");
+    let mut watcher = Watcher::attach(&mut client, "home.1_holder");
+    assert!(watcher.until(|one| one.stdout == b"x"));
+    let other = command(&shim, "other", "echo here; exit 4");
+    client.exec_kept(other).expect("begun");
+    let mut other = Watcher::attach(&mut client, "home.1_other");
+    assert!(other.has_all());
+    assert_eq!(other.stdout, b"here\n");
+
+    client.ask(Request::KillAll).expect("killed");
+    while next_end(&mut client).name != "home.1" {}
 }

@@ -1,0 +1,234 @@
+//! Copies between a kept command's pipes and the shim's sockets, in a process of the session's cgroup.
+//!
+//! A program can hold the lock of a pipe for as long as it likes, for example with a splice(2) from a source
+//! that has no data. Every other process that reads, writes or closes the pipe then sleeps until that program
+//! dies, whether its descriptor is non-blocking or not. The shim has to kill the program, so it never has a
+//! session's pipe. A relay that sleeps delays its own command only, and ends once the program's end has closed
+//! the pipes. It enters none of the session's namespaces.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use conman_linux::{CloneOptions, SessionCgroup, SoleThread, clone_process, inherited_fd};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
+
+use super::child::{step, wait_to_go_on};
+use super::launch::offer_to_oom_killer;
+use super::under_way::go_on;
+use crate::protocol::LaunchError;
+use crate::seqpacket;
+
+/// Bytes that are copied at once.
+const PIECE_BYTES: usize = 16 * 1_024;
+
+/// The near ends of a command's pipes, each with the socket that it is connected to.
+#[derive(Debug)]
+pub(super) struct Relay {
+    /// Socket and pipe.
+    input: Option<[OwnedFd; 2]>,
+    /// Pipe and socket of each output.
+    outputs: [[OwnedFd; 2]; 2],
+}
+
+impl Relay {
+    /// Makes pipes for the shim's sockets of standard input, output and error, and returns their far ends.
+    /// Without `stdin`, what came for it is returned as it is.
+    pub(super) fn connect(stdin: bool, sockets: [OwnedFd; 3]) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let [input, output, error] = sockets;
+        let (stdout, far_stdout) = io::pipe()?;
+        let (stderr, far_stderr) = io::pipe()?;
+        let (input, far_input) = if stdin {
+            let (far, near) = io::pipe()?;
+            ioctl_fionbio(&near, true)?;
+            (Some([input, near.into()]), far.into())
+        } else {
+            (None, input)
+        };
+        let relay = Self {
+            input,
+            outputs: [[stdout.into(), output], [stderr.into(), error]],
+        };
+        Ok((relay, vec![far_input, far_stdout.into(), far_stderr.into()]))
+    }
+
+    /// Starts the relay's process as a child of the shim. `helper` is called with its PID before it can do
+    /// anything.
+    pub(super) fn start(
+        &self,
+        sole: &SoleThread,
+        cgroup: &SessionCgroup,
+        helper: &mut dyn FnMut(i32) -> io::Result<()>,
+    ) -> Result<(), LaunchError> {
+        let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
+        let keep: Vec<_> = [theirs.as_fd()]
+            .into_iter()
+            .chain(self.fds())
+            .chain(cgroup.entrances())
+            .collect();
+        let options = CloneOptions {
+            sibling: true,
+            into_cgroup: cgroup.unified(),
+            keep_only: Some(&keep),
+            ..CloneOptions::default()
+        };
+        let process = clone_process(sole, &options, || self.run(cgroup, &theirs));
+        let process = process.map_err(step("clone a relay"))?;
+        let reported = helper(process.pid()).map_err(step("report"));
+        let begun = reported
+            .and_then(|()| offer_to_oom_killer(&process))
+            .and_then(|()| go_on(&ours));
+        if begun.is_err() {
+            let _ = process.kill();
+        }
+        begun
+    }
+
+    fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let outputs = self.outputs.iter().flatten();
+        self.input.iter().flatten().chain(outputs).map(AsFd::as_fd)
+    }
+
+    /// The process's whole run.
+    fn run(&self, cgroup: &SessionCgroup, socket: &OwnedFd) -> i32 {
+        let begun = wait_to_go_on(socket).is_ok() && cgroup.join().is_ok();
+        let copied = begun && Copying::of(self).and_then(Copying::run).is_ok();
+        i32::from(!copied)
+    }
+}
+
+/// The descriptors in the relay's process. Each is closed as soon as one of its two sides is.
+#[derive(Debug)]
+struct Copying {
+    /// Socket and pipe.
+    input: Option<[File; 2]>,
+    /// What the program has not read.
+    waiting: Vec<u8>,
+    /// Pipe and socket of each output.
+    outputs: [Option<[File; 2]>; 2],
+}
+
+/// A polled descriptor.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    InputSocket,
+    InputPipe,
+    OutputPipe(usize),
+    OutputSocket,
+}
+
+impl Copying {
+    /// Takes the descriptors of this process's copy of the launcher, whose own are never dropped here.
+    fn of(relay: &Relay) -> io::Result<Self> {
+        let [stdout, stderr] = &relay.outputs;
+        Ok(Self {
+            input: relay.input.as_ref().map(files).transpose()?,
+            waiting: Vec::new(),
+            outputs: [Some(files(stdout)?), Some(files(stderr)?)],
+        })
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        let mut piece = vec![0; PIECE_BYTES];
+        while self.input.is_some() || self.outputs.iter().any(Option::is_some) {
+            for (end, flags) in self.wait()? {
+                match end {
+                    End::InputSocket => self.take_input(&mut piece),
+                    End::InputPipe => self.pass_input(flags),
+                    End::OutputPipe(number) => self.pass_output(number, &mut piece)?,
+                    // The shim has closed it, or is gone.
+                    End::OutputSocket => return Ok(()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until something can be copied or is closed.
+    fn wait(&self) -> io::Result<Vec<(End, PollFlags)>> {
+        let (mut ends, mut fds) = (Vec::new(), Vec::new());
+        let mut add = |end, fd, flags| {
+            ends.push(end);
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        };
+        if let Some([socket, pipe]) = &self.input {
+            if self.waiting.is_empty() {
+                add(End::InputSocket, socket.as_fd(), PollFlags::IN);
+                // Its errors are reported in any case.
+                add(End::InputPipe, pipe.as_fd(), PollFlags::empty());
+            } else {
+                add(End::InputPipe, pipe.as_fd(), PollFlags::OUT);
+            }
+        }
+        for (number, [pipe, socket]) in self.outputs.iter().enumerate().filter_map(open) {
+            add(End::OutputPipe(number), pipe.as_fd(), PollFlags::IN);
+            add(End::OutputSocket, socket.as_fd(), PollFlags::empty());
+        }
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let ready = ends.into_iter().zip(fds.iter().map(PollFd::revents));
+        Ok(ready.filter(|(_, flags)| !flags.is_empty()).collect())
+    }
+
+    fn take_input(&mut self, piece: &mut [u8]) {
+        let Some([socket, _]) = &mut self.input else {
+            return;
+        };
+        match socket.read(piece) {
+            Ok(count) if count > 0 => self.waiting.extend(&piece[..count]),
+            Err(error) if is_temporary(&error) => {}
+            Ok(_) | Err(_) => self.input = None,
+        }
+    }
+
+    fn pass_input(&mut self, flags: PollFlags) {
+        let Some([_, pipe]) = &mut self.input else {
+            return;
+        };
+        if flags.contains(PollFlags::ERR) {
+            // Nobody reads it any more.
+            self.input = None;
+            return;
+        }
+        match pipe.write(&self.waiting) {
+            Ok(count) => drop(self.waiting.drain(..count)),
+            Err(error) if is_temporary(&error) => {}
+            Err(_) => self.input = None,
+        }
+    }
+
+    /// Copies one piece. Waits for the shim, which reads all there is.
+    fn pass_output(&mut self, number: usize, piece: &mut [u8]) -> io::Result<()> {
+        let Some([pipe, socket]) = &mut self.outputs[number] else {
+            return Ok(());
+        };
+        match pipe.read(piece) {
+            Ok(count) if count > 0 => socket.write_all(&piece[..count]),
+            Err(error) if is_temporary(&error) => Ok(()),
+            Ok(_) | Err(_) => {
+                self.outputs[number] = None;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn open((number, ends): (usize, &Option<[File; 2]>)) -> Option<(usize, &[File; 2])> {
+    Some((number, ends.as_ref()?))
+}
+
+fn files([one, other]: &[OwnedFd; 2]) -> io::Result<[File; 2]> {
+    let file = |fd: &OwnedFd| {
+        // Without this flag it counts as inherited.
+        fcntl_setfd(fd, FdFlags::empty())?;
+        inherited_fd(fd.as_raw_fd()).map(File::from)
+    };
+    Ok([file(one)?, file(other)?])
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
