@@ -100,6 +100,7 @@ impl Control {
             self.update_helpers();
             for (token, flags) in self.poller.wait()? {
                 match token {
+                    Token::Streams => self.serve_streams()?,
                     Token::Listener => self.clients.accept(&self.poller, &self.listener),
                     Token::Signals => {
                         if self.take_signals()? {
@@ -117,10 +118,8 @@ impl Control {
                     }
                     Token::Client(client) => self.serve(client, flags),
                     Token::Adopted(number) => self.adopted_died(number),
-                    Token::Stream(number) => self.streams.serve(&self.poller, number),
-                    Token::Watcher(number) => {
-                        self.streams.serve_watcher(&self.poller, number, flags);
-                    }
+                    // They are polled by themselves.
+                    Token::Stream(_) | Token::Watcher(_) => {}
                 }
             }
             if self.has_ended() {
@@ -128,6 +127,17 @@ impl Control {
             }
             self.replace_when_idle();
         }
+    }
+
+    fn serve_streams(&mut self) -> io::Result<()> {
+        for (token, flags) in self.poller.ready_streams()? {
+            match token {
+                Token::Stream(number) => self.streams.serve(&self.poller, number),
+                Token::Watcher(number) => self.streams.serve_watcher(&self.poller, number, flags),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Carries out what is due.

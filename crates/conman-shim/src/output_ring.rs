@@ -70,10 +70,17 @@ impl OutputRing {
         }
         match self.runs.back_mut() {
             Some(run) if run.stream == stream => run.length += bytes.len(),
-            _ => self.runs.push_back(Run {
-                stream,
-                length: bytes.len(),
-            }),
+            _ => {
+                // Before, so that the runs never take more memory.
+                if self.runs.len() == MAX_RUNS {
+                    let oldest = self.runs.front().map_or(0, |run| run.length);
+                    self.drop_oldest(oldest);
+                }
+                self.runs.push_back(Run {
+                    stream,
+                    length: bytes.len(),
+                });
+            }
         }
         let over = (self.bytes.len() + bytes.len()).saturating_sub(KEPT_OUTPUT_BYTES);
         let (gone, bytes) = bytes.split_at(over.saturating_sub(self.bytes.len()));
@@ -81,10 +88,6 @@ impl OutputRing {
         self.pass(gone.iter().copied());
         self.bytes.extend(bytes);
         self.forget(gone.len());
-        if self.runs.len() > MAX_RUNS {
-            let oldest = self.runs.front().map_or(0, |run| run.length);
-            self.drop_oldest(oldest);
-        }
     }
 
     fn drop_oldest(&mut self, count: usize) {

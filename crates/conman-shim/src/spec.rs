@@ -113,7 +113,7 @@ pub struct KeptCommandSpec {
 }
 
 /// Longest [`KeptCommandSpec::label`].
-pub const MAX_LABEL_BYTES: usize = 2_048;
+pub const MAX_LABEL_BYTES: usize = 512;
 
 /// Separates a container's name from the rest of the name of a command that is kept in it.
 pub(crate) const KEPT_SEPARATOR: char = '_';
@@ -145,7 +145,7 @@ impl ExecSpec {
                 return Err(SpecError::new("name", "another container's name"));
             }
             if kept.label.len() > MAX_LABEL_BYTES {
-                return Err(SpecError::new("kept.label", "more than 2 KiB"));
+                return Err(SpecError::new("kept.label", "more than 512 bytes"));
             }
         }
         self.program.check()?;

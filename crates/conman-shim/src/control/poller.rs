@@ -1,14 +1,21 @@
-//! The epoll instance, and the owner of each descriptor in it.
+//! The epoll instances, and the owner of each descriptor in them.
+//!
+//! Streams have one of their own, which is polled in the other one. However many of them are ready, a turn
+//! serves a few, and then the timer, the launcher and the clients again.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
 /// Events taken from the kernel in one call.
 const BATCH: usize = 64;
+
+/// Streams and watchers that are served in one turn.
+const STREAMS_A_TURN: usize = 16;
 
 /// The owner's number is in the lower bits of an event's data, its kind in the upper ones.
 const NUMBER_BITS: u32 = 56;
@@ -29,6 +36,8 @@ pub(super) enum Token {
     /// One of the streams of a container or command.
     Stream(u64),
     Watcher(u64),
+    /// Some of the two before are ready.
+    Streams,
 }
 
 impl Token {
@@ -44,6 +53,7 @@ impl Token {
             Self::Adopted(number) => (7, number),
             Self::Stream(number) => (8, number),
             Self::Watcher(number) => (9, number),
+            Self::Streams => (10, 0),
         };
         EventData::new_u64(kind << NUMBER_BITS | number)
     }
@@ -61,38 +71,58 @@ impl Token {
             7 => Some(Self::Adopted(number)),
             8 => Some(Self::Stream(number)),
             9 => Some(Self::Watcher(number)),
+            10 => Some(Self::Streams),
             _ => None,
         }
     }
 }
 
-/// The epoll instance. A descriptor leaves it when it is closed.
+/// The epoll instances. A descriptor leaves them when it is closed.
 #[derive(Debug)]
-pub(super) struct Poller(OwnedFd);
+pub(super) struct Poller {
+    all: OwnedFd,
+    streams: OwnedFd,
+}
 
 impl Poller {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
+        let all = epoll::create(CreateFlags::CLOEXEC)?;
+        let streams = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&all, &streams, Token::Streams.data(), EventFlags::IN)?;
+        Ok(Self { all, streams })
     }
 
     /// Waits for events; returns none after a signal.
     pub(super) fn wait(&self) -> io::Result<Vec<(Token, EventFlags)>> {
-        let mut space = [MaybeUninit::<Event>::uninit(); BATCH];
-        let events = match epoll::wait(&self.0, &mut space, None) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(Vec::new()),
-            Err(errno) => return Err(errno.into()),
-        };
-        let known = |event: &Event| Some((Token::of(event.data)?, event.flags));
-        Ok(events.iter().filter_map(known).collect())
+        events(&self.all, &mut [MaybeUninit::uninit(); BATCH], None)
+    }
+
+    /// Returns the events of some streams and watchers, without waiting.
+    pub(super) fn ready_streams(&self) -> io::Result<Vec<(Token, EventFlags)>> {
+        let mut space = [MaybeUninit::uninit(); STREAMS_A_TURN];
+        events(
+            &self.streams,
+            &mut space,
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        )
+    }
+
+    fn of(&self, token: Token) -> &OwnedFd {
+        match token {
+            Token::Stream(_) | Token::Watcher(_) => &self.streams,
+            _ => &self.all,
+        }
     }
 
     pub(super) fn add(&self, token: Token, fd: impl AsFd, flags: EventFlags) -> io::Result<()> {
-        Ok(epoll::add(&self.0, fd, token.data(), flags)?)
+        Ok(epoll::add(self.of(token), fd, token.data(), flags)?)
     }
 
     pub(super) fn change(&self, token: Token, fd: impl AsFd, flags: EventFlags) {
-        if let Err(error) = epoll::modify(&self.0, fd, token.data(), flags) {
+        if let Err(error) = epoll::modify(self.of(token), fd, token.data(), flags) {
             tracing::error!(?token, %error, "cannot change the events that are polled");
         }
     }
@@ -100,8 +130,23 @@ impl Poller {
     /// Stops polling a descriptor that stays open.
     pub(super) fn remove(&self, fd: impl AsFd) {
         // It fails only where the descriptor is not polled.
-        let _ = epoll::delete(&self.0, fd);
+        let _ = epoll::delete(&self.streams, &fd);
+        let _ = epoll::delete(&self.all, &fd);
     }
+}
+
+fn events(
+    epoll: &OwnedFd,
+    space: &mut [MaybeUninit<Event>],
+    timeout: Option<&Timespec>,
+) -> io::Result<Vec<(Token, EventFlags)>> {
+    let events = match epoll::wait(epoll, space, timeout) {
+        Ok((events, _)) => events,
+        Err(Errno::INTR) => return Ok(Vec::new()),
+        Err(errno) => return Err(errno.into()),
+    };
+    let known = |event: &Event| Some((Token::of(event.data)?, event.flags));
+    Ok(events.iter().filter_map(known).collect())
 }
 
 #[cfg(test)]
@@ -127,6 +172,7 @@ mod tests {
                 Token::Adopted(number),
                 Token::Stream(number),
                 Token::Watcher(number),
+                Token::Streams,
             ] {
                 prop_assert_eq!(Token::of(token.data()), Some(token));
             }

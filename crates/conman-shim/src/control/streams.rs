@@ -41,6 +41,9 @@ const MAX_WATCHERS: usize = 1_024;
 const OUTPUT_BYTES: usize = 4_096;
 const OUTPUTS_A_TURN: usize = 4;
 
+/// Messages of a watcher before the turn of the next.
+const MESSAGES_A_TURN: usize = 8;
+
 /// The streams of a container or command are polled under its number and one of these.
 const ENDS: u64 = 4;
 const INPUT: u64 = 3;
@@ -218,7 +221,10 @@ impl StreamTable {
             return;
         };
         let mut closed = flags.contains(EventFlags::OUT) && watcher.feed(streams).is_err();
-        while !closed && streams.takes_input() {
+        for _ in 0..MESSAGES_A_TURN {
+            if closed || !streams.takes_input() {
+                break;
+            }
             let mut message = [0_u8; MAX_INPUT_BYTES + 2];
             match seqpacket::receive(&watcher.socket, &mut message) {
                 Ok(Some(received)) => match StreamInput::decode(received.bytes) {
@@ -258,7 +264,7 @@ impl StreamTable {
         }
         let streams = &*streams;
         self.watchers
-            .retain(|_, watcher| watcher.name != name || watcher.feed(streams).is_ok());
+            .retain(|_, one| one.name != name || one.is_behind || one.feed(streams).is_ok());
         let numbers = self.watchers.iter();
         let numbers: Vec<u64> = numbers
             .filter(|(_, watcher)| watcher.name == name)
@@ -393,7 +399,13 @@ mod tests {
 
     /// Serves what is ready, as the loop does.
     fn serve(table: &mut StreamTable, poller: &Poller) {
-        for (token, flags) in poller.wait().expect("events") {
+        assert!(
+            poller
+                .wait()
+                .expect("events")
+                .contains(&(Token::Streams, EventFlags::IN))
+        );
+        for (token, flags) in poller.ready_streams().expect("events") {
             match token {
                 Token::Stream(number) => table.serve(poller, number),
                 Token::Watcher(number) => table.serve_watcher(poller, number, flags),
