@@ -135,6 +135,12 @@ fn failed_restart(spec: &ResolvedSpec, end: End) -> Option<&Restarted> {
     spec.restarted.as_ref().filter(|_| failed)
 }
 
+/// Whether the time at which the session has to stop is over. Then only a client's request starts it.
+#[must_use]
+pub fn is_expired(spec: &ResolvedSpec, now: Timestamp) -> bool {
+    spec.expires_at.is_some_and(|at| at <= now)
+}
+
 /// Decides on a session by its record, whose latest life began at `created_at` on `node`.
 #[must_use]
 pub fn judge(
@@ -145,6 +151,9 @@ pub fn judge(
     now: Timestamp,
 ) -> Verdict {
     if spec.on_node_loss != OnNodeLoss::Restart {
+        return Verdict::No;
+    }
+    if is_expired(spec, now) {
         return Verdict::No;
     }
     let failed = || failed_restart(spec, end).map(|last| (last.because, last.from.as_str()));

@@ -168,10 +168,12 @@ impl<'a> Serving<'a> {
     ) -> Self {
         let shared = Arc::clone(&driver.shared);
         driver.observed.mark_changed();
+        // A lower `limits.max_sessions` does not make the containers fewer that live already.
+        let timing = shared.timing.for_sessions(joined.slots.len() as u64);
         let protocol = NodeProtocol::new(
             shared.me.clone(),
             &[],
-            shared.timing,
+            timing,
             boot_time(),
             driver.next_attempt,
             joined.slots,

@@ -59,11 +59,11 @@ impl Events {
                     inner.note(NewEvent {
                         session: Some(id),
                         generation: Some(generation),
-                        ..event(EventKind::SessionTakenOver, message)
+                        ..NewEvent::of_node(EventKind::SessionTakenOver, message)
                     });
                 }
             }
-            Tally::NodeFenced { node } => inner.note(event(
+            Tally::NodeFenced { node } => inner.note(NewEvent::of_node(
                 EventKind::NodeFenced,
                 format!(
                     "declared node {node} dead, which has not renewed its ownership; other nodes may \
@@ -86,7 +86,7 @@ impl Inner {
         {
             self.lost_at = Some(Timestamp::now());
             let message = format!("etcd does not renew this node's ownership: {trouble}");
-            self.note(event(EventKind::RegistryLost, message));
+            self.note(NewEvent::of_node(EventKind::RegistryLost, message));
         }
         if standing.is_frozen() && !before.is_frozen() {
             let why = match (standing, trouble) {
@@ -103,7 +103,7 @@ impl Inner {
                 "etcd renews this node's ownership again, after {}",
                 since(lost_at)
             );
-            self.note(event(EventKind::RegistryReturned, message));
+            self.note(NewEvent::of_node(EventKind::RegistryReturned, message));
         }
         if !standing.is_frozen()
             && let Some(frozen_at) = self.frozen_at.take()
@@ -112,7 +112,7 @@ impl Inner {
                 "thawed after {}; sessions that another node has taken over are ended instead",
                 since(frozen_at)
             );
-            self.note(event(EventKind::NodeThawed, message));
+            self.note(NewEvent::of_node(EventKind::NodeThawed, message));
         }
     }
 
@@ -120,7 +120,7 @@ impl Inner {
         if self.frozen_at.is_none() {
             self.frozen_at = Some(Timestamp::now());
             let message = format!("all sessions are frozen until the node owns them again: {why}");
-            self.note(event(EventKind::NodeFrozen, message));
+            self.note(NewEvent::of_node(EventKind::NodeFrozen, message));
         }
     }
 
@@ -130,19 +130,6 @@ impl Inner {
             None if self.waiting.len() < MAX_WAITING => self.waiting.push(event),
             None => {}
         }
-    }
-}
-
-fn event(kind: EventKind, message: String) -> NewEvent {
-    NewEvent {
-        at: Timestamp::now(),
-        kind,
-        session: None,
-        generation: None,
-        phase: None,
-        cause: None,
-        duration_ms: None,
-        message,
     }
 }
 

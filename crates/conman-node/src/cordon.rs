@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use conman_linux::StateFile;
 use conman_proto::EventKind;
+use conman_registry::NewEvent;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
 use crate::disk_queue::DiskQueue;
 use crate::error::CordonError;
-use crate::events::node_event;
 
 /// How long to wait for a change of the file. A change that the disk delays is made later.
 const DISK_PATIENCE: Duration = Duration::from_secs(3);
@@ -87,7 +87,7 @@ pub(crate) async fn cordon(context: &Arc<Context>) {
     }
     if !was_set {
         tracing::info!("cordoned");
-        context.note(node_event(EventKind::NodeCordoned, message));
+        context.note(NewEvent::of_node(EventKind::NodeCordoned, message));
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) async fn uncordon(context: &Arc<Context>) -> Result<(), CordonError> 
     if cordon.is_set.swap(false, Ordering::AcqRel) {
         let message = "uncordoned".to_owned();
         tracing::info!("{message}");
-        context.note(node_event(EventKind::NodeUncordoned, message));
+        context.note(NewEvent::of_node(EventKind::NodeUncordoned, message));
     }
     Ok(())
 }

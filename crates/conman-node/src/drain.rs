@@ -30,6 +30,7 @@ use conman_proto::{
     DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss, SessionState,
     Unreleased,
 };
+use conman_registry::NewEvent;
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -43,7 +44,6 @@ use self::prediction::{Turns, candidates, plan_for};
 use self::signalled::{DrainSignal, NOTE_PATIENCE, SignalledSessions, note_signalled};
 use crate::context::Context;
 use crate::error::DrainError;
-use crate::events::node_event;
 use crate::leave::LeaveCause;
 use crate::session::{SessionHandle, StopOrder, View};
 
@@ -224,7 +224,7 @@ pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
         };
         let message = format!("drain cancelled; {now}");
         tracing::info!("{message}");
-        context.note(node_event(EventKind::NodeUndrained, message));
+        context.note(NewEvent::of_node(EventKind::NodeUndrained, message));
     }
     Ok(())
 }
@@ -274,7 +274,7 @@ fn begin(context: &Arc<Context>, order: Order, unwritten: Option<&io::Error>) {
         ends,
     });
     context.leave.announce(LeaveCause::Drain);
-    context.note(node_event(EventKind::DrainStarted, message));
+    context.note(NewEvent::of_node(EventKind::DrainStarted, message));
     tokio::spawn(run(Arc::clone(context), order, ended));
 }
 
@@ -479,7 +479,7 @@ fn finish(context: &Context, began: Instant) {
          needed, {stuck} stuck"
     );
     tracing::info!("{message}");
-    context.note(node_event(EventKind::DrainFinished, message));
+    context.note(NewEvent::of_node(EventKind::DrainFinished, message));
 }
 
 #[cfg(test)]

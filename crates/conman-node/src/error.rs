@@ -377,7 +377,7 @@ pub enum AccessError {
 pub enum PatchError {
     #[error("there is no session {id}")]
     NoSuchSession { id: SessionId },
-    #[error("session {id} is {state}; only a session that runs can be changed")]
+    #[error("session {id} is {state} or about to end; only a session that runs can be changed")]
     Ended { id: SessionId, state: SessionState },
     #[error("the change is not valid")]
     BadPatch(Vec<FieldError>),

@@ -4,20 +4,6 @@ use conman_proto::{EventKind, Generation, SessionEnd, SessionId};
 use conman_registry::{NewEvent, Phase};
 use jiff::{SignedDuration, Timestamp};
 
-/// Something that happened to the node.
-pub(crate) fn node_event(kind: EventKind, message: String) -> NewEvent {
-    NewEvent {
-        at: Timestamp::now(),
-        kind,
-        session: None,
-        generation: None,
-        phase: None,
-        cause: None,
-        duration_ms: None,
-        message,
-    }
-}
-
 /// Something that happened to a session.
 pub(crate) fn session_event(
     kind: EventKind,
@@ -28,7 +14,7 @@ pub(crate) fn session_event(
     NewEvent {
         session: Some(id.clone()),
         generation: Some(generation),
-        ..node_event(kind, message)
+        ..NewEvent::of_node(kind, message)
     }
 }
 

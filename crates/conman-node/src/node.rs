@@ -9,7 +9,7 @@ use conman_core::{EndCause, SpecPolicy, Template};
 use conman_linux::NetnsSockets;
 use conman_net::egress::Egress;
 use conman_proto::{EventKind, PreemptRequest, SessionState};
-use conman_registry::{Journal, Registry};
+use conman_registry::{Journal, NewEvent, Registry};
 use conman_runtime::Runtime;
 use conman_vitals::essential;
 use tokio::sync::{Notify, Semaphore};
@@ -24,7 +24,6 @@ use crate::drain::{self, Drain, DrainHandle};
 use crate::emergency::{self, EmergencyThread, PreemptionHandle};
 use crate::end_orders::{self, EndOrders};
 use crate::error::{CordonError, NodeStartError};
-use crate::events::node_event;
 use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
 use crate::leave::{Leave, LeaveCause};
@@ -117,7 +116,10 @@ impl Node {
             options,
         });
         let adopted = adoption::adopt(&context).await?;
-        context.note(node_event(EventKind::NodeStarted, adopted.to_string()));
+        context.note(NewEvent::of_node(
+            EventKind::NodeStarted,
+            adopted.to_string(),
+        ));
         tracing::info!(instance = %context.options.instance, "{adopted}");
         context.cordon.resume().await;
         drain::resume(&context).await;
@@ -192,7 +194,7 @@ impl Node {
             leave.delay().as_secs()
         );
         self.context
-            .note(node_event(EventKind::NodeLeaving, message));
+            .note(NewEvent::of_node(EventKind::NodeLeaving, message));
         let until = Instant::now() + leave.delay();
         while Instant::now() < until {
             let view = self.status.view();
@@ -245,8 +247,10 @@ impl Node {
         } else {
             "all sessions stopped"
         };
-        self.context
-            .note(node_event(EventKind::NodeStopping, message.to_owned()));
+        self.context.note(NewEvent::of_node(
+            EventKind::NodeStopping,
+            message.to_owned(),
+        ));
         self.preemption.stop();
         for task in self.take_background() {
             task.abort();

@@ -23,7 +23,9 @@ pub(crate) async fn patch(
         id: id.clone(),
         state: handle.state(),
     };
-    if handle.is_ended() {
+    // Its record is about to be replaced by that of its end.
+    let is_ending = || handle.is_ended() || handle.is_ending() || context.table.closed().is_some();
+    if is_ending() {
         return Err(ended());
     }
     let change = handle.live_spec.change(async |spec| {
@@ -37,7 +39,11 @@ pub(crate) async fn patch(
                 source,
             },
         })?;
-        Ok(changed)
+        // Its end may have been written after the change, without it.
+        match is_ending() {
+            true => Err(ended()),
+            false => Ok(changed),
+        }
     });
     change.await?;
     tracing::info!(session = %id, "changed the session's spec");

@@ -72,6 +72,7 @@ pub(crate) async fn revive(
     let unwanted = record.state.end_cause() == Some(EndCause::Deleted);
     let gone = former.is_lost && !unwanted;
     let by_itself = match record.state.is_ended() {
+        _ if restart::is_expired(&record.spec, now) => false,
         true => may_start && (gone || restart::lost_by(&record.spec, end).is_some()),
         false => !unwanted,
     };

@@ -64,6 +64,23 @@ pub struct NewEvent {
     pub message: String,
 }
 
+impl NewEvent {
+    /// An event of the node, at this moment.
+    #[must_use]
+    pub fn of_node(kind: EventKind, message: String) -> Self {
+        Self {
+            at: Timestamp::now(),
+            kind,
+            session: None,
+            generation: None,
+            phase: None,
+            cause: None,
+            duration_ms: None,
+            message,
+        }
+    }
+}
+
 /// The events of one node, the newest `max_events` of them.
 #[derive(Debug)]
 pub struct Journal {

@@ -1,11 +1,14 @@
 //! New sessions with a generated name, and changes of sessions that run.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use conman_proto::{EnsureResponse, FieldError, Session, SessionId, SessionPatch, SessionRequest};
 use http::Uri;
 use serde_json::{Map, Value};
+use tokio::time::timeout;
 
 use super::sessions::{NodeLabel, ensure_as};
 use crate::ApiState;
@@ -13,6 +16,9 @@ use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
+
+/// How long a change may take to be recorded, before its caller is answered.
+const PATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Start a session with a generated name
 ///
@@ -76,7 +82,13 @@ pub(crate) async fn update(
     let patch = patch.map_err(name_fixed_fields)?;
     // A client that disconnects does not leave it recorded and without effect.
     let patching = tokio::spawn(async move { state.node.sessions().patch(&id, &patch).await });
-    let patched = patching.await;
+    let patched = timeout(PATCH_TIMEOUT, patching).await;
+    let patched = patched.map_err(|_| {
+        Kind::NO_REGISTRY.because(format!(
+            "the change was not recorded within {} s; GET the session to see whether it is",
+            PATCH_TIMEOUT.as_secs()
+        ))
+    })?;
     let patched = patched.map_err(|_| Kind::INTERNAL.because("the change was interrupted"))?;
     Ok(Json(patched?))
 }

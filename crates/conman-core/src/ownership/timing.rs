@@ -100,6 +100,23 @@ impl Timing {
         }
     }
 
+    /// The same for a node on which this many containers live already, perhaps more than it is
+    /// configured for: both the time for killing and T grow.
+    #[must_use]
+    pub fn for_sessions(self, sessions: u64) -> Self {
+        let needed = Self {
+            kill_ms: self.kill_ms.max(sessions.div_ceil(KILLS_PER_MS)),
+            ..self
+        };
+        let growth_ms = needed.stretched_ms() - self.stretched_ms();
+        Self {
+            takeover_ms: self
+                .takeover_ms
+                .saturating_add(self.own_clock_ms(growth_ms)),
+            ..needed
+        }
+    }
+
     /// B: from a renewal's send instant to the last moment at which anything of the node runs.
     #[must_use]
     pub fn bound_ms(&self) -> u64 {
@@ -213,6 +230,16 @@ mod tests {
         let patience = wrong.patience_ms(long_said);
         assert_eq!(patience, 33_000, "a clock that may run faster waits longer");
         assert_eq!(short.patience_ms(Some(u64::MAX)), u64::MAX);
+    }
+
+    #[test]
+    fn more_containers_than_configured_lengthen_the_takeover_time_as_much_as_their_killing() {
+        let timing = Timing::default();
+        assert_eq!(timing.for_sessions(2_000), timing);
+        let more = timing.for_sessions(8_000);
+        assert_eq!(more.kill_ms, 4_000);
+        let slack = |timing: Timing| timing.slack_ms().unwrap();
+        assert!(slack(more) >= slack(timing), "{more:?}");
     }
 
     #[test]

@@ -79,6 +79,17 @@ fn what_lost_its_node_is_restarted_where_its_spec_says_so() {
 }
 
 #[test]
+fn a_session_whose_time_is_over_is_not_restarted_automatically() {
+    let until = |second| ResolvedSpec {
+        expires_at: Some(at(second)),
+        ..spec(OnNodeLoss::Restart)
+    };
+    assert_eq!(verdict(&until(NOW), End::NodeGone), Verdict::No);
+    let later = verdict(&until(NOW + 1), End::NodeGone);
+    assert!(matches!(later, Verdict::Restart(_)), "{later:?}");
+}
+
+#[test]
 fn what_was_stopped_or_ended_by_itself_stays_so() {
     let exited = |ran| End::Ended {
         cause: EndCause::Exited,

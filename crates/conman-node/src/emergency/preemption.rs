@@ -22,7 +22,7 @@ use super::target::{Progress, Target};
 use super::{Means, Notice};
 use crate::certificate;
 use crate::container_kill::kill_container;
-use crate::events::{end_event, node_event, session_event};
+use crate::events::{end_event, session_event};
 use crate::kill_table::{Fate, KillEntry, Stage};
 use crate::throttled::{self, Killed};
 use crate::{plan, session};
@@ -114,7 +114,7 @@ impl Preemption {
         );
         let started = NewEvent {
             at: self.noticed_at,
-            ..node_event(EventKind::PreemptStarted, message)
+            ..NewEvent::of_node(EventKind::PreemptStarted, message)
         };
         self.events.insert(0, started);
         while !self.targets.values().all(Target::is_settled) {
@@ -558,7 +558,7 @@ impl Preemption {
         };
         let message = format!("{released} of {} sessions released", report.sessions);
         self.events
-            .push(node_event(EventKind::PreemptFinished, message));
+            .push(NewEvent::of_node(EventKind::PreemptFinished, message));
         Outcome {
             report,
             events: self.events,

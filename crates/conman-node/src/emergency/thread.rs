@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use conman_proto::{EventKind, PreemptReport};
+use conman_registry::NewEvent;
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -21,7 +22,6 @@ use super::preemption::{self, Preemption};
 use super::preemption_state::{OnNotice, OnReadmit, Origin, PreemptionState, run_time};
 use super::{Command, Means, Notice};
 use crate::error::NodeStartError;
-use crate::events::node_event;
 use crate::leave::LeaveCause;
 
 /// Commands that wait for the loop, which handles each in microseconds. They come from a person, a
@@ -247,7 +247,7 @@ impl EmergencyLoop {
         self.means.leave.stay(LeaveCause::Preemption);
         let message =
             "readmitted: unless the node is being drained, sessions are admitted again".to_owned();
-        let event = node_event(EventKind::NodeReadmitted, message.clone());
+        let event = NewEvent::of_node(EventKind::NodeReadmitted, message.clone());
         self.means.journal.append(vec![event]);
         self.log.info(message);
     }

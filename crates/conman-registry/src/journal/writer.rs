@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use conman_proto::{Event, EventKind};
-use jiff::Timestamp;
 use tokio::sync::{oneshot, watch};
 
 use super::queue::Taken;
@@ -52,14 +51,19 @@ impl Writer {
             mut flushes,
         }) = self.shared.queue.take()
         {
-            let before = self
-                .lost_before
-                .take()
-                .map(|why| gap(format!("events may be missing before this one: {why}")));
+            let before = self.lost_before.take().map(|why| {
+                NewEvent::of_node(
+                    EventKind::EventsLost,
+                    format!("events may be missing before this one: {why}"),
+                )
+            });
             let after = (lost > 0).then(|| {
-                gap(format!(
-                    "{lost} events were lost here: they came faster than the disk took them"
-                ))
+                NewEvent::of_node(
+                    EventKind::EventsLost,
+                    format!(
+                        "{lost} events were lost here: they came faster than the disk took them"
+                    ),
+                )
             });
             let all = before.into_iter().chain(events).chain(after);
             let batch: Vec<_> = all.map(|new| self.number(new)).collect();
@@ -173,19 +177,6 @@ impl Writer {
             path: self.path.clone(),
             source: Arc::new(error),
         })
-    }
-}
-
-fn gap(message: String) -> NewEvent {
-    NewEvent {
-        at: Timestamp::now(),
-        kind: EventKind::EventsLost,
-        session: None,
-        generation: None,
-        phase: None,
-        cause: None,
-        duration_ms: None,
-        message,
     }
 }
 

@@ -18,6 +18,7 @@ pub(super) struct TemplateReload {
     path: Option<PathBuf>,
     runtimes: BTreeSet<RuntimeKind>,
     classes: Vec<Class>,
+    has_session_rules: bool,
     sections: Table,
 }
 
@@ -28,6 +29,7 @@ impl TemplateReload {
             path: config.file.clone(),
             runtimes: config.runtimes(),
             classes: network::classes(config),
+            has_session_rules: network::needs_session_rules(config),
             sections: config.sections.clone(),
         }
     }
@@ -45,10 +47,16 @@ impl TemplateReload {
                 return;
             }
         };
+        let changed = changed(&self.sections, &config.sections);
         let needs = if !config.runtimes().is_subset(&self.runtimes) {
             Some("a template has a runtime that this daemon does not use")
         } else if network::classes(&config) != self.classes {
             Some("a template with `network = \"routed\"`, or its `egress`, has changed")
+        } else if changed.contains(&"auth") || changed.contains(&"net") {
+            // The templates were checked against the new ones, and the daemon has the old ones.
+            Some("`auth` or `net` has changed, too")
+        } else if network::needs_session_rules(&config) && !self.has_session_rules {
+            Some("a template's network needs rules inside its sessions, which were not checked")
         } else {
             None
         };
@@ -59,7 +67,6 @@ impl TemplateReload {
         let count = config.policy.templates.len();
         self.node.set_templates(config.policy.templates);
         tracing::info!(count, "read the templates again");
-        let changed = changed(&self.sections, &config.sections);
         if !changed.is_empty() {
             let changed = changed.join(", ");
             tracing::warn!(changed, "changed settings are read at the next start only");

@@ -5,6 +5,7 @@ mod absorb;
 mod calls;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use conman_core::EndCause;
@@ -74,6 +75,8 @@ struct Driver {
     /// Completes with the latest note to the registry that runs in the background; the next one waits for
     /// it. Not a handle of its task, which would keep that task's memory.
     noting: Option<oneshot::Receiver<()>>,
+    /// Number of the latest note.
+    noted: Arc<AtomicU64>,
     /// The record that its claim is based on.
     read: Option<Box<SessionRecord>>,
     clock: PhaseClock,
@@ -169,6 +172,7 @@ impl Driver {
             probing: None,
             is_making: false,
             noting: None,
+            noted: Arc::default(),
             permit: None,
             process: None,
             egress: None,
@@ -298,12 +302,14 @@ impl Driver {
     }
 
     /// Sends a state to the registry, in order and without waiting, again for as long as the registry does
-    /// not answer. A refusal means that the life has been released since.
+    /// not answer and the state is the latest. A refusal means that the life has been released since.
     fn note(&mut self, state: RecordState) {
         let Some(key) = self.key() else { return };
         let before = self.noting.take();
         let context = Arc::clone(&self.context);
         let (noted, noting) = oneshot::channel::<()>();
+        let latest = Arc::clone(&self.noted);
+        let number = latest.fetch_add(1, Ordering::Relaxed) + 1;
         self.noting = Some(noting);
         tokio::spawn(async move {
             // Dropped at the end, in any case.
@@ -319,7 +325,8 @@ impl Driver {
             {
                 let reason = conman_core::error_chain(&error);
                 tracing::debug!(%session, reason, "cannot record a session's state");
-                if !error.is_retryable() {
+                let is_latest = latest.load(Ordering::Relaxed) == number;
+                if !error.is_retryable() || !is_latest {
                     return;
                 }
                 sleep(NOTE_AGAIN).await;
