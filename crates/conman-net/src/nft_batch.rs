@@ -112,13 +112,13 @@ impl NftBatch {
         let mut outcome = Err(io::Error::other("the kernel does not answer"));
         each_message(&socket, &mut buffer, |kind, payload| {
             if kind == ERROR && outcome.is_err() {
-                outcome = code(payload);
+                outcome = match code(payload) {
+                    Err(error) if is_existing_table(&error, payload) => Ok(()),
+                    outcome => outcome,
+                };
             }
         })?;
-        match outcome {
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(()),
-            other => other,
-        }
+        outcome
     }
 }
 
@@ -245,6 +245,15 @@ fn code(payload: &[u8]) -> io::Result<()> {
         0 => Ok(()),
         code => Err(io::Error::from_raw_os_error(-code)),
     }
+}
+
+/// Whether the table could not be created because it is there. Of anything else in it, this would mean that the
+/// rules are not there.
+fn is_existing_table(error: &io::Error, payload: &[u8]) -> bool {
+    // Behind the code comes the refused message: its length, then its type.
+    let refused = payload.get(8..10);
+    Errno::from_io_error(error) == Some(Errno::EXIST)
+        && refused == Some(&message(TABLES.create).to_ne_bytes()[..])
 }
 
 fn message(number: u16) -> u16 {

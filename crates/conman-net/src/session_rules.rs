@@ -163,6 +163,8 @@ fn script(refused: &[IpNet], dns: &[IpAddr]) -> String {
     oif lo accept
     icmpv6 type @neighbours accept
     fib saddr type != local drop
+    fib daddr type broadcast drop
+    fib daddr type multicast drop
     tcp flags & (syn | ack) != syn accept
 ",
     );

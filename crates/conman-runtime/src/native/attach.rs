@@ -139,6 +139,7 @@ impl Inner {
         let Some(ended) = end(container.state) else {
             return Ok((name, later));
         };
+        self.ends.forget(&name);
         let (sender, known) = oneshot::channel();
         // The receiver still exists.
         let _ = sender.send(ended);

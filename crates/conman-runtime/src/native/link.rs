@@ -32,6 +32,8 @@ pub struct NativeNetwork {
     /// Addresses for links on the host's interfaces.
     pub interfaces: Arc<InterfacePools>,
     pub host_ports: Arc<HostPorts>,
+    /// Whether containers may share the host's network: its API must need tokens.
+    pub host_allowed: bool,
     /// Those that a container with a link can reach.
     pub name_servers: Vec<IpAddr>,
     /// Those that the host can reach.
@@ -86,6 +88,11 @@ impl NativeNetwork {
                 let class = class_of(spec.template.as_deref().unwrap_or_default());
                 Ok(Some(StoredLink::Routed { addresses, class }))
             }
+            // A session of a lost node may come to a node with another configuration.
+            (Network::Host, _) if !self.host_allowed => Err(missing(
+                &"the network `host` needs `auth.tokens_file` on this node: its sessions reach the API; set it \
+                  and restart conman",
+            )),
             (Network::Host, _) => {
                 let port = spec.port;
                 let taken = port.map_or(Ok(()), |port| self.host_ports.take(port, &owner));

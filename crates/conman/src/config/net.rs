@@ -127,6 +127,16 @@ pub(super) fn template_mistakes(
                         protect it";
             reader.mistake(&field, text);
         }
+        if network == Some(&Network::Host)
+            && template
+                .request
+                .ports
+                .as_ref()
+                .is_some_and(|ports| !ports.is_empty())
+        {
+            let text = "cannot be given with `network = \"host\"`: only `port` is kept free of other programs";
+            reader.mistake(&format!("templates.{name}.ports"), text);
+        }
         if network != Some(&Network::Routed) {
             continue;
         }

@@ -328,6 +328,8 @@ fn a_network_of_a_template_needs_what_the_node_must_have_for_it() {
     let template =
         |network: &str| format!("[templates.t]\nimage = \"a\"\nnetwork = \"{network}\"\n");
     assert!(mistakes(&template("host")).contains("`auth.tokens_file` must protect it"));
+    let more_ports = format!("{}ports = [8080]\nport = 80\n", template("host"));
+    assert!(mistakes(&more_ports).contains("only `port` is kept free"));
     assert!(
         mistakes(&template("macvlan:eth1")).contains("`net.interfaces.eth1.subnet` is missing")
     );

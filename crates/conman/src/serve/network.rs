@@ -53,7 +53,7 @@ pub(super) async fn session_rules(config: &Config) -> Result<Arc<SessionRules>> 
     Ok(Arc::new(rules))
 }
 
-fn needs_session_rules(config: &Config) -> bool {
+pub(super) fn needs_session_rules(config: &Config) -> bool {
     let templates = config.policy.templates.values();
     let mut networks = templates.filter_map(|template| template.request.network.as_ref());
     networks.any(|network| !matches!(network, Network::Loopback | Network::Host))
@@ -106,6 +106,7 @@ pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNet
         interfaces: Arc::new(InterfacePools::new(config.net.interfaces.clone())),
         name_servers: name_servers(config),
         host_name_servers: host_name_servers(config),
+        host_allowed: config.tokens_file.is_some(),
         ..NativeNetwork::default()
     };
     let Some(networks) = config.net.pool else {
