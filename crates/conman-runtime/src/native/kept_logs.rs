@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <directory>/<session>/<generation>           the end of its log
-//! <directory>/<session>/<generation>.stderr    likewise of its standard error, if that was told apart
+//! <directory>/<session>/<generation>.stderr    likewise of its standard error, if the two are kept separately
 //! <directory>/<session>/….times                when its parts were written
 //! ```
 //! A session has two at most: the last one's and the one's before. They are copies: a log belongs to its
@@ -61,6 +61,7 @@ impl Default for KeptLogLimits {
 pub(super) struct KeptLogs {
     directory: PathBuf,
     limits: KeptLogLimits,
+    /// When logs were last removed. Held meanwhile: one thread at a time removes.
     swept: Mutex<Option<SystemTime>>,
     /// At least the bytes of all of them, those since the last sweep included.
     total: AtomicU64,
@@ -75,7 +76,10 @@ impl KeptLogs {
             swept: Mutex::default(),
             total: AtomicU64::default(),
         };
-        kept.sweep(SystemTime::now())?;
+        // A log that cannot be read must not keep the node from running sessions.
+        if let Err(error) = kept.sweep(SystemTime::now()) {
+            tracing::warn!(directory = %kept.directory.display(), %error, "cannot remove old logs");
+        }
         Ok(kept)
     }
 
@@ -102,11 +106,8 @@ impl KeptLogs {
             remove(&errors_of(&older))?;
             remove(&older)?;
         }
-        let total = self.total.fetch_add(copied, Ordering::Relaxed) + copied;
-        match total > self.limits.total_bytes {
-            true => self.sweep(SystemTime::now()),
-            false => self.sweep_from_time_to_time(SystemTime::now()),
-        }
+        self.total.fetch_add(copied, Ordering::Relaxed);
+        self.sweep_if_due(SystemTime::now())
     }
 
     /// Copies the last whole lines of a log; returns how much that is.
@@ -178,13 +179,12 @@ impl KeptLogs {
             .collect())
     }
 
-    fn sweep_from_time_to_time(&self, now: SystemTime) -> io::Result<()> {
+    fn sweep_if_due(&self, now: SystemTime) -> io::Result<()> {
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
-        let due =
-            swept.is_none_or(|last| now.duration_since(last).is_ok_and(|it| it > SWEEP_EVERY));
-        if due {
+        let is_late = |last| now.duration_since(last).is_ok_and(|it| it > SWEEP_EVERY);
+        let is_full = self.total.load(Ordering::Relaxed) > self.limits.total_bytes;
+        if is_full || swept.is_none_or(is_late) {
             *swept = Some(now);
-            drop(swept);
             self.sweep(now)?;
         }
         Ok(())
@@ -197,14 +197,19 @@ impl KeptLogs {
         for session in fs::read_dir(&self.directory)? {
             let session = session?.path();
             for log in fs::read_dir(&session)? {
-                let log = log?;
-                let is_log = log.path().extension().is_none_or(|kind| kind == "stderr");
-                let data = log.metadata()?;
+                let log = log?.path();
+                let is_log = log.extension().is_none_or(|kind| kind == "stderr");
+                // Another thread may have given an unfinished one its name.
+                let Some(data) = found(fs::symlink_metadata(&log))? else {
+                    continue;
+                };
                 // A clock that was set back makes it young.
                 if now.duration_since(data.modified()?).unwrap_or_default() > self.limits.age {
-                    fs::remove_file(log.path())?;
+                    found(fs::remove_file(&log))?;
                 } else if is_log {
-                    kept.push((data.modified()?, data.len(), log.path()));
+                    let times = found(fs::symlink_metadata(log_times::path(&log)))?;
+                    let bytes = data.len() + times.map_or(0, |times| times.len());
+                    kept.push((data.modified()?, bytes, log));
                 }
             }
             // Only an empty one is removed.
@@ -251,12 +256,17 @@ fn errors_of(log: &Path) -> PathBuf {
 /// Removes a log, if it exists, with its times.
 fn remove(log: &Path) -> io::Result<()> {
     for path in [log.to_owned(), log_times::path(log)] {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        found(fs::remove_file(path))?;
     }
     Ok(())
+}
+
+/// None if there is no such file.
+fn found<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        outcome => outcome.map(Some),
+    }
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {

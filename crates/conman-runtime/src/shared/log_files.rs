@@ -215,6 +215,7 @@ impl Source {
                     return Ok(Vec::new());
                 }
                 self.position = 0;
+                self.times.clear();
                 self.at_line_start = true;
                 self.in_cut_line = false;
                 continue;
