@@ -59,7 +59,7 @@ pub enum EventKind {
     NodeStarted,
     /// The daemon stops; containers may go on.
     NodeStopping,
-    /// The daemon is about to stop: load balancers are told, and clients are still served.
+    /// The daemon is about to stop: load balancers are notified, and clients are still served.
     NodeLeaving,
     /// The registry does not renew the node's ownership, which ends soon; the message says why.
     RegistryLost,
@@ -156,7 +156,9 @@ impl EventKind {
 
 /// There is no such kind of event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("is no kind of event; those that `conman events` shows are, and `session_phase`")]
+#[error(
+    "is not an event kind; `EventKind` in openapi.json lists them, for example `session_ready`"
+)]
 pub struct NoEventKind;
 
 impl FromStr for EventKind {

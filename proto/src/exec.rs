@@ -103,7 +103,7 @@ pub struct ExecRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal_size: Option<TerminalSize>,
     /// Bound on the command's run time in milliseconds; only with POST. With `POST …/exec` 1 to 3,600,000,
-    /// 60,000 when absent; with `POST …/execs` none when absent.
+    /// 60,000 when absent; with `POST …/execs` 1 to 604,800,000 (a week), no bound when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 604_800_000)]
     pub timeout_ms: Option<u32>,

@@ -67,7 +67,7 @@ pub struct KeptExec {
     /// The container's own when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Whether it has a terminal; otherwise its outputs are told apart.
+    /// Whether it has a terminal; otherwise its two outputs are separate.
     #[serde(default)]
     pub tty: bool,
     #[schema(value_type = String, format = DateTime)]

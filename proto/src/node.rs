@@ -132,7 +132,7 @@ impl Node {
 /// When other nodes take over a node's sessions, and whether its host is steady enough for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeTakeover {
-    /// Other nodes claim its sessions after so long a silence, in milliseconds.
+    /// Other nodes claim its sessions this many milliseconds after its last heartbeat.
     pub takeover_ms: u64,
     /// The longest time for which the host stood still within about a week, in milliseconds.
     pub longest_stall_ms: u64,

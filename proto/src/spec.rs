@@ -281,7 +281,7 @@ pub struct ResolvedSpec {
     /// Whether its program runs in a terminal.
     #[serde(default)]
     pub tty: bool,
-    /// Whether its two outputs are told apart; Docker's always are.
+    /// Whether its log separates standard output and standard error; Docker's always does.
     #[serde(default)]
     pub log_streams: bool,
     #[serde(default)]

@@ -156,7 +156,7 @@ fn costs(options: &Density, measured: &Measured) -> String {
         shown(descriptors as f64 / options.count as f64)
     );
     text += &format!(
-        "processor time of daemon and shim: {} ms for a look at all statistics, {} ms a second without\n",
+        "processor time of daemon and shim: {} ms for each request of all statistics, {} ms a second without requests\n",
         shown(measured.looks.one_s * 1e3),
         shown(measured.looks.quiet_s * 1e3),
     );

@@ -158,7 +158,7 @@ impl Output {
         }
         if let Some(next) = next {
             text.push_str("\nnext: ");
-            text.push_str(next);
+            text.push_str(&printable(next));
         }
         self.stderr_line(&text);
     }

@@ -1,5 +1,6 @@
-//! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the storm behind a load
-//! balancer, the whole hostile battery, and all tests on virtual machines.
+//! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
+//! battery, and all tests on virtual machines; with the filter `storm`, only the storm behind a load
+//! balancer.
 
 use std::ffi::OsString;
 use std::path::Path;

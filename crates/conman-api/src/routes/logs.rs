@@ -38,7 +38,7 @@ const MAX_TAIL: u64 = 1_000_000;
         ("since" = inline(Option<Time>), Query, description =
             "Only lines that were written at this time or later."),
         ("timestamps" = Option<bool>, Query, description =
-            "Tell when each line was written; for native sessions to two seconds."),
+            "Put the time of writing before each line; for native sessions to two seconds."),
         ("format" = inline(Option<LogFormat>), Query, description =
             "`text`, the default: the bytes as they were printed. `json`: a `LogLine` a line."),
     ),

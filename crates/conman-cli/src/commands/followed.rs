@@ -13,7 +13,7 @@ use crate::failure::{Exit, Failure};
 const LOOKS: u32 = 8;
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// How the reason of a session begins whose lost node has not ended it.
+/// Prefix of the `reason` of a session whose node was lost before it recorded the end.
 const LOST: &str = "its node was lost";
 
 /// A container of which something is followed.
@@ -109,14 +109,14 @@ impl Followed {
         let detail = format!(
             "{id}: its container on node {node} (generation {generation}) was ended: {reason}"
         );
-        let who = match session.spec.on_node_loss {
+        let start = match session.spec.on_node_loss {
             OnNodeLoss::Restart => "the fleet starts it on another node automatically".to_owned(),
             OnNodeLoss::Wait => format!(
-                "another node starts it on request (`conman run {id}`, or its next visitor)"
+                "another node starts it on request (`conman run {id}`, or its next connection)"
             ),
         };
         Some(Fate::Gone(gone(detail).next(format!(
-            "{who}, and `{again}` then continues with the new one"
+            "{start}, and `{again}` then continues with the new one"
         ))))
     }
 }

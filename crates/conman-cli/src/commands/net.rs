@@ -76,7 +76,7 @@ async fn list(context: &Context, id: Option<&SessionId>) -> Result<Exit, Failure
                 session.to_string(),
                 printable(&link.name).into_owned(),
                 link.to.to_string(),
-                link.addresses.join(" "),
+                printable(&link.addresses.join(" ")).into_owned(),
             ];
             rows.push(cells.map(Cell::new).into());
         }

@@ -20,11 +20,28 @@ const HEADER: [&str; 13] = [
 ];
 
 /// THROUGH counts connections that pass through the node to sessions elsewhere, CPU is the share of time in
-/// which some task waited for a processor, MEMORY the available memory, TAKEOVER the silence after which
-/// other nodes claim its sessions, STALL the longest time for which its host stood still.
+/// which some task waited for a processor, MEMORY the available memory, TAKEOVER the delay after its last
+/// heartbeat until other nodes claim its sessions, STALL the longest time for which its host stood still.
 const FLEET_HEADER: [&str; 19] = [
-    "NAME", "STATE", "TOLD", "CPU", "MEMORY", "RUNNING", "STARTING", "PAUSED", "FROZEN", "STUCK",
-    "MOST", "CONNS", "THROUGH", "TAKEOVER", "STALL", "RUNTIME", "VERSION", "STARTED", "LABELS",
+    "NAME",
+    "STATE",
+    "ANNOUNCED",
+    "CPU",
+    "MEMORY",
+    "RUNNING",
+    "STARTING",
+    "PAUSED",
+    "FROZEN",
+    "STUCK",
+    "MOST",
+    "CONNS",
+    "THROUGH",
+    "TAKEOVER",
+    "STALL",
+    "RUNTIME",
+    "VERSION",
+    "STARTED",
+    "LABELS",
 ];
 
 /// An unknown value.
@@ -180,7 +197,7 @@ fn most(node: &Node) -> u64 {
 }
 
 /// The node's state in the fleet if that is more important than its own report.
-fn shown_state(node: &Node) -> (&'static str, Color) {
+pub(in crate::commands) fn shown_state(node: &Node) -> (&'static str, Color) {
     let standing = node.fleet.as_ref().map(|fleet| fleet.standing);
     match standing {
         Some(standing @ (NodeStanding::Joining | NodeStanding::Late)) => {

@@ -12,7 +12,7 @@ use crate::client::START;
 use crate::failure::{Exit, Failure};
 use crate::terminal::Interrupts;
 
-/// Interval of looks for the log of a session that starts.
+/// Interval between polls for the log of a session that is starting.
 const LOG_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) async fn run(
@@ -25,7 +25,7 @@ pub(super) async fn run(
     if !answer.created {
         let title = "The session runs already";
         let detail =
-            format!("{id} is not of this command, so it was neither attached to nor removed");
+            format!("{id} was started by another command; it was neither attached to nor removed");
         let failure = Failure::new(Exit::Refused, "session-exists", title, detail);
         return Err(failure.next(format!("use another name, or `conman rm {id}` first")));
     }

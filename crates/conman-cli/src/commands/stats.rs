@@ -12,7 +12,7 @@ use super::Context;
 use crate::args::StatsArgs;
 use crate::client::{ClientError, Lines, PROMPT, encode};
 use crate::failure::{Exit, Failure};
-use crate::human::{bytes, milliseconds};
+use crate::human::{bytes, milliseconds, printable};
 use crate::output::Output;
 
 /// Time over which the use of processors is measured.
@@ -97,7 +97,7 @@ async fn read(context: &Context, args: &StatsArgs) -> Result<Vec<SessionStats>, 
     }
     let fleet = read_fleet(context).await?;
     for error in fleet.errors {
-        context.output.warning(&error);
+        context.output.warning(&printable(&error));
     }
     let mut sessions: Vec<_> = fleet.sessions.into_iter().map(|(_, stats)| stats).collect();
     sessions.sort_by(|one, other| one.id.cmp(&other.id));

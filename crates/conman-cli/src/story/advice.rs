@@ -65,7 +65,7 @@ impl Chapter<'_> {
             EndCause::Idle => {
                 return vec![
                     format!("{again} A connection does, too, where its template allows that."),
-                    "--idle-timeout lets it wait longer; 0 lets it wait for ever.".to_owned(),
+                    "--idle-timeout lets it wait longer; 0 disables the limit.".to_owned(),
                 ];
             }
             EndCause::Lifetime => {

@@ -5,7 +5,7 @@ use conman_proto::{Event, EventKind, Generation, TAKEN_OVER_FROM, Timeline};
 use super::{times, without_stop};
 use crate::human::{clock, printable};
 
-/// What a generation reports about its end, the most telling first.
+/// What a generation reports about its end, the most specific first.
 const ENDS: [EventKind; 4] = [
     EventKind::SessionFailed,
     EventKind::SessionExited,
@@ -31,10 +31,10 @@ pub(super) fn earlier(timeline: &Timeline, latest: Option<Generation>) -> Vec<St
     if before.is_empty() {
         return before;
     }
-    // Generations whose events are all dropped, or whose node cannot be asked, cannot be counted.
-    let unasked = timeline.fleet.as_ref();
-    let unasked = unasked.is_some_and(|fleet| !fleet.unasked.is_empty());
-    let is_partial = timeline.truncated || unasked || !missing(timeline).is_empty();
+    // Generations whose events are all dropped, or whose node does not answer, cannot be counted.
+    let has_unreachable = timeline.fleet.as_ref();
+    let has_unreachable = has_unreachable.is_some_and(|fleet| !fleet.unasked.is_empty());
+    let is_partial = timeline.truncated || has_unreachable || !missing(timeline).is_empty();
     let at_least = if is_partial { "at least " } else { "" };
     let count = format!(
         "It was started {at_least}{} before this.",

@@ -360,7 +360,7 @@ fn in_words(cause: EndCause) -> Option<&'static str> {
         EndCause::Lifetime => "its lifetime was over",
         EndCause::DiskLimit => "it used more of the disk than it may",
         EndCause::ShutDown => "its daemon stopped with all sessions",
-        EndCause::Disowned => "its node does not own it any more",
+        EndCause::Disowned => "its node no longer owns it",
         EndCause::Exited | EndCause::StartFailed | EndCause::Unknown => return None,
     })
 }

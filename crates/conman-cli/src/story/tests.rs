@@ -480,7 +480,7 @@ It was ended: idle for 600 s.
 9.0 ms after SIGKILL it was certified dead, 12 ms after SIGKILL it was released.
 What its container left is still being removed.
 -> `conman run alice` starts it again. A connection does, too, where its template allows that.
--> --idle-timeout lets it wait longer; 0 lets it wait for ever.",
+-> --idle-timeout lets it wait longer; 0 disables the limit.",
     );
 }
 

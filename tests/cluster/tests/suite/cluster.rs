@@ -30,12 +30,17 @@ async fn a_cluster_serves_sessions_survives_its_members_and_leaves_nothing() {
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     let cluster = cluster.expect("a cluster");
     for node in cluster.nodes() {
-        let before = node.holdings().expect("what it has");
+        let holdings = |node: &Node| node.holdings().expect("what it has");
+        let before: Vec<_> = cluster.nodes().iter().map(holdings).collect();
         let id = format!("on-{}", node.name());
         ensured(node, &id, "web").await;
         let page = node.sessions().get(&format!("/s/{id}/")).await;
         assert_eq!(page.text(), "hello\n");
-        let beyond = node.holdings().expect("what it has").beyond(&before);
+        // The other node, where that one has more processor time to give.
+        let session = node.api().get(&format!("/v1/sessions/{id}")).await.json();
+        let owns = |one: &Node| session["node"] == one.name();
+        let owner = cluster.nodes().iter().position(owns).expect("an owner");
+        let beyond = holdings(&cluster.nodes()[owner]).beyond(&before[owner]);
         for of_a_session in ["cgroup", "pidfd"] {
             let is_seen = beyond.iter().any(|one| one.contains(of_a_session));
             assert!(is_seen, "{of_a_session}: {beyond:?}");

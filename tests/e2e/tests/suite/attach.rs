@@ -1,4 +1,4 @@
-//! KeptStreams that are kept: through the death of clients and daemons, for several at a time, and
+//! Commands that are kept: through the death of clients and daemons, for several at a time, and
 //! bounded whatever a client does.
 
 use std::time::Duration;

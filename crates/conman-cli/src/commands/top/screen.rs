@@ -10,6 +10,7 @@ use ratatui::style::{Color, Style, Stylize as _};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Paragraph, Row, Sparkline, Table, TableState};
 
+use super::super::nodes::shown_state;
 use super::super::stats::{FleetStats, HEADER, cells, cpu_percent};
 use crate::human::{bytes, printable};
 
@@ -221,7 +222,7 @@ impl Screen {
             let pressure = load.map(|load| format!("{:.0} %", load.cpu_pressure_percent));
             Row::new([
                 node.name.clone(),
-                format!("{:?}", node.state).to_lowercase(),
+                shown_state(node).0.to_owned(),
                 format!("{} of {}", node.sessions_running, node.max_sessions),
                 node.connections.to_string(),
                 format!("{cpu:.1} %"),
