@@ -308,8 +308,12 @@ fn a_containers_commands_are_forgotten_with_it() {
     assert!(client.attach("home.1_one", None, None).is_err());
 }
 
-/// Where the kernel writes the numbers of a pair of sockets.
-const PAGE: u64 = 0x1000_0000;
+/// Memory of the probe. The kernel writes the numbers of a pair of sockets to its first page.
+const MEMORY: u64 = 0x1000_0000;
+const PAGE: u64 = 4_096;
+
+/// Bytes that a pipe holds.
+const PIPE: u64 = 16 * PAGE;
 
 #[test]
 fn a_command_that_holds_its_pipes_lock_delays_neither_others_nor_its_death() {
@@ -317,13 +321,16 @@ fn a_command_that_holds_its_pipes_lock_delays_neither_others_nor_its_death() {
         return;
     }
     let shim = Shim::start();
-    // A socket that has no data is spliced into standard output, whose lock is held meanwhile.
+    // A socket that has no data is spliced into standard output, whose lock is held meanwhile. Before that, the
+    // pipe is filled, so that somebody reads it while the lock is held.
     let numbers = |numbers: &[u64]| numbers.iter().copied().map(Arg::Number).collect::<Vec<_>>();
-    let byte = [Arg::Number(1), Arg::Text("x"), Arg::Number(1)];
-    let probe = Probe::of(libc::SYS_mmap, &numbers(&[PAGE, 4_096, 3, 0x32, u64::MAX]))
-        .call(libc::SYS_socketpair, &numbers(&[1, 1, 0, PAGE]))
+    let byte = [Arg::Number(2), Arg::Text("x"), Arg::Number(1)];
+    let memory = [MEMORY, PAGE + PIPE, 3, 0x32, u64::MAX];
+    let probe = Probe::of(libc::SYS_mmap, &numbers(&memory))
+        .call(libc::SYS_socketpair, &numbers(&[1, 1, 0, MEMORY]))
         .call(libc::SYS_write, &byte)
-        .call(libc::SYS_splice, &numbers(&[3, 0, 1, 0, 4_096]));
+        .call(libc::SYS_write, &numbers(&[1, MEMORY + PAGE, PIPE]))
+        .call(libc::SYS_splice, &numbers(&[3, 0, 1, 0, PAGE]));
     probe.write(&shim.path("store").join("holder").join("probe"), 0o755);
     shim.made_layer("holder");
     let mut client = shim.client();
@@ -336,7 +343,7 @@ fn a_command_that_holds_its_pipes_lock_delays_neither_others_nor_its_death() {
     holder.program.argv = vec!["/probe".to_owned()];
     client.exec_kept(holder).expect("begun");
     let mut watcher = Watcher::attach(&mut client, "home.1_holder");
-    assert!(watcher.until(|one| one.stdout == b"x"));
+    assert!(watcher.until(|one| one.stderr == b"x"));
     let other = command(&shim, "other", "echo here; exit 4");
     client.exec_kept(other).expect("begun");
     let mut other = Watcher::attach(&mut client, "home.1_other");
