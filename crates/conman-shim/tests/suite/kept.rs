@@ -1,5 +1,6 @@
 //! Commands on pipes that the shim keeps.
 
+use std::fs;
 use std::time::Duration;
 
 use conman_shim::{
@@ -324,11 +325,9 @@ fn a_command_that_holds_its_pipes_lock_delays_neither_others_nor_its_death() {
     // A socket that has no data is spliced into standard output, whose lock is held meanwhile. Before that, the
     // pipe is filled, so that somebody reads it while the lock is held.
     let numbers = |numbers: &[u64]| numbers.iter().copied().map(Arg::Number).collect::<Vec<_>>();
-    let byte = [Arg::Number(2), Arg::Text("x"), Arg::Number(1)];
     let memory = [MEMORY, PAGE + PIPE, 3, 0x32, u64::MAX];
     let probe = Probe::of(libc::SYS_mmap, &numbers(&memory))
         .call(libc::SYS_socketpair, &numbers(&[1, 1, 0, MEMORY]))
-        .call(libc::SYS_write, &byte)
         .call(libc::SYS_write, &numbers(&[1, MEMORY + PAGE, PIPE]))
         .call(libc::SYS_splice, &numbers(&[3, 0, 1, 0, PAGE]));
     probe.write(&shim.path("store").join("holder").join("probe"), 0o755);
@@ -341,9 +340,12 @@ fn a_command_that_holds_its_pipes_lock_delays_neither_others_nor_its_death() {
 
     let mut holder = command(&shim, "holder", "");
     holder.program.argv = vec!["/probe".to_owned()];
-    client.exec_kept(holder).expect("begun");
-    let mut watcher = Watcher::attach(&mut client, "home.1_holder");
-    assert!(watcher.until(|one| one.stderr == b"x"));
+    let pid = client.exec_kept(holder).expect("begun").pid;
+    let splices = format!("{} ", libc::SYS_splice);
+    assert!(until(|| {
+        let call = fs::read_to_string(format!("/proc/{pid}/syscall"));
+        call.is_ok_and(|call| call.starts_with(&splices))
+    }));
     let other = command(&shim, "other", "echo here; exit 4");
     client.exec_kept(other).expect("begun");
     let mut other = Watcher::attach(&mut client, "home.1_other");
