@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io;
-use std::net::{TcpStream, UdpSocket};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -87,16 +87,7 @@ impl NetnsSockets {
         Ok(socket.into())
     }
 
-    /// Like [`Self::tcp_socket`], a UDP socket over IPv4.
-    pub async fn udp_socket(&self, process: Arc<PidFd>) -> io::Result<UdpSocket> {
-        let kind = SocketType::DGRAM;
-        Ok(self
-            .socket(process, AddressFamily::INET, kind)
-            .await?
-            .into())
-    }
-
-    /// Likewise, a blocking netlink socket for routing messages.
+    /// Like [`Self::tcp_socket`], a blocking netlink socket for routing messages.
     pub async fn netlink_socket(&self, process: Arc<PidFd>) -> io::Result<OwnedFd> {
         let family = AddressFamily::NETLINK;
         let socket = self.socket(process, family, SocketType::RAW).await?;

@@ -20,6 +20,7 @@ mod interface_pools;
 mod link_identity;
 mod link_messages;
 mod link_watch;
+mod namespace_thread;
 mod netlink;
 mod nft_batch;
 mod plane;

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, recv, sendto};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::namespace_thread::enter;
 use crate::netlink::{ANSWER_TIMEOUT, DATAGRAM_BYTES, open_netlink};
 use crate::rules_keeper::{RulesError, succeeded};
 
@@ -100,7 +100,7 @@ impl NftBatch {
     /// Creates the table in a network namespace, unless it has one of this name. For a thread that ends
     /// afterwards: it stays there.
     pub(crate) fn apply(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
-        move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?;
+        enter(namespace)?;
         self.send()
     }
 

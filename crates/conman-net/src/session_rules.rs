@@ -13,13 +13,13 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread;
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::Mutex;
 
+use crate::namespace_thread::on_thread;
 use crate::netlink::RouteSocket;
 use crate::nft_batch::{self, NftBatch};
 use crate::rule_set::{Class, joined};
@@ -106,16 +106,6 @@ impl SessionRules {
         compiled.insert(allowed, Arc::clone(&batch));
         Ok(batch)
     }
-}
-
-/// Runs something that leaves the host's network namespace on a thread that ends afterwards.
-async fn on_thread<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    let (answer, answered) = oneshot::channel();
-    thread::Builder::new()
-        .name("conman-nft".to_owned())
-        .spawn(move || drop(answer.send(run())))?;
-    let panicked = |_| io::Error::other("the thread for rules inside a session has panicked");
-    answered.await.map_err(panicked)
 }
 
 fn refused(more: &[IpNet], host: &[IpNet], allowed: &[IpNet]) -> Vec<IpNet> {

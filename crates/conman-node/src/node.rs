@@ -77,7 +77,7 @@ impl Node {
         let sockets = NetnsSockets::start()
             .map_err(thread("start the threads that make sockets in namespaces"))?;
         let sockets = Arc::new(sockets);
-        let egress = Egress::start(options.egress.clone(), Arc::clone(&sockets))
+        let egress = Egress::start(options.egress.clone())
             .map_err(thread("start the threads of the egress proxy"))?;
         let table = Arc::new(KillTable::default());
         let leave = Arc::new(Leave::new(options.shutdown_delay));

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_linux::{CpuLimit, DiskUsage, ResourceUsage};
+use conman_net::egress::EgressSockets;
 use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +63,7 @@ impl BindPlan {
 }
 
 /// A started container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Started {
     pub container_id: String,
     /// Its init in the host's PID namespace. Unverified: the caller opens a pidfd and then
@@ -71,6 +72,8 @@ pub struct Started {
     /// Durations of the start's consecutive steps, if the runtime knows them. Names begin with
     /// `start.`.
     pub steps: Vec<(&'static str, Duration)>,
+    /// The sockets of its egress proxy, if the runtime opened them before the program ran.
+    pub egress: Option<EgressSockets>,
 }
 
 /// A container with this instance's label.

@@ -26,6 +26,7 @@ mod http;
 mod meters;
 mod resolver;
 mod session;
+mod sockets;
 mod socks;
 mod tunnel;
 
@@ -34,12 +35,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use conman_core::egress::{EgressRules, SpecialAddresses};
-use conman_linux::{NetnsSockets, PidFd};
+use conman_linux::PidFd;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
 use resolver::Names;
+use session::Session;
+
+pub use sockets::EgressSockets;
 
 /// Descriptors of an idle session: two listeners and a UDP socket.
 pub const IDLE_DESCRIPTORS: u32 = 3;
@@ -69,7 +73,6 @@ pub struct Egress {
 /// What all sessions share.
 #[derive(Debug)]
 struct Node {
-    sockets: Arc<NetnsSockets>,
     names: Names,
     special: SpecialAddresses,
     shared: Arc<Semaphore>,
@@ -84,7 +87,7 @@ pub type OnRefusal = Box<dyn Fn(String) + Send + Sync>;
 
 impl Egress {
     /// Starts the threads. Nothing is served yet.
-    pub fn start(options: EgressOptions, sockets: Arc<NetnsSockets>) -> io::Result<Self> {
+    pub fn start(options: EgressOptions) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .enable_all()
             .thread_name("conman-egress")
@@ -96,7 +99,6 @@ impl Egress {
         meters::describe();
         Ok(Self {
             node: Arc::new(Node {
-                sockets,
                 names,
                 special: options.special,
                 shared: Arc::new(Semaphore::new(SHARED_CONNECTIONS)),
@@ -105,15 +107,18 @@ impl Egress {
         })
     }
 
-    /// Serves the network namespace of a process until the guard is dropped.
+    /// Serves the network namespace of a process until the guard is dropped. Without `sockets`, they are opened
+    /// first.
     #[must_use]
     pub fn serve(
         &self,
         process: Arc<PidFd>,
+        sockets: Option<EgressSockets>,
         rules: EgressRules,
         on_refusal: OnRefusal,
     ) -> EgressGuard {
-        let serving = session::run(Arc::clone(&self.node), process, rules, on_refusal);
+        let session = Session::new(Arc::clone(&self.node), rules, on_refusal);
+        let serving = session::run(session, process, sockets);
         let runtime = self.runtime.as_ref().expect("present until dropped");
         EgressGuard(runtime.spawn(serving).abort_handle())
     }

@@ -2,22 +2,21 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::RateLimitedLog;
-use conman_core::egress::{EGRESS_DNS_PORT, EGRESS_PROXY_PORT, EgressRules};
-use conman_linux::PidFd;
-use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use conman_core::egress::EgressRules;
+use conman_linux::{PidFd, network_namespace};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{MAX_CONNECTIONS, Node, OWN_CONNECTIONS, OnRefusal, dns, http, meters, socks};
+use super::{
+    EgressSockets, MAX_CONNECTIONS, Node, OWN_CONNECTIONS, OnRefusal, dns, http, meters, socks,
+};
 
-/// Connections that the kernel queues for a listener.
-const BACKLOG: u32 = 128;
 /// Pause before another try when the sockets could not be opened, or a listener failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// A connection's place is taken for at least this time. So a session begins at most [`MAX_CONNECTIONS`] a second,
@@ -53,6 +52,19 @@ struct Place {
 const LOOKUPS: usize = 16;
 
 impl Session {
+    pub(super) fn new(node: Arc<Node>, rules: EgressRules, on_refusal: OnRefusal) -> Self {
+        Self {
+            node,
+            rules,
+            on_refusal,
+            began: Instant::now(),
+            reported: RateLimitedLog::new(REPORT_EVERY),
+            own: Arc::new(Semaphore::new(OWN_CONNECTIONS)),
+            all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            lookups: Arc::new(Semaphore::new(LOOKUPS)),
+        }
+    }
+
     /// Counts a refusal, and reports it unless one was reported a short time ago.
     pub(super) fn refused(&self, label: &'static str, sentence: &str) {
         meters::refused(label);
@@ -82,31 +94,18 @@ impl Session {
 }
 
 /// Serves a session until the task is aborted.
-pub(super) async fn run(
-    node: Arc<Node>,
-    process: Arc<PidFd>,
-    rules: EgressRules,
-    on_refusal: OnRefusal,
-) {
-    let session = Arc::new(Session {
-        node,
-        rules,
-        on_refusal,
-        began: Instant::now(),
-        reported: RateLimitedLog::new(REPORT_EVERY),
-        own: Arc::new(Semaphore::new(OWN_CONNECTIONS)),
-        all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-        lookups: Arc::new(Semaphore::new(LOOKUPS)),
-    });
-    let (proxy, resolver, datagrams) = loop {
-        match open(&session.node, &process).await {
-            Ok(sockets) => break sockets,
-            Err(error) => {
-                // The process may be dead; its guard is dropped soon.
-                tracing::debug!(pid = process.pid(), %error, "cannot open egress sockets; retrying");
-                meters::refused("no_sockets");
-                sleep(RETRY_PAUSE).await;
-            }
+pub(super) async fn run(session: Session, process: Arc<PidFd>, sockets: Option<EgressSockets>) {
+    let session = Arc::new(session);
+    let sockets = match sockets {
+        Some(sockets) => sockets,
+        None => open(&process).await,
+    };
+    let (proxy, resolver, datagrams) = match registered(sockets) {
+        Ok(sockets) => sockets,
+        Err(error) => {
+            tracing::error!(pid = process.pid(), %error, "cannot serve egress");
+            meters::refused("no_sockets");
+            return;
         }
     };
     let serve_proxy = accept(&session, &proxy, |session, stream| {
@@ -119,29 +118,32 @@ pub(super) async fn run(
     tokio::join!(serve_proxy, serve_names, serve_datagrams);
 }
 
-async fn open(
-    node: &Node,
-    process: &Arc<PidFd>,
-) -> io::Result<(TcpListener, TcpListener, UdpSocket)> {
-    let listener = async |port| {
-        let socket = node.sockets.tcp_socket(Arc::clone(process), false).await?;
-        let socket = TcpSocket::from_std_stream(socket);
-        // Connections of a previous daemon may linger in the namespace.
-        socket.set_reuseaddr(true)?;
-        socket.bind(inside(port))?;
-        socket.listen(BACKLOG)
-    };
-    let datagrams = node.sockets.udp_socket(Arc::clone(process)).await?;
-    rustix::net::bind(&datagrams, &inside(EGRESS_DNS_PORT))?;
-    Ok((
-        listener(EGRESS_PROXY_PORT).await?,
-        listener(EGRESS_DNS_PORT).await?,
-        UdpSocket::from_std(datagrams)?,
-    ))
+/// Opens the sockets of a session that runs already.
+async fn open(process: &PidFd) -> EgressSockets {
+    loop {
+        let opened = match network_namespace(process) {
+            Ok(namespace) => EgressSockets::open(namespace).await,
+            Err(error) => Err(error),
+        };
+        match opened {
+            Ok(sockets) => return sockets,
+            Err(error) => {
+                // The process may be dead; its guard is dropped soon.
+                tracing::debug!(pid = process.pid(), %error, "cannot open egress sockets; retrying");
+                meters::refused("no_sockets");
+                sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
 }
 
-fn inside(port: u16) -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, port).into()
+/// Registers the sockets with the runtime of the calling task.
+fn registered(sockets: EgressSockets) -> io::Result<(TcpListener, TcpListener, UdpSocket)> {
+    Ok((
+        TcpListener::from_std(sockets.proxy)?,
+        TcpListener::from_std(sockets.resolver)?,
+        UdpSocket::from_std(sockets.datagrams)?,
+    ))
 }
 
 /// Accepts connections while there are places, each in a task that ends with this future.

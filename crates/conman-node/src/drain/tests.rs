@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A node without sessions or runtimes.
 fn empty_node(state_dir: &Path) -> Arc<Context> {
     let sockets = Arc::new(NetnsSockets::start().expect("threads"));
-    let egress = Egress::start(EgressOptions::default(), Arc::clone(&sockets));
+    let egress = Egress::start(EgressOptions::default());
     let journal = Journal::open(&state_dir.join("journal"), "test-node", 1_000);
     Arc::new(Context {
         options: NodeOptions::new(

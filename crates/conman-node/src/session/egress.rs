@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use conman_core::egress::EgressRules;
 use conman_linux::PidFd;
-use conman_net::egress::EgressGuard;
+use conman_net::egress::{EgressGuard, EgressSockets};
 use conman_proto::{EventKind, Generation};
 
 use super::handle::SessionHandle;
 use crate::context::Context;
 
-/// Begins to serve; `None` if the spec has no `egress`, or the host's rules serve it. The session runs before, and its program
-/// may be refused a connection in its first milliseconds.
+/// Begins to serve; `None` if the spec has no `egress`, or the host's rules serve it.
 pub(super) fn serve(
     context: &Arc<Context>,
     handle: &SessionHandle,
     generation: Generation,
     process: &Arc<PidFd>,
+    sockets: Option<EgressSockets>,
 ) -> Option<EgressGuard> {
     if !handle.spec().has_egress_proxy() {
         return None;
@@ -33,5 +33,9 @@ pub(super) fn serve(
     let on_refusal = Box::new(move |sentence: String| {
         noting.note_session(EventKind::EgressRefused, &id, generation, sentence);
     });
-    Some(context.egress.serve(Arc::clone(process), rules, on_refusal))
+    Some(
+        context
+            .egress
+            .serve(Arc::clone(process), sockets, rules, on_refusal),
+    )
 }

@@ -44,7 +44,7 @@ pub(super) async fn launch(
         answer = timeout(bound, runtime.start(&key)) => answer,
         // Cancel safe: it only kills.
         pid = kill_when_unwanted(&handle, &*runtime, &key) => {
-            return Launched::Started(Started { container_id: String::new(), pid, steps: Vec::new() });
+            return Launched::Started(Started { container_id: String::new(), pid, steps: Vec::new(), egress: None });
         }
     };
     match answer {

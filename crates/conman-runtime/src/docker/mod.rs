@@ -328,6 +328,7 @@ impl Shared {
                             container_id: container.id.unwrap_or_default(),
                             pid,
                             steps: Vec::new(),
+                            egress: None,
                         },
                         is_bridged,
                     ))),

@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use conman_core::error_chain;
+use conman_net::egress::EgressSockets;
 use conman_net::{Addresses, InterfacePools, Namespace, Plane, SessionRules, attached, class_of};
 use conman_proto::{LinkTarget, Network, ResolvedSpec};
 use conman_shim::{NetworkSpec, link_socket};
@@ -52,6 +53,8 @@ pub(super) enum StoredLink {
     },
     /// A link on an interface of the host.
     Interface { to: LinkTarget, address: Ipv4Addr },
+    /// The egress proxy on its loopback interface.
+    EgressProxy,
     /// The host's network namespace, with the port that the program is to serve there.
     Host { port: Option<u16> },
 }
@@ -61,7 +64,9 @@ impl StoredLink {
     pub(super) fn spec(link: Option<&Self>) -> NetworkSpec {
         match link {
             None => NetworkSpec::Loopback,
-            Some(Self::Routed { .. } | Self::Interface { .. }) => NetworkSpec::Linked,
+            Some(Self::Routed { .. } | Self::Interface { .. } | Self::EgressProxy) => {
+                NetworkSpec::Linked
+            }
             Some(Self::Host { .. }) => NetworkSpec::Host,
         }
     }
@@ -82,7 +87,9 @@ impl NativeNetwork {
             return Ok(Some(StoredLink::Interface { to, address }));
         }
         match (&spec.network, &self.plane) {
-            (Network::Loopback, _) => Ok(None),
+            (Network::Loopback, _) => {
+                Ok(spec.has_egress_proxy().then_some(StoredLink::EgressProxy))
+            }
             (Network::Routed, Some(plane)) => {
                 let addresses = plane.take(&owner).map_err(|full| missing(&full))?;
                 let class = class_of(spec.template.as_deref().unwrap_or_default());
@@ -116,6 +123,7 @@ impl NativeNetwork {
             }
             StoredLink::Interface { to, address } => self.interfaces.adopt(to, &owner, *address),
             StoredLink::Host { port } => self.host_ports.adopt(*port, &owner),
+            StoredLink::EgressProxy => {}
         }
     }
 
@@ -140,12 +148,22 @@ impl NativeNetwork {
             }
             StoredLink::Interface { to, address } => self.interfaces.leave(to, &owner, *address),
             StoredLink::Host { port } => self.host_ports.leave(*port, &owner),
+            StoredLink::EgressProxy => {}
         }
     }
 
-    /// Makes a container's link in its namespace.
-    async fn connect(&self, link: &StoredLink, namespace: Namespace) -> Result<(), String> {
+    /// Makes a container's link in its namespace, or opens the sockets of its egress proxy there.
+    async fn connect(
+        &self,
+        link: &StoredLink,
+        namespace: Namespace,
+    ) -> Result<Option<EgressSockets>, String> {
         let class = match link {
+            StoredLink::EgressProxy => {
+                let sockets = EgressSockets::open(namespace.file).await;
+                let sockets = sockets.map_err(|error| format!("egress proxy: {error}"))?;
+                return Ok(Some(sockets));
+            }
             StoredLink::Routed { class, .. } => *class,
             // Only the egress of routed templates is part of the rules.
             StoredLink::Interface { .. } | StoredLink::Host { .. } => 0,
@@ -158,18 +176,18 @@ impl NativeNetwork {
             StoredLink::Routed { addresses, class } => {
                 let plane = self.plane.as_ref().ok_or("`net.pool` is missing")?;
                 let connected = plane.connect(*addresses, *class, namespace).await;
-                connected.map_err(|error| format!("link with {addresses}: {error}"))
+                connected.map_err(|error| format!("link with {addresses}: {error}"))?;
             }
             StoredLink::Interface { to, address } => {
                 let link = self.interfaces.link(to, *address);
                 let link = link.map_err(|error| error.to_string())?;
                 let made = tokio::task::spawn_blocking(move || attached::make(&link, namespace));
                 let made = made.await.map_err(|error| error.to_string())?;
-                made.map(drop)
-                    .map_err(|error| format!("link `{to}`: {}", error_chain(&error)))
+                made.map_err(|error| format!("link `{to}`: {}", error_chain(&error)))?;
             }
-            StoredLink::Host { .. } => Ok(()),
+            StoredLink::EgressProxy | StoredLink::Host { .. } => {}
         }
+        Ok(None)
     }
 }
 
@@ -218,18 +236,21 @@ impl Connecting {
     }
 
     /// Makes the link while the shim starts the container.
-    pub(super) async fn during<T>(&self, start: impl Future<Output = T>) -> T {
+    pub(super) async fn during<T>(
+        &self,
+        start: impl Future<Output = T>,
+    ) -> (T, Option<EgressSockets>) {
         let mut start = pin!(start);
         tokio::select! {
             // It has failed before it needed the link, or after. Cancel safe: a link that is still made
             // disappears with the container's namespace.
-            started = &mut start => started,
-            () = self.connect() => start.await,
+            started = &mut start => (started, None),
+            sockets = self.connect() => (start.await, sockets),
         }
     }
 
     /// Waits for the container's namespace, makes the link, and answers.
-    async fn connect(&self) {
+    async fn connect(&self) -> Option<EgressSockets> {
         let receive = || link_socket::receive(&self.client);
         let namespace = match self.client.async_io(Interest::READABLE, receive).await {
             Ok(Some(namespace)) => Namespace {
@@ -237,11 +258,15 @@ impl Connecting {
                 socket: namespace.netlink,
             },
             // The start reports why.
-            Ok(None) => return,
-            Err(error) => return self.answer(Err(&error.to_string())),
+            Ok(None) => return None,
+            Err(error) => {
+                self.answer(Err(&error.to_string()));
+                return None;
+            }
         };
         let connected = self.network.connect(&self.link, namespace).await;
-        self.answer(connected.as_ref().copied().map_err(String::as_str));
+        self.answer(connected.as_ref().map(drop).map_err(String::as_str));
+        connected.ok().flatten()
     }
 
     fn answer(&self, connected: Result<(), &str>) {

@@ -37,15 +37,16 @@ impl Inner {
         let connecting = link.map(|link| self.connecting(key, link)).transpose()?;
         fds.extend(connecting.as_ref().map(Connecting::container));
         let request = Request::Launch(Box::new(launch));
+        let call = self.link.call(&request, &fds, self.timeouts.start);
+        let (called, egress) = match &connecting {
+            Some(connecting) => connecting.during(call).await,
+            None => (call.await, None),
+        };
         let started = |pid, steps| Started {
             container_id: self.container_id(key),
             pid,
             steps,
-        };
-        let call = self.link.call(&request, &fds, self.timeouts.start);
-        let called = match &connecting {
-            Some(connecting) => connecting.during(call).await,
-            None => call.await,
+            egress,
         };
         match called {
             Ok((Reply::Launched { pid, phases }, fds)) => {

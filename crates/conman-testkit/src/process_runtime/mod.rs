@@ -388,6 +388,7 @@ impl Inner {
                 container_id: self.container_id(key),
                 pid,
                 steps: Vec::new(),
+                egress: None,
             }),
             None => Err(Self::ended_at_once(key, &dir).await),
         }

@@ -106,6 +106,15 @@ async fn a_native_session_reaches_what_is_listed_and_nothing_else() {
     let why = why.success();
     assert!(why.contains("169.254.169.254:80"), "{why}");
     assert!(why.contains("allow_addresses"), "{why}");
+    // The proxy and the resolver serve before the program begins.
+    let fetches = format!("curl -sS --fail {url} && exec sleep 1000000");
+    let request = json!({"template": "fetcher", "command": ["sh", "-c", fetches]});
+    api.ensure("carol", &request).await;
+    eventually("it has fetched", PATIENCE, async || {
+        let logs = conman.cli(&["logs", "carol"]).await;
+        logs.success().trim() == "hello"
+    })
+    .await;
     // A session without the list has neither proxy nor resolver.
     api.ensure("bob", &json!({"template": "fetcher", "egress": []}))
         .await;

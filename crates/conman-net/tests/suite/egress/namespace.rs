@@ -1,14 +1,16 @@
 //! A network namespace that is served, and its programs.
 
 use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conman_core::egress::{EGRESS_PROXY_PORT, EgressRules, SpecialAddresses};
-use conman_linux::{NetnsSockets, PidFd};
+use conman_linux::{NetnsSockets, PidFd, network_namespace};
 use conman_net::egress::{Egress, EgressGuard, EgressOptions};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -37,7 +39,7 @@ impl World {
             dns: vec![names.address],
             special: SpecialAddresses::default(),
         };
-        let egress = Egress::start(options, Arc::clone(&sockets)).expect("threads");
+        let egress = Egress::start(options).expect("threads");
         Self {
             egress,
             sockets,
@@ -63,7 +65,7 @@ impl World {
         let refusals = Arc::clone(&session.refusals);
         let on_refusal = Box::new(move |sentence| refusals.lock().expect("whole").push(sentence));
         let process = session.namespace.process();
-        session.guard = Some(self.egress.serve(process, rules, on_refusal));
+        session.guard = Some(self.egress.serve(process, None, rules, on_refusal));
         let connected = async {
             while session.connect(EGRESS_PROXY_PORT).await.is_err() {
                 sleep(Duration::from_millis(5)).await;
@@ -154,6 +156,19 @@ impl Namespace {
     pub(crate) fn process(&self) -> Arc<PidFd> {
         let pid = i32::try_from(self.child.id()).expect("a pid");
         Arc::new(PidFd::open(pid).expect("it lives"))
+    }
+
+    /// A UDP socket inside that does not block.
+    pub(crate) fn udp_socket(&self) -> UdpSocket {
+        let namespace = network_namespace(&self.process()).expect("it lives");
+        let made = std::thread::spawn(move || {
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), kind).expect("entered");
+            UdpSocket::bind("127.0.0.1:0").expect("a socket")
+        });
+        let socket = made.join().expect("no panic");
+        socket.set_nonblocking(true).expect("a socket");
+        socket
     }
 
     /// A command that runs inside.

@@ -136,8 +136,7 @@ async fn the_resolver_answers_for_listed_names_only() {
     world.names.set("other.test", HOST);
     let session = world.session(&["*.test:80", "files.test:80"]).await;
     let narrow = world.session(&["files.test:80"]).await;
-    let process = narrow.namespace.process();
-    let socket = world.sockets.udp_socket(process).await.expect("a socket");
+    let socket = narrow.namespace.udp_socket();
     let socket = tokio::net::UdpSocket::from_std(socket).expect("non-blocking");
     socket.connect("127.0.0.1:53").await.expect("a target");
     for (name, code, addresses) in [

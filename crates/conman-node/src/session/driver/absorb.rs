@@ -189,6 +189,7 @@ impl Driver {
                 };
                 // Its sockets would keep the network namespace.
                 self.egress = None;
+                self.egress_sockets = None;
                 self.publisher
                     .dead(self.life.generation().filter(|_| !theirs));
                 Event::Exited
@@ -235,6 +236,7 @@ impl Driver {
         match launched {
             Launched::Started(started) => {
                 self.clock.end_with_steps(phases::START, &started.steps);
+                self.egress_sockets = started.egress;
                 self.container = Some(ContainerIdentity {
                     container_id: started.container_id,
                     pid: started.pid,
@@ -291,7 +293,8 @@ impl Driver {
     /// Holds the init from now on, and reports its death.
     pub(super) fn hold(&mut self, process: Arc<PidFd>) {
         if let Some(generation) = self.life.generation() {
-            self.egress = egress::serve(&self.context, &self.handle, generation, &process);
+            let sockets = self.egress_sockets.take();
+            self.egress = egress::serve(&self.context, &self.handle, generation, &process, sockets);
         }
         self.process = Some(Arc::clone(&process));
         self.dying = Some(Box::pin(certificate::of(process)));

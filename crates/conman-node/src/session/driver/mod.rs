@@ -11,7 +11,7 @@ use std::time::Duration;
 use conman_core::EndCause;
 use conman_core::lifecycle::{Action, Cause, Event, Lifecycle, Remains, State, Step, Timing};
 use conman_linux::PidFd;
-use conman_net::egress::EgressGuard;
+use conman_net::egress::{EgressGuard, EgressSockets};
 use conman_proto::{Generation, SessionEnd};
 use conman_registry::{ContainerIdentity, Ending, RecordState, SessionRecord};
 use conman_runtime::{ContainerKey, Runtime};
@@ -85,6 +85,8 @@ struct Driver {
     process: Option<Arc<PidFd>>,
     /// Serves the held process's network namespace, if the spec has `egress`.
     egress: Option<EgressGuard>,
+    /// Those of a start, until its process is held.
+    egress_sockets: Option<EgressSockets>,
     /// Completes with the held process's death; `None` afterwards.
     dying: Option<BoxFuture<'static, ()>>,
     container: Option<ContainerIdentity>,
@@ -176,6 +178,7 @@ impl Driver {
             permit: None,
             process: None,
             egress: None,
+            egress_sockets: None,
             dying: None,
             container: None,
             ready: None,

@@ -1,0 +1,60 @@
+//! The sockets inside a session's network namespace.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+
+use conman_core::egress::{EGRESS_DNS_PORT, EGRESS_PROXY_PORT};
+use rustix::fs::fstat;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
+
+use crate::namespace_thread::{enter, on_thread};
+
+/// Connections that the kernel queues for a listener.
+const BACKLOG: i32 = 128;
+
+/// The proxy's and the resolver's sockets, which take connections from now on. [`super::Egress::serve`] serves
+/// them; closing them refuses what has connected.
+#[derive(Debug)]
+pub struct EgressSockets {
+    pub(super) proxy: TcpListener,
+    pub(super) resolver: TcpListener,
+    pub(super) datagrams: UdpSocket,
+}
+
+impl EgressSockets {
+    /// Opens them in a session's network namespace, whose loopback interface is up. Refuses conman's own.
+    pub async fn open(namespace: OwnedFd) -> io::Result<Self> {
+        on_thread(move || {
+            let home = std::fs::File::open("/proc/thread-self/ns/net")?;
+            if fstat(&home)?.st_ino == fstat(&namespace)?.st_ino {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+            enter(namespace.as_fd())?;
+            Ok(Self {
+                proxy: listener(EGRESS_PROXY_PORT)?.into(),
+                resolver: listener(EGRESS_DNS_PORT)?.into(),
+                datagrams: bound(SocketType::DGRAM, EGRESS_DNS_PORT)?.into(),
+            })
+        })
+        .await?
+    }
+}
+
+fn listener(port: u16) -> io::Result<OwnedFd> {
+    let socket = bound(SocketType::STREAM, port)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn bound(kind: SocketType, port: u16) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::INET, kind, flags, None)?;
+    if kind == SocketType::STREAM {
+        // Connections of a previous daemon may linger in the namespace.
+        set_socket_reuseaddr(&socket, true)?;
+    }
+    bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
+    Ok(socket)
+}
