@@ -119,7 +119,8 @@ pub const MAX_LABEL_BYTES: usize = 512;
 pub(crate) const KEPT_SEPARATOR: char = '_';
 
 /// A command to run in a running container. Its standard input, output and error come with the message,
-/// in this order, unless it is kept.
+/// in this order, unless it is kept. If they are sockets, the command has pipes, and a process of its container's
+/// cgroup copies between these and the sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
     /// The caller's name for it, unique among containers and commands. That of a kept command is its

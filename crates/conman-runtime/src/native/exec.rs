@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
 use conman_shim::{CallError, ExecSpec, FilesOrder, Hardening, Reply, Request};
 use futures_util::stream::BoxStream;
 use rustix::pipe::fcntl_setpipe_size;
-use tokio::sync::oneshot;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
 
 use super::ends::End;
 use super::failure::{call_failed, refused, unrunnable};
@@ -26,7 +28,9 @@ use crate::shared::exec_channels::{
     ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size,
 };
 use crate::shared::exec_kill::{Killing, kill_command, on_order};
-use crate::shared::exec_streams::{Pipes, carry_chunks, carry_input, carry_output};
+use crate::shared::exec_streams::{
+    Pipes, Sockets, Streams, carry_chunks, carry_input, carry_output,
+};
 use crate::shared::terminal::Terminal;
 use crate::shim_link::LinkError;
 use crate::{
@@ -46,7 +50,9 @@ const END_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The near ends of a command's streams.
 enum Near {
+    /// Of conman's own program for files, which no program of the session can trace.
     Pipes(Pipes),
+    Sockets(Sockets),
     Terminal(Terminal),
 }
 
@@ -102,21 +108,13 @@ async fn exec(
         program,
         hardening: Hardening::default(),
     };
-    let (near, far) = streams(&plan).map_err(|source| {
+    let (near, far) = streams(&plan, is_bulk).map_err(|source| {
         host_error(
             "make streams for a command in",
             inner.store.container(&key).path(),
             source,
         )
     })?;
-    let chunk = match (&near, is_bulk) {
-        (Near::Pipes(pipes), true) => {
-            // A smaller pipe is slower, and works.
-            let _ = fcntl_setpipe_size(&pipes.stdout, BULK_PIPE_BYTES);
-            BULK_CHUNK_BYTES
-        }
-        _ => OUTPUT_CHUNK_BYTES,
-    };
     // Before the command can end.
     let end = inner.ends.wait(&name);
     let fds = far.each_ref().map(AsFd::as_fd);
@@ -146,7 +144,6 @@ async fn exec(
         name,
         process,
         end,
-        chunk,
     };
     tokio::spawn(run(running, near, ends));
     Ok(io)
@@ -176,15 +173,21 @@ impl Inner {
     }
 }
 
-fn streams(plan: &ExecPlan) -> io::Result<(Near, [OwnedFd; 3])> {
+fn streams(plan: &ExecPlan, is_bulk: bool) -> io::Result<(Near, [OwnedFd; 3])> {
     if let Some(size) = plan.tty {
         let (terminal, far) = Terminal::open(size)?;
         let far = [far.try_clone()?, far.try_clone()?, far];
         return Ok((Near::Terminal(terminal), far));
     }
-    // The launcher changes their owner to the command's user.
-    let (near, far) = Pipes::open(plan.stdin)?;
-    Ok((Near::Pipes(near), far))
+    // The launcher changes the owner of the pipes to the command's user.
+    if is_bulk {
+        let (near, far) = Pipes::open(plan.stdin)?;
+        // A smaller pipe is slower, and works.
+        let _ = fcntl_setpipe_size(&near.stdout, BULK_PIPE_BYTES);
+        return Ok((Near::Pipes(near), far));
+    }
+    let (near, far) = Sockets::open(plan.stdin)?;
+    Ok((Near::Sockets(near), far))
 }
 
 /// A program that does not exist is an end like any other; everything else is an error.
@@ -215,8 +218,6 @@ struct Running {
     /// `None` when it had ended before a pidfd was opened.
     process: Option<Arc<PidFd>>,
     end: oneshot::Receiver<End>,
-    /// Most bytes in one piece of its output.
-    chunk: usize,
 }
 
 impl Running {
@@ -258,7 +259,6 @@ fn status(End(code): End) -> ExecStatus {
 }
 
 async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
-    let chunk = running.chunk;
     let (inner, key, process) = (
         Arc::clone(&running.inner),
         running.key.clone(),
@@ -276,27 +276,11 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
     {
         let outputs = pin!(async {
             match near {
-                Near::Pipes(Pipes {
-                    stdin,
-                    stdout,
-                    stderr,
-                }) => {
-                    let outputs = async {
-                        tokio::join!(
-                            carry_chunks(Some(stdout), OutputStream::Stdout, &ends.output, chunk),
-                            carry_output(Some(stderr), OutputStream::Stderr, &ends.output),
-                        );
-                    };
-                    let input = async {
-                        carry_input(&mut ends.stdin, stdin).await;
-                        std::future::pending::<()>().await;
-                    };
-                    tokio::select! {
-                        // The outputs ended. Unread input has no reader any more.
-                        () = outputs => {}
-                        // Never ends; cancelled when the outputs end.
-                        () = input => {}
-                    }
+                Near::Pipes(pipes) => {
+                    carry(pipes, &mut ends.stdin, &ends.output, BULK_CHUNK_BYTES).await
+                }
+                Near::Sockets(sockets) => {
+                    carry(sockets, &mut ends.stdin, &ends.output, OUTPUT_CHUNK_BYTES).await
                 }
                 Near::Terminal(terminal) => {
                     let output =
@@ -342,5 +326,38 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
     let names = vec![running.name];
     if let Err(error) = running.inner.ask(&Request::Acknowledge { names }).await {
         tracing::debug!(%error, "the next connection reports the command's end again");
+    }
+}
+
+/// Carries bytes both ways until both outputs end; pieces of standard output have at most `chunk` bytes.
+async fn carry<R, W>(
+    streams: Streams<R, W>,
+    input: &mut mpsc::Receiver<Bytes>,
+    output: &mpsc::Sender<(OutputStream, Bytes)>,
+    chunk: usize,
+) where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let Streams {
+        stdin,
+        stdout,
+        stderr,
+    } = streams;
+    let outputs = async {
+        tokio::join!(
+            carry_chunks(Some(stdout), OutputStream::Stdout, output, chunk),
+            carry_output(Some(stderr), OutputStream::Stderr, output),
+        );
+    };
+    let input = async {
+        carry_input(input, stdin).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        // The outputs ended. Unread input has no reader any more.
+        () = outputs => {}
+        // Never ends; cancelled when the outputs end.
+        () = input => {}
     }
 }

@@ -1,11 +1,13 @@
-//! A command's pipes, and copying bytes between its descriptors and its channels.
+//! A command's streams, and copying bytes between its descriptors and its channels.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
@@ -14,10 +16,44 @@ use crate::shared::exec_channels::OUTPUT_CHUNK_BYTES;
 
 /// The near ends of a command's streams.
 #[derive(Debug)]
-pub struct Pipes {
-    pub stdin: Option<pipe::Sender>,
-    pub stdout: pipe::Receiver,
-    pub stderr: pipe::Receiver,
+pub struct Streams<R, W> {
+    pub stdin: Option<W>,
+    pub stdout: R,
+    pub stderr: R,
+}
+
+/// Pipes. Only for a program that is trusted: one that holds a pipe's lock delays whoever reads it, even if the
+/// descriptor does not block.
+pub type Pipes = Streams<pipe::Receiver, pipe::Sender>;
+
+/// Sockets, for a relay that has the pipes.
+pub type Sockets = Streams<UnixStream, UnixStream>;
+
+impl Sockets {
+    /// Also returns the far ends. Without `stdin`, the command reads end of file.
+    pub fn open(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
+        let (stdin, far_stdin) = if stdin {
+            let (near, far) = sockets()?;
+            (Some(near), far)
+        } else {
+            (None, File::open("/dev/null")?.into())
+        };
+        let (stdout, far_stdout) = sockets()?;
+        let (stderr, far_stderr) = sockets()?;
+        let near = Self {
+            stdin,
+            stdout,
+            stderr,
+        };
+        Ok((near, [far_stdin, far_stdout, far_stderr]))
+    }
+}
+
+/// A socket that does not block, and its other end, which does.
+fn sockets() -> io::Result<(UnixStream, OwnedFd)> {
+    let (near, far) = StdStream::pair()?;
+    near.set_nonblocking(true)?;
+    Ok((UnixStream::from_std(near)?, far.into()))
 }
 
 impl Pipes {

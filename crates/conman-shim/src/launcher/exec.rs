@@ -21,11 +21,11 @@ use super::Command;
 use super::child::{ChildReport, enter_directory, step, wait_to_go_on, workdir_failed};
 use super::launch::{Launcher, cgroup_failed, offer_to_oom_killer};
 use super::program::{Privileges, execute};
-use super::relay::Relay;
+use super::relay::{Relay, is_socket};
 use super::under_way::{Clock, UnderWay, go_on};
 use crate::protocol::{LaunchError, encode};
 use crate::seqpacket;
-use crate::spec::{KeptStreamsSpec, STREAMS};
+use crate::spec::STREAMS;
 
 /// All namespaces of a container.
 const NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::USER
@@ -48,7 +48,7 @@ impl Launcher {
         let clock = Clock::start();
         let mut fds = fds.into_iter();
         let init = &fds.next().ok_or(LaunchError::EndedEarly)?;
-        let (streams, relay) = connect(order, fds.collect())?;
+        let (streams, relay) = connect(fds.collect())?;
         let streams = &streams[..];
         if let Some(owner) = order.owner {
             give_pipes(streams, owner).map_err(step("give the standard streams to its user"))?;
@@ -104,19 +104,17 @@ impl Launcher {
     }
 }
 
-/// The streams for the command's process, and the relay between the shim's sockets and them if it is kept on
-/// pipes.
-fn connect(
-    order: &Command,
-    streams: Vec<OwnedFd>,
-) -> Result<(Vec<OwnedFd>, Option<Relay>), LaunchError> {
-    let kept = order.spec.kept.as_ref().map(|kept| kept.streams);
-    let Some(KeptStreamsSpec::Pipes { stdin }) = kept else {
-        return Ok((streams, None));
-    };
-    let sockets = <[OwnedFd; STREAMS]>::try_from(streams).map_err(|_| LaunchError::EndedEarly)?;
-    let (relay, streams) = Relay::connect(stdin, sockets).map_err(step("make pipes"))?;
-    Ok((streams, Some(relay)))
+/// The streams for the command's process, and the relay to them from what came as sockets.
+fn connect(streams: Vec<OwnedFd>) -> Result<(Vec<OwnedFd>, Option<Relay>), LaunchError> {
+    let failed = |error| step("make pipes")(error);
+    match <[OwnedFd; STREAMS]>::try_from(streams) {
+        Ok(streams) if is_socket(&streams[1]).map_err(failed)? => {
+            let (relay, streams) = Relay::connect(streams).map_err(failed)?;
+            Ok((streams, Some(relay)))
+        }
+        Ok(streams) => Ok((streams.into(), None)),
+        Err(_) => Err(LaunchError::EndedEarly),
+    }
 }
 
 /// Enters a directory of the container that the process is in.

@@ -1,9 +1,9 @@
-//! Copies between a kept command's pipes and the shim's sockets, in a process of the session's cgroup.
+//! Copies between a command's pipes and sockets, in a process of the session's cgroup.
 //!
 //! A program can hold the lock of a pipe for as long as it likes, for example with a splice(2) from a source
 //! that has no data. Every other process that reads, writes or closes the pipe then sleeps until that program
-//! dies, whether its descriptor is non-blocking or not. The shim has to kill the program, so it never has a
-//! session's pipe. A relay that sleeps delays its own command only, and ends once the program's end has closed
+//! dies, whether its descriptor is non-blocking or not. The shim has to kill the program, and the daemon serves
+//! other sessions, so neither has a session's pipe. A relay that sleeps delays its own command only, and ends once the program's end has closed
 //! the pipes. It enters none of the session's namespaces.
 
 use std::fs::File;
@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use conman_linux::{CloneOptions, SessionCgroup, SoleThread, clone_process, inherited_fd};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 
 use super::child::{step, wait_to_go_on};
@@ -19,6 +20,7 @@ use super::launch::offer_to_oom_killer;
 use super::under_way::go_on;
 use crate::protocol::LaunchError;
 use crate::seqpacket;
+use crate::spec::STREAMS;
 
 /// Bytes that are copied at once.
 const PIECE_BYTES: usize = 16 * 1_024;
@@ -33,13 +35,13 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Makes pipes for the shim's sockets of standard input, output and error, and returns their far ends.
-    /// Without `stdin`, what came for it is returned as it is.
-    pub(super) fn connect(stdin: bool, sockets: [OwnedFd; 3]) -> io::Result<(Self, Vec<OwnedFd>)> {
-        let [input, output, error] = sockets;
+    /// Makes pipes for the sockets of standard input, output and error, and returns their far ends. A standard
+    /// input that is no socket is returned as it is.
+    pub(super) fn connect(streams: [OwnedFd; STREAMS]) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let [input, output, error] = streams;
         let (stdout, far_stdout) = io::pipe()?;
         let (stderr, far_stderr) = io::pipe()?;
-        let (input, far_input) = if stdin {
+        let (input, far_input) = if is_socket(&input)? {
             let (far, near) = io::pipe()?;
             ioctl_fionbio(&near, true)?;
             (Some([input, near.into()]), far.into())
@@ -137,7 +139,7 @@ impl Copying {
                     End::InputSocket => self.take_input(&mut piece),
                     End::InputPipe => self.pass_input(flags),
                     End::OutputPipe(number) => self.pass_output(number, &mut piece)?,
-                    // The shim has closed it, or is gone.
+                    // Its reader has closed it, or is gone.
                     End::OutputSocket => return Ok(()),
                 }
             }
@@ -200,7 +202,7 @@ impl Copying {
         }
     }
 
-    /// Copies one piece. Waits for the shim, which reads all there is.
+    /// Copies one piece. Waits for the reader.
     fn pass_output(&mut self, number: usize, piece: &mut [u8]) -> io::Result<()> {
         let Some([pipe, socket]) = &mut self.outputs[number] else {
             return Ok(());
@@ -214,6 +216,10 @@ impl Copying {
             }
         }
     }
+}
+
+pub(super) fn is_socket(fd: &OwnedFd) -> io::Result<bool> {
+    Ok(FileType::from_raw_mode(fstat(fd)?.st_mode) == FileType::Socket)
 }
 
 fn open((number, ends): (usize, &Option<[File; 2]>)) -> Option<(usize, &[File; 2])> {

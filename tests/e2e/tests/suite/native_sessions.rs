@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use conman_e2e::{Api, Conman, Native, ROOT, eventually, eventually_some, native, websocket};
 use conman_linux::Cgroups;
+use conman_linux::proc_scan::ProcEntry;
 use conman_proto::{
     ExecResult, PreemptReport, RuntimeKind, Session, SessionList, SessionState, SessionStats,
     StatsList,
@@ -393,4 +394,52 @@ async fn the_stats_show_what_a_session_uses() {
     assert!(table.success().contains("busy"), "{table:?}");
     let no_such = api.get("/v1/sessions/none/stats").await.problem();
     assert_eq!(no_such.slug(), "no-such-session");
+}
+
+/// Commands at a time that hold a lock: more than the daemon has threads.
+const HOLDERS: usize = 32;
+
+#[tokio::test]
+async fn commands_that_hold_the_locks_of_their_pipes_delay_nobody_else() {
+    let Some(native) = native() else { return };
+    let settings = format!(
+        "[templates.host]\nimage = \"{ROOT}\"\nruntime = \"native\"\n\
+         command = [\"sleep\", \"1000000\"]\n\
+         binds = [\"/usr:/usr:ro\", \"/usr/lib:/lib:ro\", \"/usr/lib64:/lib64:ro\"]"
+    );
+    let builder = Conman::builder()
+        .toml(&settings)
+        .set("binds", "allow = [\"/usr\"]");
+    let conman = builder.start_native(&native).await;
+    let api = conman.api();
+    api.ensure("hostile", &json!({"template": "host"})).await;
+    api.ensure("other", &json!({"template": "host"})).await;
+    // The pipe of standard output is full, and then a socket that has no data is spliced into it.
+    let splice = libc::SYS_splice;
+    let script = format!(
+        "$| = 1; print 'x' x 65536; socketpair(A, B, 1, 1, 0); \
+         syscall({splice}, fileno(A), 0, 1, 0, 4096, 0)"
+    );
+    let mut holders = tokio::task::JoinSet::new();
+    for _ in 0..HOLDERS {
+        let (api, script) = (conman.api(), script.clone());
+        holders.spawn(async move {
+            let request = json!({"command": ["perl", "-e", script]});
+            api.post("/v1/sessions/hostile/exec", &request).await
+        });
+    }
+    eventually("all hold their locks", PATIENCE, async || {
+        let splices = |process: &ProcEntry| {
+            let call = std::fs::read_to_string(format!("/proc/{}/syscall", process.pid));
+            call.is_ok_and(|call| call.starts_with(&format!("{splice} ")))
+        };
+        conman.processes().into_iter().filter(splices).count() == HOLDERS
+    })
+    .await;
+    let echoed = exec(&api, "other", json!({"command": ["echo", "hello"]})).await;
+    assert_eq!(echoed.stdout, "hello\n");
+    api.stop("hostile").await;
+    while let Some(answer) = holders.join_next().await {
+        drop(answer.expect("no panic"));
+    }
 }
