@@ -33,6 +33,15 @@ const DEMO_PACKAGES: [&str; 5] = [
     "websocketd",
 ];
 
+/// Packages of the image that the tests of programs in sessions use; tmux needs the locale of libc-bin.
+const PROGRAMS: [&str; 5] = [
+    "busybox-static",
+    "libc-bin",
+    "openssh-server",
+    "shellinabox",
+    "tmux",
+];
+
 /// Makes the images that Docker lacks.
 pub(crate) fn make() -> Result<()> {
     if !is_current(BUSYBOX_IMAGE) {
@@ -48,6 +57,11 @@ pub(crate) fn make() -> Result<()> {
 /// Makes the archive of [`DEMO_IMAGE`] where it is missing, and returns its path.
 pub(crate) fn demo_archive() -> Result<PathBuf> {
     archive("demo", &DEMO_PACKAGES)
+}
+
+/// Makes the archive with OpenSSH, tmux and a terminal in a web page.
+pub(crate) fn programs_archive() -> Result<PathBuf> {
+    archive("programs", &PROGRAMS)
 }
 
 fn is_current(image: &str) -> bool {

@@ -94,6 +94,7 @@ pub(crate) fn for_tests() -> Result<Machine> {
         "etcd-server",
         "git",
         "iproute2",
+        "openssh-client",
         "python3-httpx",
         "python3-pip",
         "tmux",
@@ -104,6 +105,7 @@ pub(crate) fn for_tests() -> Result<Machine> {
         packages::install(&["npm"])?;
     }
     worker_vm::make()?;
+    images::programs_archive()?;
     Ok(machine)
 }
 

@@ -29,6 +29,7 @@ mod native_ptys;
 mod native_sessions;
 mod ports;
 mod preempt;
+mod programs;
 mod proxy_abuse;
 mod proxy_bulk;
 mod proxy_hold;

@@ -1,0 +1,129 @@
+//! Programs that people run in sessions, from the distribution. Each is preempted and found again by the next connection.
+
+mod terminals;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use conman_e2e::{Api, CLI_PATIENCE, Conman, lacks, native};
+use conman_proto::{Node, NodeState, PreemptReport};
+use http::StatusCode;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+/// Root inside a session, as the files of its binds show it.
+const SESSION_ROOT: u32 = 2_130_706_432;
+
+/// A node whose sessions have an image with programs, and a directory each at `/work`.
+struct Programs {
+    conman: Conman,
+    work: TempDir,
+}
+
+impl Programs {
+    /// `templates` without their image and binds, which are the same for all.
+    async fn start(image: &str, templates: &[(&str, &str)]) -> Option<Self> {
+        let native = native()?;
+        let Some(archive) = archive(image) else {
+            lacks(&format!("target/images has no image `{image}`"));
+            return None;
+        };
+        let work = TempDir::new().expect("a directory can be made");
+        let path = work.path().display();
+        let mut builder = Conman::builder().set("binds", &format!("allow = [\"{path}\"]"));
+        for (name, lines) in templates {
+            builder = builder.toml(&format!(
+                "[templates.{name}]\nimage = \"programs:1\"\nstart_on_connect = true\n\
+                 memory_bytes = 2147483648\npids = 512\nbinds = [\"{path}/{{id}}:/work\"]\n{lines}"
+            ));
+            let directory = work.path().join(name);
+            std::fs::create_dir(&directory).expect("a directory can be made");
+            let owner = Some(SESSION_ROOT);
+            std::os::unix::fs::chown(&directory, owner, owner).expect("given to the session");
+        }
+        let conman = builder.start_native(&native).await;
+        let archive = archive.to_string_lossy();
+        let import = ["image", "import", &*archive, "programs:1"];
+        conman.cli(&import).await.success();
+        for (name, _) in templates {
+            let started = conman.cli(&["run", name, "--template", name]).await;
+            started.success();
+        }
+        Some(Self { conman, work })
+    }
+
+    fn api(&self) -> Api {
+        self.conman.api()
+    }
+
+    /// The host's side of a session's `/work`.
+    fn work(&self, id: &str) -> PathBuf {
+        self.work.path().join(id)
+    }
+
+    /// Kills every session as a preemption does, and lets the node serve again.
+    async fn preempt(&self) {
+        let api = self.api();
+        let report = api.post("/v1/nodes/self/preempt", &json!({})).await;
+        let report: PreemptReport = report.expect(StatusCode::OK);
+        assert_eq!(report.unreleased, []);
+        assert_eq!(self.conman.processes(), []);
+        let node = api.post("/v1/nodes/self/readmit", &json!({})).await;
+        assert_eq!(node.expect::<Node>(StatusCode::OK).state, NodeState::Live);
+    }
+}
+
+/// The newest archive of this image.
+fn archive(image: &str) -> Option<PathBuf> {
+    let test = std::env::current_exe().ok()?;
+    // target/PROFILE/deps/TEST
+    let images = test.ancestors().nth(3)?.join("images");
+    let images = std::fs::read_dir(images).ok()?;
+    let paths = images.filter_map(|entry| Some(entry.ok()?.path()));
+    let prefix = format!("{image}-");
+    let of_image = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(&prefix) && name.ends_with(".tar")
+    };
+    paths.filter(of_image).max()
+}
+
+/// A local port that leads to a port of a session.
+struct Forward {
+    port: u16,
+    _process: Child,
+}
+
+impl Forward {
+    async fn start(conman: &Conman, id: &str, port: u16) -> Self {
+        let mut command = conman.cli_command();
+        command.args(["forward", id, &format!("0:{port}")]);
+        command.stdout(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().expect("it starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let line = lines.next_line().await.expect("read").expect("a line");
+        let address = line.split(' ').next().and_then(|it| it.split(':').nth(1));
+        let port = address.and_then(|port| port.parse().ok());
+        Self {
+            port: port.unwrap_or_else(|| panic!("no address in {line}")),
+            _process: process,
+        }
+    }
+}
+
+/// Runs a program of the host to its end.
+async fn run(command: &mut Command) -> String {
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(CLI_PATIENCE, command.output()).await;
+    let output = output.expect("in time").expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    text
+}
+
+fn write(path: &Path, text: &str) {
+    std::fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
