@@ -1,6 +1,6 @@
 //! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
-//! battery, and all tests on virtual machines; with the filter `storm`, only the storm behind a load
-//! balancer.
+//! battery, all tests on virtual machines, and programs in sessions; with the filter `storm`, only the
+//! storm behind a load balancer.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -36,6 +36,9 @@ const STORM: &str = "storm";
 /// The filter that selects the tests on virtual machines.
 const MACHINES: &str = "machines";
 
+/// The filter that selects the tests of programs in sessions.
+const PROGRAMS: &str = "programs";
+
 /// Variable for the tests on virtual machines at full length, and the packages tested there.
 const LONG_MACHINES: &str = "CONMAN_VM_LONG";
 const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"];
@@ -44,7 +47,7 @@ const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"]
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptanceArguments {
     /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `hostile`: only the
-    /// attacks; `machines`: only the tests on virtual machines.
+    /// attacks; `machines`: only the tests on virtual machines; `programs`: only programs in sessions.
     filter: Option<String>,
 }
 
@@ -53,10 +56,11 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         Some(HOSTILE) => attacks(),
         Some(MACHINES) => machines(),
         Some(STORM) => cluster::storm(),
+        Some(PROGRAMS) => programs(),
         Some(filter) => faults(filter),
         None => {
             // All run, so that one acceptance shows all failures.
-            let outcomes = [faults(""), attacks(), machines()];
+            let outcomes = [faults(""), attacks(), machines(), programs()];
             outcomes.into_iter().collect()
         }
     }
@@ -75,6 +79,22 @@ fn machines() -> Result<()> {
         return Ok(());
     }
     bail!("the tests on virtual machines failed, see above")
+}
+
+/// Runs the tests of programs in sessions, those of the fast suite included, with a release build.
+fn programs() -> Result<()> {
+    let docker = setup::for_programs()?;
+    let mut command = cargo();
+    command.args(["test", "--locked", "--no-fail-fast", "--test", "suite"]);
+    command.args(["--package", "conman-e2e", "--package", "conman-cluster"]);
+    command.args(["programs::", "--", "--include-ignored"]);
+    command.env("CONMAN_E2E_BINARY", cluster::release()?);
+    let status = command.status().context("starting cargo test")?;
+    drop(docker);
+    if status.success() {
+        return Ok(());
+    }
+    bail!("the tests of programs in sessions failed, see above")
 }
 
 fn faults(filter: &str) -> Result<()> {

@@ -42,10 +42,20 @@ const PROGRAMS: [&str; 5] = [
     "tmux",
 ];
 
+/// Packages of the images for programs that take longer to install, with those of Python and npm below.
+const NOTEBOOK: [&str; 3] = ["busybox-static", "libstdc++6", "python3"];
+const WEB: [&str; 2] = ["busybox-static", "libstdc++6"];
+const BUILD: [&str; 2] = ["busybox-static", "golang-go"];
+const PYTHON_PROGRAMS: [&str; 1] = ["jupyterlab"];
+const NPM_PROGRAMS: [&str; 4] = ["vite@5", "ws@8", "y-websocket@1", "yjs@13"];
+/// VS Code, and the version of node that it needs.
+const CODE_SERVER: &str = "code-server@4.139.1";
+const NODE: &str = "24";
+
 /// Makes the images that Docker lacks.
 pub(crate) fn make() -> Result<()> {
     if !is_current(BUSYBOX_IMAGE) {
-        let archive = archive("busybox", &["busybox-static"])?;
+        let archive = archive("busybox", &["busybox-static"], |_| Ok(()))?;
         import(&archive, &[BUSYBOX_IMAGE])?;
     }
     if !is_current(DEMO_IMAGE) || !is_current(PYTHON_IMAGE) {
@@ -56,12 +66,63 @@ pub(crate) fn make() -> Result<()> {
 
 /// Makes the archive of [`DEMO_IMAGE`] where it is missing, and returns its path.
 pub(crate) fn demo_archive() -> Result<PathBuf> {
-    archive("demo", &DEMO_PACKAGES)
+    archive("demo", &DEMO_PACKAGES, |_| Ok(()))
 }
 
 /// Makes the archive with OpenSSH, tmux and a terminal in a web page.
 pub(crate) fn programs_archive() -> Result<PathBuf> {
-    archive("programs", &PROGRAMS)
+    archive("programs", &PROGRAMS, |_| Ok(()))
+}
+
+/// Makes the archives for JupyterLab; for Vite and Yjs; for VS Code; for Go. One of all would take
+/// each test long to import.
+pub(crate) fn slow_archives() -> Result<()> {
+    archive("notebook", &NOTEBOOK, |rootfs| {
+        // The image's python3 is the same package as the host's.
+        let mut pip = Command::new("/usr/bin/python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--target"]);
+        output(pip.arg(rootfs.join("opt/lab")).args(PYTHON_PROGRAMS)).map(drop)
+    })?;
+    archive("web", &WEB, |rootfs| add_node(rootfs, &NPM_PROGRAMS))?;
+    archive("editor", &WEB, |rootfs| add_node(rootfs, &[CODE_SERVER]))?;
+    archive("build", &BUILD, |_| Ok(()))?;
+    Ok(())
+}
+
+/// Adds node and programs to /opt/web. Node is npm's: code-server needs a newer one than distributions
+/// have, and compiles modules for it.
+fn add_node(rootfs: &Path, programs: &[&str]) -> Result<()> {
+    let directory = rootfs.join("opt/web");
+    fs::create_dir_all(&directory).with_context(|| format!("making {}", directory.display()))?;
+    // Recent versions of npm run only the scripts of listed packages.
+    let settings = "{\"allowScripts\": {\"code-server\": true}}";
+    fs::write(directory.join("package.json"), settings).context("writing package.json")?;
+    let architecture = match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        _ => "x64",
+    };
+    let node = format!("node-linux-{architecture}");
+    let install = || {
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--no-audit", "--no-fund", "--prefix"]);
+        npm.arg(&directory);
+        npm
+    };
+    output(install().arg(format!("{node}@{NODE}")))?;
+    let node = Path::new("node_modules").join(node);
+    symlink(node.join("bin"), directory.join("bin")).context("linking node")?;
+    let mut path = directory.join("bin").into_os_string();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    output(
+        install()
+            .env("PATH", path)
+            .env("npm_config_nodedir", directory.join(node))
+            // code-server's script refuses to run as root without it.
+            .env("npm_config_unsafe_perm", "true")
+            .args(programs),
+    )?;
+    Ok(())
 }
 
 fn is_current(image: &str) -> bool {
@@ -70,7 +131,12 @@ fn is_current(image: &str) -> bool {
         .is_ok_and(|output| output.stdout.trim_ascii() == RECIPE.as_bytes())
 }
 
-fn archive(name: &str, programs: &[&str]) -> Result<PathBuf> {
+/// `add` puts more than packages into the root.
+fn archive(
+    name: &str,
+    programs: &[&str],
+    add: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let directory = target_dir().join("images");
     let path = directory.join(format!("{name}-{RECIPE}.tar"));
     if path.exists() {
@@ -94,6 +160,7 @@ fn archive(name: &str, programs: &[&str]) -> Result<PathBuf> {
     trim(&rootfs)?;
     furnish(&rootfs)?;
     link_busybox(&rootfs)?;
+    add(&rootfs)?;
     let draft = work.path().join("archive");
     output(
         Command::new("tar")

@@ -109,6 +109,28 @@ pub(crate) fn for_tests() -> Result<Machine> {
     Ok(machine)
 }
 
+/// Sets up the tests of programs in sessions.
+pub(crate) fn for_programs() -> Result<Machine> {
+    for_clusters()?;
+    let machine = prepare(&[
+        "buildah",
+        "chromium",
+        "debootstrap",
+        "g++",
+        "libkrb5-dev",
+        "make",
+        "openssh-client",
+        "python3-pip",
+        "skopeo",
+    ])?;
+    if !installed("npm") {
+        packages::install(&["npm"])?;
+    }
+    images::programs_archive()?;
+    images::slow_archives()?;
+    Ok(machine)
+}
+
 fn prepare(packages: &[&str]) -> Result<Machine> {
     require_root()?;
     packages::install(packages)?;

@@ -3,5 +3,6 @@
 mod cluster;
 mod overlap;
 mod people;
+mod programs;
 mod rows;
 mod witness;

@@ -1,12 +1,16 @@
-//! Programs that people run in sessions, from the distribution. Each is preempted and found again by the next connection.
+//! Programs that people run in sessions, from the distribution and from the indexes of Python and
+//! npm. Each is preempted and found again by the next connection.
 
+mod development;
+mod notebook;
 mod terminals;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
-use conman_e2e::{Api, CLI_PATIENCE, Conman, lacks, native};
-use conman_proto::{Node, NodeState, PreemptReport};
+use conman_e2e::{Api, CLI_PATIENCE, Conman, native, programs_archive};
+use conman_proto::{ExecResult, Node, NodeState, PreemptReport};
 use http::StatusCode;
 use serde_json::json;
 use tempfile::TempDir;
@@ -16,6 +20,9 @@ use tokio::time::timeout;
 
 /// Root inside a session, as the files of its binds show it.
 const SESSION_ROOT: u32 = 2_130_706_432;
+
+/// Bound on the import of an image of hundreds of megabytes on a loaded machine.
+const IMPORT_PATIENCE: Duration = Duration::from_secs(600);
 
 /// A node whose sessions have an image with programs, and a directory each at `/work`.
 struct Programs {
@@ -27,10 +34,7 @@ impl Programs {
     /// `templates` without their image and binds, which are the same for all.
     async fn start(image: &str, templates: &[(&str, &str)]) -> Option<Self> {
         let native = native()?;
-        let Some(archive) = archive(image) else {
-            lacks(&format!("target/images has no image `{image}`"));
-            return None;
-        };
+        let archive = programs_archive(image)?;
         let work = TempDir::new().expect("a directory can be made");
         let path = work.path().display();
         let mut builder = Conman::builder().set("binds", &format!("allow = [\"{path}\"]"));
@@ -41,13 +45,12 @@ impl Programs {
             ));
             let directory = work.path().join(name);
             std::fs::create_dir(&directory).expect("a directory can be made");
-            let owner = Some(SESSION_ROOT);
-            std::os::unix::fs::chown(&directory, owner, owner).expect("given to the session");
+            give(&directory).expect("given to the session");
         }
         let conman = builder.start_native(&native).await;
-        let archive = archive.to_string_lossy();
-        let import = ["image", "import", &*archive, "programs:1"];
-        conman.cli(&import).await.success();
+        let mut import = conman.cli_command();
+        import.args(["image", "import"]).arg(archive);
+        finish(import.arg("programs:1"), IMPORT_PATIENCE).await;
         for (name, _) in templates {
             let started = conman.cli(&["run", name, "--template", name]).await;
             started.success();
@@ -74,21 +77,16 @@ impl Programs {
         let node = api.post("/v1/nodes/self/readmit", &json!({})).await;
         assert_eq!(node.expect::<Node>(StatusCode::OK).state, NodeState::Live);
     }
-}
 
-/// The newest archive of this image.
-fn archive(image: &str) -> Option<PathBuf> {
-    let test = std::env::current_exe().ok()?;
-    // target/PROFILE/deps/TEST
-    let images = test.ancestors().nth(3)?.join("images");
-    let images = std::fs::read_dir(images).ok()?;
-    let paths = images.filter_map(|entry| Some(entry.ok()?.path()));
-    let prefix = format!("{image}-");
-    let of_image = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with(&prefix) && name.ends_with(".tar")
-    };
-    paths.filter(of_image).max()
+    /// The output of a shell's command line in a session.
+    async fn shell(&self, id: &str, line: &str) -> String {
+        let request = json!({"command": ["sh", "-c", line], "timeout_ms": 120_000});
+        let path = format!("/v1/sessions/{id}/exec");
+        let answer = self.api().post(&path, &request).await;
+        let result: ExecResult = answer.expect(StatusCode::OK);
+        assert_eq!(result.exit_code, 0, "{result:?}");
+        result.stdout
+    }
 }
 
 /// A local port that leads to a port of a session.
@@ -116,14 +114,25 @@ impl Forward {
 
 /// Runs a program of the host to its end.
 async fn run(command: &mut Command) -> String {
+    finish(command, CLI_PATIENCE).await
+}
+
+async fn finish(command: &mut Command, patience: Duration) -> String {
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(CLI_PATIENCE, command.output()).await;
+    let output = timeout(patience, command.output()).await;
     let output = output.expect("in time").expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command:?}: {output:?}");
     text
 }
 
+/// Writes a file into a session's `/work`, as the session's root would own it.
 fn write(path: &Path, text: &str) {
-    std::fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let written = std::fs::write(path, text).and_then(|()| give(path));
+    written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+/// A bind shows files of the host's root as nobody's, which the session may not change.
+fn give(path: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::chown(path, Some(SESSION_ROOT), Some(SESSION_ROOT))
 }
