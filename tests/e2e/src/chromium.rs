@@ -181,6 +181,24 @@ impl Chromium {
         answer["result"]["value"].take()
     }
 
+    /// Types text where the focus is.
+    pub async fn types(&mut self, text: &str) {
+        let text = json!({"text": text});
+        self.call("Input.insertText", &text).await;
+    }
+
+    /// Presses a key that makes no text, such as `F1` with code 112, or Enter with code 13.
+    pub async fn presses(&mut self, key: &str, code: u32) {
+        for kind in ["keyDown", "keyUp"] {
+            let mut event =
+                json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code});
+            if (kind, key) == ("keyDown", "Enter") {
+                event["text"] = json!("\r");
+            }
+            self.call("Input.dispatchKeyEvent", &event).await;
+        }
+    }
+
     /// The cookies that the browser would send to this address.
     pub async fn cookies(&mut self, url: &str) -> Vec<Value> {
         let mut answer = self

@@ -2,6 +2,8 @@
 //! npm. Each is preempted and found again by the next connection.
 
 mod development;
+mod editor;
+mod images;
 mod notebook;
 mod terminals;
 
