@@ -1,6 +1,6 @@
 //! Vite's hot reload, a room of Yjs, a build by Go.
 
-use conman_e2e::{Api, WebSocket, eventually, with};
+use conman_e2e::{Api, Chromium, WebSocket, chromium, eventually, with};
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, StatusCode};
 use tokio::time::timeout;
@@ -54,6 +54,26 @@ async fn receive(socket: &mut WebSocket, wanted: &[u8]) {
     timeout(CLI_PATIENCE, receiving).await.expect("in time");
 }
 
+/// Loads the page in a browser, changes a module, and finds it replaced in the same page.
+async fn replaces(programs: &Programs, browser: &mut Chromium, host: &str, content: &str) {
+    browser.open(&format!("http://{host}/")).await;
+    eventually("the page runs", CLI_PATIENCE, async || {
+        browser.evaluate("return document.title !== ''").await == true
+    })
+    .await;
+    browser.evaluate("window.isSame = true; return true").await;
+    let shown = format!("return window.isSame && document.title.startsWith('{content}')");
+    let mut count = 0;
+    // A change is only seen once the page's WebSocket is open.
+    eventually("the module is replaced", CLI_PATIENCE, async || {
+        count += 1;
+        let source = format!("export const x = \"{content}{count}\";\n");
+        write(&programs.work("vite").join("x.js"), &source);
+        browser.evaluate(&shown).await == true
+    })
+    .await;
+}
+
 /// Loads the page by the session's host, changes a module, and waits for the message of the change.
 async fn reloads(programs: &Programs, host: &str, content: &str) {
     let api = programs.conman.sessions();
@@ -98,16 +118,22 @@ async fn vite_reloads_what_changes_also_after_a_preemption() {
     );
     write(
         &work.join("main.js"),
-        "import {x} from './x.js'; import.meta.hot.accept('./x.js', () => {}); x;",
+        "import {x} from './x.js'; document.title = x; \
+         import.meta.hot.accept('./x.js', (changed) => { document.title = changed.x; });",
     );
     write(&work.join("x.js"), "export const x = \"first\";\n");
     let host = format!(
         "vite.localhost:{}",
         programs.conman.sessions_address().port()
     );
+    let Some(mut browser) = chromium("localhost").await else {
+        return;
+    };
     reloads(&programs, &host, "second").await;
+    replaces(&programs, &mut browser, &host, "shown").await;
     programs.preempt().await;
     reloads(&programs, &host, "third").await;
+    replaces(&programs, &mut browser, &host, "again").await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use conman_e2e::{BUSYBOX, Conman, docker_shared, native};
 use tokio::process::Command;
 
-use super::run;
+use super::{preempt, run};
 
 /// Runs a shell's command line in this directory.
 async fn shell(directory: &Path, line: &str) {
@@ -15,12 +15,18 @@ async fn shell(directory: &Path, line: &str) {
     .await;
 }
 
-/// Imports what is there under this name, and runs a session of it.
+/// Imports what is there under this name, and runs a session of it, also after a preemption.
 async fn runs(conman: &Conman, path: &Path, name: &str, command: &[&str]) {
-    let image = format!("{name}:1");
     let path = path.to_string_lossy();
-    let import = ["image", "import", &*path, &*image];
+    let import = ["image", "import", &*path, &*format!("{name}:1")];
     conman.cli(&import).await.success();
+    is_entered(conman, name, command).await;
+    preempt(conman).await;
+    is_entered(conman, name, command).await;
+}
+
+async fn is_entered(conman: &Conman, name: &str, command: &[&str]) {
+    let image = format!("{name}:1");
     let words = [&["run", name, "--image", &*image][..], command].concat();
     conman.cli(&words).await.success();
     let print = ["exec", name, "--", "/bin/sh", "-c", "echo inside"];

@@ -69,15 +69,8 @@ impl Programs {
         self.work.path().join(id)
     }
 
-    /// Kills every session as a preemption does, and lets the node serve again.
     async fn preempt(&self) {
-        let api = self.api();
-        let report = api.post("/v1/nodes/self/preempt", &json!({})).await;
-        let report: PreemptReport = report.expect(StatusCode::OK);
-        assert_eq!(report.unreleased, []);
-        assert_eq!(self.conman.processes(), []);
-        let node = api.post("/v1/nodes/self/readmit", &json!({})).await;
-        assert_eq!(node.expect::<Node>(StatusCode::OK).state, NodeState::Live);
+        preempt(&self.conman).await;
     }
 
     /// The output of a shell's command line in a session.
@@ -89,6 +82,17 @@ impl Programs {
         assert_eq!(result.exit_code, 0, "{result:?}");
         result.stdout
     }
+}
+
+/// Kills every session as a preemption does, and lets the node serve again.
+async fn preempt(conman: &Conman) {
+    let api = conman.api();
+    let report = api.post("/v1/nodes/self/preempt", &json!({})).await;
+    let report: PreemptReport = report.expect(StatusCode::OK);
+    assert_eq!(report.unreleased, []);
+    assert_eq!(conman.processes(), []);
+    let node = api.post("/v1/nodes/self/readmit", &json!({})).await;
+    assert_eq!(node.expect::<Node>(StatusCode::OK).state, NodeState::Live);
 }
 
 /// A local port that leads to a port of a session.

@@ -1,6 +1,6 @@
 //! JupyterLab: a kernel over a WebSocket, a terminal, large files; by host and by path.
 
-use conman_e2e::{Api, WebSocket, with};
+use conman_e2e::{Api, Chromium, WebSocket, chromium, eventually, with};
 use conman_proto::SessionState;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::{Method, StatusCode};
@@ -151,7 +151,20 @@ async fn receive(socket: &mut WebSocket, mut wanted: impl FnMut(&Value) -> bool)
     timeout(CLI_PATIENCE, receiving).await.expect("in time");
 }
 
-async fn serves(programs: &Programs, lab: &Lab, id: &str) {
+/// Opens the page, until its script shows the panel with the notebooks.
+async fn opens(browser: &mut Chromium, lab: &Lab) {
+    browser
+        .open(&format!("http://{}{}/lab", lab.host, lab.prefix))
+        .await;
+    let panel = "return !!document.querySelector('#jp-main-dock-panel')";
+    eventually("the page is shown", CLI_PATIENCE, async || {
+        browser.evaluate(panel).await == true
+    })
+    .await;
+}
+
+async fn serves(programs: &Programs, browser: &mut Chromium, lab: &Lab, id: &str) {
+    opens(browser, lab).await;
     lab.computes_in_a_kernel().await;
     lab.has_a_terminal().await;
     lab.uploads().await;
@@ -165,6 +178,7 @@ async fn serves(programs: &Programs, lab: &Lab, id: &str) {
     // This connection starts it again.
     lab.downloads().await;
     lab.computes_in_a_kernel().await;
+    opens(browser, lab).await;
     assert!(programs.api().session(id).await.generation > before);
 }
 
@@ -177,6 +191,9 @@ async fn jupyterlab_works_by_path_and_by_host_also_after_a_preemption() {
     let Some(programs) = Programs::start("notebook", &templates).await else {
         return;
     };
+    let Some(mut browser) = chromium("localhost").await else {
+        return;
+    };
     let sessions = programs.conman.sessions();
     let address = programs.conman.sessions_address();
     let path = Lab {
@@ -184,11 +201,11 @@ async fn jupyterlab_works_by_path_and_by_host_also_after_a_preemption() {
         host: address.to_string(),
         prefix: "/s/path",
     };
-    serves(&programs, &path, "path").await;
+    serves(&programs, &mut browser, &path, "path").await;
     let host = Lab {
         sessions,
         host: format!("host.localhost:{}", address.port()),
         prefix: "",
     };
-    serves(&programs, &host, "host").await;
+    serves(&programs, &mut browser, &host, "host").await;
 }

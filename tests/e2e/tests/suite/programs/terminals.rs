@@ -2,11 +2,7 @@
 
 use std::path::Path;
 
-use bytes::Bytes;
-use conman_e2e::{answer, eventually, lacks, with};
-use http::Method;
-use http_body_util::Full;
-use serde_json::Value;
+use conman_e2e::{Chromium, chromium, eventually, lacks};
 use tokio::process::Command;
 
 use super::{CLI_PATIENCE, Forward, Programs, run, write};
@@ -87,56 +83,29 @@ async fn openssh_and_tmux_work_through_a_forwarded_port_also_after_a_preemption(
     assert!(programs.api().session("shell").await.generation > before);
 }
 
-/// A terminal in a page, as the page's script speaks to its server.
-struct WebTerminal<'a> {
-    programs: &'a Programs,
-    session: String,
-    screen: String,
+/// Opens the page until its terminal shows a prompt.
+async fn opens(programs: &Programs, browser: &mut Chromium) {
+    let port = programs.conman.sessions_address().port();
+    let url = format!("http://terminal.localhost:{port}/");
+    browser.open(&url).await;
+    shows(browser, "#").await;
 }
 
-impl<'a> WebTerminal<'a> {
-    async fn open(programs: &'a Programs) -> Self {
-        let page = programs.conman.sessions().get("/s/terminal/").await.text();
-        assert!(page.contains("ShellInABox"), "{page}");
-        let mut terminal = Self {
-            programs,
-            session: String::new(),
-            screen: String::new(),
-        };
-        terminal.send("rooturl=/").await;
-        terminal
-    }
+/// Waits until the page shows this text.
+async fn shows(browser: &mut Chromium, text: &str) {
+    let condition =
+        format!("return document.body.innerText.replaceAll('\\u00a0', ' ').includes('{text}')");
+    eventually(text, CLI_PATIENCE, async || {
+        browser.evaluate(&condition).await == true
+    })
+    .await;
+}
 
-    async fn send(&mut self, more: &str) {
-        let form = format!("session={}&width=80&height=24&{more}", self.session);
-        let form = form.trim_start_matches("session=&").to_owned();
-        let sessions = self.programs.conman.sessions();
-        let request = sessions.request(Method::POST, "/s/terminal/", None);
-        let mut request = with(request, "content-type", "application/x-www-form-urlencoded");
-        *request.body_mut() = Full::new(Bytes::from(form));
-        let answer = answer(&sessions, request).await;
-        let Ok(value) = serde_json::from_slice::<Value>(&answer.body) else {
-            return;
-        };
-        let session = value["session"].as_str().unwrap_or_default();
-        // Base64 in a form.
-        self.session = session.replace('+', "%2B").replace('/', "%2F");
-        self.screen
-            .push_str(value["data"].as_str().unwrap_or_default());
-    }
-
-    async fn types(&mut self, line: &str, expected: &str) {
-        let keys: String = format!("{line}\r")
-            .bytes()
-            .map(|byte| format!("{byte:02X}"))
-            .collect();
-        self.send(&format!("keys={keys}")).await;
-        eventually(expected, CLI_PATIENCE, async || {
-            self.send("").await;
-            self.screen.contains(expected)
-        })
-        .await;
-    }
+/// Gives the page's script the keys of a line, and waits for what the shell prints.
+async fn types(browser: &mut Chromium, line: &str, printed: &str) {
+    let keys = format!("window.shellinabox.keysPressed('{line}\\r'); return true");
+    browser.evaluate(&keys).await;
+    shows(browser, printed).await;
 }
 
 #[tokio::test]
@@ -144,14 +113,16 @@ async fn a_terminal_in_a_web_page_works_also_after_a_preemption() {
     let Some(programs) = Programs::start("programs", &[("terminal", WEB_TERMINAL)]).await else {
         return;
     };
-    let mut terminal = WebTerminal::open(&programs).await;
-    terminal.types("tty", "/dev/pts/0").await;
-    terminal
-        .types("echo $((6 * 7)) kept >note; cat note", "42 kept")
-        .await;
+    let Some(mut browser) = chromium("localhost").await else {
+        return;
+    };
+    opens(&programs, &mut browser).await;
+    types(&mut browser, "tty", "/dev/pts/0").await;
+    let keep = "echo $((6 * 7)) kept >note; cat note";
+    types(&mut browser, keep, "42 kept").await;
     programs.preempt().await;
-    let mut terminal = WebTerminal::open(&programs).await;
-    terminal.types("cat note", "42 kept").await;
+    opens(&programs, &mut browser).await;
+    types(&mut browser, "cat note", "42 kept").await;
     write(&programs.work("terminal").join("from-host"), "seen\n");
-    terminal.types("cat from-host", "seen").await;
+    types(&mut browser, "cat from-host", "seen").await;
 }
