@@ -30,7 +30,15 @@ pub struct DrainRequest {
     pub reason: Option<String>,
 }
 
-/// What a drain would do: the answer to a dry run.
+/// Body of `POST /v1/nodes/{id}/rebalance`; may be empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RebalanceRequest {
+    /// Only return what would be moved.
+    pub dry_run: bool,
+}
+
+/// What a drain or a rebalance would do: the answer to a dry run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainPlan {
     /// In the order in which they would be stopped.

@@ -87,6 +87,10 @@ pub enum EventKind {
     NodeCordoned,
     /// An operator took a cordon back.
     NodeUncordoned,
+    /// An operator ordered to move sessions of a node that has more than its share.
+    RebalanceStarted,
+    /// The sessions of that order were moved, or the node leaves.
+    RebalanceFinished,
     /// Events are missing here: dropped by the journal's bound, or lost before they were durable;
     /// the message says how many or why.
     EventsLost,
@@ -140,6 +144,8 @@ impl EventKind {
             Self::NodeUndrained => "node_undrained",
             Self::NodeCordoned => "node_cordoned",
             Self::NodeUncordoned => "node_uncordoned",
+            Self::RebalanceStarted => "rebalance_started",
+            Self::RebalanceFinished => "rebalance_finished",
             Self::EventsLost => "events_lost",
             Self::NodeUnreachable => "node_unreachable",
             Self::NodeReached => "node_reached",

@@ -30,7 +30,9 @@ mod stats;
 mod template;
 mod token;
 
-pub use drain::{DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved};
+pub use drain::{
+    DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved, RebalanceRequest,
+};
 pub use end_cause::{EndCause, SessionEnd};
 pub use event::{
     Event, EventKind, EventPage, NoEventKind, NodeReason, SessionInFleet, SessionOwnership,

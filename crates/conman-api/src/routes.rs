@@ -94,6 +94,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(at_node(routes!(nodes::preempt)))
         .routes(at_node(quick(routes!(drain::drain))))
         .routes(at_node(quick(routes!(drain::undrain))))
+        .routes(at_node(quick(routes!(drain::rebalance))))
         .routes(at_node(quick(routes!(nodes::cordon))))
         .routes(at_node(quick(routes!(nodes::uncordon))))
         .routes(routes!(images::add))

@@ -16,12 +16,20 @@
 //! mappings to increase hit rates", which is rendezvous hashing): noise and data of different age
 //! do not change the choice.
 //!
+//! The node that received the request is preferred unless it is clearly busier than the first, or the
+//! request is for any node. Among the others, a node that has clearly less than its share of the sessions
+//! comes first, so that one that has joined gets its share although all have room.
+//!
 //! This module does not decide ownership: the chosen node still has to claim.
+
+mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use conman_proto::{NodeStanding, RuntimeKind, SessionId};
+
+pub use share::excess;
 
 /// How much busier a node may be than another and still be preferred, because it received the
 /// request, which saves all of the session's traffic a hop, or because it comes first in the
@@ -81,6 +89,8 @@ pub struct Demand<'a> {
     pub labels: &'a BTreeMap<String, String>,
     /// Memory that the session may use.
     pub memory_bytes: u64,
+    /// No client's request is for it, so that all nodes are as near.
+    pub anywhere: bool,
 }
 
 /// Limits above which a node takes no more sessions.
@@ -260,7 +270,8 @@ pub fn place(
     }
     let choices = [fit, pressed, ailing, lacking].into_iter();
     let choices = choices.filter(|nodes| !nodes.is_empty());
-    let mut choices = choices.map(|nodes| in_order(me, nodes, demand.session));
+    let near = (!demand.anywhere).then_some(me);
+    let mut choices = choices.map(|nodes| in_order(near, nodes, demand.session));
     Placement {
         candidates: choices.next().unwrap_or_default(),
         second: choices.flatten().collect(),
@@ -269,12 +280,8 @@ pub fn place(
     }
 }
 
-fn unfit(
-    node: &NodeView,
-    is_me: bool,
-    demand: &Demand<'_>,
-    limits: &PlacementLimits,
-) -> Option<Unfit> {
+/// Returns why the node takes no session at all, if it takes none.
+fn takes_none(node: &NodeView, is_me: bool, limits: &PlacementLimits) -> Option<Unfit> {
     match node.standing {
         NodeStanding::Live => {}
         NodeStanding::Joining => return Some(Unfit::Joining),
@@ -291,6 +298,18 @@ fn unfit(
     if !is_me && node.announced_ago_ms > limits.stale_after_ms {
         let announced_ago_ms = node.announced_ago_ms;
         return Some(Unfit::Stale { announced_ago_ms });
+    }
+    None
+}
+
+fn unfit(
+    node: &NodeView,
+    is_me: bool,
+    demand: &Demand<'_>,
+    limits: &PlacementLimits,
+) -> Option<Unfit> {
+    if let Some(why) = takes_none(node, is_me, limits) {
+        return Some(why);
     }
     if let Some(template) = demand.template
         && !node.templates.iter().any(|known| known == template)
@@ -340,7 +359,7 @@ fn lacks_runtime(node: &NodeView, demand: &Demand<'_>) -> Option<Unfit> {
     })
 }
 
-fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String> {
+fn in_order(near: Option<&str>, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String> {
     // Sorted in reverse: the last element is the next one.
     let mut hashed: Vec<(u64, &NodeView)> = nodes
         .into_iter()
@@ -354,7 +373,7 @@ fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String>
             order.push(first);
             break;
         };
-        if is_near(first, second) {
+        if comes_first(first, second) {
             rest.push(second);
             order.push(first);
         } else {
@@ -362,7 +381,9 @@ fn in_order(me: &str, nodes: Vec<&NodeView>, session: &SessionId) -> Vec<String>
             order.push(second);
         }
     }
-    prefer_me(me, &mut order);
+    if let Some(me) = near {
+        prefer_me(me, &mut order);
+    }
     order.into_iter().map(|node| node.name.clone()).collect()
 }
 
@@ -374,6 +395,12 @@ fn prefer_me(me: &str, order: &mut [&NodeView]) {
     if is_near(order[at], order[0]) {
         order[..=at].rotate_right(1);
     }
+}
+
+/// Whether `one` stays before `other`: it is clearly less busy, or hardly busier and has not clearly more
+/// sessions for its size.
+fn comes_first(one: &NodeView, other: &NodeView) -> bool {
+    !is_near(other, one) || is_near(one, other) && !share::exceeds(one, other)
 }
 
 /// Whether `one` is less busy than `other`, or hardly busier.

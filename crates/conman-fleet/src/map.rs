@@ -89,6 +89,8 @@ pub struct PlacementRequest {
     /// Labels that the node must have.
     pub labels: BTreeMap<String, String>,
     pub memory_bytes: u64,
+    /// No client's request is for it, so that this node is not preferred.
+    pub anywhere: bool,
 }
 
 impl From<&ResolvedSpec> for PlacementRequest {
@@ -98,6 +100,7 @@ impl From<&ResolvedSpec> for PlacementRequest {
             runtime: Some(spec.runtime),
             labels: spec.node_labels.clone(),
             memory_bytes: spec.memory_bytes.unwrap_or_default(),
+            anywhere: false,
         }
     }
 }
@@ -286,19 +289,28 @@ impl FleetMap {
     /// The nodes that may start a session, best first, and why the others may not.
     #[must_use]
     pub fn place(&self, session: &SessionId, wanted: &PlacementRequest) -> Placement {
-        let peers = self.fleet.peers();
-        let nodes: Vec<NodeView> = peers
-            .iter()
-            .map(|peer| view(peer, self.standing(peer)))
-            .collect();
+        let nodes = self.views();
         let demand = Demand {
             session,
             template: wanted.template.as_deref(),
             runtime: wanted.runtime,
             labels: &wanted.labels,
             memory_bytes: wanted.memory_bytes,
+            anywhere: wanted.anywhere,
         };
         placement::place(self.me(), &nodes, demand, &self.limits)
+    }
+
+    /// Returns how many sessions this node has beyond its share of the fleet's.
+    #[must_use]
+    pub fn excess(&self) -> u32 {
+        placement::excess(self.me(), &self.views(), &self.limits)
+    }
+
+    fn views(&self) -> Vec<NodeView> {
+        let peers = self.fleet.peers();
+        let views = peers.iter().map(|peer| view(peer, self.standing(peer)));
+        views.collect()
     }
 }
 

@@ -17,6 +17,7 @@
 mod handle;
 mod order;
 mod prediction;
+mod rebalance;
 pub(crate) mod signalled;
 
 use std::io::{self, ErrorKind};
@@ -76,6 +77,8 @@ pub(crate) struct Drain {
     pub(crate) signalled: SignalledSessions,
     /// Locked while the file and `current` change together; only this module changes them.
     changing: tokio::sync::Mutex<()>,
+    /// Locked while a rebalancing moves sessions.
+    rebalancing: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
@@ -99,6 +102,7 @@ impl Drain {
             file: OrderFile::new(state_dir.join("drain.json")),
             signalled: SignalledSessions::new(state_dir),
             changing: tokio::sync::Mutex::default(),
+            rebalancing: Arc::default(),
         }
     }
 

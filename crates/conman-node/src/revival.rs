@@ -21,6 +21,9 @@ pub trait Relocate: Send + Sync + std::fmt::Debug + 'static {
     /// Makes another node start a session that this one has released, by its record. Returns the node that
     /// runs it, or why none does.
     async fn relocate(&self, id: &SessionId, generation: Generation) -> Result<String, String>;
+
+    /// Whether a node other than this one could start the session now.
+    fn may_run_elsewhere(&self, id: &SessionId, spec: &ResolvedSpec) -> bool;
 }
 
 /// How the session of a record without an owner ended.

@@ -39,6 +39,7 @@ pub(super) fn of(
         runtime: template.and_then(|template| template.runtime),
         labels,
         memory_bytes,
+        anywhere: false,
     })
 }
 

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use conman_node::MAX_DRAIN_PARALLEL;
-use conman_proto::{DrainPlan, DrainReport, DrainRequest, Node};
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, Node, RebalanceRequest};
 use http::{StatusCode, Uri};
 use utoipa::ToSchema;
 
@@ -98,6 +98,42 @@ pub(crate) async fn undrain(
     node.require_own(&state, &uri)?;
     state.node.drain().cancel().await?;
     Ok(Json(state.node.status().view()))
+}
+
+/// Move what a node has beyond its share
+///
+/// If the node has more sessions than its share of the fleet's, in proportion to `max_sessions`, it moves the
+/// excess away: idle sessions first, one at a time, at most ten a second, and none that no other node could run.
+/// Sessions with `on_node_loss = "restart"` start on other nodes at once, the others when a client connects.
+/// The node admits sessions meanwhile. A further order has no effect while an earlier one is carried out, and for
+/// six seconds afterwards. A restart of the daemon ends it.
+#[utoipa::path(
+    post, path = "/v1/nodes/{id}/rebalance", tag = "nodes", operation_id = "rebalance_node",
+    params(("id" = String, Path, description = "The node's name, or `self`.")),
+    request_body = RebalanceRequest,
+    responses(
+        (status = 200, description = "What would be done.", body = DrainPlan),
+        (status = 202, description = "What will be done; the event `rebalance_finished` reports the end.", body = DrainPlan),
+        (status = 404, description = "no-such-node"),
+    )
+)]
+pub(crate) async fn rebalance(
+    State(state): State<ApiState>,
+    node: NodePath,
+    uri: Uri,
+    request: Request,
+) -> Result<(StatusCode, Json<DrainPlan>), ApiError> {
+    Query::of(&uri).finish()?;
+    let RebalanceRequest { dry_run } = json_body::read(request, MAX_BODY_BYTES).await?;
+    node.require(state.node.name())?;
+    // A node that is alone has no excess.
+    let excess = state.fleet.as_ref().map_or(0, |map| map.excess());
+    let plan = state.node.drain().rebalance_plan(excess);
+    if dry_run {
+        return Ok((StatusCode::OK, Json(plan)));
+    }
+    state.node.drain().rebalance(excess);
+    Ok((StatusCode::ACCEPTED, Json(plan)))
 }
 
 /// Refuses values that are out of bounds, and expands the signal's name.

@@ -24,7 +24,15 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Images and nodes",
         &[
-            "image", "nodes", "drain", "undrain", "cordon", "uncordon", "preempt", "readmit",
+            "image",
+            "nodes",
+            "drain",
+            "undrain",
+            "rebalance",
+            "cordon",
+            "uncordon",
+            "preempt",
+            "readmit",
         ],
     ),
     (

@@ -31,7 +31,8 @@ pub use run::{CpuCount, PortChoice, RunArgs};
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, DrainArgs, EventsArgs, ExecArgs, ForwardArgs,
     InspectArgs, KillArgs, LogsArgs, ManArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs,
-    PreemptArgs, PsArgs, RmArgs, SessionArgs, StatsArgs, TokenArgs, UpdateArgs, WhyArgs,
+    PreemptArgs, PsArgs, RebalanceArgs, RmArgs, SessionArgs, StatsArgs, TokenArgs, UpdateArgs,
+    WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

@@ -72,6 +72,8 @@ pub enum ClientCommand {
     Drain(DrainArgs),
     /// Admit sessions again after a drain
     Undrain(NodeArgs),
+    /// Move the sessions that a node has beyond its share, idle ones first
+    Rebalance(RebalanceArgs),
     /// Keep new sessions away from a node; those that are there stay and are served
     Cordon(NodeArgs),
     /// Take a cordon back: the node admits sessions again
@@ -355,6 +357,16 @@ pub struct TokenArgs {
     /// How long connections may be opened with it; 5 minutes unless given
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s)]
     pub ttl: Option<u32>,
+}
+
+/// Arguments of `conman rebalance`.
+#[derive(Debug, Clone, Args)]
+pub struct RebalanceArgs {
+    /// Only show what would be moved
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub node: NodeArgs,
 }
 
 /// Arguments of `conman drain`.

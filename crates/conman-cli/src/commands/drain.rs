@@ -1,17 +1,20 @@
-//! `conman drain` and `conman undrain`.
+//! `conman drain`, `conman undrain` and `conman rebalance`.
 
 use std::time::Duration;
 
 use comfy_table::Cell;
-use conman_proto::{DrainPlan, DrainReport, DrainRequest, DrainState};
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, DrainState, RebalanceRequest};
 use http::Method;
 
 use super::{Context, nodes};
-use crate::args::{DrainArgs, NodeArgs};
+use crate::args::{DrainArgs, NodeArgs, RebalanceArgs};
 use crate::client::PROMPT;
 use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds, printable};
 use crate::progress::Progress;
+
+/// The columns of a plan.
+const HEADER: [&str; 6] = ["AT", "NAME", "GEN", "CONNS", "FIRST SIGNAL", "GRACE"];
 
 /// Interval between checks of a drain.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -78,8 +81,25 @@ async fn plan(context: &Context, path: &str, request: &DrainRequest) -> Result<E
         return Ok(Exit::Done);
     }
     let plan = answer.value;
-    let rows: Vec<_> = plan
-        .sessions
+    let rows = rows(&plan);
+    if rows.is_empty() {
+        output.line("There is nothing to move. Nothing was done.")?;
+    } else {
+        output.table(&HEADER, rows)?;
+        output.line(&format!(
+            "A drain now would stop {}, {} at a time, and take about {}, longer if a container cannot \
+             be proven dead. Sessions with on_node_loss = \"restart\" start on other nodes at once, the \
+             others when a client connects. Nothing was done.",
+            count(plan.sessions.len() as u64, "session"),
+            plan.parallel,
+            ms(plan.predicted_ms),
+        ))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn rows(plan: &DrainPlan) -> Vec<Vec<Cell>> {
+    plan.sessions
         .iter()
         .map(|session| {
             let signal = session.signal.as_deref().unwrap_or("SIGKILL");
@@ -92,21 +112,38 @@ async fn plan(context: &Context, path: &str, request: &DrainRequest) -> Result<E
                 Cell::new(ms(session.grace_ms)),
             ]
         })
-        .collect();
-    if rows.is_empty() {
-        output.line("There is nothing to move. Nothing was done.")?;
-    } else {
-        let header = ["AT", "NAME", "GEN", "CONNS", "FIRST SIGNAL", "GRACE"];
-        output.table(&header, rows)?;
-        output.line(&format!(
-            "A drain now would stop {}, {} at a time, and take about {}, longer if a container cannot \
-             be proven dead. Sessions with on_node_loss = \"restart\" start on other nodes at once, the \
-             others when a client connects. Nothing was done.",
-            count(plan.sessions.len() as u64, "session"),
-            plan.parallel,
-            ms(plan.predicted_ms),
-        ))?;
+        .collect()
+}
+
+pub(super) async fn rebalance(context: &Context, args: &RebalanceArgs) -> Result<Exit, Failure> {
+    let dry_run = args.dry_run;
+    let path = nodes::path(&args.node, "rebalance");
+    let request = RebalanceRequest { dry_run };
+    let answer = context
+        .client
+        .answer::<DrainPlan>(Method::POST, &path, Some(&request), PROMPT)
+        .await?;
+    let output = &context.output;
+    if output.json {
+        output.value(&answer.raw)?;
+        return Ok(Exit::Done);
     }
+    let plan = answer.value;
+    if plan.sessions.is_empty() {
+        let subject = nodes::subject(&args.node);
+        output.line(&format!(
+            "{subject} does not have more sessions than its share. Nothing was done."
+        ))?;
+        return Ok(Exit::Done);
+    }
+    output.table(&HEADER, rows(&plan))?;
+    let moved = count(plan.sessions.len() as u64, "session");
+    let time = ms(plan.predicted_ms);
+    output.line(&if dry_run {
+        format!("A rebalance now would move {moved} in about {time}. Nothing was done.")
+    } else {
+        format!("Moving {moved} in about {time}. At the end there is an event, rebalance_finished.")
+    })?;
     Ok(Exit::Done)
 }
 

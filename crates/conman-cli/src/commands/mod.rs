@@ -87,6 +87,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Image(args) => Box::pin(image::run(context, args)).await,
         ClientCommand::Nodes(args) => Box::pin(nodes::run(context, &args)).await,
         ClientCommand::Drain(args) => Box::pin(drain::drain(context, args)).await,
+        ClientCommand::Rebalance(args) => Box::pin(drain::rebalance(context, &args)).await,
         ClientCommand::Undrain(args) => Box::pin(drain::undrain(context, &args)).await,
         ClientCommand::Cordon(args) => Box::pin(nodes::change(context, &args, "cordon")).await,
         ClientCommand::Uncordon(args) => Box::pin(nodes::change(context, &args, "uncordon")).await,

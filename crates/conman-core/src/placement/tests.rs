@@ -36,6 +36,7 @@ fn placed(me: &str, nodes: &[NodeView], session: &str) -> Placement {
         runtime: None,
         labels: &BTreeMap::new(),
         memory_bytes: 1 << 30,
+        anywhere: false,
     };
     place(me, nodes, demand, &PlacementLimits::default())
 }
@@ -108,6 +109,7 @@ fn a_node_whose_runtime_ails_is_asked_for_what_needs_that_one_when_no_other_is_l
             runtime,
             labels: &BTreeMap::new(),
             memory_bytes: 0,
+            anywhere: false,
         };
         place("broken", nodes, demand, &PlacementLimits::default()).candidates
     };
@@ -138,6 +140,7 @@ fn a_node_without_the_runtime_is_asked_only_when_no_other_is_left() {
             runtime,
             labels: &BTreeMap::new(),
             memory_bytes: 0,
+            anywhere: false,
         };
         let nodes: Vec<NodeView> = nodes.iter().map(|node| (*node).clone()).collect();
         place("without", &nodes, demand, &PlacementLimits::default())
@@ -181,6 +184,7 @@ fn a_node_must_have_every_label_that_is_asked_for() {
         runtime: None,
         labels: &labels,
         memory_bytes: 0,
+        anywhere: false,
     };
     let placement = place(
         "cpu",
@@ -395,4 +399,59 @@ proptest! {
             prop_assert!(first <= most + NEAR_TIE);
         }
     }
+}
+
+fn sized(name: &str, sessions: u32, max_sessions: u32) -> NodeView {
+    let mut sized = node(name);
+    sized.max_sessions = max_sessions;
+    sized.load.sessions = sessions;
+    sized
+}
+
+#[test]
+fn a_node_that_has_joined_gets_what_is_placed_anywhere_until_it_has_its_share() {
+    // All have much room.
+    let mut nodes = vec![
+        sized("old", 60, 1_000),
+        sized("older", 60, 1_000),
+        sized("new", 0, 1_000),
+    ];
+    let first = |nodes: &[NodeView], number: u32, anywhere| {
+        let demand = Demand {
+            session: &id(&format!("s{number}")),
+            template: Some("python"),
+            runtime: None,
+            labels: &BTreeMap::new(),
+            memory_bytes: 1 << 30,
+            anywhere,
+        };
+        let mut placed = place("old", nodes, demand, &PlacementLimits::default());
+        placed.candidates.remove(0)
+    };
+    for number in 0..60 {
+        assert_eq!(first(&nodes, number, false), "old", "it was requested");
+        let chosen = first(&nodes, number, true);
+        let chosen = nodes.iter_mut().find(|node| node.name == chosen);
+        chosen.expect("one of them").load.sessions += 1;
+    }
+    let share = nodes[2].load.sessions;
+    assert!((28..=60).contains(&share), "{share} of 60");
+    // A node that computes is no better than one with more sessions.
+    nodes[2].load.cpu_pressure_percent = 60.0;
+    nodes[2].load.sessions = 0;
+    assert_eq!(first(&nodes[1..], 0, true), "older");
+}
+
+#[test]
+fn the_excess_of_a_node_is_beyond_its_share_of_those_that_take_sessions() {
+    let mut nodes = [sized("a", 90, 100), sized("b", 30, 100), sized("c", 0, 200)];
+    let excess = |nodes: &[NodeView], me| super::excess(me, nodes, &PlacementLimits::default());
+    assert_eq!(["a", "b", "c"].map(|me| excess(&nodes, me)), [60, 0, 0]);
+    nodes[2].draining = true;
+    assert_eq!(excess(&nodes, "a"), 30);
+    nodes[1].standing = NodeStanding::Silent;
+    assert_eq!(excess(&nodes, "a"), 0, "nobody could take them");
+    assert_eq!(excess(&nodes, "nosuch"), 0);
+    let odd = [sized("a", 8, 100), sized("b", 7, 100)];
+    assert_eq!(excess(&odd, "a"), 0, "a half is nothing to move");
 }

@@ -39,11 +39,12 @@ impl Locator {
     /// If all lack the image, one of them tries anyway, so that the attempt is counted and the
     /// attempts end.
     pub(crate) async fn restart(&self, lost: &LostSession) -> Result<String, String> {
-        let placement = self
-            .map
-            .place(&lost.id, &PlacementRequest::from(&lost.spec));
+        let placement = self.place_anywhere(&lost.id, &lost.spec);
+        let mut candidates = rotated(placement.candidates, lost.count);
+        // A node that rebalances takes it again only if no other node starts it.
+        candidates.sort_by_key(|node| *node == lost.from);
         let placement = Placement {
-            candidates: rotated(placement.candidates, lost.count),
+            candidates,
             ..placement
         };
         let mut restart = Restart {
@@ -65,6 +66,21 @@ impl Locator {
         match restart.start_on(&failed.node).await {
             Attempt::Final(outcome) | Attempt::Failed(_, outcome) => outcome,
         }
+    }
+
+    /// Whether placement names a node other than this one for a restart.
+    pub(crate) fn may_run_elsewhere(&self, id: &SessionId, spec: &ResolvedSpec) -> bool {
+        let placement = self.place_anywhere(id, spec);
+        let mut nodes = placement.candidates.iter();
+        nodes.any(|node| node != self.map.me())
+    }
+
+    fn place_anywhere(&self, id: &SessionId, spec: &ResolvedSpec) -> Placement {
+        let wanted = PlacementRequest {
+            anywhere: true,
+            ..PlacementRequest::from(spec)
+        };
+        self.map.place(id, &wanted)
     }
 
     /// The node that owns a session at present.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use conman_core::error_chain;
 use conman_core::restart::{self, Verdict};
 use conman_node::{Node, Relocate, end_of};
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, ResolvedSpec, SessionId};
 use jiff::Timestamp;
 
 use crate::Locator;
@@ -61,5 +61,10 @@ impl Relocate for Relocator {
             Verdict::GivenUp { count } => Err(format!("it was restarted {count} times already")),
             Verdict::No => Err("it is not to be restarted".to_owned()),
         }
+    }
+
+    fn may_run_elsewhere(&self, id: &SessionId, spec: &ResolvedSpec) -> bool {
+        let locator = self.locator.upgrade();
+        locator.is_some_and(|locator| locator.may_run_elsewhere(id, spec))
     }
 }

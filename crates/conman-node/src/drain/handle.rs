@@ -45,6 +45,19 @@ impl DrainHandle {
         cancelling.await.unwrap_or(Err(DrainError::NotDraining))
     }
 
+    /// Returns which sessions would be moved now if `count` were too many.
+    #[must_use]
+    pub fn rebalance_plan(&self, count: u32) -> DrainPlan {
+        super::rebalance::plan_now(&self.context, count)
+    }
+
+    /// Begins to move `count` sessions to other nodes, unused and light ones first, one at a time. Has no
+    /// effect while an earlier order is carried out, and for some seconds afterwards. Must be called within a
+    /// tokio runtime.
+    pub fn rebalance(&self, count: u32) {
+        super::rebalance::begin(&self.context, count);
+    }
+
     /// Makes other nodes start the sessions that a drain releases and that want it. Only the first call has
     /// an effect.
     pub fn relocate_by(&self, relocate: Arc<dyn Relocate>) {

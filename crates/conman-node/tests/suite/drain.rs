@@ -10,8 +10,8 @@ use conman_core::EndCause;
 use conman_linux::PidFd;
 use conman_node::{EnsureError, NotHere, Relocate, RouteError};
 use conman_proto::{
-    DrainReport, DrainRequest, DrainState, EventKind, Generation, NodeState, OnNodeLoss, SessionId,
-    SessionRequest, SessionState,
+    DrainReport, DrainRequest, DrainState, EventKind, Generation, NodeState, OnNodeLoss,
+    ResolvedSpec, SessionId, SessionRequest, SessionState,
 };
 use conman_registry::RecordState;
 use futures_util::FutureExt as _;
@@ -131,6 +131,10 @@ impl Relocate for Slow {
         let let_go = self.lets.acquire().await;
         let_go.map_err(|error| error.to_string())?.forget();
         Ok("other".to_owned())
+    }
+
+    fn may_run_elsewhere(&self, id: &SessionId, _spec: &ResolvedSpec) -> bool {
+        id.as_str() != "pinned"
     }
 }
 
@@ -523,4 +527,55 @@ fn a_disk_that_does_not_answer_holds_up_no_drain() {
     daemon.vanish();
     let daemon = stage.boot();
     assert_eq!(daemon.node.drain().report(), None);
+}
+
+#[test]
+fn a_rebalance_moves_as_many_as_it_is_told_idle_ones_first_and_none_that_runs_only_here() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let drain = daemon.node.drain();
+    let others = Arc::new(Slow {
+        asked: Semaphore::new(0),
+        lets: Semaphore::new(2),
+    });
+    drain.relocate_by(Arc::clone(&others) as Arc<dyn Relocate>);
+    let ids = ["a", "b", "c", "d", "pinned"];
+    for (memory_mib, id) in ids.iter().rev().enumerate() {
+        let mut restarted = idle();
+        restarted.on_node_loss = Some(OnNodeLoss::Restart);
+        restarted.memory_bytes = Some((32 + memory_mib as u64) << 20);
+        daemon.start(id, &restarted);
+    }
+    let planned = |count| {
+        let plan = drain.rebalance_plan(count);
+        let ids = plan.sessions.iter().map(|one| one.id.to_string());
+        (ids.collect::<Vec<_>>(), plan.predicted_ms)
+    };
+    let (lightest, predicted_ms) = planned(2);
+    assert_eq!(lightest, ["d", "c"]);
+    assert!(predicted_ms >= 200, "ten a second at most: {predicted_ms}");
+    assert_eq!(planned(9).0, ["d", "c", "b", "a"]);
+    assert_eq!(planned(0), (Vec::new(), 0));
+    let running = || {
+        let states = ids.map(|id| daemon.show(id).state);
+        ids.iter()
+            .zip(states)
+            .filter(|(_, state)| *state == SessionState::Running)
+            .map(|(id, _)| *id)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(running(), ids, "a plan begins nothing");
+
+    daemon.run(async { drain.rebalance(2) });
+    // It has no effect while the first one is carried out.
+    daemon.run(async { drain.rebalance(4) });
+    eventually("the end to be noted", || {
+        daemon.run(daemon.node.journal().flush());
+        let page = daemon.run(daemon.node.journal().page(0, 1_000));
+        let mut events = page.expect("readable").events.into_iter();
+        events.find(|event| event.kind == EventKind::RebalanceFinished)
+    });
+    assert_eq!(running(), ["a", "b", "pinned"]);
+    assert_eq!(drain.report(), None, "the node admits sessions");
+    daemon.start("new", &idle());
 }

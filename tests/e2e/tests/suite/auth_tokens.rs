@@ -306,6 +306,14 @@ fn rules() -> Vec<Rule> {
         ),
         act(
             "post",
+            "/v1/nodes/{id}/rebalance",
+            Admin,
+            ("/v1/nodes/self/rebalance", Some(json!({}))),
+            ("/v1/nodes/self/rebalance", Some(json!({"dry_run": true}))),
+            200,
+        ),
+        act(
+            "post",
             "/v1/nodes/{id}/cordon",
             Admin,
             ("/v1/nodes/absent/cordon", None),

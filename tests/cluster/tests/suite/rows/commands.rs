@@ -1,9 +1,15 @@
 //! Nodes that are emptied, given up, taken back and forgotten by what people type at another one.
 
 use conman_cluster::Cluster;
+use conman_cluster::overlap::{SERVING, TEMPLATE};
 use conman_e2e::{eventually, eventually_some};
-use conman_proto::{DrainReport, NodeList, NodeStanding, NodeState};
+use conman_proto::{
+    DrainReport, EnsureResponse, NodeList, NodeStanding, NodeState, Session, SessionList,
+};
+use http::{Method, StatusCode};
+use serde_json::json;
 
+use super::client::Client;
 use super::fleet::{Fleet, PATIENCE};
 use super::typed::{printed, refused};
 
@@ -70,6 +76,107 @@ async fn a_node_is_drained_and_taken_back_by_commands_typed_at_another() {
         assert!(unknown.contains(part), "{part}: {unknown}");
     }
     fleet.leaves_nothing().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_has_joined_gets_its_share_of_running_sessions_when_they_are_rebalanced() {
+    const SESSIONS: usize = 30;
+    const SHARE: usize = SESSIONS / 3;
+    let builder = Cluster::builder().nodes(3).alone_at_first("n3");
+    if !builder.is_joined() {
+        return;
+    }
+    let Some(mut fleet) = Fleet::start(builder).await else {
+        return;
+    };
+    let (admin, second) = (fleet.node(0).admin(), fleet.node(1).admin());
+    let running_on = async |name: &str| {
+        let path = format!("/v1/sessions?node={name}&state=running");
+        let answer = admin.get(&path).await;
+        answer.expect::<SessionList>(StatusCode::OK).sessions.len()
+    };
+    let tries = async |dry_run: bool| {
+        let words = ["rebalance", "n1", "--dry-run"];
+        printed(&fleet, &words[..2 + usize::from(dry_run)], 0).await
+    };
+
+    says(&fleet, &["cordon", "n2"], &[]).await;
+    eventually("the first knows that", PATIENCE, async || {
+        let list: NodeList = admin.get("/v1/nodes").await.expect(StatusCode::OK);
+        let mut others = list.nodes.into_iter().filter(|node| node.name == "n2");
+        others.any(|node| node.fleet.is_some_and(|fleet| fleet.draining))
+    })
+    .await;
+    // The first by name, and the only one with a client.
+    let mut templates = vec![("a".to_owned(), SERVING)];
+    templates.extend((1..SESSIONS).map(|number| (format!("s{number}"), TEMPLATE)));
+    for (id, template) in &templates {
+        let body = json!({"template": template, "on_node_loss": "restart"});
+        let started = eventually_some("it runs", PATIENCE, async || {
+            let path = format!("/v1/sessions/{id}");
+            let answer = fleet.ask(0, Method::PUT, &path, Some(&body)).await?;
+            let success = answer.status.is_success();
+            success.then(|| answer.expect::<EnsureResponse>(answer.status).session)
+        });
+        assert_eq!(started.await.node, "n1");
+    }
+    let _client = Client::connect(&fleet, 1, "a").await;
+    let used: Session = admin.get("/v1/sessions/a").await.expect(StatusCode::OK);
+
+    let third = fleet.node(2);
+    third.end_daemon().await.expect("it was alone");
+    third.join_fleet().expect("a configuration");
+    third.start().expect("started");
+    third.wait_ready().await.expect("joined");
+    says(&fleet, &["uncordon", "n2"], &[]).await;
+    let plan = format!("would move {} sessions", SESSIONS - SHARE);
+    eventually("the nodes know what they have", PATIENCE, async || {
+        tries(true).await.contains(&plan)
+    })
+    .await;
+    let nothing = [
+        "does not have more sessions than its share",
+        "Nothing was done",
+    ];
+    says(&fleet, &["rebalance", "n2"], &nothing).await;
+    assert_eq!(running_on("n1").await, SESSIONS, "without an order");
+
+    let begun = tries(false).await;
+    assert!(begun.contains("Moving 20 sessions"), "{begun}");
+    eventually(
+        "all run, and the first has its share",
+        PATIENCE,
+        async || {
+            // The others may have been too busy for some.
+            tries(false).await;
+            // The first order ends early while the others are too busy for more.
+            tries(false).await;
+            let first = running_on("n1").await;
+            let others = running_on("n2").await + running_on("n3").await;
+            (first, others) == (SHARE, SESSIONS - SHARE)
+        },
+    )
+    .await;
+    for other in ["n2", "n3"] {
+        let count = running_on(other).await;
+        assert!(
+            (SHARE / 2..=SHARE * 3 / 2).contains(&count),
+            "{other}: {count}"
+        );
+    }
+    let now: Session = second.get("/v1/sessions/a").await.expect(StatusCode::OK);
+    assert_eq!((now.node, now.generation), (used.node, used.generation));
+    eventually("its end is an event", PATIENCE, async || {
+        let words = ["events", "--kind", "rebalance_finished", "--no-follow"];
+        printed(&fleet, &words, 0).await.contains("moved")
+    })
+    .await;
+    eventually("there is nothing to move", PATIENCE, async || {
+        tries(true).await.contains(nothing[0])
+    })
+    .await;
+    // A daemon of a fleet holds more descriptors than the one that was measured.
+    fleet.judge();
 }
 
 #[tokio::test]

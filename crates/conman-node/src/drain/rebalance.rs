@@ -1,0 +1,124 @@
+//! Moves sessions of a node that has more than its share to other nodes, by order of an operator.
+//!
+//! One task stops one session at a time, in the order of a drain, and at most ten a second. If the session
+//! is to be restarted, the task waits until it runs elsewhere before it stops the next one. The node admits
+//! sessions meanwhile. The order does not outlive the daemon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::drain::KILL_MS;
+use conman_proto::{DrainPlan, DrainRequest, EventKind};
+use conman_registry::NewEvent;
+use tokio::sync::Semaphore;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::{Order, Outcome, Turns, candidates, plan_for, take_turn};
+use crate::context::Context;
+use crate::session::SessionHandle;
+
+/// Least time between two stops: other nodes start sessions at least as fast.
+const INTERVAL_MS: u64 = 100;
+
+/// How long a further order has no effect after the last move. The excess follows from what the nodes have
+/// announced, which they do every 5 s: until then it would count the moved sessions as still here.
+const SETTLE: Duration = Duration::from_secs(6);
+
+fn order() -> Order {
+    Order::of(&DrainRequest {
+        parallel: Some(1),
+        reason: Some("the node had more than its share of the sessions".to_owned()),
+        ..DrainRequest::default()
+    })
+}
+
+/// Returns which `count` sessions would be moved now.
+pub(super) fn plan_now(context: &Context, count: u32) -> DrainPlan {
+    let order = order();
+    let mut sessions = candidates(context, &order, &Turns::new());
+    sessions.retain(|session| {
+        let handle = context.sessions.current(&session.id);
+        handle.is_some_and(|handle| may_move(context, &handle))
+    });
+    for session in &mut sessions {
+        // The next one waits for this one's start.
+        let took_ms = session.release_ms + std::mem::take(&mut session.start_ms);
+        session.release_ms = took_ms.max(INTERVAL_MS - KILL_MS);
+    }
+    let mut plan = plan_for(sessions, &order);
+    let count = count as usize;
+    if let Some(next) = plan.sessions.get(count) {
+        plan.predicted_ms = next.at_ms;
+    }
+    plan.sessions.truncate(count);
+    plan
+}
+
+/// Begins to move `count` sessions, unless there are none, or an earlier order is carried out or was just now.
+pub(super) fn begin(context: &Arc<Context>, count: u32) {
+    let Ok(only) = Arc::clone(&context.drain.rebalancing).try_lock_owned() else {
+        return;
+    };
+    if count == 0 {
+        return;
+    }
+    let message = format!("moving {count} sessions: the node has more than its share");
+    tracing::info!("{message}");
+    context.note(NewEvent::of_node(EventKind::RebalanceStarted, message));
+    let context = Arc::clone(context);
+    tokio::spawn(async move {
+        let moved = run(&context, count).await;
+        let message = format!("moved {moved} of {count} sessions");
+        tracing::info!("{message}");
+        context.note(NewEvent::of_node(EventKind::RebalanceFinished, message));
+        sleep(SETTLE).await;
+        drop(only);
+    });
+}
+
+/// Returns how many sessions were released, of `count` at most. Ends early if the node leaves.
+async fn run(context: &Arc<Context>, count: u32) -> u32 {
+    let (order, mut had) = (order(), Turns::new());
+    let mut tick = interval(Duration::from_millis(INTERVAL_MS));
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let places = Arc::new(Semaphore::new(1));
+    let mut moved = 0;
+    while moved < count {
+        tick.tick().await;
+        let leaves = context.drain.reason().is_some()
+            || context.table.closed().is_some()
+            || context.leave.is_stopping();
+        if leaves {
+            break;
+        }
+        let Some(handle) = next(context, &order, &mut had) else {
+            break;
+        };
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            break;
+        };
+        match take_turn(Arc::clone(context), handle, order.clone(), place).await {
+            Outcome::Released | Outcome::Moved(_) => moved += 1,
+            // The session is shown as stuck.
+            Outcome::Unreleased(_) => {}
+        }
+    }
+    moved
+}
+
+/// Returns the session whose turn is next.
+fn next(context: &Context, order: &Order, had: &mut Turns) -> Option<Arc<SessionHandle>> {
+    let planned = plan_for(candidates(context, order, had), order);
+    let handles = planned.sessions.into_iter();
+    let mut handles = handles.filter_map(|session| context.sessions.current(&session.id));
+    handles.find(|handle| {
+        had.insert(handle.id.clone(), Arc::clone(handle));
+        may_move(context, handle)
+    })
+}
+
+/// A session that only this node can run would be interrupted for nothing.
+fn may_move(context: &Context, handle: &SessionHandle) -> bool {
+    let others = context.relocate.get();
+    others.is_some_and(|others| others.may_run_elsewhere(&handle.id, &handle.spec()))
+}
