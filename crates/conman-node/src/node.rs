@@ -205,6 +205,16 @@ impl Node {
         }
     }
 
+    /// Closes what passes through this node, as the daemon stops. Returns once nothing does, after
+    /// `patience` at the latest.
+    pub async fn close_through(&self, patience: Duration) {
+        let leave = &self.context.leave;
+        let now = Instant::now();
+        // Load balancers have had their delay.
+        let began = now.checked_sub(leave.delay()).unwrap_or(now);
+        leave.close(LeaveCause::Stop, began, now + patience).await;
+    }
+
     /// What happened on this node.
     #[must_use]
     pub fn journal(&self) -> &Arc<Journal> {

@@ -424,11 +424,16 @@ async fn serve(
     }
     // Tunnels and streams first; the listeners accept nothing more from here on.
     closing.cancel();
-    let (_, _) = tokio::join!(proxy.shutdown(PROXY_PATIENCE), async {
+    let peers_end = async {
         if let Some(peers) = peers {
             peers.shutdown(PROXY_PATIENCE).await;
         }
-    });
+    };
+    tokio::join!(
+        proxy.shutdown(PROXY_PATIENCE),
+        peers_end,
+        node.close_through(PROXY_PATIENCE)
+    );
     for server in servers {
         server.await.context("a listener's task panicked")?;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_cluster::overlap::{SERVING, visit};
 use conman_cluster::{Balancer, Cluster, Forward, has_haproxy};
-use conman_e2e::{EventStream, eventually, eventually_some, lacks, websocket};
+use conman_e2e::{Api, EventStream, WebSocket, eventually, eventually_some, lacks, websocket};
 use conman_proto::{DrainReport, DrainState, EXEC_PROTOCOL, EnsureResponse, Node, PreemptReport};
 use futures_util::StreamExt as _;
 use http::{Method, StatusCode};
@@ -183,6 +183,27 @@ async fn row_37_a_node_that_has_left_can_be_switched_off_without_cutting_a_clien
     assert_eq!(clients.saw_only_1012(), EACH);
 }
 
+/// A command in a session that runs for ever.
+async fn sleep_in(api: &Api, id: &str) -> WebSocket {
+    // {"command":["sleep","1000000"]}
+    let command = "%7B%22command%22:%5B%22sleep%22,%221000000%22%5D%7D";
+    let path = format!("/v1/sessions/{id}/exec?request={command}");
+    let exec = websocket(api, api.request(Method::GET, &path, None), &[EXEC_PROTOCOL]).await;
+    let (_, exec) = exec.unwrap_or_else(|refusal| panic!("{}", refusal.text()));
+    exec
+}
+
+/// How a socket is closed.
+async fn close_code(mut socket: WebSocket) -> u16 {
+    let mut code = WITHOUT_CLOSE;
+    while let Ok(Some(Ok(message))) = timeout(PATIENCE, socket.next()).await {
+        if let Message::Close(Some(frame)) = message {
+            code = frame.code.into();
+        }
+    }
+    code
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_37_streams_of_the_api_through_a_node_that_leaves_are_counted_and_closed() {
     let builder = Cluster::builder().nodes(2).short();
@@ -197,11 +218,7 @@ async fn row_37_streams_of_the_api_through_a_node_that_leaves_are_counted_and_cl
         let path = "/v1/sessions/s/logs?follow=true";
         follower.try_send(Method::GET, path, None).await.is_ok()
     });
-    // {"command":["sleep","1000000"]}
-    let path = "/v1/sessions/s/exec?request=%7B%22command%22:%5B%22sleep%22,%221000000%22%5D%7D";
-    let exec = api.request(Method::GET, path, None);
-    let exec = websocket(&api, exec, &[EXEC_PROTOCOL]).await;
-    let (_, mut exec) = exec.unwrap_or_else(|refusal| panic!("{}", refusal.text()));
+    let exec = sleep_in(&api, "s").await;
     eventually("all three pass through", PATIENCE, async || {
         fleet.shown(0).await.through == 3
     })
@@ -210,13 +227,7 @@ async fn row_37_streams_of_the_api_through_a_node_that_leaves_are_counted_and_cl
     let admin = fleet.node(0).admin();
     let begun = admin.post("/v1/nodes/self/drain", &json!({})).await;
     assert!(begun.status.is_success(), "{}", begun.text());
-    let mut code = WITHOUT_CLOSE;
-    while let Ok(Some(Ok(message))) = timeout(PATIENCE, exec.next()).await {
-        if let Message::Close(Some(frame)) = message {
-            code = frame.code.into();
-        }
-    }
-    assert_eq!(code, 1012);
+    assert_eq!(close_code(exec).await, 1012);
     while events.next().await.is_some() {}
     let whole = timeout(PATIENCE, logs).await.expect("it ends");
     let whole = whole.expect("no panic");
@@ -229,9 +240,20 @@ async fn row_37_streams_of_the_api_through_a_node_that_leaves_are_counted_and_cl
     })
     .await;
     // Who has no other node is still served.
-    let _late = EventStream::open(&api, "/v1/events", None).await;
+    let late = EventStream::open(&api, "/v1/events", None).await;
     fleet.is_one(0, "s", generation).await;
     assert_eq!(fleet.shown(0).await.through, 1);
+    drop(late);
+
+    // A daemon that stops closes them, too.
+    let back = admin.post("/v1/nodes/self/undrain", &json!({})).await;
+    assert!(back.status.is_success(), "{}", back.text());
+    let exec = sleep_in(&api, "s").await;
+    let (code, ended) = tokio::join!(close_code(exec), fleet.node(0).end_daemon());
+    ended.expect("it ends");
+    assert_eq!(code, 1012);
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
     fleet.leaves_nothing().await;
 }
 
