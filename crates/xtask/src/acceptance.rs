@@ -1,12 +1,13 @@
 //! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
-//! battery, all tests on virtual machines, and programs in sessions; with the filter `storm`, only the
-//! storm behind a load balancer.
+//! battery, the overlap test with the times that nodes derive, all tests on virtual machines, programs in
+//! sessions, and the storm behind a load balancer; a filter selects one of them.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cluster::OverlapArguments;
 use crate::hostile::{self, HostileArguments};
 use crate::process::{cargo, output};
 use crate::{cluster, earlier, setup, suite};
@@ -30,6 +31,10 @@ const WITH_FAILPOINTS: &str = "row_03";
 /// The filter that selects the hostile battery.
 const HOSTILE: &str = "hostile";
 
+/// The filter that selects the overlap test, and its length.
+const OVERLAP: &str = "overlap";
+const HANDOVERS: usize = 30;
+
 /// The filter that selects the storm.
 const STORM: &str = "storm";
 
@@ -47,7 +52,8 @@ const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"]
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptanceArguments {
     /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `hostile`: only the
-    /// attacks; `machines`: only the tests on virtual machines; `programs`: only programs in sessions.
+    /// attacks; `overlap`: only the overlap test; `machines`: only the tests on virtual machines; `programs`:
+    /// only programs in sessions.
     filter: Option<String>,
 }
 
@@ -55,15 +61,30 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
     match arguments.filter.as_deref() {
         Some(HOSTILE) => attacks(),
         Some(MACHINES) => machines(),
+        Some(OVERLAP) => overlap(),
         Some(STORM) => cluster::storm(),
         Some(PROGRAMS) => programs(),
         Some(filter) => faults(filter),
         None => {
             // All run, so that one acceptance shows all failures.
-            let outcomes = [faults(""), attacks(), machines(), programs()];
+            let outcomes = [
+                faults(""),
+                attacks(),
+                overlap(),
+                machines(),
+                programs(),
+                cluster::storm(),
+            ];
             outcomes.into_iter().collect()
         }
     }
+}
+
+fn overlap() -> Result<()> {
+    cluster::overlap(&OverlapArguments {
+        handovers: HANDOVERS,
+        seed: None,
+    })
 }
 
 fn machines() -> Result<()> {

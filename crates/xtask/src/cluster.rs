@@ -45,10 +45,10 @@ pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
 pub(crate) struct OverlapArguments {
     /// Continue until sessions have changed hosts this often.
     #[arg(long, default_value_t = 300)]
-    handovers: usize,
+    pub(crate) handovers: usize,
     /// Seed of the faults; a random one by default, which is printed.
     #[arg(long)]
-    seed: Option<u64>,
+    pub(crate) seed: Option<u64>,
 }
 
 /// `cargo xtask overlap`: the long form of the overlap test.

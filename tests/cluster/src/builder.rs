@@ -34,6 +34,8 @@ pub struct Builder {
     etcd_arguments: Vec<String>,
     binaries: BTreeMap<String, PathBuf>,
     timing: Timing,
+    /// Whether the configuration leaves the time-outs to the nodes.
+    derived: bool,
     /// Whether the nodes share etcd, or each has a registry of its own.
     joined: bool,
     /// The node that begins with a registry of its own nevertheless.
@@ -66,6 +68,7 @@ impl Default for Builder {
             etcd_arguments: Vec::new(),
             binaries: BTreeMap::new(),
             timing: Timing::default(),
+            derived: false,
             joined: true,
             alone_at_first: None,
             unfenced: None,
@@ -100,6 +103,12 @@ impl Builder {
     /// With time-outs that tests can wait for.
     pub fn short(mut self) -> Self {
         self.timing = timing::SHORT;
+        self
+    }
+
+    /// With the time-outs that nodes derive from their hosts when their configuration has none.
+    pub fn derived(mut self) -> Self {
+        self.derived = true;
         self
     }
 
@@ -280,7 +289,10 @@ impl Builder {
             own.fence_ms = UNFENCED_MS;
             unsafe_switch = "unsafe_timing = true\n";
         }
-        let timing = timing::lines(&own) + unsafe_switch;
+        let timing = match self.derived {
+            true => String::new(),
+            false => timing::lines(&own) + unsafe_switch,
+        };
         // By its label somebody can say which node is meant, whatever the load.
         format!(
             "{known_by}labels = {{ host = \"{}\" }}\n{timing}",

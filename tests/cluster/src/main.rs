@@ -228,7 +228,7 @@ fn overlap(handovers: usize, seed: u64) -> Result<()> {
     let driven = runtime.block_on(async {
         let dockers = if has_docker() { DOCKERS } else { 0 };
         // With the times that nodes derive for themselves.
-        let builder = Cluster::builder().members(3);
+        let builder = Cluster::builder().members(3).derived();
         let builder = match dockers {
             0 => builder,
             _ => builder.docker_too(),
