@@ -83,12 +83,13 @@ impl Clients {
         state.seen.clone()
     }
 
-    /// Whether all are connected, and none to a session on the node `gone`.
-    pub(super) fn are_served(&self, gone: Option<&str>) -> bool {
-        lock(&self.state).greeted.values().all(|greeting| {
+    /// Whether all are connected, and none to a session of a generation in `gone`, which has ended.
+    pub(super) fn are_served(&self, gone: &BTreeMap<String, u64>) -> bool {
+        lock(&self.state).greeted.iter().all(|(id, greeting)| {
+            let ended = gone.get(id).copied().unwrap_or_default();
             greeting
                 .as_ref()
-                .is_some_and(|line| Some(&*line.host) != gone)
+                .is_some_and(|line| line.generation > ended)
         })
     }
 

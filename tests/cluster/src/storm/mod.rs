@@ -10,12 +10,14 @@ mod clients;
 mod report;
 mod steps;
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use http::Method;
+use conman_proto::SessionList;
+use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -87,7 +89,7 @@ pub async fn storm(
     let ids = storm.start_sessions(options.sessions).await?;
     storm.clients.connect(&ids);
     let mut tail = Tail::open(&journal(storm.cluster.layout()))?;
-    storm.all_are_served(None).await?;
+    storm.all_are_served(&BTreeMap::new()).await?;
     sleep(CALM).await;
 
     let mut report = StormReport::new(options.sessions, builder.timing().takeover_ms);
@@ -96,7 +98,7 @@ pub async fn storm(
         let began = Instant::now();
         let served_after = step.run(&storm).await.with_context(|| step.to_string())?;
         storm
-            .all_are_served(None)
+            .all_are_served(&BTreeMap::new())
             .await
             .with_context(|| step.to_string())?;
         sleep(CALM).await;
@@ -135,10 +137,20 @@ impl Storm {
         Ok(ids)
     }
 
-    /// Waits until every client is connected to a session, and none to one of the node `gone`, which has
-    /// ended. Returns when that was.
-    async fn all_are_served(&self, gone: Option<usize>) -> Result<Instant> {
-        let gone = gone.map(|node| self.node(node).name());
+    /// Returns the sessions of a node, with their generations. A session's environment does not show where
+    /// it is: it stays that of the node that made the session.
+    async fn sessions_on(&self, node: usize) -> BTreeMap<String, u64> {
+        let path = format!("/v1/sessions?limit=1000&node={}", self.node(node).name());
+        let answer = self.node(node).admin().get(&path).await;
+        let list = answer.expect::<SessionList>(StatusCode::OK).sessions;
+        let ids = list.into_iter();
+        ids.map(|one| (one.id.to_string(), one.generation.get()))
+            .collect()
+    }
+
+    /// Waits until every client is connected to a session, and none to one of `gone`, which have ended.
+    /// Returns when that was.
+    async fn all_are_served(&self, gone: &BTreeMap<String, u64>) -> Result<Instant> {
         let what = "every client is served";
         self.until(what, async || self.clients.are_served(gone))
             .await?;

@@ -1,5 +1,6 @@
 //! The steps of the storm.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -154,6 +155,7 @@ async fn order(storm: &Storm, node: usize, what: &str) -> Result<()> {
 }
 
 async fn preempt(storm: &Storm, node: usize) -> Result<()> {
+    let gone = storm.sessions_on(node).await;
     let body = json!({"reason": "a storm"});
     let admin = storm.node(node).admin();
     let answer = admin.post("/v1/nodes/self/preempt", &body).await;
@@ -164,11 +166,12 @@ async fn preempt(storm: &Storm, node: usize) -> Result<()> {
         report.through == 0 && report.unreleased.is_empty(),
         "not safe to switch off: {report:?}"
     );
-    switch_off(storm, node).await?;
+    switch_off(storm, node, &gone).await?;
     storm.returns(node, Some("readmit")).await
 }
 
 async fn drain(storm: &Storm, node: usize) -> Result<()> {
+    let gone = storm.sessions_on(node).await;
     order(storm, node, "drain").await?;
     let admin = storm.node(node).admin();
     let mut report: Option<DrainReport> = None;
@@ -187,17 +190,18 @@ async fn drain(storm: &Storm, node: usize) -> Result<()> {
             .is_some_and(|report| report.through == 0 && report.remaining == 0),
         "not safe to switch off: {report:?}"
     );
-    switch_off(storm, node).await?;
+    switch_off(storm, node, &gone).await?;
     storm.returns(node, Some("undrain")).await
 }
 
-async fn switch_off(storm: &Storm, node: usize) -> Result<()> {
+async fn switch_off(storm: &Storm, node: usize, gone: &BTreeMap<String, u64>) -> Result<()> {
     tokio::task::block_in_place(|| storm.node(node).lose())?;
-    storm.all_are_served(Some(node)).await.map(drop)
+    storm.all_are_served(gone).await.map(drop)
 }
 
 /// No packet leaves or arrives any more, so that nobody is notified; then all of it is dead.
 async fn lose(storm: &Storm, node: usize) -> Result<Duration> {
+    let gone = storm.sessions_on(node).await;
     let own = storm.node(node).host().clone();
     let lost_at = Instant::now();
     let others = storm.cluster.layout().hosts().into_iter();
@@ -209,7 +213,7 @@ async fn lose(storm: &Storm, node: usize) -> Result<Duration> {
         storm.cluster.cut(cut)?;
     }
     tokio::task::block_in_place(|| storm.node(node).lose())?;
-    let served_at = storm.all_are_served(Some(node)).await?;
+    let served_at = storm.all_are_served(&gone).await?;
     for cut in &cuts {
         storm.cluster.mend(cut)?;
     }
