@@ -32,9 +32,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Below this share of memory or places that are free, the weight falls.
 const SCARCE: f64 = 0.2;
 
-/// File in the state directory: HAProxy got `drain` from a daemon that was stopping, and the next one has to
-/// end that.
-const DRAINED: &str = "agent-drained";
+/// File in the state directory: HAProxy was told that the node does not leave any more. A daemon that finds none
+/// is on a machine that left, or on a new one with its name, and HAProxy may still drain the name.
+const UNDRAINED: &str = "agent-undrained";
 
 /// Answers at `address` until `closing`.
 pub(super) async fn run(
@@ -46,23 +46,25 @@ pub(super) async fn run(
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("cannot listen on {address} for HAProxy's agent check; change `listen.agent`")
     })?;
-    let drained = state_dir.join(DRAINED);
+    let undrained = state_dir.join(UNDRAINED);
+    let mut saved = undrained.exists();
     let mut agent = Agent {
-        left: fs::remove_file(&drained).is_ok(),
+        left: !saved,
         back_at: None,
     };
-    let mut saved = false;
     let serving = async move {
         loop {
             match listener.accept().await {
                 Ok((mut client, _)) => {
                     let view = readiness.status.view();
                     let state = readiness.get();
-                    let line = agent.line(state, &view, &host_load(), Instant::now());
-                    if state == Readiness::Stopping && !std::mem::replace(&mut saved, true) {
-                        let drained = drained.clone();
+                    let now = Instant::now();
+                    let line = agent.line(state, &view, &host_load(), now);
+                    let is_undrained = agent.is_undrained(now);
+                    if std::mem::replace(&mut saved, is_undrained) != is_undrained {
+                        let undrained = undrained.clone();
                         // Not waited for: the disk may hang.
-                        tokio::task::spawn_blocking(move || save(&drained));
+                        tokio::task::spawn_blocking(move || save(&undrained, is_undrained));
                     }
                     // A client that has left does not matter.
                     let _: io::Result<()> = client.write_all(line.as_bytes()).await;
@@ -81,14 +83,19 @@ pub(super) async fn run(
     Ok(())
 }
 
-fn save(drained: &Path) {
-    if let Err(error) = fs::write(drained, "") {
-        tracing::warn!(%error, path = %drained.display(), "cannot save that HAProxy drains this node");
+fn save(undrained: &Path, is_undrained: bool) {
+    let saved = match is_undrained {
+        true => fs::write(undrained, ""),
+        false => fs::remove_file(undrained),
+    };
+    if let Err(error) = saved {
+        tracing::warn!(%error, path = %undrained.display(), "cannot save whether HAProxy drains this node");
     }
 }
 
 #[derive(Debug, Default)]
 struct Agent {
+    /// HAProxy was told to drain the node, or may have been.
     left: bool,
     /// When the node stopped leaving.
     back_at: Option<Instant>,
@@ -112,10 +119,15 @@ impl Agent {
         if std::mem::take(&mut self.left) {
             self.back_at = Some(now);
         }
-        match self.back_at {
-            Some(at) if now < at + READY_FOR => format!("ready up {weight}%\n"),
-            _ => format!("up {weight}%\n"),
+        match self.is_undrained(now) {
+            true => format!("up {weight}%\n"),
+            false => format!("ready up {weight}%\n"),
         }
+    }
+
+    /// Whether HAProxy has had the time to learn that the node does not leave.
+    fn is_undrained(&self, now: Instant) -> bool {
+        !self.left && self.back_at.is_none_or(|at| now >= at + READY_FOR)
     }
 }
 
@@ -193,5 +205,21 @@ mod tests {
         assert_eq!(at(Readiness::Lapsed, 60), "ready up 1%\n");
         assert_eq!(at(Readiness::Ready, 69), "ready up 100%\n");
         assert_eq!(at(Readiness::Ready, 71), "up 100%\n");
+    }
+
+    #[test]
+    fn a_daemon_of_a_machine_that_left_or_is_new_says_ready_at_first() {
+        let mut agent = Agent {
+            left: true,
+            back_at: None,
+        };
+        let began = Instant::now();
+        let mut at = |seconds| {
+            let now = began + Duration::from_secs(seconds);
+            let line = agent.line(Readiness::Ready, &node(0), &load(0.0, 1_000), now);
+            (line, agent.is_undrained(now))
+        };
+        assert_eq!(at(0), ("ready up 100%\n".to_owned(), false));
+        assert_eq!(at(11), ("up 100%\n".to_owned(), true));
     }
 }
