@@ -3,6 +3,7 @@
 
 mod clock;
 mod floor;
+mod namespaces;
 mod quotas;
 mod restarts;
 mod upgrade;
@@ -203,6 +204,7 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
     if kernel == Kernel::Distribution {
         floor::assert_what_the_readme_says_gets_past_it(&machine, &again);
         assert_reached(&machine);
+        namespaces::row_27_a_start_is_refused_by_the_limits_name(&machine);
         quotas::assert_the_file_system_enforces_them(&machine);
     }
     let console = machine.power_off();
