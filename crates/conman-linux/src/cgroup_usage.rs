@@ -1,10 +1,16 @@
 //! What the processes of a cgroup use, on v1, hybrid and v2 hosts.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use crate::Cgroups;
-use crate::cgroups::is_plain;
+use crate::cgroups::{is_plain, tree};
+
+/// Bytes that suffice for nearly all files that are read here, and most that are read.
+const USUAL_BYTES: usize = 4_096;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Bytes of a page in /proc/PID/statm.
 fn page_bytes() -> u64 {
@@ -39,25 +45,44 @@ impl Cgroups {
         if !is_plain(path) {
             return usage;
         }
-        for hierarchy in &self.hierarchies {
-            let Some(directory) = hierarchy.directory(path).filter(|it| it.exists()) else {
-                continue;
-            };
-            if hierarchy.unified {
-                usage.add_unified(&directory);
-                continue;
+        for (controller, add) in V1 {
+            let mut controlling = self.hierarchies.iter().filter(|it| it.controls(controller));
+            if let Some(directory) = controlling.find_map(|it| it.directory(path)) {
+                add(&mut usage, &directory);
             }
-            for (controller, add) in V1 {
-                if hierarchy.controls(controller) {
-                    add(&mut usage, &directory);
-                }
-            }
+        }
+        // Last, since it has no files for what a v1 hierarchy controls.
+        let mut unified = self.hierarchies.iter().filter(|it| it.unified);
+        if let Some(directory) = unified.find_map(|it| it.directory(path)) {
+            usage.add_unified(&directory);
         }
         let uncounted = usage.memory_bytes.is_none() || usage.pids.is_none();
         if uncounted || usage.read_bytes.is_none() {
-            usage.add_processes(&self.pids_below(path));
+            usage.add_processes(&self.pids_of_one(path));
         }
         usage
+    }
+
+    /// The processes of a cgroup and below, in the first hierarchy that has it.
+    fn pids_of_one(&self, path: &str) -> Vec<i32> {
+        let found = self.directories(path).into_iter().find_map(|directory| {
+            let links = fs::metadata(&directory).ok()?.nlink();
+            Some((directory, links))
+        });
+        let Some((directory, links)) = found else {
+            return Vec::new();
+        };
+        // A directory counts a link for each one in it.
+        let cgroups = match links {
+            2 => vec![directory],
+            _ => tree(directory),
+        };
+        let listed = cgroups.iter().flat_map(|cgroup| {
+            let text = read(cgroup, "cgroup.procs");
+            let pids = text.lines().filter_map(|line| line.parse().ok());
+            pids.collect::<Vec<i32>>()
+        });
+        listed.collect()
     }
 }
 
@@ -106,15 +131,18 @@ impl ResourceUsage {
         self.cpu_us = field(&stat, "usage_usec").or(self.cpu_us);
         self.throttled = self.throttled.or(field(&stat, "nr_throttled"));
         self.throttled_us = self.throttled_us.or(field(&stat, "throttled_usec"));
-        let current = number(directory, "memory.current");
-        if current.is_some() {
+        if self.memory_bytes.is_none()
+            && let Some(current) = number(directory, "memory.current")
+        {
             let cache = field(&read(directory, "memory.stat"), "inactive_file");
-            self.add_memory(current, cache);
+            self.add_memory(Some(current), cache);
             let events = read(directory, "memory.events");
             self.oom_kills = self.oom_kills.or(field(&events, "oom_kill"));
         }
-        self.pids = self.pids.or(number(directory, "pids.current"));
-        if let Ok(text) = fs::read_to_string(directory.join("io.stat")) {
+        self.pids = self.pids.or_else(|| number(directory, "pids.current"));
+        if self.read_bytes.is_none()
+            && let Ok(text) = try_read(directory, "io.stat")
+        {
             let sum = |key: &str| {
                 let words = text.split_whitespace();
                 let values = words.filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok());
@@ -161,7 +189,7 @@ impl ResourceUsage {
 /// its loopback interface; `None` if it cannot be read.
 #[must_use]
 pub fn network_bytes(pid: i32) -> Option<(u64, u64)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
+    let text = try_read(Path::new(&format!("/proc/{pid}")), "net/dev").ok()?;
     let mut sum = (0, 0);
     for (name, counters) in text.lines().filter_map(|line| line.split_once(':')) {
         if name.trim() == "lo" {
@@ -177,7 +205,15 @@ pub fn network_bytes(pid: i32) -> Option<(u64, u64)> {
 }
 
 fn read(directory: &Path, file: &str) -> String {
-    fs::read_to_string(directory.join(file)).unwrap_or_default()
+    try_read(directory, file).unwrap_or_default()
+}
+
+/// Reads a file of the kernel's, whose size is unknown before: in two calls, as a rule.
+fn try_read(directory: &Path, file: &str) -> io::Result<String> {
+    let mut text = String::with_capacity(USUAL_BYTES);
+    let file = File::open(directory.join(file))?;
+    file.take(MAX_BYTES).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn number(directory: &Path, file: &str) -> Option<u64> {
