@@ -2,10 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, openat, statat};
 
 use crate::Cgroups;
+use crate::cgroup_mounts::Hierarchy;
 use crate::cgroups::{is_plain, tree};
 
 /// Bytes that suffice for nearly all files that are read here, and most that are read.
@@ -37,82 +40,149 @@ pub struct ResourceUsage {
     pub written_bytes: Option<u64>,
 }
 
+/// Reads what cgroups below one parent use. The parent is looked up once, because its path takes most of the
+/// time otherwise.
+#[derive(Debug)]
+pub struct UsageReader {
+    /// The hierarchies that have the parent, with its directory there.
+    parents: Vec<(Hierarchy, PathBuf, OwnedFd)>,
+    /// A v1 hierarchy counts I/O, and the unified one does not.
+    has_v1_io: bool,
+}
+
 impl Cgroups {
-    /// Reads what a cgroup uses, from v1 hierarchies, the unified one, or both.
+    /// A reader for the cgroups directly below this one, in v1 hierarchies, the unified one, or both.
     #[must_use]
-    pub fn usage(&self, path: &str) -> ResourceUsage {
+    pub fn usage_below(&self, parent: &str) -> UsageReader {
+        let hierarchies = match is_plain(parent) {
+            true => &self.hierarchies[..],
+            false => &[],
+        };
+        let parents = hierarchies.iter().filter_map(|hierarchy| {
+            let path = hierarchy.directory(parent)?;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let directory = open(&path, flags, Mode::empty()).ok()?;
+            Some((hierarchy.clone(), path, directory))
+        });
+        UsageReader {
+            parents: parents.collect(),
+            has_v1_io: hierarchies.iter().any(|it| it.controls("blkio")),
+        }
+    }
+}
+
+impl UsageReader {
+    /// What the cgroup of this name uses.
+    #[must_use]
+    pub fn read(&self, name: &str) -> ResourceUsage {
         let mut usage = ResourceUsage::default();
-        if !is_plain(path) {
+        if !is_plain(&format!("/{name}")) {
             return usage;
         }
-        for (controller, add) in V1 {
-            let mut controlling = self.hierarchies.iter().filter(|it| it.controls(controller));
-            if let Some(directory) = controlling.find_map(|it| it.directory(path)) {
-                add(&mut usage, &directory);
+        let in_directory = |directory| Files { directory, name };
+        for (hierarchy, _, directory) in &self.parents {
+            for (controller, add) in V1 {
+                if hierarchy.controls(controller) {
+                    add(&mut usage, in_directory(directory.as_fd()));
+                }
             }
         }
         // Last, since it has no files for what a v1 hierarchy controls.
-        let mut unified = self.hierarchies.iter().filter(|it| it.unified);
-        if let Some(directory) = unified.find_map(|it| it.directory(path)) {
-            usage.add_unified(&directory);
+        for (_, _, directory) in self.parents.iter().filter(|(it, ..)| it.unified) {
+            usage.add_unified(in_directory(directory.as_fd()), !self.has_v1_io);
         }
         let uncounted = usage.memory_bytes.is_none() || usage.pids.is_none();
         if uncounted || usage.read_bytes.is_none() {
-            usage.add_processes(&self.pids_of_one(path));
+            usage.add_processes(&self.pids(name));
         }
         usage
     }
 
     /// The processes of a cgroup and below, in the first hierarchy that has it.
-    fn pids_of_one(&self, path: &str) -> Vec<i32> {
-        let found = self.directories(path).into_iter().find_map(|directory| {
-            let links = fs::metadata(&directory).ok()?.nlink();
-            Some((directory, links))
+    fn pids(&self, name: &str) -> Vec<i32> {
+        let found = self.parents.iter().find_map(|(_, path, directory)| {
+            let links = statat(directory, name, AtFlags::empty()).ok()?.st_nlink;
+            Some((path, directory, links))
         });
-        let Some((directory, links)) = found else {
-            return Vec::new();
+        let listed = match found {
+            None => return Vec::new(),
+            // A directory counts a link for each one in it.
+            Some((_, directory, 2)) => {
+                let directory = directory.as_fd();
+                Files { directory, name }.read("cgroup.procs")
+            }
+            Some((path, ..)) => {
+                let cgroups = tree(path.join(name)).into_iter();
+                let read = |cgroup: PathBuf| fs::read_to_string(cgroup.join("cgroup.procs"));
+                cgroups.filter_map(|cgroup| read(cgroup).ok()).collect()
+            }
         };
-        // A directory counts a link for each one in it.
-        let cgroups = match links {
-            2 => vec![directory],
-            _ => tree(directory),
-        };
-        let listed = cgroups.iter().flat_map(|cgroup| {
-            let text = read(cgroup, "cgroup.procs");
-            let pids = text.lines().filter_map(|line| line.parse().ok());
-            pids.collect::<Vec<i32>>()
-        });
-        listed.collect()
+        let pids = listed.lines().filter_map(|line| line.parse().ok());
+        pids.collect()
+    }
+}
+
+/// The files of one directory.
+#[derive(Clone, Copy)]
+struct Files<'a> {
+    directory: BorrowedFd<'a>,
+    name: &'a str,
+}
+
+impl Files<'_> {
+    fn of_process(path: &str) -> Files<'_> {
+        Files {
+            directory: CWD,
+            name: path,
+        }
+    }
+
+    fn read(self, file: &str) -> String {
+        self.try_read(file).unwrap_or_default()
+    }
+
+    /// Reads a file of the kernel's, whose size is unknown before: in two calls, as a rule.
+    fn try_read(self, file: &str) -> io::Result<String> {
+        let path = format!("{}/{file}", self.name);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = File::from(openat(self.directory, path, flags, Mode::empty())?);
+        let mut text = String::with_capacity(USUAL_BYTES);
+        file.take(MAX_BYTES).read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    fn number(self, file: &str) -> Option<u64> {
+        self.read(file).trim().parse().ok()
     }
 }
 
 /// Adds what a controller counts in its directory.
-type Add = fn(&mut ResourceUsage, &Path);
+type Add = fn(&mut ResourceUsage, Files<'_>);
 
 /// The v1 controllers with what they count.
 const V1: [(&str, Add); 5] = [
-    ("cpu", |usage, directory| {
-        let stat = read(directory, "cpu.stat");
+    ("cpu", |usage, files| {
+        let stat = files.read("cpu.stat");
         usage.throttled = usage.throttled.or(field(&stat, "nr_throttled"));
         let ns = field(&stat, "throttled_time");
         usage.throttled_us = usage.throttled_us.or(ns.map(|ns| ns / 1_000));
     }),
-    ("cpuacct", |usage, directory| {
-        let ns = number(directory, "cpuacct.usage");
+    ("cpuacct", |usage, files| {
+        let ns = files.number("cpuacct.usage");
         usage.cpu_us = usage.cpu_us.or(ns.map(|ns| ns / 1_000));
     }),
-    ("memory", |usage, directory| {
-        let cache = field(&read(directory, "memory.stat"), "total_inactive_file");
-        usage.add_memory(number(directory, "memory.usage_in_bytes"), cache);
-        let kills = field(&read(directory, "memory.oom_control"), "oom_kill");
+    ("memory", |usage, files| {
+        let cache = field(&files.read("memory.stat"), "total_inactive_file");
+        usage.add_memory(files.number("memory.usage_in_bytes"), cache);
+        let kills = field(&files.read("memory.oom_control"), "oom_kill");
         usage.oom_kills = usage.oom_kills.or(kills);
     }),
-    ("pids", |usage, directory| {
-        usage.pids = usage.pids.or(number(directory, "pids.current"));
+    ("pids", |usage, files| {
+        usage.pids = usage.pids.or(files.number("pids.current"));
     }),
-    ("blkio", |usage, directory| {
+    ("blkio", |usage, files| {
         let file = "blkio.throttle.io_service_bytes_recursive";
-        let text = read(directory, file);
+        let text = files.read(file);
         let sum = |kind: &str| {
             let lines = text.lines().filter_map(|line| {
                 let mut words = line.split_whitespace().skip(1);
@@ -126,23 +196,21 @@ const V1: [(&str, Add); 5] = [
 ];
 
 impl ResourceUsage {
-    fn add_unified(&mut self, directory: &Path) {
-        let stat = read(directory, "cpu.stat");
+    fn add_unified(&mut self, files: Files<'_>, counts_io: bool) {
+        let stat = files.read("cpu.stat");
         self.cpu_us = field(&stat, "usage_usec").or(self.cpu_us);
         self.throttled = self.throttled.or(field(&stat, "nr_throttled"));
         self.throttled_us = self.throttled_us.or(field(&stat, "throttled_usec"));
         if self.memory_bytes.is_none()
-            && let Some(current) = number(directory, "memory.current")
+            && let Some(current) = files.number("memory.current")
         {
-            let cache = field(&read(directory, "memory.stat"), "inactive_file");
+            let cache = field(&files.read("memory.stat"), "inactive_file");
             self.add_memory(Some(current), cache);
-            let events = read(directory, "memory.events");
+            let events = files.read("memory.events");
             self.oom_kills = self.oom_kills.or(field(&events, "oom_kill"));
         }
-        self.pids = self.pids.or_else(|| number(directory, "pids.current"));
-        if self.read_bytes.is_none()
-            && let Ok(text) = try_read(directory, "io.stat")
-        {
+        self.pids = self.pids.or_else(|| files.number("pids.current"));
+        if counts_io && let Ok(text) = files.try_read("io.stat") {
             let sum = |key: &str| {
                 let words = text.split_whitespace();
                 let values = words.filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok());
@@ -163,15 +231,15 @@ impl ResourceUsage {
         let (mut resident, mut read_bytes, mut written) = (0, 0, 0);
         for pid in pids {
             let process = format!("/proc/{pid}");
-            let process = Path::new(&process);
+            let process = Files::of_process(&process);
             if self.memory_bytes.is_none() {
-                let pages = read(process, "statm");
+                let pages = process.read("statm");
                 let pages = pages.split_whitespace().nth(1);
                 let pages: u64 = pages.and_then(|pages| pages.parse().ok()).unwrap_or(0);
                 resident += pages * page_bytes();
             }
             if self.read_bytes.is_none() {
-                let io = read(process, "io");
+                let io = process.read("io");
                 read_bytes += field(&io, "read_bytes:").unwrap_or(0);
                 written += field(&io, "write_bytes:").unwrap_or(0);
             }
@@ -189,7 +257,9 @@ impl ResourceUsage {
 /// its loopback interface; `None` if it cannot be read.
 #[must_use]
 pub fn network_bytes(pid: i32) -> Option<(u64, u64)> {
-    let text = try_read(Path::new(&format!("/proc/{pid}")), "net/dev").ok()?;
+    let text = Files::of_process(&format!("/proc/{pid}"))
+        .try_read("net/dev")
+        .ok()?;
     let mut sum = (0, 0);
     for (name, counters) in text.lines().filter_map(|line| line.split_once(':')) {
         if name.trim() == "lo" {
@@ -204,22 +274,6 @@ pub fn network_bytes(pid: i32) -> Option<(u64, u64)> {
     Some(sum)
 }
 
-fn read(directory: &Path, file: &str) -> String {
-    try_read(directory, file).unwrap_or_default()
-}
-
-/// Reads a file of the kernel's, whose size is unknown before: in two calls, as a rule.
-fn try_read(directory: &Path, file: &str) -> io::Result<String> {
-    let mut text = String::with_capacity(USUAL_BYTES);
-    let file = File::open(directory.join(file))?;
-    file.take(MAX_BYTES).read_to_string(&mut text)?;
-    Ok(text)
-}
-
-fn number(directory: &Path, file: &str) -> Option<u64> {
-    read(directory, file).trim().parse().ok()
-}
-
 /// The value of a line `NAME VALUE`.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
@@ -230,7 +284,13 @@ fn field(text: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    fn files(directory: &Path) -> Files<'_> {
+        Files::of_process(directory.to_str().expect("text"))
+    }
 
     fn write(directory: &Path, files: &[(&str, &str)]) {
         fs::create_dir_all(directory).expect("made");
@@ -262,7 +322,7 @@ mod tests {
             ],
         );
         let mut usage = ResourceUsage::default();
-        usage.add_unified(&cgroup);
+        usage.add_unified(files(&cgroup), true);
         let expected = ResourceUsage {
             cpu_us: Some(1_500_000),
             throttled_us: Some(250),
@@ -303,7 +363,7 @@ mod tests {
         );
         let mut usage = ResourceUsage::default();
         for (_, add) in V1 {
-            add(&mut usage, cgroup);
+            add(&mut usage, files(cgroup));
         }
         let expected = ResourceUsage {
             cpu_us: Some(1_500_000),

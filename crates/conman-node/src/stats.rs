@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use conman_linux::network_bytes;
-use conman_proto::{SessionId, SessionState, SessionStats};
+use conman_linux::{PidFd, ResourceUsage, network_bytes};
+use conman_proto::{SessionState, SessionStats};
 use conman_runtime::{ContainerKey, Runtime};
 use jiff::Timestamp;
 
@@ -36,37 +36,51 @@ pub(crate) async fn of_node(context: &Context) -> Vec<SessionStats> {
     read_all(running.collect()).await
 }
 
+/// A session, what runs it, and its init.
+type Running = (Arc<SessionHandle>, ContainerKey, Arc<PidFd>);
+
 /// Reads files of the kernel on another thread: ten for each session.
 async fn read_all(sessions: Vec<(Arc<SessionHandle>, Arc<dyn Runtime>)>) -> Vec<SessionStats> {
     let read = move || {
-        sessions
-            .iter()
-            .filter_map(|(handle, runtime)| read(handle, &**runtime))
-            .collect()
+        let of_one = sessions.chunk_by(|(_, one), (_, other)| Arc::ptr_eq(one, other));
+        of_one.flat_map(read_runtime).collect()
     };
     // It does not panic, and the daemon ends otherwise.
     tokio::task::spawn_blocking(read).await.unwrap_or_default()
 }
 
-fn read(handle: &SessionHandle, runtime: &dyn Runtime) -> Option<SessionStats> {
-    let (generation, pid) = {
-        let view = handle.view.borrow();
-        (view.generation?, view.process.as_ref()?.pid())
+/// Sessions of one runtime.
+fn read_runtime(sessions: &[(Arc<SessionHandle>, Arc<dyn Runtime>)]) -> Vec<SessionStats> {
+    let Some((_, runtime)) = sessions.first() else {
+        return Vec::new();
     };
-    let id: SessionId = handle.id.clone();
+    let handles = sessions.iter().map(|(handle, _)| handle);
+    let running: Vec<_> = handles.filter_map(running).collect();
+    let keys: Vec<_> = running.iter().map(|(_, key, _)| key.clone()).collect();
+    let usages = runtime.usages(&keys);
+    let read = running.into_iter().zip(usages);
+    read.map(|(running, usage)| stats(&running, usage))
+        .collect()
+}
+
+fn running(handle: &Arc<SessionHandle>) -> Option<Running> {
+    let view = handle.view.borrow();
     let key = ContainerKey {
-        session: id.clone(),
-        generation,
+        session: handle.id.clone(),
+        generation: view.generation?,
     };
-    let usage = runtime.usage(&key);
-    // A process that has ended, or another one with its number, does not belong to the container.
-    let network = runtime
-        .owns_pid(&key, pid)
-        .then(|| network_bytes(pid))
-        .flatten();
+    let process = Arc::clone(view.process.as_ref()?);
+    drop(view);
+    Some((Arc::clone(handle), key, process))
+}
+
+fn stats((handle, _, process): &Running, usage: ResourceUsage) -> SessionStats {
+    // Another process may have the number of one that has ended.
+    let network = network_bytes(process.pid());
+    let network = network.filter(|_| process.is_dead().is_ok_and(|is_dead| !is_dead));
     let spec = handle.spec();
-    Some(SessionStats {
-        id,
+    SessionStats {
+        id: handle.id.clone(),
         at: Timestamp::now(),
         cpu_s: usage.cpu_us.map(seconds),
         throttled_s: usage.throttled_us.map(seconds),
@@ -81,7 +95,7 @@ fn read(handle: &SessionHandle, runtime: &dyn Runtime) -> Option<SessionStats> {
         received_bytes: network.map(|(received, _)| received),
         sent_bytes: network.map(|(_, sent)| sent),
         disk_limit_bytes: spec.disk_bytes,
-    })
+    }
 }
 
 #[expect(

@@ -140,9 +140,10 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         None
     }
 
-    /// What the container's processes use, from the kernel. Reads some files; never blocks on the daemon.
-    fn usage(&self, _key: &ContainerKey) -> ResourceUsage {
-        ResourceUsage::default()
+    /// What the processes of each container use, from the kernel. Reads some files of each; never blocks on
+    /// the daemon.
+    fn usages(&self, keys: &[ContainerKey]) -> Vec<ResourceUsage> {
+        vec![ResourceUsage::default(); keys.len()]
     }
 
     /// Keeps the processes of a running container from running until [`Lifecycle::resume`], and lets the

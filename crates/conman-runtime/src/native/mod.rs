@@ -327,8 +327,8 @@ impl Lifecycle for NativeRuntime {
         self.inner.kernel.pids(key)
     }
 
-    fn usage(&self, key: &ContainerKey) -> ResourceUsage {
-        self.inner.kernel.usage(key)
+    fn usages(&self, keys: &[ContainerKey]) -> Vec<ResourceUsage> {
+        self.inner.kernel.usages(keys)
     }
 
     fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {

@@ -83,13 +83,22 @@ impl KernelView {
             .find_map(|path| self.cgroups.cpu_limit(&path))
     }
 
-    /// What the container's processes use.
-    pub fn usage(&self, key: &ContainerKey) -> ResourceUsage {
-        // A container is placed by one driver only; elsewhere it has no processes.
-        let mut usages = self.cgroup_paths(key).map(|path| self.cgroups.usage(&path));
-        usages
-            .find(|usage| usage.pids.is_some_and(|pids| pids > 0))
-            .unwrap_or_default()
+    /// What the processes of each container use.
+    pub fn usages(&self, keys: &[ContainerKey]) -> Vec<ResourceUsage> {
+        let mut readers = HashMap::new();
+        let read = |key: &ContainerKey| {
+            let mut usages = self.cgroup_paths(key).filter_map(|path| {
+                let (parent, name) = path.rsplit_once('/')?;
+                let reader = readers
+                    .entry(parent.to_owned())
+                    .or_insert_with(|| self.cgroups.usage_below(parent));
+                Some(reader.read(name))
+            });
+            // A container is placed by one driver only; elsewhere it has no processes.
+            let placed = usages.find(|usage| usage.pids.is_some_and(|pids| pids > 0));
+            placed.unwrap_or_default()
+        };
+        keys.iter().map(read).collect()
     }
 
     /// The init of the container's PID namespace while it lives.
