@@ -113,7 +113,7 @@ pub struct KeptCommandSpec {
 }
 
 /// Longest [`KeptCommandSpec::label`].
-pub const MAX_LABEL_BYTES: usize = 512;
+pub const MAX_LABEL_BYTES: usize = 1_024;
 
 /// Separates a container's name from the rest of the name of a command that is kept in it.
 pub(crate) const KEPT_SEPARATOR: char = '_';
@@ -146,7 +146,7 @@ impl ExecSpec {
                 return Err(SpecError::new("name", "another container's name"));
             }
             if kept.label.len() > MAX_LABEL_BYTES {
-                return Err(SpecError::new("kept.label", "more than 512 bytes"));
+                return Err(SpecError::new("kept.label", "more than 1,024 bytes"));
             }
         }
         self.program.check()?;

@@ -57,7 +57,8 @@ struct Description {
 }
 
 impl Description {
-    /// The description as JSON that the shim takes. Long commands are cut.
+    /// The description as JSON that the shim takes. Long commands are cut, and a user is left out that would not
+    /// fit with any.
     fn label(mut self) -> String {
         let json = |one: &Self| serde_json::to_string(one).unwrap_or_default();
         let mut label = json(&self);
@@ -67,10 +68,14 @@ impl Description {
             if self.command.len() > few {
                 self.command.truncate(self.command.len() / 2);
                 self.command.push(CUT.to_owned());
-            } else if let Some(longest) = self.command.iter_mut().max_by_key(|part| part.len()) {
+            } else if let Some(longest) = self.command.iter_mut().max_by_key(|part| part.len())
+                && longest.len() > 2 * CUT.len()
+            {
                 let half = longest.floor_char_boundary(longest.len() / 2);
                 longest.truncate(half);
                 longest.push_str(CUT);
+            } else {
+                self.user = None;
             }
             label = json(&self);
         }
@@ -281,6 +286,22 @@ mod tests {
             let begin = read.command[0].trim_end_matches(CUT);
             assert!(command[0].starts_with(begin));
         }
+    }
+
+    #[test]
+    fn a_user_that_leaves_no_room_is_left_out() {
+        let description = Description {
+            command: vec!["sh".to_owned(); 8],
+            user: Some("\u{1}".repeat(256)),
+            tty: false,
+            started_at: Timestamp::UNIX_EPOCH,
+        };
+        let label = description.label();
+        let read: Description = serde_json::from_str(&label).expect("a description");
+        assert!(
+            label.len() <= MAX_LABEL_BYTES && read.user.is_none(),
+            "{label}"
+        );
     }
 
     #[test]
