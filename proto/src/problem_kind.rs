@@ -122,6 +122,7 @@ kinds! {
     HELD_TOO_LONG = passing("hold-timed-out", "The session was not ready in time", 504);
     DRAINING = passing("node-draining", "The node is being drained", 503);
     CORDONED = passing("node-cordoned", "The node takes no new sessions", 503);
+    REBALANCING = passing("rebalancing", "The node moves sessions already, or did so just now", 409);
     NOT_DRAINING = lasting("not-draining", "The node is not being drained", 404);
     PREEMPTED = passing("node-preempted", "The node is going away", 503);
     ELSEWHERE = passing("session-elsewhere", "The session is on another node", 421);

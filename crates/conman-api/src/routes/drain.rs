@@ -105,7 +105,7 @@ pub(crate) async fn undrain(
 /// If the node has more sessions than its share of the fleet's, in proportion to `max_sessions`, it moves the
 /// excess away: idle sessions first, one at a time, at most ten a second, and none that no other node could run.
 /// Sessions with `on_node_loss = "restart"` start on other nodes at once, the others when a client connects.
-/// The node admits sessions meanwhile. A further order has no effect while an earlier one is carried out, and for
+/// The node admits sessions meanwhile. A further order is refused while an earlier one is carried out, and for
 /// six seconds afterwards. A restart of the daemon ends it.
 #[utoipa::path(
     post, path = "/v1/nodes/{id}/rebalance", tag = "nodes", operation_id = "rebalance_node",
@@ -115,6 +115,7 @@ pub(crate) async fn undrain(
         (status = 200, description = "What would be done.", body = DrainPlan),
         (status = 202, description = "What will be done; the event `rebalance_finished` reports the end.", body = DrainPlan),
         (status = 404, description = "no-such-node"),
+        (status = 409, description = "rebalancing"),
     )
 )]
 pub(crate) async fn rebalance(
@@ -132,7 +133,12 @@ pub(crate) async fn rebalance(
     if dry_run {
         return Ok((StatusCode::OK, Json(plan)));
     }
-    state.node.drain().rebalance(excess);
+    if !state.node.drain().rebalance(excess) {
+        return Err(Kind::REBALANCING.because(
+            "an earlier order is carried out, or ended less than 6 s ago; order it again after the event \
+             rebalance_finished",
+        ));
+    }
     Ok((StatusCode::ACCEPTED, Json(plan)))
 }
 

@@ -51,11 +51,12 @@ impl DrainHandle {
         super::rebalance::plan_now(&self.context, count)
     }
 
-    /// Begins to move `count` sessions to other nodes, unused and light ones first, one at a time. Has no
-    /// effect while an earlier order is carried out, and for some seconds afterwards. Must be called within a
-    /// tokio runtime.
-    pub fn rebalance(&self, count: u32) {
-        super::rebalance::begin(&self.context, count);
+    /// Begins to move `count` sessions to other nodes, unused and light ones first, one at a time. Returns false,
+    /// and begins nothing, while an earlier order is carried out, and for some seconds afterwards. Must be called
+    /// within a tokio runtime.
+    #[must_use]
+    pub fn rebalance(&self, count: u32) -> bool {
+        super::rebalance::begin(&self.context, count)
     }
 
     /// Makes other nodes start the sessions that a drain releases and that want it. Only the first call has

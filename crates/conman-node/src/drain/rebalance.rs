@@ -20,7 +20,7 @@ use crate::session::SessionHandle;
 /// Least time between two stops: other nodes start sessions at least as fast.
 const INTERVAL_MS: u64 = 100;
 
-/// How long a further order has no effect after the last move. The excess follows from what the nodes have
+/// How long a further order is refused after the last move. The excess follows from what the nodes have
 /// announced, which they do every 5 s: until then it would count the moved sessions as still here.
 const SETTLE: Duration = Duration::from_secs(6);
 
@@ -54,13 +54,13 @@ pub(super) fn plan_now(context: &Context, count: u32) -> DrainPlan {
     plan
 }
 
-/// Begins to move `count` sessions, unless there are none, or an earlier order is carried out or was just now.
-pub(super) fn begin(context: &Arc<Context>, count: u32) {
+/// Begins to move `count` sessions. False if an earlier order is carried out, or was just now.
+pub(super) fn begin(context: &Arc<Context>, count: u32) -> bool {
     let Ok(only) = Arc::clone(&context.drain.rebalancing).try_lock_owned() else {
-        return;
+        return false;
     };
     if count == 0 {
-        return;
+        return true;
     }
     let message = format!("moving {count} sessions: the node has more than its share");
     tracing::info!("{message}");
@@ -74,6 +74,7 @@ pub(super) fn begin(context: &Arc<Context>, count: u32) {
         sleep(SETTLE).await;
         drop(only);
     });
+    true
 }
 
 /// Returns how many sessions were released, of `count` at most. Ends early if the node leaves.

@@ -22,8 +22,8 @@ pub struct Streams<R, W> {
     pub stderr: R,
 }
 
-/// Pipes. Only for a program that is trusted: one that holds a pipe's lock delays whoever reads it, even if the
-/// descriptor does not block.
+/// Pipes. Only for a trusted program: a program that holds the lock of a pipe delays every reader of it, even one
+/// whose descriptor does not block.
 pub type Pipes = Streams<pipe::Receiver, pipe::Sender>;
 
 /// Sockets, for a relay that has the pipes.

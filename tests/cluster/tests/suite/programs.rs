@@ -1,4 +1,4 @@
-//! A program of several users, each of whom reaches it through another node.
+//! A program with several users: each connects to it through another node.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -147,10 +147,11 @@ async fn a_node_that_has_joined_gets_its_share_of_running_sessions_when_they_are
         "all run, and the first has its share",
         PATIENCE,
         async || {
-            // The others may have been too busy for some.
-            tries(false).await;
-            // The first order ends early while the others are too busy for more.
-            tries(false).await;
+            // An order ends early while the others are too busy for more; while one is carried out, it is refused.
+            let again = json!({});
+            fleet
+                .ask(0, Method::POST, "/v1/nodes/n1/rebalance", Some(&again))
+                .await;
             let first = running_on("n1").await;
             let others = running_on("n2").await + running_on("n3").await;
             (first, others) == (SHARE, SESSIONS - SHARE)
