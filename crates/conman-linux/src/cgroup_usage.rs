@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, openat, statat};
 
 use crate::Cgroups;
-use crate::cgroup_mounts::Hierarchy;
 use crate::cgroups::{is_plain, tree};
 
 /// Bytes that suffice for nearly all files that are read here, and most that are read.
@@ -44,10 +43,16 @@ pub struct ResourceUsage {
 /// time otherwise.
 #[derive(Debug)]
 pub struct UsageReader {
-    /// The hierarchies that have the parent, with its directory there.
-    parents: Vec<(Hierarchy, PathBuf, OwnedFd)>,
-    /// A v1 hierarchy counts I/O, and the unified one does not.
-    has_v1_io: bool,
+    parents: Vec<Parent>,
+}
+
+/// The parent in one hierarchy.
+#[derive(Debug)]
+struct Parent {
+    path: PathBuf,
+    directory: OwnedFd,
+    /// What this hierarchy counts.
+    counted: Vec<Add>,
 }
 
 impl Cgroups {
@@ -58,61 +63,74 @@ impl Cgroups {
             true => &self.hierarchies[..],
             false => &[],
         };
+        let in_v1 = |controller: &str| hierarchies.iter().any(|it| it.controls(controller));
         let parents = hierarchies.iter().filter_map(|hierarchy| {
             let path = hierarchy.directory(parent)?;
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let directory = open(&path, flags, Mode::empty()).ok()?;
-            Some((hierarchy.clone(), path, directory))
+            let counted = match hierarchy.unified {
+                // It counts processor time even where a v1 hierarchy has the controller.
+                true => added(&UNIFIED, |controller| {
+                    controller == "cpu" || !in_v1(controller)
+                }),
+                false => added(&V1, |controller| hierarchy.controls(controller)),
+            };
+            let parent = Parent {
+                path,
+                directory,
+                counted,
+            };
+            Some((!hierarchy.unified, parent))
         });
+        let mut parents: Vec<_> = parents.collect();
+        // The unified one first: a number that it has is not read again.
+        parents.sort_by_key(|(is_v1, _)| *is_v1);
         UsageReader {
-            parents: parents.collect(),
-            has_v1_io: hierarchies.iter().any(|it| it.controls("blkio")),
+            parents: parents.into_iter().map(|(_, parent)| parent).collect(),
         }
     }
 }
 
 impl UsageReader {
-    /// What the cgroup of this name uses.
+    /// What the cgroup of this name uses, with the pid of one of its processes. That process is the only one if
+    /// the cgroup has one.
     #[must_use]
-    pub fn read(&self, name: &str) -> ResourceUsage {
+    pub fn read(&self, name: &str, pid: i32) -> ResourceUsage {
         let mut usage = ResourceUsage::default();
         if !is_plain(&format!("/{name}")) {
             return usage;
         }
-        let in_directory = |directory| Files { directory, name };
-        for (hierarchy, _, directory) in &self.parents {
-            for (controller, add) in V1 {
-                if hierarchy.controls(controller) {
-                    add(&mut usage, in_directory(directory.as_fd()));
-                }
+        for parent in &self.parents {
+            let directory = parent.directory.as_fd();
+            for add in &parent.counted {
+                add(&mut usage, Files { directory, name });
             }
-        }
-        // Last, since it has no files for what a v1 hierarchy controls.
-        for (_, _, directory) in self.parents.iter().filter(|(it, ..)| it.unified) {
-            usage.add_unified(in_directory(directory.as_fd()), !self.has_v1_io);
         }
         let uncounted = usage.memory_bytes.is_none() || usage.pids.is_none();
         if uncounted || usage.read_bytes.is_none() {
-            usage.add_processes(&self.pids(name));
+            match usage.pids {
+                Some(1) => usage.add_processes(&[pid]),
+                _ => usage.add_processes(&self.pids(name)),
+            }
         }
         usage
     }
 
     /// The processes of a cgroup and below, in the first hierarchy that has it.
     fn pids(&self, name: &str) -> Vec<i32> {
-        let found = self.parents.iter().find_map(|(_, path, directory)| {
-            let links = statat(directory, name, AtFlags::empty()).ok()?.st_nlink;
-            Some((path, directory, links))
+        let found = self.parents.iter().find_map(|parent| {
+            let links = statat(&parent.directory, name, AtFlags::empty()).ok()?;
+            Some((parent, links.st_nlink))
         });
         let listed = match found {
             None => return Vec::new(),
             // A directory counts a link for each one in it.
-            Some((_, directory, 2)) => {
-                let directory = directory.as_fd();
+            Some((parent, 2)) => {
+                let directory = parent.directory.as_fd();
                 Files { directory, name }.read("cgroup.procs")
             }
-            Some((path, ..)) => {
-                let cgroups = tree(path.join(name)).into_iter();
+            Some((parent, _)) => {
+                let cgroups = tree(parent.path.join(name)).into_iter();
                 let read = |cgroup: PathBuf| fs::read_to_string(cgroup.join("cgroup.procs"));
                 cgroups.filter_map(|cgroup| read(cgroup).ok()).collect()
             }
@@ -159,26 +177,33 @@ impl Files<'_> {
 /// Adds what a controller counts in its directory.
 type Add = fn(&mut ResourceUsage, Files<'_>);
 
-/// The v1 controllers with what they count.
+/// Controllers with what they count.
+type Counted = [(&'static str, Add)];
+
+fn added(counted: &Counted, is_here: impl Fn(&str) -> bool) -> Vec<Add> {
+    let here = counted.iter().filter(|(controller, _)| is_here(controller));
+    here.map(|(_, add)| *add).collect()
+}
+
+/// In a v1 hierarchy.
 const V1: [(&str, Add); 5] = [
     ("cpu", |usage, files| {
         let stat = files.read("cpu.stat");
-        usage.throttled = usage.throttled.or(field(&stat, "nr_throttled"));
-        let ns = field(&stat, "throttled_time");
-        usage.throttled_us = usage.throttled_us.or(ns.map(|ns| ns / 1_000));
+        usage.throttled = field(&stat, "nr_throttled");
+        usage.throttled_us = field(&stat, "throttled_time").map(|ns| ns / 1_000);
     }),
     ("cpuacct", |usage, files| {
-        let ns = files.number("cpuacct.usage");
-        usage.cpu_us = usage.cpu_us.or(ns.map(|ns| ns / 1_000));
+        if usage.cpu_us.is_none() {
+            usage.cpu_us = files.number("cpuacct.usage").map(|ns| ns / 1_000);
+        }
     }),
     ("memory", |usage, files| {
         let cache = field(&files.read("memory.stat"), "total_inactive_file");
         usage.add_memory(files.number("memory.usage_in_bytes"), cache);
-        let kills = field(&files.read("memory.oom_control"), "oom_kill");
-        usage.oom_kills = usage.oom_kills.or(kills);
+        usage.oom_kills = field(&files.read("memory.oom_control"), "oom_kill");
     }),
     ("pids", |usage, files| {
-        usage.pids = usage.pids.or(files.number("pids.current"));
+        usage.pids = files.number("pids.current");
     }),
     ("blkio", |usage, files| {
         let file = "blkio.throttle.io_service_bytes_recursive";
@@ -190,40 +215,46 @@ const V1: [(&str, Add); 5] = [
             });
             (!text.is_empty()).then(|| lines.sum())
         };
-        usage.read_bytes = usage.read_bytes.or(sum("Read"));
-        usage.written_bytes = usage.written_bytes.or(sum("Write"));
+        usage.read_bytes = sum("Read");
+        usage.written_bytes = sum("Write");
     }),
 ];
 
-impl ResourceUsage {
-    fn add_unified(&mut self, files: Files<'_>, counts_io: bool) {
+/// In the unified hierarchy, by the v1 controller that counts the same.
+const UNIFIED: [(&str, Add); 4] = [
+    ("cpu", |usage, files| {
         let stat = files.read("cpu.stat");
-        self.cpu_us = field(&stat, "usage_usec").or(self.cpu_us);
-        self.throttled = self.throttled.or(field(&stat, "nr_throttled"));
-        self.throttled_us = self.throttled_us.or(field(&stat, "throttled_usec"));
-        if self.memory_bytes.is_none()
-            && let Some(current) = files.number("memory.current")
-        {
+        usage.cpu_us = field(&stat, "usage_usec");
+        usage.throttled = field(&stat, "nr_throttled");
+        usage.throttled_us = field(&stat, "throttled_usec");
+    }),
+    ("memory", |usage, files| {
+        if let Some(current) = files.number("memory.current") {
             let cache = field(&files.read("memory.stat"), "inactive_file");
-            self.add_memory(Some(current), cache);
-            let events = files.read("memory.events");
-            self.oom_kills = self.oom_kills.or(field(&events, "oom_kill"));
+            usage.add_memory(Some(current), cache);
+            usage.oom_kills = field(&files.read("memory.events"), "oom_kill");
         }
-        self.pids = self.pids.or_else(|| files.number("pids.current"));
-        if counts_io && let Ok(text) = files.try_read("io.stat") {
+    }),
+    ("pids", |usage, files| {
+        usage.pids = files.number("pids.current");
+    }),
+    ("blkio", |usage, files| {
+        if let Ok(text) = files.try_read("io.stat") {
             let sum = |key: &str| {
                 let words = text.split_whitespace();
                 let values = words.filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok());
                 values.sum()
             };
-            self.read_bytes = self.read_bytes.or(Some(sum("rbytes=")));
-            self.written_bytes = self.written_bytes.or(Some(sum("wbytes=")));
+            usage.read_bytes = Some(sum("rbytes="));
+            usage.written_bytes = Some(sum("wbytes="));
         }
-    }
+    }),
+];
 
+impl ResourceUsage {
     fn add_memory(&mut self, current: Option<u64>, cache: Option<u64>) {
         let used = current.map(|current| current.saturating_sub(cache.unwrap_or(0)));
-        self.memory_bytes = self.memory_bytes.or(used);
+        self.memory_bytes = used;
     }
 
     /// What is not counted for the cgroup, of its living processes.
@@ -322,7 +353,9 @@ mod tests {
             ],
         );
         let mut usage = ResourceUsage::default();
-        usage.add_unified(files(&cgroup), true);
+        for (_, add) in UNIFIED {
+            add(&mut usage, files(&cgroup));
+        }
         let expected = ResourceUsage {
             cpu_us: Some(1_500_000),
             throttled_us: Some(250),

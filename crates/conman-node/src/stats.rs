@@ -39,7 +39,7 @@ pub(crate) async fn of_node(context: &Context) -> Vec<SessionStats> {
 /// A session, what runs it, and its init.
 type Running = (Arc<SessionHandle>, ContainerKey, Arc<PidFd>);
 
-/// Reads files of the kernel on another thread: ten for each session.
+/// Reads files of the kernel on another thread: up to ten for each session.
 async fn read_all(sessions: Vec<(Arc<SessionHandle>, Arc<dyn Runtime>)>) -> Vec<SessionStats> {
     let read = move || {
         let of_one = sessions.chunk_by(|(_, one), (_, other)| Arc::ptr_eq(one, other));
@@ -56,8 +56,10 @@ fn read_runtime(sessions: &[(Arc<SessionHandle>, Arc<dyn Runtime>)]) -> Vec<Sess
     };
     let handles = sessions.iter().map(|(handle, _)| handle);
     let running: Vec<_> = handles.filter_map(running).collect();
-    let keys: Vec<_> = running.iter().map(|(_, key, _)| key.clone()).collect();
-    let usages = runtime.usages(&keys);
+    let containers = running
+        .iter()
+        .map(|(_, key, init)| (key.clone(), init.pid()));
+    let usages = runtime.usages(&containers.collect::<Vec<_>>());
     let read = running.into_iter().zip(usages);
     read.map(|(running, usage)| stats(&running, usage))
         .collect()

@@ -140,10 +140,10 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         None
     }
 
-    /// What the processes of each container use, from the kernel. Reads some files of each; never blocks on
-    /// the daemon.
-    fn usages(&self, keys: &[ContainerKey]) -> Vec<ResourceUsage> {
-        vec![ResourceUsage::default(); keys.len()]
+    /// What the processes of each container use, from the kernel, by its key and the pid of its init. Reads
+    /// some files of each; never blocks on the daemon.
+    fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<ResourceUsage> {
+        vec![ResourceUsage::default(); containers.len()]
     }
 
     /// Keeps the processes of a running container from running until [`Lifecycle::resume`], and lets the

@@ -52,11 +52,11 @@ pub fn read_log_times(log: &Path) -> io::Result<Vec<LogMark>> {
     Ok(marks.iter().map(decode).collect())
 }
 
-/// Replaces the marks of a log.
+/// Replaces the marks of a log; returns the bytes written.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write_log_times(log: &Path, marks: &[LogMark]) -> io::Result<()> {
+pub fn write_log_times(log: &Path, marks: &[LogMark]) -> io::Result<u64> {
     let bytes: Vec<u8> = marks.iter().flat_map(encode).collect();
     let mut file = File::options()
         .write(true)
@@ -64,7 +64,8 @@ pub fn write_log_times(log: &Path, marks: &[LogMark]) -> io::Result<()> {
         .truncate(true)
         .mode(0o600)
         .open(path(log))?;
-    file.write_all(&bytes)
+    file.write_all(&bytes)?;
+    Ok(bytes.len() as u64)
 }
 
 /// The file with the marks of a log.
@@ -85,7 +86,7 @@ pub(crate) fn append(log: &Path, mark: LogMark) -> io::Result<()> {
     }
     let marks = read_log_times(log)?;
     let kept: Vec<LogMark> = marks.into_iter().skip(1).step_by(2).chain([mark]).collect();
-    write_log_times(log, &kept)
+    write_log_times(log, &kept).map(drop)
 }
 
 fn encode(mark: &LogMark) -> [u8; MARK_BYTES] {

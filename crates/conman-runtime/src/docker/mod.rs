@@ -186,8 +186,8 @@ impl Lifecycle for DockerRuntime {
         self.shared.on_blocking_thread("list", found).await
     }
 
-    fn usages(&self, keys: &[ContainerKey]) -> Vec<conman_linux::ResourceUsage> {
-        self.shared.kernel.usages(keys)
+    fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<conman_linux::ResourceUsage> {
+        self.shared.kernel.usages(containers)
     }
 
     fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {

@@ -110,7 +110,7 @@ impl KeptLogs {
         self.sweep_if_due(SystemTime::now())
     }
 
-    /// Copies the last whole lines of a log; returns how much that is.
+    /// Copies the last whole lines of a log, with their times; returns the bytes of both.
     fn copy_end(&self, original: &Path, path: &Path) -> io::Result<u64> {
         let opened = File::options()
             .read(true)
@@ -150,8 +150,7 @@ impl KeptLogs {
             mark.length = mark.length.saturating_sub(first);
             mark.length > 0
         });
-        log_times::write_log_times(path, &times)?;
-        Ok(copied)
+        Ok(copied + log_times::write_log_times(path, &times)?)
     }
 
     /// A container's logs; with `previous`, the logs of the session's container before it. None if they are not
@@ -327,8 +326,10 @@ mod tests {
     #[test]
     fn all_logs_together_are_bounded_and_the_oldest_go_first() {
         let directory = tempfile::tempdir().expect("a directory");
+        // A log, and the mark of its end.
+        let each = 100 + 16;
         let limits = KeptLogLimits {
-            total_bytes: 800,
+            total_bytes: 8 * each,
             ..KeptLogLimits::default()
         };
         let kept = KeptLogs::open(directory.path().join("kept"), limits).expect("opened");
@@ -361,7 +362,7 @@ mod tests {
         // The next daemon counts what is there.
         drop(kept);
         let kept = KeptLogs::open(directory.path().join("kept"), limits).expect("opened");
-        assert_eq!(kept.total.load(Ordering::Relaxed), 700);
+        assert_eq!(kept.total.load(Ordering::Relaxed), 7 * each);
     }
 
     #[test]

@@ -327,8 +327,8 @@ impl Lifecycle for NativeRuntime {
         self.inner.kernel.pids(key)
     }
 
-    fn usages(&self, keys: &[ContainerKey]) -> Vec<ResourceUsage> {
-        self.inner.kernel.usages(keys)
+    fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<ResourceUsage> {
+        self.inner.kernel.usages(containers)
     }
 
     fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {

@@ -83,22 +83,22 @@ impl KernelView {
             .find_map(|path| self.cgroups.cpu_limit(&path))
     }
 
-    /// What the processes of each container use.
-    pub fn usages(&self, keys: &[ContainerKey]) -> Vec<ResourceUsage> {
+    /// What the processes of each container use, by its key and its init.
+    pub fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<ResourceUsage> {
         let mut readers = HashMap::new();
-        let read = |key: &ContainerKey| {
+        let read = |(key, init): &(ContainerKey, i32)| {
             let mut usages = self.cgroup_paths(key).filter_map(|path| {
                 let (parent, name) = path.rsplit_once('/')?;
                 let reader = readers
                     .entry(parent.to_owned())
                     .or_insert_with(|| self.cgroups.usage_below(parent));
-                Some(reader.read(name))
+                Some(reader.read(name, *init))
             });
             // A container is placed by one driver only; elsewhere it has no processes.
             let placed = usages.find(|usage| usage.pids.is_some_and(|pids| pids > 0));
             placed.unwrap_or_default()
         };
-        keys.iter().map(read).collect()
+        containers.iter().map(read).collect()
     }
 
     /// The init of the container's PID namespace while it lives.
