@@ -181,10 +181,12 @@ pub(crate) fn storm() -> Result<()> {
     })
 }
 
-/// A release build of conman.
+/// A release build of conman, with the same command as for its benchmarks: alone, it would have other features
+/// and be built a second time.
 pub(crate) fn release() -> Result<PathBuf> {
     let mut build = cargo();
-    build.args(["build", "--locked", "--release", "--package", "conman"]);
+    build.args(["build", "--locked", "--release"]);
+    build.args(["--package", "conman", "--package", "conman-bench"]);
     let step = Step::start("building conman for release");
     step.run(&mut build)?;
     step.done();
