@@ -12,16 +12,26 @@ command = ["/opt/web/bin/node", "/opt/web/node_modules/code-server/out/node/entr
     "--bind-addr=127.0.0.1:8080", "--disable-telemetry", "--disable-update-check", "--disable-workspace-trust", "/work"]
 "#;
 
-/// Runs a command of the palette.
+/// Runs a command of the palette. Until the page has loaded all of itself, the palette does not find it, and what
+/// it shows stays so.
 async fn command(browser: &mut Chromium, name: &str) {
-    browser.presses("F1", 112).await;
     let palette = "return !!document.querySelector('.quick-input-widget input:focus')";
-    shows(browser, palette).await;
-    browser.types(name).await;
     let found = format!(
-        "return document.querySelector('.quick-input-list-row')?.innerText.includes('{name}') ?? false"
+        "for (let tries = 0; tries < 50; tries++) {{
+            const first = document.querySelector('.quick-input-list-row');
+            if (first?.innerText.includes('{name}')) return true;
+            await new Promise(resolve => setTimeout(resolve, 100));
+        }}
+        return false"
     );
-    shows(browser, &found).await;
+    eventually("the palette finds the command", CLI_PATIENCE, async || {
+        browser.presses("Escape", 27).await;
+        browser.presses("F1", 112).await;
+        shows(browser, palette).await;
+        browser.types(name).await;
+        browser.evaluate(&found).await == true
+    })
+    .await;
     browser.presses("Enter", 13).await;
 }
 

@@ -39,7 +39,10 @@ impl Programs {
         let archive = programs_archive(image)?;
         let work = TempDir::new().expect("a directory can be made");
         let path = work.path().display();
-        let mut builder = Conman::builder().set("binds", &format!("allow = [\"{path}\"]"));
+        let mut builder = Conman::builder()
+            .set("binds", &format!("allow = [\"{path}\"]"))
+            // JupyterLab's page is opened by its path, too.
+            .set("listen", "browser_paths = true");
         for (name, lines) in templates {
             builder = builder.toml(&format!(
                 "[templates.{name}]\nimage = \"programs:1\"\nstart_on_connect = true\n\
