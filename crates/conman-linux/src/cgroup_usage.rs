@@ -159,14 +159,19 @@ impl Files<'_> {
         self.try_read(file).unwrap_or_default()
     }
 
-    /// Reads a file of the kernel's, whose size is unknown before: in two calls, as a rule.
+    /// Reads a file of the kernel's, whose size is unknown before: in one call, as a rule.
     fn try_read(self, file: &str) -> io::Result<String> {
         let path = format!("{}/{file}", self.name);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = File::from(openat(self.directory, path, flags, Mode::empty())?);
-        let mut text = String::with_capacity(USUAL_BYTES);
-        file.take(MAX_BYTES).read_to_string(&mut text)?;
-        Ok(text)
+        let mut file = File::from(openat(self.directory, path, flags, Mode::empty())?);
+        let mut bytes = vec![0; USUAL_BYTES];
+        let read = file.read(&mut bytes)?;
+        bytes.truncate(read);
+        // The kernel fills the buffer with records, and none that is read here is half as long.
+        if read > USUAL_BYTES / 2 {
+            file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+        }
+        String::from_utf8(bytes).map_err(io::Error::other)
     }
 
     fn number(self, file: &str) -> Option<u64> {

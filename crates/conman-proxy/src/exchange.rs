@@ -141,7 +141,7 @@ async fn from_client(
     if denied.is_none() {
         client.admission.place.known();
     }
-    let mut offer = Offer::of(&mut parts, !body.is_end_stream());
+    let offer = Offer::of(&mut parts, !body.is_end_stream());
     let wait = Wait {
         directory,
         until: Instant::now() + worker.options.hold_timeout,
@@ -168,12 +168,8 @@ async fn from_client(
     };
     let outgoing = Outgoing::new(client, &route, arrived);
     let answered = match (&route.way, offer.is_some()) {
-        (Way::Peer { .. }, _) => hop::forward(client, route, outgoing, offer, wait).await,
-        (Way::Session | Way::Api, true) => {
-            let tried = upgrade::forward(client, &route, outgoing.parts, &mut offer).await?;
-            tried.answered(&route)
-        }
         (Way::Session | Way::Api, false) => forward(client, &route, outgoing).await,
+        _ => hop::forward(client, route, outgoing, offer, wait).await,
     };
     let mut response = answered?;
     confine(response.headers_mut(), &scope);
@@ -265,11 +261,18 @@ async fn from_peer(
         origin,
     };
     let outgoing = Outgoing::new(client, &route, arrived);
-    if offer.is_some() {
-        let tried = upgrade::forward(client, &route, outgoing.parts, &mut offer).await?;
-        return tried.answered(&route);
+    if offer.is_none() {
+        return forward(client, &route, outgoing).await;
     }
-    forward(client, &route, outgoing).await
+    let tried = match upgrade::forward(client, &route, outgoing.parts, &mut offer).await {
+        // The other node waits for the session's next place.
+        Err(failed) => match hop::refusal_of(&route, &failed).await {
+            Some(refusal) => return Err(Unforwarded::NotHere(refusal)),
+            None => return Err(failed),
+        },
+        Ok(tried) => tried,
+    };
+    tried.answered(&route)
 }
 
 /// The route to this node's API.

@@ -30,7 +30,7 @@ pub(crate) enum Tried {
     Refused(PeerRefusal),
 }
 
-/// Sends a request to the session's present node.
+/// Sends a request to the session or its present node; after it has moved, to the next one.
 pub(crate) async fn forward(
     client: &Arc<ClientConnection>,
     mut route: Route,
@@ -51,18 +51,8 @@ pub(crate) async fn forward(
     loop {
         outgoing::readdress(&mut head, &route);
         let tried = match (&route.way, &offer) {
-            (_, Some(_)) => upgrade::forward(client, &route, head.clone(), &mut offer).await?,
-            (Way::Peer { .. }, None) => {
-                match send(client, &route, &head, body.deferred(), &fault).await {
-                    Err(Unforwarded::Unanswered { source, .. })
-                        if may_repeat && Instant::now() < wait.until =>
-                    {
-                        may_repeat = false;
-                        Tried::Refused(PeerRefusal::Unreachable(source.to_string()))
-                    }
-                    tried => tried?,
-                }
-            }
+            (_, Some(_)) => upgrade::forward(client, &route, head.clone(), &mut offer).await,
+            (Way::Peer { .. }, None) => send(client, &route, &head, body.deferred(), &fault).await,
             // The session has moved to this node meanwhile.
             (Way::Session | Way::Api, None) => {
                 let parts = head;
@@ -71,10 +61,17 @@ pub(crate) async fn forward(
             }
         };
         let refusal = match tried {
-            Tried::Answered(response) => return Ok(*response),
-            Tried::Refused(refusal) => refusal,
+            Ok(Tried::Answered(response)) => return Ok(*response),
+            Ok(Tried::Refused(refusal)) => refusal,
+            Err(failed) if may_repeat && Instant::now() < wait.until => {
+                may_repeat = false;
+                refusal_of(&route, &failed).await.ok_or(failed)?
+            }
+            Err(failed) => return Err(failed),
         };
-        worker.meters.peer_refusal(&refusal);
+        if matches!(route.way, Way::Peer { .. }) {
+            worker.meters.peer_refusal(&refusal);
+        }
         times += 1;
         tracing::debug!(session = %route.session, %refusal, times, "the node refused the request");
         if times >= MAX_REFUSALS {
@@ -94,6 +91,23 @@ pub(crate) async fn forward(
             )
             .await?;
         route = found.at(route.port)?;
+    }
+}
+
+/// Why a request that may be sent twice is sent along another route after this failure: its session has ended
+/// meanwhile or is about to, or its node is gone. `None` if it is not.
+pub(crate) async fn refusal_of(route: &Route, failed: &Unforwarded) -> Option<PeerRefusal> {
+    match (&route.way, failed) {
+        (Way::Peer { .. }, Unforwarded::Unanswered { source, .. }) => {
+            Some(PeerRefusal::Unreachable(source.to_string()))
+        }
+        (
+            Way::Session,
+            Unforwarded::Unanswered { .. }
+            | Unforwarded::ConnectRefused { .. }
+            | Unforwarded::ConnectFailed { .. },
+        ) if route.is_ending().await => Some(PeerRefusal::NotReady),
+        _ => None,
     }
 }
 

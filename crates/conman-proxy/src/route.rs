@@ -170,6 +170,12 @@ impl Route {
         self.port = Some(request);
         Ok(self)
     }
+
+    /// Whether this generation has ended or is about to.
+    pub(crate) async fn is_ending(&self) -> bool {
+        let has_ended = self.closing.has_changed().is_err() || self.closing.borrow().is_some();
+        has_ended || self.backend.has_closed().await
+    }
 }
 
 /// The peer of a connection.

@@ -186,3 +186,30 @@ async fn tunnels_of_unknown_protocols_are_just_closed_when_their_session_goes() 
         .send_replace(Some(conman_core::Closing::service_restart("moving")));
     assert_eq!(client.read_to_end().await, "");
 }
+
+#[tokio::test]
+async fn a_handshake_that_its_sessions_end_cuts_off_goes_to_the_next_one() {
+    let (fixture, mut backend) = setup().await;
+    let mut client = fixture.connect().await;
+    client.send(ASK).await;
+    drop(backend.accept().await);
+    let head = client.read_head().await;
+    assert_eq!(status(&head), "502", "the session is still there");
+
+    let mut next = RawBackend::new().await;
+    let alice = fixture.session("alice", backend.address);
+    let mut client = fixture.connect().await;
+    client.send(ASK).await;
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    fixture.session("alice", next.address);
+    alice
+        .closing
+        .send_replace(Some(conman_core::Closing::service_restart("moving")));
+    drop(session);
+    let mut session = next.accept().await;
+    session.read_head().await;
+    session.send(AGREE).await;
+    let head = client.read_head().await;
+    assert_eq!(status(&head), "101");
+}

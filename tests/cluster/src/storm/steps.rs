@@ -203,7 +203,6 @@ async fn switch_off(storm: &Storm, node: usize, gone: &BTreeMap<String, u64>) ->
 async fn lose(storm: &Storm, node: usize) -> Result<Duration> {
     let gone = storm.sessions_on(node).await;
     let own = storm.node(node).host().clone();
-    let lost_at = Instant::now();
     let others = storm.cluster.layout().hosts().into_iter();
     let cuts: Vec<Cut> = others
         .filter(|other| *other != own)
@@ -212,6 +211,8 @@ async fn lose(storm: &Storm, node: usize) -> Result<Duration> {
     for cut in &cuts {
         storm.cluster.cut(cut)?;
     }
+    // Until the last cut it could renew its ownership.
+    let lost_at = Instant::now();
     tokio::task::block_in_place(|| storm.node(node).lose())?;
     let served_at = storm.all_are_served(&gone).await?;
     for cut in &cuts {
