@@ -69,24 +69,21 @@ impl Cgroups {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let directory = open(&path, flags, Mode::empty()).ok()?;
             let counted = match hierarchy.unified {
-                // It counts processor time even where a v1 hierarchy has the controller.
-                true => added(&UNIFIED, |controller| {
-                    controller == "cpu" || !in_v1(controller)
+                // Its `cpu.stat` first adds up what every processor has counted; those of v1 do not.
+                true => added(&UNIFIED, |controller| match controller {
+                    "cpu" => !in_v1("cpu") || !in_v1("cpuacct"),
+                    other => !in_v1(other),
                 }),
                 false => added(&V1, |controller| hierarchy.controls(controller)),
             };
-            let parent = Parent {
+            Some(Parent {
                 path,
                 directory,
                 counted,
-            };
-            Some((!hierarchy.unified, parent))
+            })
         });
-        let mut parents: Vec<_> = parents.collect();
-        // The unified one first: a number that it has is not read again.
-        parents.sort_by_key(|(is_v1, _)| *is_v1);
         UsageReader {
-            parents: parents.into_iter().map(|(_, parent)| parent).collect(),
+            parents: parents.collect(),
         }
     }
 }
@@ -198,9 +195,7 @@ const V1: [(&str, Add); 5] = [
         usage.throttled_us = field(&stat, "throttled_time").map(|ns| ns / 1_000);
     }),
     ("cpuacct", |usage, files| {
-        if usage.cpu_us.is_none() {
-            usage.cpu_us = files.number("cpuacct.usage").map(|ns| ns / 1_000);
-        }
+        usage.cpu_us = files.number("cpuacct.usage").map(|ns| ns / 1_000);
     }),
     ("memory", |usage, files| {
         let cache = field(&files.read("memory.stat"), "total_inactive_file");
@@ -230,8 +225,9 @@ const UNIFIED: [(&str, Add); 4] = [
     ("cpu", |usage, files| {
         let stat = files.read("cpu.stat");
         usage.cpu_us = field(&stat, "usage_usec");
-        usage.throttled = field(&stat, "nr_throttled");
-        usage.throttled_us = field(&stat, "throttled_usec");
+        // Not where a v1 hierarchy has the `cpu` controller.
+        usage.throttled = usage.throttled.or(field(&stat, "nr_throttled"));
+        usage.throttled_us = usage.throttled_us.or(field(&stat, "throttled_usec"));
     }),
     ("memory", |usage, files| {
         if let Some(current) = files.number("memory.current") {
