@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, openat, statat};
 
 use crate::Cgroups;
+use crate::cgroup_mounts::Hierarchy;
 use crate::cgroups::{is_plain, tree};
 
 /// Bytes that suffice for nearly all files that are read here, and most that are read.
@@ -63,24 +64,28 @@ impl Cgroups {
             true => &self.hierarchies[..],
             false => &[],
         };
-        let in_v1 = |controller: &str| hierarchies.iter().any(|it| it.controls(controller));
         let parents = hierarchies.iter().filter_map(|hierarchy| {
             let path = hierarchy.directory(parent)?;
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let directory = open(&path, flags, Mode::empty()).ok()?;
-            let counted = match hierarchy.unified {
-                // Its `cpu.stat` first adds up what every processor has counted; those of v1 do not.
-                true => added(&UNIFIED, |controller| match controller {
-                    "cpu" => !in_v1("cpu") || !in_v1("cpuacct"),
-                    other => !in_v1(other),
-                }),
-                false => added(&V1, |controller| hierarchy.controls(controller)),
-            };
-            Some(Parent {
-                path,
-                directory,
-                counted,
-            })
+            Some((hierarchy, path, directory))
+        });
+        let parents: Vec<_> = parents.collect();
+        let in_v1 = |controller: &str| parents.iter().any(|(it, ..)| it.controls(controller));
+        let counted = |hierarchy: &Hierarchy| match hierarchy.unified {
+            // Its `cpu.stat` first adds up what every processor has counted; those of v1 do not.
+            true => added(&UNIFIED, |controller| match controller {
+                "cpu" => !in_v1("cpu") || !in_v1("cpuacct"),
+                other => !in_v1(other),
+            }),
+            false => added(&V1, |controller| hierarchy.controls(controller)),
+        };
+        let counted: Vec<_> = parents.iter().map(|(it, ..)| counted(it)).collect();
+        let parents = parents.into_iter().zip(counted);
+        let parents = parents.map(|((_, path, directory), counted)| Parent {
+            path,
+            directory,
+            counted,
         });
         UsageReader {
             parents: parents.collect(),
