@@ -73,11 +73,7 @@ impl Cgroups {
         let parents: Vec<_> = parents.collect();
         let in_v1 = |controller: &str| parents.iter().any(|(it, ..)| it.controls(controller));
         let counted = |hierarchy: &Hierarchy| match hierarchy.unified {
-            // Its `cpu.stat` first adds up what every processor has counted; those of v1 do not.
-            true => added(&UNIFIED, |controller| match controller {
-                "cpu" => !in_v1("cpu") || !in_v1("cpuacct"),
-                other => !in_v1(other),
-            }),
+            true => added(&UNIFIED, |controller| !in_v1(controller)),
             false => added(&V1, |controller| hierarchy.controls(controller)),
         };
         let counted: Vec<_> = parents.iter().map(|(it, ..)| counted(it)).collect();
@@ -94,8 +90,8 @@ impl Cgroups {
 }
 
 impl UsageReader {
-    /// What the cgroup of this name uses, with the pid of one of its processes. That process is the only one if
-    /// the cgroup has one.
+    /// What the cgroup of this name uses. `pid` is one of its processes: if it has one only, they are not
+    /// listed.
     #[must_use]
     pub fn read(&self, name: &str, pid: i32) -> ResourceUsage {
         let mut usage = ResourceUsage::default();
@@ -227,10 +223,11 @@ const V1: [(&str, Add); 5] = [
 
 /// In the unified hierarchy, by the v1 controller that counts the same.
 const UNIFIED: [(&str, Add); 4] = [
-    ("cpu", |usage, files| {
+    ("cpuacct", |usage, files| {
+        // The kernel first adds up what every processor has counted; for v1's files it does not.
         let stat = files.read("cpu.stat");
         usage.cpu_us = field(&stat, "usage_usec");
-        // Not where a v1 hierarchy has the `cpu` controller.
+        // A v1 hierarchy with the `cpu` controller counts these instead.
         usage.throttled = usage.throttled.or(field(&stat, "nr_throttled"));
         usage.throttled_us = usage.throttled_us.or(field(&stat, "throttled_usec"));
     }),
