@@ -21,6 +21,7 @@ mod listeners;
 mod name;
 pub(crate) mod network;
 mod peers;
+mod proxy;
 mod readiness;
 mod renewal;
 mod runtimes;
@@ -30,6 +31,7 @@ mod stalls;
 mod state;
 mod template_reload;
 mod trouble;
+mod upkeep;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -38,9 +40,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces, serve_tcp, serve_unix};
-use conman_auth::{
-    ApiGuard, ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile,
-};
+use conman_auth::{ApiGuard, ConnectTokens, TokenFile};
 use conman_cli::ServeArgs;
 use conman_core::naming::instance_cgroup;
 use conman_core::placement::PlacementLimits;
@@ -50,15 +50,14 @@ use conman_fleet::{FleetMap, Locator, PeerClient, run_restarter};
 use conman_linux::Cgroups;
 use conman_net::SessionRules;
 use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
-use conman_proxy::{Proxy, ProxyOptions};
-use conman_vitals::{Vitals, essential};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use conman_vitals::essential;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
 use false_starts::FalseStarts;
 use listeners::Listeners;
 use peers::Credentials;
+use proxy::{origin_rules, start_proxy};
 use readiness::NodeReadiness;
 use renewal::Renewal;
 use runtimes::Runtimes;
@@ -66,6 +65,7 @@ use signals::Signals;
 use stalls::Stalls;
 use state::State;
 use template_reload::TemplateReload;
+use upkeep::{install_metrics, keep_heap_small};
 
 /// Names of the tasks that accept connections to the API.
 const API: &str = "API";
@@ -80,18 +80,6 @@ const FIRST_OTHER_FD: u32 = 3;
 const OOM_SCORE: &str = "-900";
 /// Time for open tunnels and requests when the daemon stops.
 const PROXY_PATIENCE: Duration = Duration::from_secs(5);
-/// The buckets of histograms, in seconds. Without them the recorder keeps sketches of 400 KiB
-/// each and exports quantiles, which cannot be added up over nodes.
-const BUCKETS_S: [f64; 16] = [
-    0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0,
-    300.0,
-];
-/// Interval between clean-ups of the metrics' histograms.
-const METRICS_UPKEEP: Duration = Duration::from_secs(5);
-
-/// How often free memory is given back to the kernel.
-const HEAP_TRIM: Duration = Duration::from_secs(10);
-
 pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
     let config = match config::load(arguments.config.as_deref()) {
         Ok(config) => config,
@@ -493,35 +481,6 @@ async fn connect_tokens(
     }
 }
 
-fn install_metrics() -> Result<PrometheusHandle> {
-    let handle = PrometheusBuilder::new()
-        .set_buckets(&BUCKETS_S)
-        .context("cannot divide the metrics' histograms")?
-        .install_recorder()
-        .context("cannot install the metrics recorder")?;
-    let upkeep = handle.clone();
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(METRICS_UPKEEP).await;
-            upkeep.run_upkeep();
-        }
-    });
-    Ok(handle)
-}
-
-/// Returns memory to the kernel that a crowd of clients needed.
-fn keep_heap_small() {
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(HEAP_TRIM).await;
-            // It walks the heap and waits for the locks of its arenas.
-            if let Err(error) = tokio::task::spawn_blocking(conman_linux::trim_heap).await {
-                tracing::warn!(%error, "cannot return memory to the kernel");
-            }
-        }
-    });
-}
-
 async fn start_node(
     config: &Config,
     state: &State,
@@ -568,60 +527,4 @@ fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
         sessions.set_ip(Ipv4Addr::LOCALHOST.into());
     }
     UrlScheme::path(&format!("http://{sessions}"))
-}
-
-fn start_proxy(
-    config: &Config,
-    listeners: &Listeners,
-    (node, readiness, locator): (&Node, NodeReadiness, Option<Arc<Locator>>),
-    tokens: &Option<Arc<TokenFile>>,
-    connect_tokens: &Arc<ConnectTokens>,
-    vitals: &Vitals,
-) -> Result<Proxy> {
-    let guard = SessionGuard::new(
-        tokens.clone(),
-        Arc::clone(connect_tokens),
-        listeners.host_rules(config, listeners.sessions_address)?,
-        origin_rules(config)?,
-        SessionGuardOptions {
-            cookie_ttl: config.cookie_ttl,
-            secure_cookie: config.listen.secure_urls,
-        },
-    );
-    let options = ProxyOptions {
-        domain: Some(config.listen.domain.clone()),
-        max_connections: config.limits.max_connections,
-        max_held: config.limits.node.max_held,
-        trust_forwarded: config.listen.trust_forwarded,
-        browser_paths: config.listen.browser_paths,
-        vitals: vitals.clone(),
-        ..ProxyOptions::default()
-    };
-    let listener = listeners
-        .sessions
-        .try_clone()
-        .context("cannot share the sessions listener")?;
-    let proxy = Proxy::start(
-        listener,
-        options,
-        Arc::new(directory::NodeDirectory::new(
-            node.access().clone(),
-            readiness,
-            locator,
-        )),
-        Arc::new(gate::SessionGate::new(guard)),
-    )
-    .context("cannot start the sessions listener's threads")?;
-    proxy.follow(node.leave().departure());
-    Ok(proxy)
-}
-
-fn origin_rules(config: &Config) -> Result<OriginRules> {
-    OriginRules::new(&config.listen.allowed_origins).map_err(|mistakes| {
-        let texts: Vec<String> = mistakes
-            .into_iter()
-            .map(|mistake| mistake.message)
-            .collect();
-        anyhow::anyhow!("`listen.allowed_origins`: {}", texts.join("; "))
-    })
 }

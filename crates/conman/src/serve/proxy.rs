@@ -1,0 +1,71 @@
+//! The proxy on the sessions listener.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use conman_auth::{ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile};
+use conman_fleet::Locator;
+use conman_node::Node;
+use conman_proxy::{Proxy, ProxyOptions};
+use conman_vitals::Vitals;
+
+use super::listeners::Listeners;
+use super::readiness::NodeReadiness;
+use super::{directory, gate};
+use crate::config::Config;
+
+pub(super) fn start_proxy(
+    config: &Config,
+    listeners: &Listeners,
+    (node, readiness, locator): (&Node, NodeReadiness, Option<Arc<Locator>>),
+    tokens: &Option<Arc<TokenFile>>,
+    connect_tokens: &Arc<ConnectTokens>,
+    vitals: &Vitals,
+) -> Result<Proxy> {
+    let guard = SessionGuard::new(
+        tokens.clone(),
+        Arc::clone(connect_tokens),
+        listeners.host_rules(config, listeners.sessions_address)?,
+        origin_rules(config)?,
+        SessionGuardOptions {
+            cookie_ttl: config.cookie_ttl,
+            secure_cookie: config.listen.secure_urls,
+        },
+    );
+    let options = ProxyOptions {
+        domain: Some(config.listen.domain.clone()),
+        max_connections: config.limits.max_connections,
+        max_held: config.limits.node.max_held,
+        trust_forwarded: config.listen.trust_forwarded,
+        browser_paths: config.listen.browser_paths,
+        vitals: vitals.clone(),
+        ..ProxyOptions::default()
+    };
+    let listener = listeners
+        .sessions
+        .try_clone()
+        .context("cannot share the sessions listener")?;
+    let proxy = Proxy::start(
+        listener,
+        options,
+        Arc::new(directory::NodeDirectory::new(
+            node.access().clone(),
+            readiness,
+            locator,
+        )),
+        Arc::new(gate::SessionGate::new(guard)),
+    )
+    .context("cannot start the sessions listener's threads")?;
+    proxy.follow(node.leave().departure());
+    Ok(proxy)
+}
+
+pub(super) fn origin_rules(config: &Config) -> Result<OriginRules> {
+    OriginRules::new(&config.listen.allowed_origins).map_err(|mistakes| {
+        let texts: Vec<String> = mistakes
+            .into_iter()
+            .map(|mistake| mistake.message)
+            .collect();
+        anyhow::anyhow!("`listen.allowed_origins`: {}", texts.join("; "))
+    })
+}
