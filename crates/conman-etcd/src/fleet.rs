@@ -26,6 +26,10 @@ impl Fleet for EtcdRegistry {
         self.membership.peers(me, &self.shared.timing)
     }
 
+    fn peer_changes(&self) -> watch::Receiver<()> {
+        self.membership.changes()
+    }
+
     async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
         if !fresh && let Some(located) = self.shared.location(id) {
             figures::looked_up("memory");

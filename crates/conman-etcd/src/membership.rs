@@ -58,6 +58,8 @@ pub(super) struct Membership {
     known: Mutex<HashMap<String, Known>>,
     /// This node's announcement, once it has one.
     announcement: Mutex<Option<Announcement>>,
+    /// Sent when a node's record has appeared, changed or gone.
+    changes: watch::Sender<()>,
 }
 
 impl Membership {
@@ -135,6 +137,11 @@ impl Membership {
         before.is_none_or(|before| is_news(&before.announcement, &text.announcement))
     }
 
+    /// Notifies after a node has joined, was declared dead or was forgotten.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
     /// Whether an announcement of a node is stored.
     fn is_told_of(&self, name: &str) -> bool {
         self.known().get(name).is_some_and(|one| one.text.is_some())
@@ -148,6 +155,10 @@ impl Membership {
     /// Applies the result of a read that has ended.
     fn take(&self, now: BootTime, read: Read) {
         let mut known = self.known();
+        let same = |(name, read): (&String, &OneRead)| {
+            known.get(name).is_some_and(|one| one.record == read.record)
+        };
+        let changed = known.len() != read.len() || !read.iter().all(same);
         known.retain(|name, _| read.contains_key(name));
         for (name, read) in read {
             let OneRead {
@@ -188,6 +199,10 @@ impl Membership {
                 None if is_told_of => {}
                 None => (one.text, one.text_revision) = (None, 0),
             }
+        }
+        drop(known);
+        if changed {
+            self.changes.send_replace(());
         }
     }
 

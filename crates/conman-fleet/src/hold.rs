@@ -47,6 +47,17 @@ impl FleetMap {
 
     /// Returns when the node can be reached, or no longer owns the session. Cancel safe.
     pub async fn until_reachable(&self, id: &SessionId, name: &str) {
+        let mut changes = self.fleet().peer_changes();
+        loop {
+            tokio::select! {
+                () = self.look_until_reachable(id, name) => return,
+                // It may have joined again or been declared dead: looks again at once.
+                _ = changes.changed() => {}
+            }
+        }
+    }
+
+    async fn look_until_reachable(&self, id: &SessionId, name: &str) {
         for times in 1.. {
             sleep(pause(times)).await;
             // While the registry does not answer, nothing has changed.

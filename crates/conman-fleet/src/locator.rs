@@ -23,6 +23,7 @@ use conman_proto::SessionId;
 use conman_proxy::{PeerRefusal, Route, Way};
 use conman_vitals::essential;
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::restart::LostSession;
@@ -37,7 +38,7 @@ use crate::{
 
 /// Look-ups of one call. Each but the first reads the registry, after a wait.
 const MAX_LOOKUPS: u32 = 8;
-/// Interval between checks for lost nodes.
+/// Interval between checks for lost nodes, besides those after a change.
 const LOST_NODE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Finds sessions of the whole fleet.
@@ -91,9 +92,13 @@ impl Locator {
         });
         let watching = Arc::clone(&locator);
         tokio::spawn(essential("lost nodes", async move {
-            let pause = || tokio::time::sleep(LOST_NODE_INTERVAL);
-            // Cancel safe: a check skipped at shutdown is not needed.
-            while closing.run_until_cancelled(pause()).await.is_some() {
+            let mut changes = watching.map.fleet().peer_changes();
+            loop {
+                let change = timeout(LOST_NODE_INTERVAL, changes.changed());
+                // Cancel safe: a check skipped at shutdown is not needed.
+                if closing.run_until_cancelled(change).await.is_none() {
+                    return;
+                }
                 watching.map.close_streams_of_lost_nodes();
             }
         }));

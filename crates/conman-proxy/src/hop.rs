@@ -23,6 +23,8 @@ use crate::{Directory, PeerRefusal, Route, Way, backend};
 /// session has moved, or its node was lost, and was looked up again.
 const MAX_REFUSALS: u32 = 16;
 
+const DECLARED_DEAD: &str = "it has been declared dead";
+
 /// Result of an attempt with another node.
 pub(crate) enum Tried {
     Answered(Box<Response<ResponseBody>>),
@@ -208,7 +210,7 @@ pub(crate) async fn while_there<T>(
         // Dropped if the node is given up, which closes its connection.
         answer = answer => Ok(answer),
         // Watch channels keep their value; a dropped sender is the end, too.
-        _ = closing.wait_for(Option::is_some) => Err(silent("it has been declared dead".to_owned())),
+        _ = closing.wait_for(Option::is_some) => Err(silent(DECLARED_DEAD.to_owned())),
         // It only checks.
         why = route.backend.becomes_unresponsive() => Err(silent(why)),
     }
@@ -275,8 +277,19 @@ fn arrived(
         .map(|response| Tried::Answered(Box::new(response)))
 }
 
-/// A new connection to the node.
+/// A new connection to the node, which is given up once the node has been declared dead.
 pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wire, PeerRefusal> {
+    let mut closing = route.closing.clone();
+    tokio::select! {
+        biased;
+        // Dropped if the node is given up, which closes the connection.
+        opened = connected(client, route) => opened,
+        // Watch channels keep their value; a dropped sender is the end, too.
+        _ = closing.wait_for(Option::is_some) => Err(PeerRefusal::Unreachable(DECLARED_DEAD.to_owned())),
+    }
+}
+
+async fn connected(client: &ClientConnection, route: &Route) -> Result<Wire, PeerRefusal> {
     let options = &client.worker.options;
     let unreachable = |error: &dyn std::error::Error| PeerRefusal::Unreachable(error.to_string());
     let stream = match backend::connect(route, options).await {

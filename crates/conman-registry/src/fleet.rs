@@ -34,6 +34,9 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
     /// including this one. Empty where there can be no other nodes.
     fn peers(&self) -> Arc<[Peer]>;
 
+    /// Notifies after a node has joined, was declared dead or was forgotten: [`Fleet::peers`] shows it.
+    fn peer_changes(&self) -> watch::Receiver<()>;
+
     /// Returns the owner of a session: the last known one, or, where none is known or with `fresh`,
     /// the result of one linearizable read, which is cached. "No owner" is not cached. This node's
     /// cached location of a session is dropped when it claims or forgets that session.
@@ -268,6 +271,8 @@ impl Standing {
 pub struct SoloFleet {
     me: String,
     standing: watch::Sender<Standing>,
+    /// Never used: there are no other nodes.
+    peer_changes: watch::Sender<()>,
 }
 
 impl SoloFleet {
@@ -276,6 +281,7 @@ impl SoloFleet {
         Self {
             me,
             standing: watch::Sender::new(Standing::Alone),
+            peer_changes: watch::Sender::default(),
         }
     }
 }
@@ -288,6 +294,10 @@ impl Fleet for SoloFleet {
 
     fn peers(&self) -> Arc<[Peer]> {
         Arc::new([])
+    }
+
+    fn peer_changes(&self) -> watch::Receiver<()> {
+        self.peer_changes.subscribe()
     }
 
     async fn locate(&self, _id: &SessionId, _fresh: bool) -> Result<Sighting, RegistryError> {

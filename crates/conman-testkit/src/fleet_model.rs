@@ -34,6 +34,7 @@ pub struct ModelFleet {
     records: ModelRegistry,
     owners: Mutex<BTreeMap<SessionId, String>>,
     members: Mutex<BTreeMap<String, Member>>,
+    member_changes: watch::Sender<()>,
     /// Error texts for sessions whose records cannot be read.
     unreadable: Mutex<BTreeMap<SessionId, String>>,
     /// Nodes whose releases are delayed.
@@ -82,6 +83,7 @@ impl ModelFleet {
             records: ModelRegistry::new(),
             owners: Mutex::default(),
             members: Mutex::default(),
+            member_changes: watch::Sender::default(),
             unreadable: Mutex::default(),
             unheard: watch::Sender::default(),
             key,
@@ -111,6 +113,8 @@ impl ModelFleet {
         member.rejoins();
         member.standing = standing.clone();
         (member.told, member.peer.announcement, member.is_cut) = (None, None, false);
+        drop(members);
+        self.member_changes.send_replace(());
         let locations = Locations::default();
         let registry = Shared::new(Arc::clone(self), name.to_owned(), Arc::clone(&locations));
         let node = ModelNode {
@@ -130,6 +134,7 @@ impl ModelFleet {
             member.date();
             member.told.clone_from(&member.peer.announcement);
         }
+        self.member_changes.send_replace(());
     }
 
     /// Changes a node's announcement.
@@ -157,6 +162,7 @@ impl ModelFleet {
                 member.date();
             }
         }
+        self.member_changes.send_replace(());
     }
 
     /// A node that was cut off joins again and publishes its latest announcement.
@@ -172,6 +178,7 @@ impl ModelFleet {
             member.peer.announcement.clone_from(&member.told);
             member.standing.send_replace(Standing::Live);
         }
+        self.member_changes.send_replace(());
     }
 
     /// Makes a session's record unreadable, reported with this text.
@@ -270,6 +277,10 @@ impl Fleet for ModelNode {
         known.collect()
     }
 
+    fn peer_changes(&self) -> watch::Receiver<()> {
+        self.world.member_changes.subscribe()
+    }
+
     async fn locate(&self, id: &SessionId, fresh: bool) -> Result<Sighting, RegistryError> {
         let remembered = lock(&self.locations).get(id).cloned();
         if let Some(remembered) = remembered.filter(|_| !fresh) {
@@ -346,6 +357,7 @@ impl Fleet for ModelNode {
             member.is_forgotten = true;
             member.peer.announcement = None;
         }
+        self.world.member_changes.send_replace(());
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use conman_proto::SessionId;
 use conman_registry::PeerStanding;
+use tokio::time::timeout;
 
 use super::node_requests::NodeAnswer;
 use super::{LOST_NODE_INTERVAL, Locator};
@@ -46,8 +47,9 @@ impl Locator {
     /// Returns when a node that answers but is silent in the registry no longer owns the session:
     /// its ownership expires, and its sessions are frozen.
     pub(super) async fn until_lost(&self, id: &SessionId, name: &str) {
+        let mut changes = self.map.fleet().peer_changes();
         loop {
-            tokio::time::sleep(LOST_NODE_INTERVAL).await;
+            let _ = timeout(LOST_NODE_INTERVAL, changes.changed()).await;
             let peers = self.map.fleet().peers();
             let peer = peers.iter().find(|peer| peer.name == name);
             // Other nodes cannot claim its sessions before it is declared dead.

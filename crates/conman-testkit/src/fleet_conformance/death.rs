@@ -2,10 +2,12 @@
 
 use conman_proto::Generation;
 use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::nodes::hears;
 use super::{
-    Member, World, answered, claim, forget_node, join, live, locate, peer, read, release,
+    Member, PATIENCE, World, answered, claim, forget_node, join, live, locate, peer, read, release,
     remembered, standing, stands, until,
 };
 use crate::registry_conformance::{id, spec};
@@ -40,6 +42,7 @@ pub(super) async fn only_who_is_dead_and_owns_nothing_is_forgotten_and_it_may_co
         all_are_seen(member).await;
     }
 
+    let mut changes = [&b, &c].map(|member| member.peer_changes());
     world.cut("a").await;
     is_cut_off(&a, kept).await;
     until("it is missed", async || {
@@ -53,17 +56,35 @@ pub(super) async fn only_who_is_dead_and_owns_nothing_is_forgotten_and_it_may_co
         assert!(!matches!(refused, ForgetError::Unknown { .. }), "{refused}");
     }
     world.takeover_passes().await;
-    for member in [&b, &c] {
-        until("it is declared dead", async || {
-            standing(member, "a") == Some(PeerStanding::Fenced)
-        })
-        .await;
+    for (member, changes) in [&b, &c].into_iter().zip(&mut changes) {
+        shows_after_changes(member, changes, Some(PeerStanding::Fenced)).await;
     }
     let before = is_dated(&b, &c);
     is_forgotten_once_it_owns_nothing(&b, &c, kept).await;
+    for (member, changes) in [&b, &c].into_iter().zip(&mut changes) {
+        shows_after_changes(member, changes, None).await;
+    }
 
     world.heal("a").await;
     is_back(&a, [&b, &c], before).await;
+}
+
+/// Waits until a node shows `a` with this standing, and looks only after it has reported a change.
+async fn shows_after_changes(
+    member: &Member,
+    changes: &mut watch::Receiver<()>,
+    wanted: Option<PeerStanding>,
+) {
+    let shows = async {
+        loop {
+            changes.changed().await.expect("the node is there");
+            if standing(member, "a") == wanted {
+                return;
+            }
+        }
+    };
+    let shown = timeout(PATIENCE, shows).await;
+    shown.unwrap_or_else(|_| panic!("no change reported that `a` is {wanted:?}"));
 }
 
 /// All nodes state the same time of its death, which was a moment ago. Returns its incarnation.

@@ -28,6 +28,9 @@ pub(crate) const SHUT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECI
 /// Stands for a node that this one takes nothing from.
 pub(crate) const FOREIGN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 1);
 
+/// Stands for a node that cannot be reached, and does not say so.
+pub(crate) const CUT_OFF: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 2);
+
 pub(crate) const GET_ALICE: &str =
     "GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n";
 
@@ -177,6 +180,7 @@ impl Backend for ToNode {
         match self.address {
             SHUT => Ok(Stream::Other(Box::new(Shut))),
             FOREIGN => Err(io::ErrorKind::PermissionDenied.into()),
+            CUT_OFF => std::future::pending().await,
             address => TcpStream::connect(address).await.map(Stream::from),
         }
     }
@@ -228,7 +232,7 @@ pub(crate) struct Believed {
     owner: watch::Sender<Option<SocketAddr>>,
     /// Told by a look-up anew.
     pub(crate) truth: watch::Sender<Option<SocketAddr>>,
-    anew: Mutex<Vec<PeerRefusal>>,
+    anew: watch::Sender<Vec<PeerRefusal>>,
     /// Becomes true once the node answers nothing any more.
     pub(crate) silent: watch::Sender<bool>,
     /// Becomes `Some` once it is declared dead.
@@ -240,7 +244,7 @@ impl Believed {
         Arc::new(Self {
             owner: watch::Sender::new(Some(owner)),
             truth: watch::Sender::new(Some(owner)),
-            anew: Mutex::default(),
+            anew: watch::Sender::default(),
             silent: watch::Sender::new(false),
             gone: watch::Sender::new(None),
         })
@@ -266,7 +270,14 @@ impl Believed {
     }
 
     pub(crate) fn refusal(&self) -> Vec<PeerRefusal> {
-        self.anew.lock().expect("sound").clone()
+        self.anew.borrow().clone()
+    }
+
+    /// Waits for the first refusal.
+    pub(crate) async fn refused(&self) -> PeerRefusal {
+        let mut anew = self.anew.subscribe();
+        let refusals = anew.wait_for(|refusals| !refusals.is_empty()).await;
+        refusals.expect("it lives")[0].clone()
     }
 }
 
@@ -285,7 +296,7 @@ impl Directory for Believed {
         _times: u32,
         _may_start: bool,
     ) -> Result<Route, Refusal> {
-        self.anew.lock().expect("sound").push(why.clone());
+        self.anew.send_modify(|refusals| refusals.push(why.clone()));
         if *why == PeerRefusal::Refused {
             return Err(Refusal::from(Problem::new("told", "Told", 502, "both")));
         }

@@ -3,7 +3,7 @@
 use conman_core::Closing;
 use conman_proxy::PeerRefusal;
 
-use super::nodes::{Believed, Entry, Owner};
+use super::nodes::{Believed, CUT_OFF, Entry, GET_ALICE, Owner};
 use crate::support::{RawBackend, status};
 
 #[tokio::test]
@@ -35,6 +35,27 @@ async fn an_answer_of_a_node_that_falls_silent_or_is_declared_dead_is_not_waited
         assert_eq!(status(&head), "502", "{head}");
         assert!(believed.refusal().is_empty());
     }
+}
+
+#[tokio::test]
+async fn a_node_that_is_declared_dead_is_not_dialled_any_longer() {
+    let owner = Owner::of_echo().await;
+    let believed = Believed::new(CUT_OFF);
+    believed.truth.send_replace(None);
+    let entry = Entry::new(&believed);
+    let mut client = entry.connect().await;
+    client.send(GET_ALICE).await;
+    let closing = Closing::service_restart("gone");
+    believed.gone.send_replace(Some(closing));
+    let PeerRefusal::Unreachable(why) = believed.refused().await else {
+        panic!("{:?}", believed.refusal());
+    };
+    assert_eq!(why, "it has been declared dead");
+    // The route to the next node.
+    believed.gone.send_replace(None);
+    believed.truth.send_replace(Some(owner.address));
+    let head = client.read_head().await;
+    assert_eq!(status(&head), "200", "{head}");
 }
 
 #[tokio::test]
