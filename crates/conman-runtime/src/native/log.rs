@@ -50,7 +50,12 @@ impl Inner {
                 .log_stderr
                 .map(|log| (OutputStream::Stderr, log)),
         );
-        log_files::read(files, options, move || life.has_ended()).await
+        let read = log_files::read(files, options, move || life.has_ended()).await?;
+        // Its files may have been moved away before they were opened.
+        if !self.store.container(key).exists() {
+            return self.kept_log(key, options).await;
+        }
+        Ok(read)
     }
 }
 
