@@ -118,7 +118,7 @@ impl Footprint {
         }
     }
 
-    /// The same with descriptors of conman's daemon that it polls for the session.
+    /// The same with descriptors of conman's daemon that it keeps open, and may poll, for the session.
     #[must_use]
     pub fn with_descriptors(self, descriptors: u32) -> Self {
         Self {

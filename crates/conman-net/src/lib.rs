@@ -4,6 +4,7 @@
 //! - the [`AddressPool`], which gives addresses to owners;
 //! - one thread that changes links over netlink ([`Writer`]), with a bounded queue of requests;
 //! - one thread that learns which links disappear (`link_watch`): only then is an address free again;
+//! - the links' namespaces (`namespaces`), so that the kernel takes down only so many links at once;
 //! - the names and interface groups by which an instance's links are told from all others
 //!   ([`LinkIdentity`]);
 //! - the host's rules for these links ([`RuleSet`]), and a task that restores them ([`RulesKeeper`]);
@@ -21,6 +22,7 @@ mod link_identity;
 mod link_messages;
 mod link_watch;
 mod namespace_thread;
+mod namespaces;
 mod netlink;
 mod nft_batch;
 mod plane;
@@ -34,6 +36,7 @@ pub use host_check::HostError;
 pub use interface_pools::{InterfaceError, InterfaceNetwork, InterfacePools};
 pub use link_identity::{GROUP_MASK, LinkIdentity, class_of};
 pub use link_messages::{Link, SESSION_LINK};
+pub use namespaces::LINK_DESCRIPTORS;
 pub use netlink::{Change, RouteSocket};
 pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};
 pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};

@@ -17,8 +17,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use crate::link_messages::all_links;
 use crate::netlink::{RouteSocket, open_netlink, receive, set_receive_buffer};
-use crate::plane::lock;
-use crate::pool::AddressPool;
+use crate::plane::{Links, lock};
 
 /// The kernel's group of notifications about links (`RTMGRP_LINK`).
 const LINK_GROUP: u32 = 1;
@@ -30,8 +29,8 @@ const DATAGRAM_BYTES: usize = 32 * 1_024;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts the thread in the network namespace of the calling thread. It ends with the last other holder of
-/// the pool.
-pub(crate) fn start(pool: &Arc<Mutex<AddressPool>>, buffer_bytes: usize) -> io::Result<()> {
+/// the links.
+pub(crate) fn start(links: &Arc<Mutex<Links>>, buffer_bytes: usize) -> io::Result<()> {
     metrics::describe_counter!(
         "conman_net_rereads_total",
         "Lists of all links that were read because notifications were lost"
@@ -39,7 +38,7 @@ pub(crate) fn start(pool: &Arc<Mutex<AddressPool>>, buffer_bytes: usize) -> io::
     let mut watch = Watch {
         notifications: open_netlink(None, LINK_GROUP)?,
         lists: RouteSocket::open()?,
-        pool: Arc::downgrade(pool),
+        links: Arc::downgrade(links),
     };
     set_receive_buffer(watch.notifications.as_fd(), buffer_bytes)?;
     set_socket_timeout(&watch.notifications, Timeout::Recv, Some(CHECK_INTERVAL))?;
@@ -52,7 +51,7 @@ pub(crate) fn start(pool: &Arc<Mutex<AddressPool>>, buffer_bytes: usize) -> io::
 struct Watch {
     notifications: OwnedFd,
     lists: RouteSocket,
-    pool: Weak<Mutex<AddressPool>>,
+    links: Weak<Mutex<Links>>,
 }
 
 impl Watch {
@@ -61,13 +60,13 @@ impl Watch {
         let mut missed = false;
         loop {
             let notified = receive(self.notifications.as_fd(), &mut buffer, RecvFlags::empty());
-            let Some(pool) = self.pool.upgrade() else {
+            let Some(links) = self.links.upgrade() else {
                 return;
             };
             match notified {
                 Ok(messages) => {
                     for index in messages.into_iter().filter_map(deleted_link) {
-                        lock(&pool).link_is_gone(index);
+                        lock(&links).is_gone(index);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -80,7 +79,7 @@ impl Watch {
                 }
             }
             if missed {
-                match self.reread(&pool) {
+                match self.reread(&links) {
                     Ok(()) => missed = false,
                     Err(error) => {
                         tracing::warn!(%error, "cannot list links; addresses stay in use");
@@ -92,10 +91,10 @@ impl Watch {
     }
 
     /// Finds out which links are gone from a list of those that exist.
-    fn reread(&mut self, pool: &Mutex<AddressPool>) -> io::Result<()> {
+    fn reread(&mut self, known: &Mutex<Links>) -> io::Result<()> {
         metrics::counter!("conman_net_rereads_total").increment(1);
         // Before the list: one that begins to leave later is not judged by it.
-        let leaving = lock(pool).leaving();
+        let leaving = lock(known).leaving();
         let links = self.lists.dump(&all_links())?;
         let present: BTreeSet<u32> = links
             .iter()
@@ -105,7 +104,7 @@ impl Watch {
             })
             .collect();
         for index in leaving.difference(&present) {
-            lock(pool).link_is_gone(*index);
+            lock(known).is_gone(*index);
         }
         Ok(())
     }

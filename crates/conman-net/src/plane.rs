@@ -8,11 +8,14 @@ use std::time::Duration;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use rustix::io::Errno;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use crate::host_check::{self, HostError};
 use crate::link_identity::{LinkIdentity, link_index};
 use crate::link_messages::{Link, all_links, delete_group, delete_link, find_link, set_group};
 use crate::link_watch;
+use crate::namespaces::Namespaces;
 use crate::pool::{AddressPool, Addresses, PoolExhausted, PoolNetworks};
 use crate::writer::{Namespace, Writer};
 
@@ -20,9 +23,9 @@ use crate::writer::{Namespace, Writer};
 /// but what something else keeps.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Links deleted at once. The kernel holds rtnl meanwhile: 0.4 ms for each with addresses and routes, so
-/// other users wait less than 100 ms.
-const SWEEP_LINKS: usize = 200;
+/// Links deleted at once. The kernel holds rtnl meanwhile: 0.4 to 0.7 ms for each with addresses and routes,
+/// so other users wait less than 100 ms.
+const SWEEP_LINKS: usize = 100;
 
 /// Holds the notifications of about a thousand links that disappear at once.
 pub const NOTIFICATION_BYTES: usize = 4 << 20;
@@ -57,7 +60,40 @@ pub struct Plane {
     identity: LinkIdentity,
     mtu: u32,
     writer: Writer,
-    pool: Arc<Mutex<AddressPool>>,
+    links: Arc<Mutex<Links>>,
+    /// Notified when more owners have ended than the kernel may take down links at once.
+    crowd: Notify,
+}
+
+/// What is known of the links, in memory.
+#[derive(Debug)]
+pub(crate) struct Links {
+    pool: AddressPool,
+    namespaces: Namespaces,
+}
+
+impl Links {
+    /// Indexes of links of owners that are not known to have ended.
+    fn living(&self) -> BTreeSet<u32> {
+        let mut living = self.pool.taken();
+        for index in self.namespaces.waiting() {
+            living.remove(&index);
+        }
+        living
+    }
+
+    /// Indexes of links that may exist although their owners have ended.
+    pub(crate) fn leaving(&self) -> BTreeSet<u32> {
+        let mut leaving = self.pool.leaving();
+        leaving.extend(self.namespaces.closed());
+        leaving
+    }
+
+    /// The link with this index does not exist any more.
+    pub(crate) fn is_gone(&mut self, index: u32) {
+        self.pool.link_is_gone(index);
+        self.namespaces.link_is_gone(index);
+    }
 }
 
 impl Plane {
@@ -83,30 +119,36 @@ impl Plane {
     }
 
     fn start(identity: LinkIdentity, options: &PlaneOptions) -> io::Result<Self> {
-        let pool = Arc::new(Mutex::new(AddressPool::new(options.networks)));
-        link_watch::start(&pool, options.notification_bytes)?;
+        let links = Arc::new(Mutex::new(Links {
+            pool: AddressPool::new(options.networks),
+            namespaces: Namespaces::default(),
+        }));
+        link_watch::start(&links, options.notification_bytes)?;
         Ok(Self {
             identity,
             mtu: options.mtu,
             writer: Writer::start()?,
-            pool,
+            links,
+            crowd: Notify::new(),
         })
     }
 
     /// Takes addresses for an owner.
     pub fn take(&self, owner: &str) -> Result<Addresses, PoolExhausted> {
-        self.pool().take(owner)
+        self.links().pool.take(owner)
     }
 
     /// Keeps the addresses of an owner that has lived longer than this plane. To be called for all of them
     /// before the first sweep.
     pub fn adopt(&self, owner: &str, addresses: Addresses) {
-        self.pool().adopt(owner, addresses.v4);
+        self.links().pool.adopt(owner, addresses.v4);
     }
 
-    /// Creates and configures an owner's link. The other end is in `namespace`.
+    /// Creates and configures an owner's link. The other end is in `namespace`, which stays open until the
+    /// owner has ended.
     pub async fn connect(
         &self,
+        owner: &str,
         addresses: Addresses,
         class: u16,
         namespace: Namespace,
@@ -117,21 +159,33 @@ impl Plane {
             group: self.identity.group(class),
             mtu: self.mtu,
         };
-        self.writer.connect(link, namespace).await
+        let kept = namespace.file.try_clone()?;
+        self.writer.connect(link, namespace).await?;
+        let index = link_index(addresses.v4);
+        self.links().namespaces.keep(owner, index, kept);
+        Ok(())
     }
 
     /// Returns addresses for which no link was ever made.
     pub fn give_back(&self, owner: &str, addresses: Addresses) {
-        let mut pool = self.pool();
-        if pool.leave(owner, addresses.v4) {
-            pool.link_is_gone(link_index(addresses.v4));
+        let mut links = self.links();
+        if links.pool.leave(owner, addresses.v4) {
+            links.is_gone(link_index(addresses.v4));
+        }
+    }
+
+    /// The owner has ended, so its link may disappear. It keeps its addresses.
+    pub fn end(&self, owner: &str) {
+        if self.links().namespaces.end(owner) {
+            self.crowd.notify_one();
         }
     }
 
     /// The owner has ended. Its addresses return to the pool once its link is certainly gone. Does nothing if
     /// they were returned before.
     pub async fn leave(&self, owner: &str, addresses: Addresses) {
-        if !self.pool().leave(owner, addresses.v4) {
+        self.end(owner);
+        if !self.links().pool.leave(owner, addresses.v4) {
             return;
         }
         let index = link_index(addresses.v4);
@@ -140,7 +194,7 @@ impl Plane {
         if let Ok([Err(error)]) = found.as_deref()
             && Errno::from_io_error(error) == Some(Errno::NODEV)
         {
-            self.pool().link_is_gone(index);
+            self.links().is_gone(index);
         }
     }
 
@@ -153,15 +207,16 @@ impl Plane {
 
     /// The number of addresses that wait for the end of their links.
     pub fn leaving(&self) -> usize {
-        self.pool().leaving().len()
+        self.links().pool.leaving().len()
     }
 
     /// Deletes the links of this instance that have no owner, which a crash has left, and then, for as long as
-    /// it is polled, those that outlive their owners.
+    /// it is polled, those that outlive their owners, at once where many owners have ended together.
     pub async fn sweep(&self) {
         let mut outlived = BTreeSet::new();
         let mut all = true;
         loop {
+            outlived.extend(self.links().namespaces.waiting());
             let swept = match all || !outlived.is_empty() {
                 true => {
                     self.sweep_links(|index| all || outlived.contains(&index))
@@ -175,10 +230,10 @@ impl Plane {
                 Err(error) => tracing::warn!(%error, "cannot delete links without an owner"),
             }
             all &= swept.is_err();
-            outlived = self.pool().leaving();
+            outlived = self.links().pool.leaving();
             // Cancel safe, as everything here: a later sweep continues.
-            tokio::time::sleep(SWEEP_INTERVAL).await;
-            let leaving = self.pool().leaving();
+            let _ = timeout(SWEEP_INTERVAL, self.crowd.notified()).await;
+            let leaving = self.links().pool.leaving();
             outlived.retain(|index| leaving.contains(index));
         }
     }
@@ -187,10 +242,10 @@ impl Plane {
     async fn sweep_links(&self, chosen: impl Fn(u32) -> bool) -> io::Result<usize> {
         let links = self.writer.dump(all_links()).await?;
         let links: Vec<FoundLink> = links.into_iter().filter_map(FoundLink::of).collect();
-        let taken = self.pool().taken();
+        let living = self.links().living();
         let swept: Vec<u32> = links
             .iter()
-            .filter(|link| self.identity.owns(&link.name) && !taken.contains(&link.index))
+            .filter(|link| self.identity.owns(&link.name) && !living.contains(&link.index))
             .map(|link| link.index)
             .filter(|index| chosen(*index))
             .collect();
@@ -217,14 +272,14 @@ impl Plane {
         Ok(swept.len())
     }
 
-    fn pool(&self) -> MutexGuard<'_, AddressPool> {
-        lock(&self.pool)
+    fn links(&self) -> MutexGuard<'_, Links> {
+        lock(&self.links)
     }
 }
 
-/// A panic while the lock is held cannot leave half a change: each is one map operation.
-pub(crate) fn lock(pool: &Mutex<AddressPool>) -> MutexGuard<'_, AddressPool> {
-    pool.lock().unwrap_or_else(PoisonError::into_inner)
+/// A panic while the lock is held cannot leave half a change: each is a few map operations.
+pub(crate) fn lock(links: &Mutex<Links>) -> MutexGuard<'_, Links> {
+    links.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A link of the host.

@@ -8,8 +8,9 @@ use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
 use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Isolation, Kernel, Site, examine};
 use conman_linux::Features;
+use conman_net::LINK_DESCRIPTORS;
 use conman_net::egress::IDLE_DESCRIPTORS;
-use conman_proto::RuntimeKind;
+use conman_proto::{Network, RuntimeKind};
 
 use crate::config::{self, Config};
 use crate::serve::network;
@@ -108,14 +109,16 @@ pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Opt
         RuntimeKind::Process => return None,
     };
     // If one template has it, all sessions may be of that template.
-    let has_egress = config.policy.templates.values().any(|template| {
+    let templates = config.policy.templates.values();
+    let descriptors = templates.map(|template| {
         let egress = template.request.egress.as_ref();
-        egress.is_some_and(|patterns| !patterns.is_empty())
+        match template.request.network {
+            Some(Network::Routed) => LINK_DESCRIPTORS,
+            _ if egress.is_some_and(|patterns| !patterns.is_empty()) => IDLE_DESCRIPTORS,
+            _ => 0,
+        }
     });
-    Some(match has_egress {
-        true => footprint.with_descriptors(IDLE_DESCRIPTORS),
-        false => footprint,
-    })
+    Some(footprint.with_descriptors(descriptors.max().unwrap_or(0)))
 }
 
 fn native(config: &Config) -> Footprint {

@@ -34,7 +34,7 @@ async fn a_session_and_its_host_reach_each_other_over_both_families() {
     let plane = plane(&host, &["10.88.0.0/16", "fd00:88::/64"]);
     let addresses = plane.take("a").expect("free");
     plane
-        .connect(addresses, 7, session.namespace())
+        .connect("a", addresses, 7, session.namespace())
         .await
         .expect("connected");
     assert_eq!(session.links(), ["eth0"]);
@@ -79,10 +79,10 @@ async fn a_link_that_exists_already_is_refused_and_left_as_it_is() {
     let plane = plane(&host, &["10.88.0.0/16"]);
     let addresses = plane.take("a").expect("free");
     plane
-        .connect(addresses, 7, first.namespace())
+        .connect("a", addresses, 7, first.namespace())
         .await
         .expect("connected");
-    let refused = plane.connect(addresses, 7, second.namespace()).await;
+    let refused = plane.connect("a", addresses, 7, second.namespace()).await;
     refused.expect_err("the name and the index are in use");
     assert_eq!(
         (first.links(), second.links()),
@@ -99,12 +99,12 @@ async fn a_link_whose_configuration_fails_is_removed() {
     // A socket of another namespace: the session's end is not there.
     namespace.socket = Host::new().namespace().socket;
     plane
-        .connect(addresses, 7, namespace)
+        .connect("a", addresses, 7, namespace)
         .await
         .expect_err("no such link there");
     assert_eq!((host.links(), session.links()), (vec![], vec![]));
     plane
-        .connect(addresses, 7, session.namespace())
+        .connect("a", addresses, 7, session.namespace())
         .await
         .expect("as if nothing had happened");
 }

@@ -73,7 +73,9 @@ impl World {
     pub(super) async fn session(&self, class: u16) -> Session {
         let host = Host::new();
         let addresses = self.plane.take("a session").expect("free");
-        let connected = self.plane.connect(addresses, class, host.namespace());
+        let connected = self
+            .plane
+            .connect("a session", addresses, class, host.namespace());
         connected.await.expect("connected");
         let server = host.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)));
         Session {

@@ -20,7 +20,7 @@ async fn connected(plane: &Plane, owner: &str) -> (Host, conman_net::Addresses) 
     let session = Host::new();
     let addresses = plane.take(owner).expect("free");
     plane
-        .connect(addresses, 7, session.namespace())
+        .connect(owner, addresses, 7, session.namespace())
         .await
         .expect("connected");
     (session, addresses)

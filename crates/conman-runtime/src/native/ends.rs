@@ -1,8 +1,9 @@
 //! How containers and commands ended, as the shim reports it, and the callers that wait for it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use conman_net::Plane;
 use conman_shim::{ContainerState, ContainerView};
 use tokio::sync::oneshot;
 
@@ -18,6 +19,8 @@ pub(super) struct End(pub(super) Option<i32>);
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     state: Mutex<State>,
+    /// Hears of them, too.
+    plane: Option<Arc<Plane>>,
 }
 
 #[derive(Debug, Default)]
@@ -27,6 +30,13 @@ struct State {
 }
 
 impl Ends {
+    pub(super) fn new(plane: Option<Arc<Plane>>) -> Self {
+        Self {
+            state: Mutex::default(),
+            plane,
+        }
+    }
+
     /// A panic while the lock is held cannot leave half a change: each is a few map operations.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -37,6 +47,9 @@ impl Ends {
         let Some(end) = end(container.state).filter(|_| !container.foreign) else {
             return false;
         };
+        if let (None, Some(plane)) = (&container.exec_in, &self.plane) {
+            plane.end(&container.name);
+        }
         let mut state = self.lock();
         if container.exec_in.is_none() {
             state.ended.insert(container.name.clone(), end);

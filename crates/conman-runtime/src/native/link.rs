@@ -155,6 +155,7 @@ impl NativeNetwork {
     /// Makes a container's link in its namespace, or opens the sockets of its egress proxy there.
     async fn connect(
         &self,
+        key: &ContainerKey,
         link: &StoredLink,
         namespace: Namespace,
     ) -> Result<Option<EgressSockets>, String> {
@@ -175,7 +176,9 @@ impl NativeNetwork {
         match link {
             StoredLink::Routed { addresses, class } => {
                 let plane = self.plane.as_ref().ok_or("`net.pool` is missing")?;
-                let connected = plane.connect(*addresses, *class, namespace).await;
+                let owner = store::name(key);
+                let connected = plane.connect(&owner, *addresses, *class, namespace);
+                let connected = connected.await;
                 connected.map_err(|error| format!("link with {addresses}: {error}"))?;
             }
             StoredLink::Interface { to, address } => {
@@ -215,6 +218,7 @@ impl Inner {
             client: UnixStream::from_std(StdStream::from(client)).map_err(failed)?,
             container,
             network: self.network.clone(),
+            key: key.clone(),
             link,
         })
     }
@@ -226,6 +230,7 @@ pub(super) struct Connecting {
     client: UnixStream,
     container: OwnedFd,
     network: NativeNetwork,
+    key: ContainerKey,
     link: StoredLink,
 }
 
@@ -264,7 +269,8 @@ impl Connecting {
                 return None;
             }
         };
-        let connected = self.network.connect(&self.link, namespace).await;
+        let connected = self.network.connect(&self.key, &self.link, namespace);
+        let connected = connected.await;
         self.answer(connected.as_ref().map(drop).map_err(String::as_str));
         connected.ok().flatten()
     }

@@ -134,7 +134,7 @@ impl NativeRuntime {
     /// Takes over what an earlier runtime left in the same directory. Blocks on the disk; does not
     /// call a shim.
     pub fn open(options: NativeOptions) -> Result<Self, RuntimeError> {
-        let ends = Arc::new(Ends::default());
+        let ends = Arc::new(Ends::new(options.network.plane.clone()));
         let logs = options.directory.join("logs");
         let kept_logs = KeptLogs::open(logs, options.kept_logs)
             .map_err(|source| host_error("make", &options.directory, source))?;
