@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
@@ -441,6 +442,8 @@ fn take_on(
     }
     let handle = SessionHandle::new(record.id.clone(), record.spec.clone(), view);
     handle.pausing.set(was_paused);
+    // An earlier daemon may have attached some.
+    handle.may_have_links.store(true, Ordering::Relaxed);
     if let RecordState::Stopping { reason, .. } | RecordState::Stuck { reason, .. } = &record.state
         && record.state.end_cause() == Some(EndCause::Deleted)
     {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use conman_linux::{PidFd, network_namespace};
 use conman_net::attached::{self, LinkError, NewLink};
@@ -20,6 +21,7 @@ pub(crate) async fn attach(
 ) -> Result<SessionLink, AccessError> {
     let link = NewLink::parse(request).map_err(|error| AccessError::BadLink { error })?;
     apply_rules(context, handle).await?;
+    handle.may_have_links.store(true, Ordering::Relaxed);
     let made = change(context, handle, move |namespace| {
         attached::make(&link, namespace)
     })

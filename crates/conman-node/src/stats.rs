@@ -1,6 +1,7 @@
 //! What sessions use, read when somebody asks.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use conman_linux::{PidFd, ResourceUsage, network_bytes};
 use conman_proto::{SessionState, SessionStats};
@@ -77,9 +78,12 @@ fn running(handle: &Arc<SessionHandle>) -> Option<Running> {
 }
 
 fn stats((handle, _, process): &Running, usage: ResourceUsage) -> SessionStats {
-    // Another process may have the number of one that has ended.
-    let network = network_bytes(process.pid());
-    let network = network.filter(|_| process.is_dead().is_ok_and(|is_dead| !is_dead));
+    let network = match handle.may_have_links.load(Ordering::Relaxed) {
+        true => network_bytes(process.pid())
+            // Another process may have the number of one that has ended.
+            .filter(|_| process.is_dead().is_ok_and(|is_dead| !is_dead)),
+        false => Some((0, 0)),
+    };
     let spec = handle.spec();
     SessionStats {
         id: handle.id.clone(),

@@ -1,11 +1,12 @@
 //! The handle of a session's task for the rest of the program.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use conman_core::EndCause;
 use conman_core::restart::{End, lost_by, was_last};
 use conman_core::{Activity, Closing};
-use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
+use conman_proto::{Generation, Network, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::Ending;
 use tokio::sync::{Semaphore, watch};
 
@@ -70,10 +71,13 @@ pub(crate) struct SessionHandle {
     pub(crate) leaving: Arc<Leaving>,
     /// Places for clients that are attached to its terminals, or follow the log of one.
     pub(crate) attached: Arc<Semaphore>,
+    /// Whether it may have network interfaces besides loopback.
+    pub(crate) may_have_links: AtomicBool,
 }
 
 impl SessionHandle {
     pub(crate) fn new(id: SessionId, spec: ResolvedSpec, view: View) -> Arc<Self> {
+        let may_have_links = AtomicBool::new(spec.network != Network::Loopback);
         Arc::new(Self {
             id,
             live_spec: LiveSpec::new(spec),
@@ -86,6 +90,7 @@ impl SessionHandle {
             pausing: Pausing::default(),
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
+            may_have_links,
         })
     }
 
