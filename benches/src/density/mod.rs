@@ -35,6 +35,11 @@ const ASKING: usize = 8;
 /// Looks at the statistics of all sessions, and the time without looks that they are compared with.
 const LOOKS: u32 = 5;
 const QUIET: std::time::Duration = std::time::Duration::from_secs(10);
+/// The daemon rests if it used less than this processor time for so long. Then it measures the sessions' files
+/// again after a minute.
+const REST: std::time::Duration = std::time::Duration::from_secs(10);
+const MOST_AT_REST_S: f64 = 0.1;
+const REST_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 /// Bound on the death of everything.
 const DEATH_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 
@@ -198,6 +203,19 @@ async fn measure(
     })
 }
 
+/// Waits until the daemon has nothing of its own to do: after many starts it measures the sessions' files.
+async fn rest(used: impl Fn() -> Result<f64>) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let before = used()?;
+        tokio::time::sleep(REST).await;
+        if used()? - before < MOST_AT_REST_S {
+            return Ok(());
+        }
+        ensure!(begun.elapsed() < REST_PATIENCE, "the daemon does not rest");
+    }
+}
+
 /// Measures looks at all statistics, and as long without them.
 async fn look(options: &Density, daemon: &Daemon) -> Result<Looks> {
     let pids = [Some(daemon.pid()?), daemon.shim_pid()];
@@ -206,6 +224,7 @@ async fn look(options: &Density, daemon: &Daemon) -> Result<Looks> {
         times.sum()
     };
     let mut connection = Connection::open(daemon.api()).await?;
+    rest(&used).await?;
     let before = used()?;
     for _ in 0..LOOKS {
         let path = "/v1/nodes/self/stats";
