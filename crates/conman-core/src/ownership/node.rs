@@ -492,12 +492,13 @@ impl NodeProtocol {
             // No longer observed by this node.
             return;
         };
-        peer.due = Some(now.plus(timing.renew_ms));
         if !matches!(answer, Answer::Values(_)) {
+            peer.due = Some(now.plus(timing.renew_ms));
             self.outage(now);
             return;
         }
         let verdict = peer.observer.answered(now, answer, &timing);
+        peer.due = Some(peer.observer.reads_at(now, &timing));
         if let Verdict::Fence(transaction) = verdict
             && self.may_act(now)
         {

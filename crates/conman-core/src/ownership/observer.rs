@@ -23,6 +23,8 @@ pub enum Verdict {
 pub struct Observer {
     node: NodeName,
     seen: Option<(Heartbeat, BootTime)>,
+    /// When the wait for another heartbeat ends, as of the last answer.
+    ends_at: Option<BootTime>,
     record: Option<NodeRecord>,
 }
 
@@ -32,8 +34,17 @@ impl Observer {
         Self {
             node,
             seen: None,
+            ends_at: None,
             record: None,
         }
+    }
+
+    /// When to read again: after R, or when the wait ends.
+    #[must_use]
+    pub fn reads_at(&self, now: BootTime, timing: &Timing) -> BootTime {
+        let regular = now.plus(timing.renew_ms);
+        let ends_at = self.ends_at.filter(|at| *at > now);
+        ends_at.map_or(regular, |at| at.min(regular))
     }
 
     /// The node's record as last read: a hint, which every claim verifies.
@@ -55,18 +66,20 @@ impl Observer {
     pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Verdict {
         let (record, heartbeat) = answer.node(&self.node);
         self.record = record;
+        self.ends_at = None;
         let (Some(record), Some(heartbeat)) = (record, heartbeat) else {
             self.seen = None;
             return Verdict::Wait;
         };
-        match self.seen {
-            Some((seen, since)) if seen == heartbeat => {
-                let patience_ms = timing.patience_ms(answer.silence_ms(&self.node));
-                if record.state == NodeState::Live && now.since(since) >= patience_ms {
-                    return Verdict::Fence(self.fencing(record, heartbeat));
-                }
-            }
-            _ => self.seen = Some((heartbeat, now)),
+        let patience_ms = timing.patience_ms(answer.silence_ms(&self.node));
+        let since = match self.seen {
+            Some((seen, since)) if seen == heartbeat => since,
+            _ => now,
+        };
+        self.seen = Some((heartbeat, since));
+        self.ends_at = Some(since.plus(patience_ms));
+        if record.state == NodeState::Live && now.since(since) >= patience_ms {
+            return Verdict::Fence(self.fencing(record, heartbeat));
         }
         Verdict::Wait
     }
@@ -123,6 +136,19 @@ mod tests {
             panic!("not fenced");
         };
         assert_eq!(fencing.compare.len(), 2, "record and that very heartbeat");
+    }
+
+    #[test]
+    fn the_last_read_is_at_the_end_of_the_wait() {
+        let (mut observer, timing) = (Observer::new("x".into()), Timing::default());
+        let mut reads_at = |now, attempt| {
+            observer.answered(BootTime(now), &read(attempt), &timing);
+            observer.reads_at(BootTime(now), &timing)
+        };
+        assert_eq!(reads_at(0, 1), BootTime(1_000));
+        assert_eq!(reads_at(9_020, 1), BootTime(9_475));
+        assert_eq!(reads_at(9_475, 1), BootTime(10_475), "it may be refused");
+        assert_eq!(reads_at(9_480, 2), BootTime(10_480));
     }
 
     #[test]
