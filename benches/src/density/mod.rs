@@ -223,8 +223,8 @@ async fn look(options: &Density, daemon: &Daemon) -> Result<Looks> {
         let times = pids.iter().flatten().map(|pid| footprint::cpu_s(*pid));
         times.sum()
     };
-    let mut connection = Connection::open(daemon.api()).await?;
     rest(&used).await?;
+    let mut connection = Connection::open(daemon.api()).await?;
     let before = used()?;
     for _ in 0..LOOKS {
         let path = "/v1/nodes/self/stats";

@@ -23,9 +23,9 @@ use crate::writer::{Namespace, Writer};
 /// but what something else keeps.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Links deleted at once. The kernel holds rtnl meanwhile: 0.4 to 0.7 ms for each with addresses and routes,
-/// so other users wait less than 100 ms.
-const SWEEP_LINKS: usize = 100;
+/// Links deleted at once. The kernel holds rtnl meanwhile, for 0.4 to 1.2 ms for each, so that other users wait
+/// less than 100 ms (`conman bench net --cleanup`).
+const SWEEP_LINKS: usize = 50;
 
 /// Holds the notifications of about a thousand links that disappear at once.
 pub const NOTIFICATION_BYTES: usize = 4 << 20;

@@ -21,6 +21,19 @@ pub async fn visit(through: SocketAddr, id: &str) -> Result<(WebSocketStream<Tcp
             let line = serde_json::from_str(text.as_str()).context("a strange greeting")?;
             Ok((socket, line))
         }
+        Message::Close(frame) => bail!(ClosedEarly {
+            code: frame.map_or(WITHOUT_CODE, |frame| frame.code.into()),
+        }),
         other => bail!("a strange greeting: {other:?}"),
     }
+}
+
+/// The code of a close that has none.
+pub(crate) const WITHOUT_CODE: u16 = 1005;
+
+/// The connection was opened, and closed before the session greeted: it moves at this moment.
+#[derive(Debug, thiserror::Error)]
+#[error("closed with {code} before the greeting")]
+pub(crate) struct ClosedEarly {
+    pub(crate) code: u16,
 }

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::overlap::{Line, visit};
+use crate::overlap::{ClosedEarly, Line, WITHOUT_CODE, visit};
 
 /// A client's patience with a handshake: longer than any node is replaced.
 const ATTEMPT: Duration = Duration::from_secs(30);
@@ -134,7 +134,7 @@ async fn stay(id: String, front: SocketAddr, state: Arc<Mutex<State>>) {
         let mut code = WITHOUT_CLOSE;
         while let Some(Ok(message)) = socket.next().await {
             if let Message::Close(frame) = message {
-                code = frame.map_or(1005, |frame| frame.code.into());
+                code = frame.map_or(WITHOUT_CODE, |frame| frame.code.into());
                 break;
             }
         }
@@ -172,6 +172,14 @@ async fn call(ids: Vec<String>, front: SocketAddr, state: Arc<Mutex<State>>) {
 }
 
 fn note_failed<T, E>(state: &Mutex<State>, failed: Result<anyhow::Result<T>, E>) {
+    if let Ok(Err(error)) = &failed
+        && let Some(ClosedEarly { code }) = error.downcast_ref()
+    {
+        let seen = &mut lock(state).seen;
+        seen.handshakes += 1;
+        *seen.closes.entry(*code).or_default() += 1;
+        return;
+    }
     let why = match failed {
         Ok(Err(error)) => format!("{error:#}"),
         Ok(Ok(_)) | Err(_) => format!("no greeting within {ATTEMPT:?}"),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -88,7 +89,7 @@ impl StormReport {
         if step.moves() {
             self.moves_ms.extend(&seen.interruptions_ms);
         }
-        let line = format!(
+        let mut line = format!(
             "{step}: {:.1} s, {} handshakes, {} failed, closed {:?}, interrupted for {} at most",
             took.as_secs_f64(),
             seen.handshakes,
@@ -96,6 +97,9 @@ impl StormReport {
             seen.closes,
             ms(seen.interruptions_ms.iter().copied().reduce(f64::max)),
         );
+        for (why, count) in &seen.failed {
+            let _ = write!(line, "\n    {count} failed: {why}");
+        }
         let Some(kind) = self.kinds.last_mut() else {
             return line;
         };
