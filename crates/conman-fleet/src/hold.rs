@@ -1,6 +1,7 @@
 //! Waits for a session's node, for connections and for the API: until the node can be reached, or
 //! the session has moved. The requests that wait are counted.
 
+use std::future::pending;
 use std::time::{Duration, Instant};
 
 use conman_proto::SessionId;
@@ -49,15 +50,30 @@ impl FleetMap {
     pub async fn until_reachable(&self, id: &SessionId, name: &str) {
         let mut changes = self.fleet().peer_changes();
         loop {
+            let known = self.incarnation(name);
+            let is_other = async {
+                while self.incarnation(name) == known {
+                    // Cancel safe: a change that is not seen stays one.
+                    if changes.changed().await.is_err() {
+                        return pending().await;
+                    }
+                }
+            };
             tokio::select! {
-                () = self.look_until_reachable(id, name) => return,
-                // It may have joined again or been declared dead: looks again at once.
-                _ = changes.changed() => {}
+                () = self.poll_until_reachable(id, name) => return,
+                // It has joined again or was declared dead: looks again at once.
+                () = is_other => {}
             }
         }
     }
 
-    async fn look_until_reachable(&self, id: &SessionId, name: &str) {
+    /// The node's incarnation, unless it is declared dead.
+    fn incarnation(&self, name: &str) -> Option<u64> {
+        let peer = self.peer(name)?;
+        (peer.standing != PeerStanding::Fenced).then_some(peer.incarnation)
+    }
+
+    async fn poll_until_reachable(&self, id: &SessionId, name: &str) {
         for times in 1.. {
             sleep(pause(times)).await;
             // While the registry does not answer, nothing has changed.

@@ -59,32 +59,39 @@ impl Watch {
         let mut buffer = vec![0; DATAGRAM_BYTES];
         let mut missed = false;
         loop {
-            let notified = receive(self.notifications.as_fd(), &mut buffer, RecvFlags::empty());
+            // The kernel drops all notifications, and reports that no more, until the queue is empty.
+            let flags = match missed {
+                true => RecvFlags::DONTWAIT,
+                false => RecvFlags::empty(),
+            };
+            let notified = receive(self.notifications.as_fd(), &mut buffer, flags);
             let Some(links) = self.links.upgrade() else {
                 return;
             };
             match notified {
                 Ok(messages) => {
                     for index in messages.into_iter().filter_map(deleted_link) {
-                        lock(&links).is_gone(index);
+                        lock(&links).link_is_gone(index);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !missed {
+                        continue;
+                    }
+                    match self.reread(&links) {
+                        Ok(()) => missed = false,
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot list links; addresses stay in use");
+                            std::thread::park_timeout(CHECK_INTERVAL);
+                        }
+                    }
+                }
                 // Whatever the reason, notifications may be lost.
                 Err(error) => {
                     if Errno::from_io_error(&error) != Some(Errno::NOBUFS) {
                         tracing::warn!(%error, "cannot read a notification about links");
                     }
                     missed = true;
-                }
-            }
-            if missed {
-                match self.reread(&links) {
-                    Ok(()) => missed = false,
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot list links; addresses stay in use");
-                        std::thread::park_timeout(CHECK_INTERVAL);
-                    }
                 }
             }
         }
@@ -104,7 +111,7 @@ impl Watch {
             })
             .collect();
         for index in leaving.difference(&present) {
-            lock(known).is_gone(*index);
+            lock(known).link_is_gone(*index);
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ impl Namespaces {
         self.living.insert(owner.to_owned(), (index, namespace));
     }
 
-    /// The owner has ended. Returns whether its namespace waits. Does nothing if that is known.
+    /// The owner has ended. Returns whether namespaces wait. Does nothing if the end is known.
     pub(crate) fn end(&mut self, owner: &str) -> bool {
         let Some((index, namespace)) = self.living.remove(owner) else {
             return false;

@@ -19,8 +19,8 @@ use crate::namespaces::Namespaces;
 use crate::pool::{AddressPool, Addresses, PoolExhausted, PoolNetworks};
 use crate::writer::{Namespace, Writer};
 
-/// Interval of the sweeps. A link whose namespace is dead disappears within it, so that a sweep finds little
-/// but what something else keeps.
+/// Interval of the sweeps, unless many owners end together. A link whose namespace is dead disappears within it,
+/// so that a sweep finds little but what something else keeps.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Links deleted at once. The kernel holds rtnl meanwhile, for 0.4 to 1.2 ms for each, so that other users wait
@@ -62,7 +62,7 @@ pub struct Plane {
     writer: Writer,
     links: Arc<Mutex<Links>>,
     /// Notified when more owners have ended than the kernel may take down links at once.
-    crowd: Notify,
+    many_waiting: Notify,
 }
 
 /// What is known of the links, in memory.
@@ -90,7 +90,7 @@ impl Links {
     }
 
     /// The link with this index does not exist any more.
-    pub(crate) fn is_gone(&mut self, index: u32) {
+    pub(crate) fn link_is_gone(&mut self, index: u32) {
         self.pool.link_is_gone(index);
         self.namespaces.link_is_gone(index);
     }
@@ -129,7 +129,7 @@ impl Plane {
             mtu: options.mtu,
             writer: Writer::start()?,
             links,
-            crowd: Notify::new(),
+            many_waiting: Notify::new(),
         })
     }
 
@@ -139,7 +139,7 @@ impl Plane {
     }
 
     /// Keeps the addresses of an owner that has lived longer than this plane. To be called for all of them
-    /// before the first sweep.
+    /// before the first sweep. Its namespace is not kept open: the kernel takes down its link when it likes.
     pub fn adopt(&self, owner: &str, addresses: Addresses) {
         self.links().pool.adopt(owner, addresses.v4);
     }
@@ -170,14 +170,14 @@ impl Plane {
     pub fn give_back(&self, owner: &str, addresses: Addresses) {
         let mut links = self.links();
         if links.pool.leave(owner, addresses.v4) {
-            links.is_gone(link_index(addresses.v4));
+            links.link_is_gone(link_index(addresses.v4));
         }
     }
 
     /// The owner has ended, so its link may disappear. It keeps its addresses.
     pub fn end(&self, owner: &str) {
         if self.links().namespaces.end(owner) {
-            self.crowd.notify_one();
+            self.many_waiting.notify_one();
         }
     }
 
@@ -194,7 +194,7 @@ impl Plane {
         if let Ok([Err(error)]) = found.as_deref()
             && Errno::from_io_error(error) == Some(Errno::NODEV)
         {
-            self.links().is_gone(index);
+            self.links().link_is_gone(index);
         }
     }
 
@@ -232,7 +232,7 @@ impl Plane {
             all &= swept.is_err();
             outlived = self.links().pool.leaving();
             // Cancel safe, as everything here: a later sweep continues.
-            let _ = timeout(SWEEP_INTERVAL, self.crowd.notified()).await;
+            let _ = timeout(SWEEP_INTERVAL, self.many_waiting.notified()).await;
             let leaving = self.links().pool.leaving();
             outlived.retain(|index| leaving.contains(index));
         }
@@ -254,11 +254,14 @@ impl Plane {
             .iter()
             .any(|link| link.group == group && !self.identity.owns(&link.name));
         for chunk in swept.chunks(SWEEP_LINKS) {
+            // The link of an earlier owner may have disappeared since the list, and a new owner have its index.
+            let living = self.links().living();
+            let chunk = chunk.iter().filter(|index| !living.contains(index));
             let changes = if foreign {
                 // Slower, but other programs' links stay.
-                chunk.iter().map(|index| delete_link(*index)).collect()
+                chunk.map(|index| delete_link(*index)).collect()
             } else {
-                let moved = chunk.iter().map(|index| set_group(*index, group));
+                let moved = chunk.map(|index| set_group(*index, group));
                 moved.chain([delete_group(group)]).collect()
             };
             for answer in self.writer.change(changes).await? {

@@ -271,7 +271,7 @@ impl Standing {
 pub struct SoloFleet {
     me: String,
     standing: watch::Sender<Standing>,
-    /// Never used: there are no other nodes.
+    /// Never notified: there are no other nodes.
     peer_changes: watch::Sender<()>,
 }
 

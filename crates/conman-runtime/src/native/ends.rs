@@ -19,7 +19,7 @@ pub(super) struct End(pub(super) Option<i32>);
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     state: Mutex<State>,
-    /// Hears of them, too.
+    /// Told when a container has ended.
     plane: Option<Arc<Plane>>,
 }
 

@@ -1,4 +1,4 @@
-//! What the process keeps in order beside its work: its metrics and its heap.
+//! Periodic maintenance of metrics and of the heap.
 
 use std::time::Duration;
 
