@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use conman_e2e::{Conman, Docker, Native, docker_shared, eventually};
-use conman_proto::{SessionLink, SessionLinkList, SessionState};
+use conman_e2e::{Api, Conman, Docker, Native, docker_shared, eventually};
+use conman_proto::{SessionLink, SessionLinkList, SessionState, SessionStats};
 use http::StatusCode;
 use serde_json::json;
 
@@ -121,6 +121,7 @@ fn an_operator_attaches_a_running_session_to_a_bridge_and_an_interface() {
         let api = conman.admin();
         api.ensure("s", &json!({"template": "idle"})).await;
         assert_eq!(fetch(&api, "s", LISTED).await, None);
+        assert_eq!(received(&api).await, Some(0));
         let attach = [
             "net",
             "attach",
@@ -135,6 +136,7 @@ fn an_operator_attaches_a_running_session_to_a_bridge_and_an_interface() {
         let attached = conman.cli(&attach).await;
         assert_eq!(attached.success(), "eth1\n");
         assert_eq!(fetch(&api, "s", LISTED).await.as_deref(), Some("beyond\n"));
+        assert!(received(&api).await > Some(0));
         assert_eq!(
             fetch(&api, "s", UNLISTED).await,
             None,
@@ -179,6 +181,10 @@ fn an_operator_attaches_a_running_session_to_a_bridge_and_an_interface() {
         let names = listed.links.iter().map(|link| link.name.as_str());
         assert_eq!(names.collect::<Vec<_>>(), ["eth1", "lan"]);
         assert!(
+            received(&api).await > Some(0),
+            "the new daemon counts them, too"
+        );
+        assert!(
             conman
                 .cli(&["net", "ls"])
                 .await
@@ -198,6 +204,12 @@ fn an_operator_attaches_a_running_session_to_a_bridge_and_an_interface() {
         })
         .await;
     });
+}
+
+/// What session `s` has received through its interfaces, in bytes.
+async fn received(api: &Api) -> Option<u64> {
+    let stats = api.get("/v1/sessions/s/stats").await;
+    stats.expect::<SessionStats>(StatusCode::OK).received_bytes
 }
 
 #[tokio::test]
