@@ -230,9 +230,9 @@ impl AsyncWrite for Shut {
 /// Who the entry node believes to own every session; waits while nobody does.
 pub(crate) struct Believed {
     owner: watch::Sender<Option<SocketAddr>>,
-    /// Told by a look-up anew.
+    /// The owner that the next look-up finds.
     pub(crate) truth: watch::Sender<Option<SocketAddr>>,
-    anew: watch::Sender<Vec<PeerRefusal>>,
+    refusals: watch::Sender<Vec<PeerRefusal>>,
     /// Becomes true once the node answers nothing any more.
     pub(crate) silent: watch::Sender<bool>,
     /// Becomes `Some` once it is declared dead.
@@ -244,7 +244,7 @@ impl Believed {
         Arc::new(Self {
             owner: watch::Sender::new(Some(owner)),
             truth: watch::Sender::new(Some(owner)),
-            anew: watch::Sender::default(),
+            refusals: watch::Sender::default(),
             silent: watch::Sender::new(false),
             gone: watch::Sender::new(None),
         })
@@ -270,14 +270,14 @@ impl Believed {
     }
 
     pub(crate) fn refusal(&self) -> Vec<PeerRefusal> {
-        self.anew.borrow().clone()
+        self.refusals.borrow().clone()
     }
 
     /// Waits for the first refusal.
     pub(crate) async fn refused(&self) -> PeerRefusal {
-        let mut anew = self.anew.subscribe();
-        let refusals = anew.wait_for(|refusals| !refusals.is_empty()).await;
-        refusals.expect("it lives")[0].clone()
+        let mut refusals = self.refusals.subscribe();
+        let first = refusals.wait_for(|refusals| !refusals.is_empty()).await;
+        first.expect("it lives")[0].clone()
     }
 }
 
@@ -296,7 +296,8 @@ impl Directory for Believed {
         _times: u32,
         _may_start: bool,
     ) -> Result<Route, Refusal> {
-        self.anew.send_modify(|refusals| refusals.push(why.clone()));
+        self.refusals
+            .send_modify(|refusals| refusals.push(why.clone()));
         if *why == PeerRefusal::Refused {
             return Err(Refusal::from(Problem::new("told", "Told", 502, "both")));
         }
