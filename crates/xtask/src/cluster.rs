@@ -127,12 +127,11 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
     let docker = fleet.runtime == "docker";
     // When dropped, it stops a Docker that it has started.
     let _docker = docker.then(setup::for_docker).transpose()?;
-    build(false)?;
     let binary = match &fleet.binary {
         Some(binary) => binary.clone(),
         None => release()?,
     };
-    let mut command = program();
+    let mut command = Command::new(release_program()?);
     command.env("CONMAN_E2E_BINARY", binary);
     let storm = fleet.behind.is_some();
     command.arg(if storm { "storm" } else { "bench" });
@@ -210,6 +209,23 @@ pub(crate) fn build(conman: bool) -> Result<()> {
         bail!("the cluster's program cannot be built ({status})");
     }
     Ok(())
+}
+
+/// A release build of the cluster's programs: clients and sessions of a benchmark share the processors with
+/// what is measured. For the same reason the sessions' program is linked statically.
+fn release_program() -> Result<PathBuf> {
+    let step = Step::start("building the cluster's programs for release");
+    for (program, flags) in [
+        ("conman-cluster", &[][..]),
+        ("witness", &["--", "-C", "target-feature=+crt-static"]),
+    ] {
+        let mut build = cargo();
+        build.args(["rustc", "--locked", "--release"]);
+        build.args(["--package", "conman-cluster", "--bin", program]);
+        step.run(build.args(flags))?;
+    }
+    step.done();
+    Ok(target_dir().join("release/conman-cluster"))
 }
 
 fn program() -> Command {

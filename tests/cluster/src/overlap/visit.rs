@@ -1,9 +1,9 @@
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Error, Result, anyhow, bail};
 use futures_util::StreamExt as _;
 use tokio::net::TcpStream;
-use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use super::Line;
@@ -15,7 +15,8 @@ use super::Line;
 pub async fn visit(through: SocketAddr, id: &str) -> Result<(WebSocketStream<TcpStream>, Line)> {
     let stream = TcpStream::connect(through).await?;
     stream.set_nodelay(true)?;
-    let (mut socket, _) = client_async(format!("ws://{through}/s/{id}/"), stream).await?;
+    let opened = client_async(format!("ws://{through}/s/{id}/"), stream).await;
+    let (mut socket, _) = opened.map_err(refusal)?;
     match socket.next().await.context("closed without a greeting")?? {
         Message::Text(text) => {
             let line = serde_json::from_str(text.as_str()).context("a strange greeting")?;
@@ -25,6 +26,21 @@ pub async fn visit(through: SocketAddr, id: &str) -> Result<(WebSocketStream<Tcp
             code: frame.map_or(WITHOUT_CODE, |frame| frame.code.into()),
         }),
         other => bail!("a strange greeting: {other:?}"),
+    }
+}
+
+/// Says how the handshake was answered, and which program did.
+fn refusal(error: tungstenite::Error) -> Error {
+    let tungstenite::Error::Http(answer) = error else {
+        return error.into();
+    };
+    let header = |name: &str| answer.headers().get(name)?.to_str().ok();
+    // A problem of conman's, or a page of the load balancer's.
+    let form = header("content-type").unwrap_or("no content");
+    let status = answer.status().as_u16();
+    match header("retry-after") {
+        Some(pause) => anyhow!("{status} ({form}) with Retry-After: {pause}"),
+        None => anyhow!("{status} ({form})"),
     }
 }
 
