@@ -101,18 +101,14 @@ impl Fleet for EtcdRegistry {
 }
 
 async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, RegistryError> {
-    let unavailable = |error: &dyn std::error::Error| notes::unavailable(&error.to_string());
     let key = Key::Session(name(id));
     let names = [shared.store.keys.of(&key)];
-    let (entries, _) = shared
-        .store
-        .get(&names)
-        .await
-        .map_err(|error| unavailable(&error))?;
+    let (entries, _) = shared.store.get(&names).await.map_err(notes::not_read)?;
     let Some((name, bytes, _)) = entries.into_iter().flatten().next() else {
         return Ok(None);
     };
-    let value = codec::decode(&key, &name, &bytes).map_err(|error| unavailable(&error))?;
+    let value =
+        codec::decode(&key, &name, &bytes).map_err(|error| notes::not_read(error.into()))?;
     let Value::Session(ownership) = value else {
         return Ok(None);
     };

@@ -12,10 +12,10 @@ use tokio::time::Instant;
 
 use super::client::MAX_BULK_BYTES;
 use super::codec::{self, Keys, SessionDetails};
-use super::notes::unavailable;
+use super::notes::not_read;
 use super::records::{Mine, Since};
 use super::shared::Shared;
-use super::store::{Entry, ReadError};
+use super::store::Entry;
 use conman_registry::{FleetSession, RegistryError, SessionPage, SessionRecord};
 use conman_registry::{MAX_SESSION_PAGE, MAX_UNREADABLE};
 
@@ -34,12 +34,12 @@ pub(super) struct Listed {
 /// read: there may be a hundred times as many.
 pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Listed, RegistryError> {
     let (parent, since) = (shared.store.keys.owned(), shared.since());
-    let entries = shared.store.all_below(&parent).await.map_err(failed)?;
+    let entries = shared.store.all_below(&parent).await.map_err(not_read)?;
     let reads = Arc::clone(shared);
     let (names, mut owned) = elsewhere(move || told_by_me(&reads, &entries)).await?;
     let (mut records, mut unreadable, mut rest) = (Vec::new(), Unreadable::new(), &names[..]);
     while !rest.is_empty() {
-        let (entries, count) = shared.store.records_at(rest).await.map_err(failed)?;
+        let (entries, count) = shared.store.records_at(rest).await.map_err(not_read)?;
         rest = &rest[count..];
         let parses = Arc::clone(shared);
         let (some, others) = elsewhere(move || take_mine(&parses, entries, since)).await?;
@@ -174,7 +174,7 @@ pub(super) async fn page(
             .store
             .records_below(&from, &parent, most)
             .await
-            .map_err(failed)?;
+            .map_err(not_read)?;
         if let Some((last, _, _)) = some.last() {
             from.clone_from(last);
             from.push(0);
@@ -218,10 +218,6 @@ fn with(mut page: SessionPage, shared: &Shared, entries: &[Entry]) -> SessionPag
         }
     }
     page
-}
-
-fn failed(error: ReadError) -> RegistryError {
-    unavailable(&error.to_string())
 }
 
 /// Parses on a thread of the runtime that only this caller waits for.

@@ -189,6 +189,16 @@ pub(super) fn unavailable(why: &str) -> RegistryError {
     }
 }
 
+/// Why something cannot be read.
+pub(super) fn not_read(error: ReadError) -> RegistryError {
+    match error {
+        ReadError::Value(error) => RegistryError::Unreadable {
+            reason: error.to_string(),
+        },
+        error => unavailable(&error.to_string()),
+    }
+}
+
 async fn retry(shared: &Shared, deadline: Instant, why: &str) -> Result<(), RegistryError> {
     if Instant::now() >= deadline {
         return Err(match why.is_empty() {

@@ -5,7 +5,7 @@ use std::future::pending;
 use std::time::{Duration, Instant};
 
 use conman_proto::SessionId;
-use conman_registry::PeerStanding;
+use conman_registry::{PeerStanding, RegistryError};
 use tokio::sync::SemaphorePermit;
 use tokio::time::{sleep, timeout};
 
@@ -91,6 +91,17 @@ impl FleetMap {
                 }
                 _ => return,
             }
+        }
+    }
+
+    /// Returns when the registry can be read again. Cancel safe.
+    pub(crate) async fn until_registry_answers(&self, id: &SessionId) {
+        for times in 1.. {
+            let located = self.locate_fresh(id).await;
+            if !matches!(located, Err(RegistryError::Unavailable { .. })) {
+                return;
+            }
+            sleep(pause(times)).await;
         }
     }
 

@@ -22,6 +22,8 @@ pub(crate) enum Cause {
     Fenced,
     /// Its node does not answer, and is not known to be dead.
     Silent,
+    /// The registry does not answer, and its node is not known.
+    Registry,
 }
 
 impl Cause {
@@ -60,6 +62,7 @@ impl Cause {
             Self::Preempted => "preempted",
             Self::Fenced => "fenced",
             Self::Silent => "silent",
+            Self::Registry => "registry",
         }
     }
 }

@@ -21,6 +21,7 @@ use std::time::Duration;
 use conman_node::{Node, RouteError, SessionRoute};
 use conman_proto::SessionId;
 use conman_proxy::{PeerRefusal, Route, Way};
+use conman_registry::RegistryError;
 use conman_vitals::essential;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -69,6 +70,8 @@ enum Awaited {
     Ready { node: Arc<str>, may_start: bool },
     /// Its node can be reached.
     Reachable { node: Arc<str> },
+    /// The registry answers, so that its node is known.
+    Registry,
 }
 
 impl Locator {
@@ -139,12 +142,18 @@ impl Locator {
                     Err(error) => return Err(LocateError::Route(error)),
                 }
             }
-            let located = self.map.locate(id, &mut fresh).await;
-            // If no other node is known, the answer is this node's.
-            let location = located.map_err(|error| match ended {
-                Some(ended) => LocateError::Route(ended),
-                None => LocateError::Registry(error),
-            })?;
+            let location = match (self.map.locate_now(id, &mut fresh).await, ended) {
+                (Ok(location), _) => location,
+                // If no other node is known, the answer is this node's.
+                (Err(_), Some(ended)) => return Err(LocateError::Route(ended)),
+                (Err(RegistryError::Unavailable { .. }), None) => {
+                    let _held = Held::new(Cause::Registry);
+                    self.wait_for(id, Awaited::Registry).await?;
+                    fresh = true;
+                    continue;
+                }
+                (Err(error), None) => return Err(LocateError::Registry(error)),
+            };
             match location {
                 SessionLocation::There(owner) => match owner.node.address.clone() {
                     Ok(address) => return Ok(self.route_to(id, owner, address)),

@@ -191,17 +191,24 @@ impl FleetMap {
     ) -> Result<SessionLocation, RegistryError> {
         let until = Instant::now() + REGISTRY_SOON;
         loop {
-            match self.fleet.locate(id, *fresh).await {
-                Ok(seen) => {
-                    *fresh = seen.fresh;
-                    return Ok(self.location_of(seen.located));
-                }
+            match self.locate_now(id, fresh).await {
                 Err(RegistryError::Unavailable { .. }) if Instant::now() < until => {
                     tokio::time::sleep(REGISTRY_PAUSE).await;
                 }
-                Err(error) => return Err(error),
+                located => return located,
             }
         }
+    }
+
+    /// The same, without trying again.
+    pub(crate) async fn locate_now(
+        &self,
+        id: &SessionId,
+        fresh: &mut bool,
+    ) -> Result<SessionLocation, RegistryError> {
+        let seen = self.fleet.locate(id, *fresh).await?;
+        *fresh = seen.fresh;
+        Ok(self.location_of(seen.located))
     }
 
     fn location_of(&self, located: Option<Located>) -> SessionLocation {

@@ -113,6 +113,10 @@ impl Locator {
                 self.map.until_reachable(id, node).await;
                 Ok(())
             }
+            Awaited::Registry => {
+                self.map.until_registry_answers(id).await;
+                Ok(())
+            }
         }
     }
 }

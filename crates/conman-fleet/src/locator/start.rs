@@ -5,16 +5,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_node::Former;
 use conman_proto::SessionId;
-use conman_registry::RegistryError;
+use conman_registry::{RegistryError, SessionRecord};
 
 use super::node_requests::NodeAnswer;
 use super::{FormerNode, Locator};
 use crate::hold::pause;
 use crate::locate_error::is_elsewhere;
 use crate::{Attempt, LocateError, Missing, PlacementRequest, StartAttempts, StartOn, node_api};
-
-/// Attempts to read a record while the registry does not answer.
-const MAX_READS: u32 = 8;
 
 impl Locator {
     /// Makes a node start the session from its record. Repeats the attempts while time alone may
@@ -30,8 +27,7 @@ impl Locator {
             let record = match self.node.sessions().record(id).await {
                 Ok(Some(record)) => record,
                 Ok(None) => return Ok(()),
-                // Its leader may just have been lost, with the machine of a node.
-                Err(RegistryError::Unavailable { .. }) if times <= MAX_READS => {
+                Err(RegistryError::Unavailable { .. }) => {
                     tokio::time::sleep(pause(times)).await;
                     continue;
                 }
@@ -40,7 +36,7 @@ impl Locator {
             let placement = self.map.place(id, &PlacementRequest::from(&record.spec));
             let mut start = ConnectionStart {
                 locator: self,
-                id,
+                record: &record,
                 may_start,
                 former,
             };
@@ -68,12 +64,19 @@ impl Locator {
         Ok(())
     }
 
-    async fn start_here(&self, id: &SessionId, may_start: bool, former: &FormerNode) -> NodeAnswer {
+    async fn start_here(
+        &self,
+        record: &SessionRecord,
+        may_start: bool,
+        former: &FormerNode,
+    ) -> NodeAnswer {
         let former = Former {
             node: Some(&former.name),
             is_lost: former.is_lost,
         };
-        match self.node.access().revive(id, may_start, former).await {
+        let access = self.node.access();
+        let revived = access.revive(&record.id, Some(record.clone()), may_start, former);
+        match revived.await {
             Ok(_) => NodeAnswer::Ready,
             Err(error) if is_elsewhere(&error) => NodeAnswer::Elsewhere,
             Err(error) => NodeAnswer::Failed(LocateError::Route(error)),
@@ -84,7 +87,7 @@ impl Locator {
 /// A start for connections that wait for the session.
 struct ConnectionStart<'a> {
     locator: &'a Locator,
-    id: &'a SessionId,
+    record: &'a SessionRecord,
     may_start: bool,
     former: &'a FormerNode,
 }
@@ -96,9 +99,12 @@ impl StartOn for ConnectionStart<'_> {
     async fn start_on(&mut self, node: &str) -> Attempt<Self::Answer> {
         let (locator, former) = (self.locator, self.former);
         let answer = if node == locator.map.me() {
-            locator.start_here(self.id, self.may_start, former).await
+            locator
+                .start_here(self.record, self.may_start, former)
+                .await
         } else {
-            let target = node_api::ready(self.id, self.may_start, &former.name, former.is_lost);
+            let id = &self.record.id;
+            let target = node_api::ready(id, self.may_start, &former.name, former.is_lost);
             locator.post(node, target).await
         };
         answer.into_attempt()

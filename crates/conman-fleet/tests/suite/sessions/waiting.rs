@@ -47,6 +47,21 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
     assert_eq!(a.clients.stats().held, 0);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_waits_until_the_registry_says_where_its_session_is() {
+    let (fleet, a, b) = two().await;
+    let id = id("alice");
+    b.start(&id).await;
+    fleet.cut("a");
+    let waiting = tokio::spawn(a.fetch(&id));
+    a.holds().await;
+    assert!(!waiting.is_finished());
+    fleet.heal("a");
+    let answer = waiting.await.expect("no panic");
+    assert!(is_served(&answer, &id), "{answer}");
+    assert_eq!(a.clients.stats().held, 0);
+}
+
 /// A node that has just joined may have sessions to adopt before it announces its address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_waits_for_a_node_that_comes_until_it_has_said_where_it_listens() {
