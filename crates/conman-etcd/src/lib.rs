@@ -68,7 +68,7 @@ use driver::{Command, Driver};
 use membership::{Membership, hints};
 use seen::Seen;
 use shared::Shared;
-use store::{ReadError, Store};
+use store::Store;
 
 /// Claims and releases that wait for the driver, which takes all of them at once.
 const MAX_COMMANDS: usize = 4_096;
@@ -358,10 +358,14 @@ impl Registry for EtcdRegistry {
         spec: &ResolvedSpec,
         read: Option<&SessionRecord>,
     ) -> Result<SessionRecord, RegistryError> {
-        let mut revision = None;
-        if let Some(read) = read {
-            revision = Some(self.written_at(read).await?);
-        }
+        let revision = match read {
+            // If the record has changed since, etcd refuses the claim.
+            Some(read) => match self.shared.take_revision(read) {
+                Some(revision) => Some(revision),
+                None => Some(self.written_at(read).await?),
+            },
+            None => None,
+        };
         let (reply, answer) = oneshot::channel();
         let command = Command::Claim {
             id: id.clone(),
@@ -450,13 +454,11 @@ impl Registry for EtcdRegistry {
         }
         let (shared, id) = (Arc::clone(&self.shared), id.clone());
         self.run(async move {
-            match notes::read(&shared, &id).await {
-                Ok(found) => Ok(found.map(|mine| mine.told.record)),
-                Err(ReadError::Value(error)) => Err(RegistryError::Unreadable {
-                    reason: error.to_string(),
-                }),
-                Err(error) => Err(notes::unavailable(&error.to_string())),
-            }
+            let found = notes::read(&shared, &id).await.map_err(notes::not_read)?;
+            Ok(found.map(|found| {
+                shared.note_revision(&found);
+                found.told.record
+            }))
         })
         .await
     }

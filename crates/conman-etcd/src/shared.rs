@@ -22,6 +22,9 @@ use conman_registry::{Located, RegistryError, SessionRecord, Standing};
 /// and looked up again, one round trip each.
 const MAX_LOCATIONS: usize = 100_000;
 
+/// Number of records whose revisions are remembered. When it is reached, all are dropped and read again.
+const MAX_REVISIONS: usize = 1_000;
+
 /// Maximum number of unreadable records that are logged.
 const MAX_UNREADABLE: usize = 100;
 
@@ -39,6 +42,8 @@ pub(super) struct Shared {
     pub(super) hurry: Notify,
     records: Mutex<Records>,
     locations: Mutex<HashMap<SessionId, Located>>,
+    /// Records that were read for a claim that has not come yet, with the revisions that wrote them.
+    revisions: Mutex<HashMap<SessionId, (SessionRecord, i64)>>,
     /// Keys of unreadable records that have been logged.
     unreadable: Mutex<HashSet<String>>,
     /// Why the latest renewal failed; `None` after a success.
@@ -60,6 +65,7 @@ impl Shared {
             hurry: Notify::new(),
             records: Mutex::default(),
             locations: Mutex::default(),
+            revisions: Mutex::default(),
             unreadable: Mutex::default(),
             trouble: Mutex::default(),
         }
@@ -190,6 +196,25 @@ impl Shared {
         }
     }
 
+    /// Remembers the revision that wrote a record.
+    pub(super) fn note_revision(&self, read: &Mine) {
+        let Some(revision) = read.mod_revision else {
+            return;
+        };
+        let record = read.told.record.clone();
+        let mut revisions = self.revisions();
+        if revisions.len() >= MAX_REVISIONS {
+            revisions.clear();
+        }
+        revisions.insert(record.id.clone(), (record, revision));
+    }
+
+    /// Forgets and returns the revision that wrote this record, if it is remembered.
+    pub(super) fn take_revision(&self, record: &SessionRecord) -> Option<i64> {
+        let (noted, revision) = self.revisions().remove(&record.id)?;
+        (noted == *record).then_some(revision)
+    }
+
     /// Whether this unreadable record has not been logged and should be.
     pub(super) fn is_news(&self, key: &str) -> bool {
         let told = self.unreadable.lock();
@@ -221,6 +246,12 @@ impl Shared {
     /// A panic while the lock is held cannot leave a partial change: each is one map operation.
     fn records(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn revisions(&self) -> MutexGuard<'_, HashMap<SessionId, (SessionRecord, i64)>> {
+        self.revisions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn locations(&self) -> MutexGuard<'_, HashMap<SessionId, Located>> {
