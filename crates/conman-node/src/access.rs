@@ -8,7 +8,6 @@ use conman_linux::Signal;
 use conman_proto::{
     Generation, LinkRequest, PortRange, SessionId, SessionLink, SessionState, SessionStats,
 };
-use conman_registry::SessionRecord;
 use conman_runtime::{
     ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime, RuntimeError,
 };
@@ -97,15 +96,14 @@ impl AccessHandle {
     /// Returns the route to a session that runs here, or whose `former` node has given it up or is lost. This
     /// node claims such a session and starts it by its record, if it ended with its node and no start has
     /// succeeded since, or if `may_start` and its template allow it. Waits while it starts; cancelling does
-    /// not cancel the start. The record is read if the caller has not read it.
+    /// not cancel the start.
     pub async fn revive(
         &self,
         id: &SessionId,
-        record: Option<SessionRecord>,
         may_start: bool,
         former: Former<'_>,
     ) -> Result<SessionRoute, RouteError> {
-        revival::revive(self, id, record, may_start, former).await
+        revival::revive(self, id, may_start, former).await
     }
 
     /// Pauses a running session: its processes do not run until it is resumed.

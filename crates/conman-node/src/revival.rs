@@ -57,7 +57,6 @@ pub struct Former<'a> {
 pub(crate) async fn revive(
     access: &AccessHandle,
     id: &SessionId,
-    record: Option<SessionRecord>,
     may_start: bool,
     former: Former<'_>,
 ) -> Result<SessionRoute, RouteError> {
@@ -70,10 +69,7 @@ pub(crate) async fn revive(
         id: id.clone(),
         source,
     };
-    let record = match record {
-        Some(record) => Some(record),
-        None => read(context, id).await.map_err(not_started)?,
-    };
+    let record = read(context, id).await.map_err(not_started)?;
     let record = record.ok_or_else(|| RouteError::NoSuchSession { id: id.clone() })?;
     let (end, now) = (end_of(&record), Timestamp::now());
     let unwanted = record.state.end_cause() == Some(EndCause::Deleted);

@@ -47,8 +47,7 @@ pub(crate) async fn ready(
         node: Some(&asked.from),
         is_lost: asked.lost,
     };
-    let access = state.node.access();
-    let route = access.revive(&id, None, asked.start, former).await;
+    let route = state.node.access().revive(&id, asked.start, former).await;
     let route = route.map_err(|error| route_error(&error))?;
     let generation = route.generation;
     Ok(Json(Ready { generation }))

@@ -7,9 +7,11 @@ use conman_core::error_chain;
 use conman_core::placement::Placement;
 use conman_node::{RestartError, RouteError, WithoutImage};
 use conman_proto::{Generation, ResolvedSpec, SessionId};
+use tokio::time::sleep;
 
 use super::Locator;
 use super::node_requests::NodeAnswer;
+use crate::hold::pause;
 use crate::locate_error::{is_of_another, reasons};
 use crate::start_attempts::MAX_CANDIDATES;
 use crate::{
@@ -32,6 +34,9 @@ pub(crate) struct LostSession {
     /// The number of this restart in a row.
     pub(crate) count: u32,
 }
+
+/// How often the owner of a session that is being started is looked up: within some 1.5 s.
+const CLAIM_LOOKS: u32 = 6;
 
 impl Locator {
     /// Makes a node restart a session that lost its node; each node is requested once. Returns the
@@ -83,14 +88,21 @@ impl Locator {
         self.map.place(id, &wanted)
     }
 
-    /// The node that owns a session at present.
+    /// The node that owns a session that a node starts, or has started.
     pub(crate) async fn owner(&self, id: &SessionId) -> Result<String, String> {
-        match self.map.locate_fresh(id).await {
-            Ok(SessionLocation::There(owner)) => Ok(owner.node.name.to_string()),
-            Ok(SessionLocation::Here { .. }) => Ok(self.map.me().to_owned()),
-            Ok(_) => Err("it was stopped or forgotten meanwhile".to_owned()),
-            Err(error) => Err(error_chain(&error)),
+        for times in 1..=CLAIM_LOOKS {
+            match self.map.locate_fresh(id).await {
+                Ok(SessionLocation::There(owner)) => return Ok(owner.node.name.to_string()),
+                Ok(SessionLocation::Here { .. }) => return Ok(self.map.me().to_owned()),
+                // The node that starts it may not have recorded that yet.
+                Ok(SessionLocation::Released { .. } | SessionLocation::Lost { .. }) => {
+                    sleep(pause(times)).await;
+                }
+                Ok(SessionLocation::NoOwner) => break,
+                Err(error) => return Err(error_chain(&error)),
+            }
         }
+        Err("it was stopped or forgotten meanwhile".to_owned())
     }
 
     async fn restart_here(&self, lost: &LostSession, without_image: WithoutImage) -> NodeAnswer {

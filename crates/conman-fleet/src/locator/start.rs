@@ -5,13 +5,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_node::Former;
 use conman_proto::SessionId;
-use conman_registry::{RegistryError, SessionRecord};
+use conman_registry::RegistryError;
 
 use super::node_requests::NodeAnswer;
 use super::{FormerNode, Locator};
 use crate::hold::pause;
 use crate::locate_error::is_elsewhere;
 use crate::{Attempt, LocateError, Missing, PlacementRequest, StartAttempts, StartOn, node_api};
+
+/// Attempts to read a record while the registry does not answer.
+const MAX_READS: u32 = 8;
 
 impl Locator {
     /// Makes a node start the session from its record. Repeats the attempts while time alone may
@@ -27,7 +30,8 @@ impl Locator {
             let record = match self.node.sessions().record(id).await {
                 Ok(Some(record)) => record,
                 Ok(None) => return Ok(()),
-                Err(RegistryError::Unavailable { .. }) => {
+                // Its leader may just have been lost, with the machine of a node.
+                Err(RegistryError::Unavailable { .. }) if times <= MAX_READS => {
                     tokio::time::sleep(pause(times)).await;
                     continue;
                 }
@@ -36,7 +40,7 @@ impl Locator {
             let placement = self.map.place(id, &PlacementRequest::from(&record.spec));
             let mut start = ConnectionStart {
                 locator: self,
-                record: &record,
+                id,
                 may_start,
                 former,
             };
@@ -64,19 +68,12 @@ impl Locator {
         Ok(())
     }
 
-    async fn start_here(
-        &self,
-        record: &SessionRecord,
-        may_start: bool,
-        former: &FormerNode,
-    ) -> NodeAnswer {
+    async fn start_here(&self, id: &SessionId, may_start: bool, former: &FormerNode) -> NodeAnswer {
         let former = Former {
             node: Some(&former.name),
             is_lost: former.is_lost,
         };
-        let access = self.node.access();
-        let revived = access.revive(&record.id, Some(record.clone()), may_start, former);
-        match revived.await {
+        match self.node.access().revive(id, may_start, former).await {
             Ok(_) => NodeAnswer::Ready,
             Err(error) if is_elsewhere(&error) => NodeAnswer::Elsewhere,
             Err(error) => NodeAnswer::Failed(LocateError::Route(error)),
@@ -87,7 +84,7 @@ impl Locator {
 /// A start for connections that wait for the session.
 struct ConnectionStart<'a> {
     locator: &'a Locator,
-    record: &'a SessionRecord,
+    id: &'a SessionId,
     may_start: bool,
     former: &'a FormerNode,
 }
@@ -99,12 +96,9 @@ impl StartOn for ConnectionStart<'_> {
     async fn start_on(&mut self, node: &str) -> Attempt<Self::Answer> {
         let (locator, former) = (self.locator, self.former);
         let answer = if node == locator.map.me() {
-            locator
-                .start_here(self.record, self.may_start, former)
-                .await
+            locator.start_here(self.id, self.may_start, former).await
         } else {
-            let id = &self.record.id;
-            let target = node_api::ready(id, self.may_start, &former.name, former.is_lost);
+            let target = node_api::ready(self.id, self.may_start, &former.name, former.is_lost);
             locator.post(node, target).await
         };
         answer.into_attempt()

@@ -17,15 +17,19 @@ use super::typed::{began, conman};
 
 const SESSIONS: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Starts the sessions, to be restarted, and gives their generations.
+/// Starts the sessions, to be restarted, and gives the generations of those that the node has: one that is
+/// busy leaves some to others.
 async fn started(fleet: &mut Fleet, node: usize) -> Vec<(&'static str, u64)> {
     let mut generations = Vec::new();
     for id in SESSIONS {
         let session = fleet.ensure_restarting(node, id).await;
         let generation = session.generation.get();
         fleet.goes_on(id, generation).await;
-        generations.push((id, generation));
+        if session.node == fleet.node(node).name() {
+            generations.push((id, generation));
+        }
     }
+    assert!(!generations.is_empty(), "n{} has no session", node + 1);
     generations
 }
 
