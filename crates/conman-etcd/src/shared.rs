@@ -1,6 +1,7 @@
 //! State shared by the driver, the other tasks and the registry's callers.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_core::ownership::{
@@ -22,8 +23,8 @@ use conman_registry::{Located, RegistryError, SessionRecord, Standing};
 /// and looked up again, one round trip each.
 const MAX_LOCATIONS: usize = 100_000;
 
-/// Number of records whose revisions are remembered. When it is reached, all are dropped and read again.
-const MAX_REVISIONS: usize = 1_000;
+/// Number of remembered revisions. When it is reached, all are dropped and read again.
+const MAX_REVISIONS: usize = 10_000;
 
 /// Maximum number of unreadable records that are logged.
 const MAX_UNREADABLE: usize = 100;
@@ -42,8 +43,9 @@ pub(super) struct Shared {
     pub(super) hurry: Notify,
     records: Mutex<Records>,
     locations: Mutex<HashMap<SessionId, Located>>,
-    /// Records that were read for a claim that has not come yet, with the revisions that wrote them.
-    revisions: Mutex<HashMap<SessionId, (SessionRecord, i64)>>,
+    /// Revisions that wrote the records read last, by session, with hashes of these records.
+    revisions: Mutex<HashMap<SessionId, (u64, i64)>>,
+    hasher: RandomState,
     /// Keys of unreadable records that have been logged.
     unreadable: Mutex<HashSet<String>>,
     /// Why the latest renewal failed; `None` after a success.
@@ -66,6 +68,7 @@ impl Shared {
             records: Mutex::default(),
             locations: Mutex::default(),
             revisions: Mutex::default(),
+            hasher: RandomState::new(),
             unreadable: Mutex::default(),
             trouble: Mutex::default(),
         }
@@ -201,18 +204,26 @@ impl Shared {
         let Some(revision) = read.mod_revision else {
             return;
         };
-        let record = read.told.record.clone();
+        let record = &read.told.record;
+        let Some(hash) = self.hash(record) else {
+            return;
+        };
         let mut revisions = self.revisions();
         if revisions.len() >= MAX_REVISIONS {
             revisions.clear();
         }
-        revisions.insert(record.id.clone(), (record, revision));
+        revisions.insert(record.id.clone(), (hash, revision));
     }
 
     /// Forgets and returns the revision that wrote this record, if it is remembered.
     pub(super) fn take_revision(&self, record: &SessionRecord) -> Option<i64> {
         let (noted, revision) = self.revisions().remove(&record.id)?;
-        (noted == *record).then_some(revision)
+        (Some(noted) == self.hash(record)).then_some(revision)
+    }
+
+    fn hash(&self, record: &SessionRecord) -> Option<u64> {
+        let text = serde_json::to_vec(record).ok()?;
+        Some(self.hasher.hash_one(text))
     }
 
     /// Whether this unreadable record has not been logged and should be.
@@ -248,7 +259,7 @@ impl Shared {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn revisions(&self) -> MutexGuard<'_, HashMap<SessionId, (SessionRecord, i64)>> {
+    fn revisions(&self) -> MutexGuard<'_, HashMap<SessionId, (u64, i64)>> {
         self.revisions
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

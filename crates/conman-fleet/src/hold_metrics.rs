@@ -108,6 +108,7 @@ pub(crate) fn describe() {
         Cause::Preempted,
         Cause::Fenced,
         Cause::Silent,
+        Cause::Registry,
     ] {
         metrics::gauge!(HELD, "cause" => cause.as_str()).set(0.0);
     }

@@ -37,7 +37,7 @@ use crate::{
     own_route,
 };
 
-/// Look-ups of one call. Each but the first reads the registry, after a wait.
+/// Look-ups of one call. Each but the first comes after a wait, and reads the registry.
 const MAX_LOOKUPS: u32 = 8;
 /// Interval between checks for lost nodes, besides those after a change.
 const LOST_NODE_INTERVAL: Duration = Duration::from_millis(500);
@@ -142,17 +142,21 @@ impl Locator {
                     Err(error) => return Err(LocateError::Route(error)),
                 }
             }
-            let location = match (self.map.locate_now(id, &mut fresh).await, ended) {
-                (Ok(location), _) => location,
+            let location = match ended {
                 // If no other node is known, the answer is this node's.
-                (Err(_), Some(ended)) => return Err(LocateError::Route(ended)),
-                (Err(RegistryError::Unavailable { .. }), None) => {
-                    let _held = Held::new(Cause::Registry);
-                    self.wait_for(id, Awaited::Registry).await?;
-                    fresh = true;
-                    continue;
+                Some(ended) => {
+                    let located = self.map.locate(id, &mut fresh).await;
+                    located.map_err(|_| LocateError::Route(ended))?
                 }
-                (Err(error), None) => return Err(LocateError::Registry(error)),
+                None => match self.map.locate_now(id, &mut fresh).await {
+                    Ok(location) => location,
+                    Err(RegistryError::Unavailable { .. }) => {
+                        let _held = Held::new(Cause::Registry);
+                        self.wait_for(id, Awaited::Registry).await?;
+                        continue;
+                    }
+                    Err(error) => return Err(LocateError::Registry(error)),
+                },
             };
             match location {
                 SessionLocation::There(owner) => match owner.node.address.clone() {

@@ -200,7 +200,7 @@ impl FleetMap {
         }
     }
 
-    /// The same, without trying again.
+    /// Does the same as [`Self::locate`] without retries.
     pub(crate) async fn locate_now(
         &self,
         id: &SessionId,

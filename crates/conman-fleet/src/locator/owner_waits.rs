@@ -33,7 +33,7 @@ impl Locator {
                 // A node's answer about a session that it has lost meanwhile is of no interest.
                 match self.map.locate_fresh(id).await {
                     Ok(SessionLocation::There(owner)) if *owner.node.name == *name => Err(error),
-                    // The next look-up reports that the registry does not answer.
+                    // The next look-up waits for the registry.
                     Ok(_) | Err(_) => Ok(()),
                 }
             }

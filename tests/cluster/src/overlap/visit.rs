@@ -29,7 +29,7 @@ pub async fn visit(through: SocketAddr, id: &str) -> Result<(WebSocketStream<Tcp
     }
 }
 
-/// Says how the handshake was answered, and which program did.
+/// Says how the handshake was refused, and by which program.
 fn refusal(error: tungstenite::Error) -> Error {
     let tungstenite::Error::Http(answer) = error else {
         return error.into();
