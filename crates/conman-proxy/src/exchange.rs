@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, Problem, SessionId};
 use http::header::{CONNECTION, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -82,78 +82,34 @@ async fn from_client(
     (directory, gate): (&dyn Directory, &dyn Gate),
 ) -> Result<Response<ResponseBody>, Unforwarded> {
     let worker = &client.worker;
-    let (mut parts, body) = request.into_parts();
-    let host = read_host(&mut parts)?;
-    let domain = worker.options.domain.as_deref();
-    let (id, port, prefix) =
-        match address::read(&parts.uri, host.to_str().unwrap_or("\u{7f}"), domain) {
-            Ok(Address::Session {
-                id,
-                port,
-                prefix,
-                target,
-            }) => {
-                parts.uri = Uri::from(target);
-                (id, port, prefix)
-            }
-            Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
-            Err(AddressError::Unknown) if is_readiness_probe(&parts) => {
-                return Ok(readiness_response(directory.readiness()));
-            }
-            Err(error) => return Err(Unforwarded::Address(error)),
-        };
     let options = &worker.options;
-    if !prefix.is_empty() && !options.browser_paths && is_browsers(&parts.headers) {
-        let label = address::host_label(&id, port);
-        let host = domain
-            .zip(label)
-            .map(|(domain, label)| format!("{label}.{domain}{}", port_of(&host)));
-        return Err(Unforwarded::BrowserPath { session: id, host });
-    }
-    let scope = scope(&parts, &prefix, options);
-    let mut denied = None;
-    let may_start = match gate.admit(&mut parts, &id, &prefix) {
-        Verdict::Admit { may_start } => may_start,
-        Verdict::Deny(problem) => match port {
-            Some(port)
-                if problem.status == UNAUTHENTICATED
-                    && directory.may_be_public(&id, port).await =>
-            {
-                denied = Some(problem);
-                false
-            }
-            _ => return Err(Unforwarded::Denied(Box::new(problem))),
-        },
-        Verdict::Redirect {
-            location,
-            set_cookie,
-        } => {
-            return Err(Unforwarded::TokenExchanged {
-                location,
-                set_cookie,
-            });
-        }
+    let (mut parts, body) = request.into_parts();
+    let Some(target) = request_target(&mut parts, options)? else {
+        return Ok(readiness_response(directory.readiness()));
     };
-    let asked = port.map(|port| PortRequest {
-        port,
-        public_only: denied.is_some(),
-    });
-    if denied.is_none() {
+    let RequestTarget {
+        id, port, prefix, ..
+    } = &target;
+    let scope = scope(&parts, prefix, options);
+    let permission = permission(&mut parts, &target, directory, gate).await?;
+    if permission.denied.is_none() {
         client.admission.place.known();
     }
     let offer = Offer::of(&mut parts, !body.is_end_stream());
     let wait = Wait {
         directory,
-        until: Instant::now() + worker.options.hold_timeout,
-        may_start,
+        until: Instant::now() + options.hold_timeout,
+        may_start: permission.may_start,
     };
-    let lookup = directory.route(&id, may_start);
-    let route = worker
-        .hold
-        .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
-        .await;
+    let lookup = directory.route(id, wait.may_start);
+    let hold = &worker.hold;
+    let route = hold.wait(lookup, id, wait.until, options, &worker.meters);
+    let asked = port.map(|port| PortRequest {
+        port,
+        public_only: permission.denied.is_some(),
+    });
     // A caller without a token learns nothing about the session.
-    let route = match (route, denied) {
+    let route = match (route.await, permission.denied) {
         (Err(_), Some(problem)) => return Err(Unforwarded::Denied(Box::new(problem))),
         (route, _) => route?,
     };
@@ -162,8 +118,8 @@ async fn from_client(
         parts,
         body,
         origin: TrustedOrigin::Client {
-            host: &host,
-            prefix: &prefix,
+            host: &target.host,
+            prefix,
         },
     };
     let outgoing = Outgoing::new(client, &route, arrived);
@@ -174,6 +130,97 @@ async fn from_client(
     let mut response = answered?;
     confine(response.headers_mut(), &scope);
     Ok(response)
+}
+
+/// The session and port that a client's request addresses.
+struct RequestTarget {
+    host: HeaderValue,
+    id: SessionId,
+    port: Option<u16>,
+    /// Empty if the host names the session.
+    prefix: String,
+}
+
+/// Returns the session that a request addresses, and rewrites its URI; `None` for a readiness probe.
+fn request_target(
+    parts: &mut Parts,
+    options: &ProxyOptions,
+) -> Result<Option<RequestTarget>, Unforwarded> {
+    let host = read_host(parts)?;
+    let domain = options.domain.as_deref();
+    let text = host.to_str().unwrap_or("\u{7f}");
+    let (id, port, prefix, target) = match address::read(&parts.uri, text, domain) {
+        Ok(Address::Session {
+            id,
+            port,
+            prefix,
+            target,
+        }) => (id, port, prefix, target),
+        Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
+        Err(AddressError::Unknown) if is_readiness_probe(parts) => return Ok(None),
+        Err(error) => return Err(Unforwarded::Address(error)),
+    };
+    if !prefix.is_empty() && !options.browser_paths && is_browsers(&parts.headers) {
+        let label = address::host_label(&id, port);
+        let host = domain
+            .zip(label)
+            .map(|(domain, label)| format!("{label}.{domain}{}", port_of(&host)));
+        return Err(Unforwarded::BrowserPath { session: id, host });
+    }
+    parts.uri = Uri::from(target);
+    Ok(Some(RequestTarget {
+        host,
+        id,
+        port,
+        prefix,
+    }))
+}
+
+/// The rights of a caller at a session.
+struct Permission {
+    may_start: bool,
+    /// Set if it may only reach a public port: the answer if there is none.
+    denied: Option<Problem>,
+}
+
+async fn permission(
+    parts: &mut Parts,
+    target: &RequestTarget,
+    directory: &dyn Directory,
+    gate: &dyn Gate,
+) -> Result<Permission, Unforwarded> {
+    let RequestTarget {
+        id, port, prefix, ..
+    } = target;
+    let problem = match gate.admit(parts, id, prefix) {
+        Verdict::Admit { may_start } => {
+            return Ok(Permission {
+                may_start,
+                denied: None,
+            });
+        }
+        Verdict::Redirect {
+            location,
+            set_cookie,
+        } => {
+            return Err(Unforwarded::TokenExchanged {
+                location,
+                set_cookie,
+            });
+        }
+        Verdict::Deny(problem) => problem,
+    };
+    match *port {
+        Some(port)
+            if problem.status == UNAUTHENTICATED && directory.may_be_public(id, port).await =>
+        {
+            Ok(Permission {
+                may_start: false,
+                denied: Some(problem),
+            })
+        }
+        _ => Err(Unforwarded::Denied(Box::new(problem))),
+    }
 }
 
 /// Whether a load balancer asks for the state of the node.

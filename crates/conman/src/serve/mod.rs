@@ -26,6 +26,7 @@ mod readiness;
 mod renewal;
 mod runtimes;
 mod service_manager;
+mod services;
 mod signals;
 mod stalls;
 mod state;
@@ -39,37 +40,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces, serve_tcp, serve_unix};
-use conman_auth::{ApiGuard, ConnectTokens, TokenFile};
+use conman_auth::{ConnectTokens, TokenFile};
 use conman_cli::ServeArgs;
 use conman_core::naming::instance_cgroup;
-use conman_core::placement::PlacementLimits;
-use conman_core::retention::Retention;
 use conman_core::{CgroupDriver, Instance, error_chain as chain};
-use conman_fleet::{FleetMap, Locator, PeerClient, run_restarter};
 use conman_linux::Cgroups;
 use conman_net::SessionRules;
 use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
-use conman_vitals::essential;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
 use false_starts::FalseStarts;
 use listeners::Listeners;
 use peers::Credentials;
-use proxy::{origin_rules, start_proxy};
-use readiness::NodeReadiness;
 use renewal::Renewal;
 use runtimes::Runtimes;
-use signals::Signals;
+use services::{AuthSources, Services};
+use signals::{Signals, Stopped};
 use stalls::Stalls;
 use state::State;
 use template_reload::TemplateReload;
 use upkeep::{install_metrics, keep_heap_small};
-
-/// Names of the tasks that accept connections to the API.
-const API: &str = "API";
-const ADMIN_API: &str = "admin API";
 
 /// Exit code for an invalid configuration, as for wrong usage of the command line.
 pub(crate) const EXIT_CONFIG: u8 = 2;
@@ -78,8 +69,7 @@ const FIRST_OTHER_FD: u32 = 3;
 /// As in the unit file: the daemon is killed last except for the shim
 /// (proc_pid_oom_score_adj(5)).
 const OOM_SCORE: &str = "-900";
-/// Time for open tunnels and requests when the daemon stops.
-const PROXY_PATIENCE: Duration = Duration::from_secs(5);
+
 pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
     let config = match config::load(arguments.config.as_deref()) {
         Ok(config) => config,
@@ -175,9 +165,17 @@ fn start(
     let fleet = Arc::clone(&state.fleet);
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;
-        let access = (tokens, credentials);
-        let starting = (name, stalls, starts.as_ref());
-        serve(config, state, listeners, access, signals, starting).await
+        let auth = AuthSources {
+            tokens,
+            credentials,
+        };
+        let early = EarlyStart {
+            signals,
+            name,
+            stalls,
+            starts: starts.as_ref(),
+        };
+        serve(config, state, listeners, auth, early).await
     });
     // The registry joins automatically, whatever else fails.
     if let (Err(_), Some(starts)) = (&result, &starts)
@@ -203,14 +201,22 @@ fn protect_from_oom_killer() {
     }
 }
 
+/// The results of the start before the registry was opened.
+struct EarlyStart<'a> {
+    signals: Signals,
+    name: Option<name::Settled>,
+    stalls: Option<Stalls>,
+    starts: Option<&'a FalseStarts>,
+}
+
 async fn serve(
     config: Config,
     state: State,
     listeners: Listeners,
-    (tokens, credentials): (Option<Arc<TokenFile>>, Credentials),
-    mut signals: Signals,
-    (name, stalls, starts): (Option<name::Settled>, Option<Stalls>, Option<&FalseStarts>),
+    auth: AuthSources,
+    early: EarlyStart<'_>,
 ) -> Result<()> {
+    let (mut signals, starts) = (early.signals, early.starts);
     let metrics = install_metrics()?;
     keep_heap_small();
     let images = images::keeper(&state.images, &config.images)?;
@@ -225,206 +231,75 @@ async fn serve(
     let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
     let joining = async {
         let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
-        // Not a name that another node has.
-        if let Some(name) = name {
-            let remembering = tokio::task::spawn_blocking(|| name.remember());
-            remembering
-                .await
-                .context("cannot remember the node's name")?;
-        }
+        remember(early.name).await?;
         starts.inspect(|starts| starts.joined());
-        let connect_tokens = connect_tokens(&config, &state, &credentials).await?;
+        let connect_tokens = connect_tokens(&config, &state, &auth.credentials).await?;
         anyhow::Ok((listeners, Arc::new(connect_tokens)))
     };
-    let (listeners, connect_tokens) = tokio::select! {
-        // A node outside a fleet has joined already, and an earlier signal must find what a
-        // previous daemon left.
-        biased;
-        // The listeners are dropped with it, as is the process.
-        joined = joining => joined?,
+    let what = "the node had joined its fleet";
+    let Some((listeners, connect_tokens)) = unless_ended(&mut signals, what, joining).await? else {
+        starts.inspect(|starts| starts.stopped());
         // Nothing was taken over yet: there is no node to preempt, only what the shim keeps.
-        name = signals.ending.next() => {
-            tracing::info!("stopping: {name}, before the node had joined its fleet");
-            starts.inspect(|starts| starts.stopped());
-            if on_sigterm == OnSigterm::Preempt {
-                preempt_unjoined(&config, &state.instance).await;
-            }
-            return Ok(());
+        if on_sigterm == OnSigterm::Preempt {
+            preempt_unjoined(&config, &state.instance).await;
         }
+        return Ok(());
     };
-    let node = tokio::select! {
-        started = start_node(&config, &state, emergency, &runtimes, listeners.sessions_address, rules) => started?,
-        // An interrupted step is as after a crash; the next daemon completes it. A preemption needs
-        // to know what runs, so it keeps the signal until then.
-        name = signals.ending.next(), if on_sigterm == OnSigterm::Leave => {
-            tracing::info!("stopping: {name}, before running sessions were taken over");
-            starts.inspect(|starts| starts.stopped());
-            listeners.admin.path.remove();
-            return Ok(());
+    let address = listeners.sessions_address;
+    let starting = start_node(&config, &state, emergency, &runtimes, address, rules);
+    let started = match on_sigterm {
+        // An interrupted step is as after a crash; the next daemon completes it.
+        OnSigterm::Leave => {
+            let what = "running sessions were taken over";
+            unless_ended(&mut signals, what, starting).await?
         }
+        // It needs to know what runs, so the signal is kept until then.
+        OnSigterm::Preempt => Some(starting.await?),
+    };
+    let Some(node) = started else {
+        starts.inspect(|starts| starts.stopped());
+        listeners.admin.path.remove();
+        return Ok(());
     };
     runtimes.open_fence(node.sessions()).await;
     runtimes.keep_shim(&config, &state.vitals);
-    let obeying = state
-        .orders
-        .as_ref()
-        .map(|orders| fleet::obey(Arc::clone(orders), &node, &state.vitals));
+    let orders = state.orders.as_ref().map(Arc::clone);
+    let obeying = orders.map(|orders| fleet::obey(orders, &node, &state.vitals));
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
-    if let (Some(stalls), Some(shared)) = (stalls, &config.shared) {
+    if let (Some(stalls), Some(shared)) = (early.stalls, &config.shared) {
         stalls.watch(&shared.timing, node.status().clone())?;
     }
     let closing = CancellationToken::new();
-    let renewal = Renewal::run(&credentials, closing.clone());
-    let stopped = signals::watch(
-        signals,
-        node.preemption(),
-        on_sigterm,
-        signals::Reloads {
-            tokens: tokens.clone(),
-            renewal,
-            templates: TemplateReload::new(&config, &node),
-        },
-    );
-    let fleet = &state.fleet;
+    let reloads = signals::Reloads {
+        tokens: auth.tokens.clone(),
+        renewal: Renewal::run(&auth.credentials, closing.clone()),
+        templates: TemplateReload::new(&config, &node),
+    };
+    let stopped = signals::watch(signals, node.preemption(), on_sigterm, reloads);
     if config.shared.is_some() || listeners.peers.is_some() {
-        announce::run(
-            &config,
-            node.status(),
-            fleet,
-            &state.vitals,
-            closing.clone(),
-        );
+        let (status, vitals) = (node.status(), &state.vitals);
+        announce::run(&config, status, &state.fleet, vitals, closing.clone());
     }
-    let map = listeners.peers.is_some().then(|| {
-        let fleet = Arc::clone(fleet);
-        let client = PeerClient::new(credentials.dialer(&config.name));
-        // However many wait for one node, half of the connections are left for the others.
-        let limits = &config.limits;
-        let waiting = limits.node.max_held.min(limits.max_api_connections / 2);
-        let map = FleetMap::new(fleet, client, PlacementLimits::default());
-        Arc::new(map.waiting(waiting.max(1)).leaving(node.leave()))
-    });
-    let locator = map.as_ref().map(|map| {
-        let dialer = credentials.dialer(&config.name);
-        Locator::new(
-            Arc::clone(&node),
-            Arc::clone(map),
-            dialer,
-            config.limits.node.max_held,
-            closing.clone(),
-        )
-    });
-    if let Some(locator) = &locator {
-        run_restarter(
-            locator,
-            &state.vitals,
-            Retention::default(),
-            closing.clone(),
-        );
-    }
-    let readiness = NodeReadiness::new(&node, &state.vitals);
-    let proxy = start_proxy(
-        &config,
-        &listeners,
-        (&node, readiness.clone(), locator),
-        &tokens,
-        &connect_tokens,
-        &state.vitals,
-    )?;
-    if let Some(address) = config.listen.agent {
-        agent::run(address, &config.state_dir, readiness, closing.clone()).await?;
-    }
-    let api_address = listeners
-        .api
-        .local_addr()
-        .context("cannot read the API's address")?;
-    let guard = ApiGuard::new(
-        tokens,
-        listeners.host_rules(&config, api_address)?,
-        origin_rules(&config)?,
-    );
-    let api = ApiState {
-        node: Arc::clone(&node),
-        guard: Arc::new(guard),
-        fleet: map,
+    let services = Services {
+        config: &config,
+        state: &state,
+        node: &node,
+        auth: &auth,
         connect_tokens,
         images,
         metrics,
-        streams: StreamPlaces::default(),
-        closing: closing.clone(),
+        closing,
     };
-    let options = ServeOptions {
-        max_connections: config.limits.max_api_connections,
-        ..ServeOptions::default()
-    };
-    // Only the server holds the listener, so that the kernel refuses clients once it has stopped.
-    drop(listeners.sessions);
-    let peers = listeners.peers.map(|socket| {
-        let listener = socket.listen()?;
-        let router = conman_api::router(api.clone(), Listener::Peers);
-        let serving = (router, options.clone(), closing.clone());
-        peers::start(
-            &config,
-            listener,
-            &credentials,
-            node.access(),
-            serving,
-            &state.vitals,
-        )
-    });
-    let peers = peers.transpose()?;
-    let tcp = serve_tcp(
-        listeners.api,
-        conman_api::router(api.clone(), Listener::Tcp),
-        options.clone(),
-        closing.clone(),
-        state.vitals.task(API),
-    );
-    let admin = serve_unix(
-        listeners.admin.listener,
-        conman_api::router(api, Listener::Admin),
-        options,
-        closing.clone(),
-        state.vitals.task(ADMIN_API),
-    );
-    let servers = [
-        tokio::spawn(essential(API, tcp)),
-        tokio::spawn(essential(ADMIN_API, admin)),
-    ];
-    tracing::info!(
-        api = %api_address, sessions = %listeners.sessions_address,
-        admin = %config.listen.admin.display(), "ready"
-    );
+    let serving = services.start(listeners).await?;
     starts.inspect(|starts| starts.started());
-    service_manager::ready();
-    service_manager::watch(
-        node.status().clone(),
-        node.preemption(),
-        state.vitals.clone(),
-    );
-    let why = stopped.wait().await;
-    tracing::info!("stopping: {why}");
-    service_manager::stopping(why);
+    run_until(stopped, &node, &state).await;
     // A preemption has had its time already.
     if on_sigterm == OnSigterm::Leave {
         node.announce_stop().await;
     }
-    // Tunnels and streams first; the listeners accept nothing more from here on.
-    closing.cancel();
-    let peers_end = async {
-        if let Some(peers) = peers {
-            peers.shutdown(PROXY_PATIENCE).await;
-        }
-    };
-    tokio::join!(
-        proxy.shutdown(PROXY_PATIENCE),
-        peers_end,
-        node.close_through(PROXY_PATIENCE)
-    );
-    for server in servers {
-        server.await.context("a listener's task panicked")?;
-    }
+    // Tunnels and streams first.
+    let admin = serving.stop(&node).await?;
     if let Some(obeying) = obeying {
         obeying.abort();
     }
@@ -435,9 +310,49 @@ async fn serve(
         network.close().await;
     }
     remove_empty_cgroup(&node);
-    listeners.admin.path.remove();
+    admin.remove();
     drop(state);
     Ok(())
+}
+
+/// Returns the result of a step of the start, or `None` if a signal to end comes first. The step is polled
+/// first: a node outside a fleet joins at once, and after an earlier signal it has to find the containers that a
+/// previous daemon left.
+async fn unless_ended<T>(
+    signals: &mut Signals,
+    what: &str,
+    step: impl Future<Output = Result<T>>,
+) -> Result<Option<T>> {
+    tokio::select! {
+        biased;
+        // If the signal comes first, the process ends.
+        done = step => done.map(Some),
+        // Cancel safe: a signal stays pending until it is read.
+        name = signals.ending.next() => {
+            tracing::info!("stopping: {name}, before {what}");
+            Ok(None)
+        }
+    }
+}
+
+/// Keeps the node's name for later starts, once it is known that no other node has it.
+async fn remember(name: Option<name::Settled>) -> Result<()> {
+    let Some(name) = name else {
+        return Ok(());
+    };
+    let remembering = tokio::task::spawn_blocking(|| name.remember());
+    let remembered = remembering.await;
+    remembered.context("cannot remember the node's name")
+}
+
+/// Returns once the daemon is to stop.
+async fn run_until(stopped: Stopped, node: &Node, state: &State) {
+    service_manager::ready();
+    let status = node.status().clone();
+    service_manager::watch(status, node.preemption(), state.vitals.clone());
+    let why = stopped.wait().await;
+    tracing::info!("stopping: {why}");
+    service_manager::stopping(why);
 }
 
 /// Kills what an earlier daemon left, if the machine stops before this daemon has taken it over.

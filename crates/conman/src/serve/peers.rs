@@ -7,11 +7,10 @@ use axum::Router;
 use conman_api::{ApiBackend, ServeOptions};
 use conman_auth::{ClusterSecret, FleetTls};
 use conman_fleet::{Dialer, NodeSessions, PeerAcceptor};
-use conman_node::AccessHandle;
 use conman_proxy::{PeerFront, Proxy, ProxyOptions};
-use conman_vitals::Vitals;
 use tokio_util::sync::CancellationToken;
 
+use super::services::Services;
 use crate::config::Config;
 
 /// The credentials that authenticate nodes.
@@ -49,28 +48,33 @@ impl Credentials {
     }
 }
 
-/// Serves other nodes: session traffic by `access`, everything else by `api`.
+/// The API for other nodes.
+pub(super) struct PeerApi {
+    pub(super) router: Router,
+    pub(super) options: ServeOptions,
+    pub(super) closing: CancellationToken,
+}
+
+/// Serves other nodes: session traffic, and everything else by `api`.
 pub(super) fn start(
-    config: &Config,
+    services: &Services<'_>,
     listener: std::net::TcpListener,
-    credentials: &Credentials,
-    access: &AccessHandle,
-    (router, api_options, closing): (Router, ServeOptions, CancellationToken),
-    vitals: &Vitals,
+    api: PeerApi,
 ) -> Result<Proxy> {
+    let access = services.node.access().clone();
     let options = ProxyOptions {
         domain: None,
-        max_connections: config.limits.max_connections,
+        max_connections: services.config.limits.max_connections,
         // Connections of other nodes wait in their pools for the next request.
         idle_timeout: ProxyOptions::default().pool_idle_timeout * 2,
-        vitals: vitals.clone(),
+        vitals: services.state.vitals.clone(),
         ..ProxyOptions::default()
     }
     .for_nodes();
     let front = PeerFront {
-        accept: Arc::new(PeerAcceptor::new(credentials.tls.clone())),
-        sessions: Arc::new(NodeSessions(access.clone())),
-        api: Arc::new(ApiBackend::new(router, api_options, closing)),
+        accept: Arc::new(PeerAcceptor::new(services.auth.credentials.tls.clone())),
+        sessions: Arc::new(NodeSessions(access)),
+        api: Arc::new(ApiBackend::new(api.router, api.options, api.closing)),
     };
     Proxy::start_peers(listener, options, front)
         .context("cannot start the threads of the listener for nodes")

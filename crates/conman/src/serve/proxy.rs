@@ -3,28 +3,24 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use conman_auth::{ConnectTokens, OriginRules, SessionGuard, SessionGuardOptions, TokenFile};
-use conman_fleet::Locator;
-use conman_node::Node;
+use conman_auth::{OriginRules, SessionGuard, SessionGuardOptions};
 use conman_proxy::{Proxy, ProxyOptions};
-use conman_vitals::Vitals;
 
+use super::directory::NodeDirectory;
+use super::gate::SessionGate;
 use super::listeners::Listeners;
-use super::readiness::NodeReadiness;
-use super::{directory, gate};
+use super::services::Services;
 use crate::config::Config;
 
 pub(super) fn start_proxy(
-    config: &Config,
+    services: &Services<'_>,
     listeners: &Listeners,
-    (node, readiness, locator): (&Node, NodeReadiness, Option<Arc<Locator>>),
-    tokens: &Option<Arc<TokenFile>>,
-    connect_tokens: &Arc<ConnectTokens>,
-    vitals: &Vitals,
+    directory: NodeDirectory,
 ) -> Result<Proxy> {
+    let config = services.config;
     let guard = SessionGuard::new(
-        tokens.clone(),
-        Arc::clone(connect_tokens),
+        services.auth.tokens.clone(),
+        Arc::clone(&services.connect_tokens),
         listeners.host_rules(config, listeners.sessions_address)?,
         origin_rules(config)?,
         SessionGuardOptions {
@@ -38,7 +34,7 @@ pub(super) fn start_proxy(
         max_held: config.limits.node.max_held,
         trust_forwarded: config.listen.trust_forwarded,
         browser_paths: config.listen.browser_paths,
-        vitals: vitals.clone(),
+        vitals: services.state.vitals.clone(),
         ..ProxyOptions::default()
     };
     let listener = listeners
@@ -48,15 +44,11 @@ pub(super) fn start_proxy(
     let proxy = Proxy::start(
         listener,
         options,
-        Arc::new(directory::NodeDirectory::new(
-            node.access().clone(),
-            readiness,
-            locator,
-        )),
-        Arc::new(gate::SessionGate::new(guard)),
+        Arc::new(directory),
+        Arc::new(SessionGate::new(guard)),
     )
     .context("cannot start the sessions listener's threads")?;
-    proxy.follow(node.leave().departure());
+    proxy.follow(services.node.leave().departure());
     Ok(proxy)
 }
 
