@@ -8,9 +8,7 @@ use conman_core::ownership::{Key, OwnedState, Value};
 use conman_proto::{Generation, SessionId};
 use tokio::sync::watch;
 
-use super::call_error::CallError;
 use super::shared::{Shared, name};
-use super::store::ReadError;
 use super::{EtcdRegistry, codec, figures, forgetting, listing, notes, shared_key};
 use conman_registry::{
     Announcement, Fleet, ForgetError, Located, Peer, RegistryError, SessionPage, Sighting, Standing,
@@ -105,16 +103,7 @@ impl Fleet for EtcdRegistry {
 async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, RegistryError> {
     let key = Key::Session(name(id));
     let names = [shared.store.keys.of(&key)];
-    let read = shared.store.get(&names).await;
-    let (entries, _) = read.map_err(|error| match error {
-        // It answers, and waiting does not help.
-        ReadError::Call(error @ (CallError::Refused { .. } | CallError::Stale { .. })) => {
-            RegistryError::Unreadable {
-                reason: error.to_string(),
-            }
-        }
-        error => notes::not_read(error),
-    })?;
+    let (entries, _) = shared.store.get(&names).await.map_err(notes::not_read)?;
     let Some((name, bytes, _)) = entries.into_iter().flatten().next() else {
         return Ok(None);
     };
