@@ -189,7 +189,7 @@ pub(super) fn unavailable(why: &str) -> RegistryError {
     }
 }
 
-/// Why something cannot be read.
+/// The registry's error for a failed read.
 pub(super) fn not_read(error: ReadError) -> RegistryError {
     match error {
         ReadError::Value(error) => RegistryError::Unreadable {

@@ -22,7 +22,7 @@ pub(crate) enum Cause {
     Fenced,
     /// Its node does not answer, and is not known to be dead.
     Silent,
-    /// The registry does not answer, and its node is not known.
+    /// The registry does not answer, and this node does not know where the session is.
     Registry,
 }
 

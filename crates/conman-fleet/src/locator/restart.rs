@@ -35,7 +35,7 @@ pub(crate) struct LostSession {
     pub(crate) count: u32,
 }
 
-/// How often the owner of a session that is being started is looked up: within some 1.5 s.
+/// Look-ups of the owner of a session that another node may be starting: the last one after some 1.5 s.
 const CLAIM_LOOKS: u32 = 6;
 
 impl Locator {
@@ -88,16 +88,17 @@ impl Locator {
         self.map.place(id, &wanted)
     }
 
-    /// The node that owns a session that a node starts, or has started.
+    /// The node that owns a session. Waits for a moment if a node starts it and has not recorded that.
     pub(crate) async fn owner(&self, id: &SessionId) -> Result<String, String> {
-        for times in 1..=CLAIM_LOOKS {
+        for times in 0..CLAIM_LOOKS {
+            if times > 0 {
+                sleep(pause(times)).await;
+            }
             match self.map.locate_fresh(id).await {
                 Ok(SessionLocation::There(owner)) => return Ok(owner.node.name.to_string()),
                 Ok(SessionLocation::Here { .. }) => return Ok(self.map.me().to_owned()),
                 // The node that starts it may not have recorded that yet.
-                Ok(SessionLocation::Released { .. } | SessionLocation::Lost { .. }) => {
-                    sleep(pause(times)).await;
-                }
+                Ok(SessionLocation::Released { .. } | SessionLocation::Lost { .. }) => {}
                 Ok(SessionLocation::NoOwner) => break,
                 Err(error) => return Err(error_chain(&error)),
             }
