@@ -25,7 +25,7 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(600);
 pub(crate) const EMULATOR: &str = "qemu-system-x86_64";
 const MEMORY: &str = "2048";
 /// The emulator would keep all processors busy on which other tests measure times.
-const NICENESS: &str = "10";
+const NICENESS: &str = "19";
 /// Of what a machine said before a test failed on it.
 const LAST_LINES: usize = 120;
 

@@ -13,15 +13,16 @@ use anyhow::{Context, Result};
 use super::programs::TestProgram;
 use crate::process::target_dir;
 
-/// The slowest programs. They start first, so that none is left to run alone at the end. The emulated
-/// machines of the first one take what the others leave of the processors.
-const FIRST: [&str; 5] = [
-    "vm/suite",
+/// The slowest programs. They start first, so that none is left to run alone at the end.
+const FIRST: [&str; 4] = [
     "cluster/suite",
     "e2e/suite",
     "conman-shim/suite",
     "conman-etcd/suite",
 ];
+
+/// Starts last: its emulated machines keep all processors busy on which others measure times.
+const LAST: &str = "vm/suite";
 
 /// Programs whose tests mostly wait, and how many of them run at a time.
 const WAITING: [(&str, &str); 4] = [
@@ -56,7 +57,7 @@ struct Counts {
 /// Runs the programs, `jobs` at a time, and prints their output. Returns the names of those that
 /// failed.
 ///
-/// Failed tests are repeated once when nothing else runs, since some depend on time and the
+/// Failed tests are repeated once, one at a time when nothing else runs, since some depend on time and the
 /// machine may have been loaded. Those that pass then are printed as `flaky:`.
 pub(super) fn run(
     mut programs: Vec<TestProgram>,
@@ -64,7 +65,10 @@ pub(super) fn run(
     filter: Option<&str>,
 ) -> Result<Vec<String>> {
     let position = |name: &str| FIRST.iter().position(|first| *first == name);
-    programs.sort_by_key(|program| position(&program.name).unwrap_or(FIRST.len()));
+    programs.sort_by_key(|program| {
+        let name = program.name.as_str();
+        (name == LAST, position(name).unwrap_or(FIRST.len()))
+    });
     let logs = target_dir().join("test-logs");
     fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
 
@@ -161,7 +165,7 @@ impl Outcome {
         if failed.is_empty() || failed.iter().any(|test| test.starts_with(NEVER_AGAIN)) {
             return Ok(false);
         }
-        let mut arguments = vec!["--exact"];
+        let mut arguments = vec!["--exact", "--test-threads=1"];
         arguments.extend(&failed);
         let program = TestProgram {
             name: format!("{}.again", self.name),
