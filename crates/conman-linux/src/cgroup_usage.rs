@@ -52,8 +52,7 @@ pub struct UsageReader {
 struct Parent {
     path: PathBuf,
     directory: OwnedFd,
-    /// What this hierarchy counts.
-    counted: Vec<Add>,
+    counted: Vec<Counted>,
 }
 
 impl Cgroups {
@@ -73,8 +72,8 @@ impl Cgroups {
         let parents: Vec<_> = parents.collect();
         let in_v1 = |controller: &str| parents.iter().any(|(it, ..)| it.controls(controller));
         let counted = |hierarchy: &Hierarchy| match hierarchy.unified {
-            true => added(&UNIFIED, |controller| !in_v1(controller)),
-            false => added(&V1, |controller| hierarchy.controls(controller)),
+            true => counted_where(&UNIFIED, |controller| !in_v1(controller)),
+            false => counted_where(&V1, |controller| hierarchy.controls(controller)),
         };
         let counted: Vec<_> = parents.iter().map(|(it, ..)| counted(it)).collect();
         let parents = parents.into_iter().zip(counted);
@@ -91,17 +90,24 @@ impl Cgroups {
 
 impl UsageReader {
     /// What the cgroup of this name uses. `pid` is one of its processes: if it has one only, they are not
-    /// listed.
+    /// listed. Nothing throttles a cgroup without a limit of processor time.
     #[must_use]
-    pub fn read(&self, name: &str, pid: i32) -> ResourceUsage {
-        let mut usage = ResourceUsage::default();
+    pub fn read(&self, name: &str, pid: i32, has_cpu_limit: bool) -> ResourceUsage {
+        let unthrottled = (!has_cpu_limit).then_some(0);
+        let mut usage = ResourceUsage {
+            throttled_us: unthrottled,
+            throttled: unthrottled,
+            ..ResourceUsage::default()
+        };
         if !is_plain(&format!("/{name}")) {
             return usage;
         }
         for parent in &self.parents {
             let directory = parent.directory.as_fd();
-            for add in &parent.counted {
-                add(&mut usage, Files { directory, name });
+            for (controller, add) in &parent.counted {
+                if has_cpu_limit || *controller != THROTTLING {
+                    add(&mut usage, Files { directory, name });
+                }
             }
         }
         let uncounted = usage.memory_bytes.is_none() || usage.pids.is_none();
@@ -180,17 +186,20 @@ impl Files<'_> {
 /// Adds what a controller counts in its directory.
 type Add = fn(&mut ResourceUsage, Files<'_>);
 
-/// Controllers with what they count.
-type Counted = [(&'static str, Add)];
+/// A controller with what it counts.
+type Counted = (&'static str, Add);
 
-fn added(counted: &Counted, is_here: impl Fn(&str) -> bool) -> Vec<Add> {
-    let here = counted.iter().filter(|(controller, _)| is_here(controller));
-    here.map(|(_, add)| *add).collect()
+fn counted_where(all: &[Counted], is_here: impl Fn(&str) -> bool) -> Vec<Counted> {
+    let here = all.iter().filter(|(controller, _)| is_here(controller));
+    here.copied().collect()
 }
 
+/// The controller in v1 that counts nothing but throttling.
+const THROTTLING: &str = "cpu";
+
 /// In a v1 hierarchy.
-const V1: [(&str, Add); 5] = [
-    ("cpu", |usage, files| {
+const V1: [Counted; 5] = [
+    (THROTTLING, |usage, files| {
         let stat = files.read("cpu.stat");
         usage.throttled = field(&stat, "nr_throttled");
         usage.throttled_us = field(&stat, "throttled_time").map(|ns| ns / 1_000);
@@ -222,7 +231,7 @@ const V1: [(&str, Add); 5] = [
 ];
 
 /// In the unified hierarchy, by the v1 controller that counts the same.
-const UNIFIED: [(&str, Add); 4] = [
+const UNIFIED: [Counted; 4] = [
     ("cpuacct", |usage, files| {
         // The kernel first adds up what every processor has counted; for v1's files it does not.
         let stat = files.read("cpu.stat");

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use conman_linux::{PidFd, ResourceUsage, network_bytes};
 use conman_proto::{SessionState, SessionStats};
-use conman_runtime::{ContainerKey, Runtime};
+use conman_runtime::{ContainerKey, RunningContainer, Runtime};
 use jiff::Timestamp;
 
 use crate::context::Context;
@@ -37,8 +37,8 @@ pub(crate) async fn of_node(context: &Context) -> Vec<SessionStats> {
     read_all(running.collect()).await
 }
 
-/// A session, what runs it, and its init.
-type Running = (Arc<SessionHandle>, ContainerKey, Arc<PidFd>);
+/// A session and the init of its container.
+type Running = (Arc<SessionHandle>, Arc<PidFd>);
 
 /// Reads files of the kernel on another thread: up to ten for each session.
 async fn read_all(sessions: Vec<(Arc<SessionHandle>, Arc<dyn Runtime>)>) -> Vec<SessionStats> {
@@ -56,17 +56,14 @@ fn read_runtime(sessions: &[(Arc<SessionHandle>, Arc<dyn Runtime>)]) -> Vec<Sess
         return Vec::new();
     };
     let handles = sessions.iter().map(|(handle, _)| handle);
-    let running: Vec<_> = handles.filter_map(running).collect();
-    let containers = running
-        .iter()
-        .map(|(_, key, init)| (key.clone(), init.pid()));
-    let usages = runtime.usages(&containers.collect::<Vec<_>>());
+    let (running, containers): (Vec<_>, Vec<_>) = handles.filter_map(running).unzip();
+    let usages = runtime.usages(&containers);
     let read = running.into_iter().zip(usages);
     read.map(|(running, usage)| stats(&running, usage))
         .collect()
 }
 
-fn running(handle: &Arc<SessionHandle>) -> Option<Running> {
+fn running(handle: &Arc<SessionHandle>) -> Option<(Running, RunningContainer)> {
     let view = handle.view.borrow();
     let key = ContainerKey {
         session: handle.id.clone(),
@@ -74,10 +71,15 @@ fn running(handle: &Arc<SessionHandle>) -> Option<Running> {
     };
     let process = Arc::clone(view.process.as_ref()?);
     drop(view);
-    Some((Arc::clone(handle), key, process))
+    let container = RunningContainer {
+        key,
+        init: process.pid(),
+        has_cpu_limit: handle.spec().cpus.is_some(),
+    };
+    Some(((Arc::clone(handle), process), container))
 }
 
-fn stats((handle, _, process): &Running, usage: ResourceUsage) -> SessionStats {
+fn stats((handle, process): &Running, usage: ResourceUsage) -> SessionStats {
     let network = match handle.may_have_links.load(Ordering::Relaxed) {
         true => network_bytes(process.pid())
             // Another process may have the number of one that has ended.

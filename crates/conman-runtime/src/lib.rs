@@ -32,7 +32,8 @@ pub use fence_opening::{FenceOpener, Recorded};
 pub use files::{FilesInput, FilesOutput, files_streams};
 pub use kept_streams::{AttachOptions, AttachedIo, AttachedOutput, KeptStreams};
 pub use lifecycle::{
-    BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeInfo, Started,
+    BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer,
+    RuntimeInfo, Started,
 };
 pub use native::{
     HostPorts, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts,

@@ -27,6 +27,16 @@ impl std::fmt::Display for ContainerKey {
     }
 }
 
+/// A running container whose use of resources is read.
+#[derive(Debug, Clone)]
+pub struct RunningContainer {
+    pub key: ContainerKey,
+    /// The pid of its init on the host.
+    pub init: i32,
+    /// Whether its specification limits processor time. Without a limit nothing throttles it.
+    pub has_cpu_limit: bool,
+}
+
 /// What to create.
 #[derive(Debug, Clone)]
 pub struct ContainerPlan {
@@ -140,9 +150,9 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         None
     }
 
-    /// What the processes of each container use, from the kernel, by its key and the pid of its init. Reads
-    /// some files of each; never blocks on the daemon.
-    fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<ResourceUsage> {
+    /// What the processes of each container use, from the kernel. Reads some files of each; never blocks on
+    /// the daemon.
+    fn usages(&self, containers: &[RunningContainer]) -> Vec<ResourceUsage> {
         vec![ResourceUsage::default(); containers.len()]
     }
 

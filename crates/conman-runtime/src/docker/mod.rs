@@ -43,8 +43,8 @@ use crate::shared::blocking::on_blocking_thread;
 use crate::shared::container_files::{ContainerFiles, own_resolver};
 use crate::shared::kernel_view::KernelView;
 use crate::{
-    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeError, RuntimeInfo, Started,
-    TERMINAL_SIZE,
+    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer, RuntimeError,
+    RuntimeInfo, Started, TERMINAL_SIZE,
 };
 use container_body::container_body;
 use daemon::{Daemon, Lane};
@@ -186,7 +186,7 @@ impl Lifecycle for DockerRuntime {
         self.shared.on_blocking_thread("list", found).await
     }
 
-    fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<conman_linux::ResourceUsage> {
+    fn usages(&self, containers: &[RunningContainer]) -> Vec<conman_linux::ResourceUsage> {
         self.shared.kernel.usages(containers)
     }
 

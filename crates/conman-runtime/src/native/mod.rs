@@ -53,7 +53,8 @@ use crate::shared::kernel_view::KernelView;
 use crate::shared::removals::some_at_a_time;
 use crate::shim_link::{Link, LinkError, ShimCommand};
 use crate::{
-    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RuntimeError, RuntimeInfo, Started,
+    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer, RuntimeError,
+    RuntimeInfo, Started,
 };
 use ends::{End, Ends, end};
 use failure::call_failed;
@@ -327,7 +328,7 @@ impl Lifecycle for NativeRuntime {
         self.inner.kernel.pids(key)
     }
 
-    fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<ResourceUsage> {
+    fn usages(&self, containers: &[RunningContainer]) -> Vec<ResourceUsage> {
         self.inner.kernel.usages(containers)
     }
 

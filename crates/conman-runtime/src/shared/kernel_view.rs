@@ -8,7 +8,7 @@ use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_linux::{CgroupError, Cgroups, CpuLimit, ResourceUsage, try_is_namespace_init};
 
 use crate::shared::container_files::host_error;
-use crate::{ContainerKey, RuntimeError};
+use crate::{ContainerKey, RunningContainer, RuntimeError};
 
 /// The processes of one instance's containers, found by their cgroups.
 #[derive(Debug)]
@@ -83,16 +83,16 @@ impl KernelView {
             .find_map(|path| self.cgroups.cpu_limit(&path))
     }
 
-    /// What the processes of each container use, by its key and its init.
-    pub fn usages(&self, containers: &[(ContainerKey, i32)]) -> Vec<ResourceUsage> {
+    /// What the processes of each container use.
+    pub fn usages(&self, containers: &[RunningContainer]) -> Vec<ResourceUsage> {
         let mut readers = HashMap::new();
-        let read = |(key, init): &(ContainerKey, i32)| {
-            let mut usages = self.cgroup_paths(key).filter_map(|path| {
+        let read = |one: &RunningContainer| {
+            let mut usages = self.cgroup_paths(&one.key).filter_map(|path| {
                 let (parent, name) = path.rsplit_once('/')?;
                 let reader = readers
                     .entry(parent.to_owned())
                     .or_insert_with(|| self.cgroups.usage_below(parent));
-                Some(reader.read(name, *init))
+                Some(reader.read(name, one.init, one.has_cpu_limit))
             });
             // A container is placed by one driver only; elsewhere it has no processes.
             let placed = usages.find(|usage| usage.pids.is_some_and(|pids| pids > 0));
