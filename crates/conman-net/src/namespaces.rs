@@ -13,7 +13,7 @@ pub const LINK_DESCRIPTORS: u32 = 1;
 
 /// Namespaces whose links the kernel may take down at once. Meanwhile other users wait less than 300 ms; with
 /// fewer, the links of a thousand take longer to disappear (`conman bench net --cleanup`).
-const MAX_CLOSED: usize = 100;
+const MAX_CLOSED: usize = 200;
 
 /// Network namespaces, by the indexes of their links.
 #[derive(Debug, Default)]
