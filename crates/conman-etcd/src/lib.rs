@@ -44,6 +44,7 @@ mod figures;
 mod fleet;
 mod forgetting;
 mod from_alone;
+mod grouped;
 mod joining;
 mod listing;
 mod membership;

@@ -69,7 +69,7 @@ pub(super) async fn change(
             ],
             success: vec![wire::put(key, codec::text(&told))],
         };
-        let written = shared.store.transact(request).await;
+        let written = shared.store.transact_of_session(request).await;
         if written.answer == Answer::Committed {
             let mine = Mine {
                 told,

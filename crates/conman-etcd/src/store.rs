@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::ownership::{Answer, Key, NodeState, Request, Transaction, Value};
+use conman_core::ownership::{Answer, Key, NodeName, NodeState, Request, Transaction, Value};
 use tokio::time::Instant;
 
 use super::call_error::CallError;
 use super::client::Client;
 use super::codec::{self, BadValue, Keys};
+use super::grouped::Grouped;
 use super::wire::{
     self, Compare, KeyValue, Operation, Outcome, RangeRequest, RangeResponse, RequestOp,
     TxnRequest, TxnResponse,
@@ -97,6 +98,8 @@ pub(super) struct Store {
     /// Records in the next read.
     records: Arc<AtomicUsize>,
     verbatim: Arc<Mutex<Verbatim>>,
+    reads: Grouped,
+    writes: Grouped,
 }
 
 /// Values with fields that the protocol does not know, and their bytes, by key: as they were read or
@@ -108,6 +111,8 @@ impl Store {
         Self {
             records: Arc::new(AtomicUsize::new(RECORDS)),
             verbatim: Arc::default(),
+            reads: Grouped::reads(),
+            writes: Grouped::writes(),
             client: Arc::new(client),
             keys,
         }
@@ -161,8 +166,29 @@ impl Store {
         }
     }
 
+    /// Commits a transaction that writes only keys of one session, together with others like it.
+    pub(super) async fn commit_of_session(&self, part: (Transaction, Additions)) -> Answered {
+        let (request, _) = self.transaction(&[part]);
+        self.transact_of_session(request).await
+    }
+
     /// Commits all of them or none.
     pub(super) async fn commit(&self, parts: &[(Transaction, Additions)]) -> Answered {
+        let (request, heartbeats) = self.transaction(parts);
+        let answered = self.transact(request).await;
+        if answered.answer == Answer::Committed {
+            let seen = self.client.seen();
+            for node in heartbeats {
+                // A write is newer than whatever was known of its key: the answer itself was
+                // checked to be no older.
+                let _ = seen.check_heartbeat(&node, 0, answered.revision);
+            }
+        }
+        answered
+    }
+
+    /// One that does all of them, and the nodes whose heartbeats it writes.
+    fn transaction(&self, parts: &[(Transaction, Additions)]) -> (TxnRequest, Vec<NodeName>) {
         let mut request = TxnRequest::default();
         let mut heartbeats = Vec::new();
         for (transaction, additions) in parts {
@@ -187,40 +213,17 @@ impl Store {
             }
             request.success.extend(additions.write.iter().cloned());
         }
-        let answered = self.transact(request).await;
-        if answered.answer == Answer::Committed {
-            let seen = self.client.seen();
-            for node in heartbeats {
-                // A write is newer than whatever was known of its key: the answer itself was
-                // checked to be no older.
-                let _ = seen.check_heartbeat(&node, 0, answered.revision);
-            }
-        }
-        answered
+        (request, heartbeats)
     }
 
     /// Sends a transaction whose operations need no answers.
     pub(super) async fn transact(&self, request: TxnRequest) -> Answered {
-        match self.client.txn(request).await {
-            Ok(answer) => {
-                let revision = answer.header.as_ref().map_or(0, |header| header.revision);
-                let outcome = match answer.succeeded {
-                    true => Answer::Committed,
-                    false => Answer::Conflict,
-                };
-                Answered::fine(outcome, revision)
-            }
-            Err(error) => {
-                let answer = match error.is_without_effect() {
-                    true => Answer::Unavailable,
-                    false => Answer::Ambiguous,
-                };
-                Answered {
-                    refused: matches!(error, CallError::Refused { .. }),
-                    ..Answered::failed(answer, error.to_string())
-                }
-            }
-        }
+        answered(self.client.txn(request).await)
+    }
+
+    /// The same for one that writes only keys of one session, together with others like it.
+    pub(super) async fn transact_of_session(&self, request: TxnRequest) -> Answered {
+        answered(self.writes.txn(&self.client, request).await)
     }
 
     async fn read(&self, keys: Vec<Key>) -> Result<(Answer, i64), ReadError> {
@@ -233,7 +236,12 @@ impl Store {
                 Key::Node(_) | Key::Session(_) | Key::Floor | Key::Silence(_) => 0,
             })
             .collect();
-        let (entries, revision) = self.get(&names).await?;
+        // What a claim reads may wait for a moment; what decides about nodes may not.
+        let of_session = keys.iter().any(|key| matches!(key, Key::Session(_)));
+        let (entries, revision) = match of_session {
+            true => self.get(&names).await?,
+            false => self.get_now(&names).await?,
+        };
         let mut values = Vec::with_capacity(keys.len());
         for ((key, entry), before) in keys.into_iter().zip(entries).zip(before) {
             let value = match entry {
@@ -273,20 +281,20 @@ impl Store {
         Ok((first, Answer::Values(values)))
     }
 
-    /// These keys in one snapshot, and its revision.
+    /// These keys in one snapshot, and its revision. Sent together with other reads.
     pub(super) async fn get(
         &self,
         names: &[Vec<u8>],
     ) -> Result<(Vec<Option<Entry>>, i64), ReadError> {
-        let request = TxnRequest {
-            compare: Vec::new(),
-            success: names.iter().cloned().map(wire::get).collect(),
-        };
-        let answer = self.client.txn(request).await?;
-        let revision = answer.header.as_ref().map_or(0, |header| header.revision);
-        let ranges = ranges(answer, names.len())?;
-        let first = |range: RangeResponse| range.kvs.into_iter().next().map(entry);
-        Ok((ranges.into_iter().map(first).collect(), revision))
+        entries(self.reads.txn(&self.client, gets(names)).await?, names)
+    }
+
+    /// The same, waiting for no earlier read.
+    pub(super) async fn get_now(
+        &self,
+        names: &[Vec<u8>],
+    ) -> Result<(Vec<Option<Entry>>, i64), ReadError> {
+        entries(self.client.txn(gets(names)).await?, names)
     }
 
     /// All keys below these, which must be few, in one snapshot.
@@ -464,6 +472,44 @@ impl Store {
 
 fn entry(kv: KeyValue) -> Entry {
     (kv.key, kv.value, kv.mod_revision)
+}
+
+fn gets(names: &[Vec<u8>]) -> TxnRequest {
+    TxnRequest {
+        compare: Vec::new(),
+        success: names.iter().cloned().map(wire::get).collect(),
+    }
+}
+
+/// The answer to [`gets`], and its revision.
+fn entries(answer: TxnResponse, names: &[Vec<u8>]) -> Result<(Vec<Option<Entry>>, i64), ReadError> {
+    let revision = answer.header.as_ref().map_or(0, |header| header.revision);
+    let ranges = ranges(answer, names.len())?;
+    let first = |range: RangeResponse| range.kvs.into_iter().next().map(entry);
+    Ok((ranges.into_iter().map(first).collect(), revision))
+}
+
+fn answered(answer: Result<TxnResponse, CallError>) -> Answered {
+    match answer {
+        Ok(answer) => {
+            let revision = answer.header.as_ref().map_or(0, |header| header.revision);
+            let outcome = match answer.succeeded {
+                true => Answer::Committed,
+                false => Answer::Conflict,
+            };
+            Answered::fine(outcome, revision)
+        }
+        Err(error) => {
+            let answer = match error.is_without_effect() {
+                true => Answer::Unavailable,
+                false => Answer::Ambiguous,
+            };
+            Answered {
+                refused: matches!(error, CallError::Refused { .. }),
+                ..Answered::failed(answer, error.to_string())
+            }
+        }
+    }
 }
 
 fn ranges(answer: TxnResponse, expected: usize) -> Result<Vec<RangeResponse>, ReadError> {

@@ -65,7 +65,7 @@ pub(super) struct Done {}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct RequestOp {
-    #[prost(oneof = "Operation", tags = "1, 2, 3")]
+    #[prost(oneof = "Operation", tags = "1, 2, 3, 4")]
     pub(super) request: Option<Operation>,
 }
 
@@ -77,11 +77,13 @@ pub(super) enum Operation {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ResponseOp {
-    #[prost(oneof = "Outcome", tags = "1, 2, 3")]
+    #[prost(oneof = "Outcome", tags = "1, 2, 3, 4")]
     pub(super) response: Option<Outcome>,
 }
 
@@ -93,6 +95,8 @@ pub(super) enum Outcome {
     Put(Done),
     #[prost(message, tag = "3")]
     Delete(Done),
+    #[prost(message, tag = "4")]
+    Txn(TxnResponse),
 }
 
 /// `Compare.CompareTarget`; the comparison is always for equality, whose number is 0.

@@ -142,8 +142,12 @@ impl Serving<'_> {
     fn send(&mut self, one: Sent) {
         let store = self.shared.store.clone();
         self.work.push(Box::pin(async move {
-            let parts = [(one.transaction, one.additions)];
-            Done::Answered(one.op, store.commit(&parts).await)
+            let part = (one.transaction, one.additions);
+            let answered = match is_of_session(&part.0) {
+                true => store.commit_of_session(part).await,
+                false => store.commit(&[part]).await,
+            };
+            Done::Answered(one.op, answered)
         }));
     }
 
@@ -263,15 +267,20 @@ impl Serving<'_> {
                     let store = self.shared.store.clone();
                     let me = &self.shared.me;
                     let names = [store.keys.holder(me), store.keys.lost_node(me)];
-                    self.work.push(Box::pin(
-                        async move { Done::Holder(store.get(&names).await) },
-                    ));
+                    self.work.push(Box::pin(async move {
+                        Done::Holder(store.get_now(&names).await)
+                    }));
                 }
             }
         }
         let answer = answered.answer;
         self.inbox.push_back(Event::StoreAnswer { op, answer });
     }
+}
+
+/// Whether it writes only the ownership of one session.
+fn is_of_session(transaction: &Transaction) -> bool {
+    matches!(&transaction.write[..], [(Key::Session(_), _)])
 }
 
 fn is_release(transaction: &Transaction) -> bool {
