@@ -158,7 +158,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Makes no connection yet. `patience` is the timeout of every call except a watch.
+    /// Makes no connection yet. `patience` is the timeout of every call except a watch, once it is sent.
     pub(super) fn new(
         access: &EtcdAccess,
         patience: Duration,

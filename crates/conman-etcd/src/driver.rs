@@ -1,7 +1,7 @@
 //! The one task that drives the protocol: events in, actions out.
 //!
 //! ```text
-//!  claims, releases ──▶ ┌────────┐ ──▶ etcd: one future a request, releases in batches
+//!  claims, releases ──▶ ┌────────┐ ──▶ etcd: releases in batches, claims through a queue
 //!  answers of etcd  ──▶ │ driver │ ──▶ fence: deadlines, thaws, freezes
 //!  fence events ──────▶ └────────┘ ──▶ node: sessions to end
 //! ```

@@ -103,7 +103,11 @@ impl Fleet for EtcdRegistry {
 async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, RegistryError> {
     let key = Key::Session(name(id));
     let names = [shared.store.keys.of(&key)];
-    let (entries, _) = shared.store.get(&names).await.map_err(notes::not_read)?;
+    let (entries, _) = shared
+        .store
+        .get_queued(&names)
+        .await
+        .map_err(notes::not_read)?;
     let Some((name, bytes, _)) = entries.into_iter().flatten().next() else {
         return Ok(None);
     };

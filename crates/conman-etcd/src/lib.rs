@@ -34,6 +34,7 @@ use conman_registry::{
 
 mod access;
 mod call_error;
+mod call_queue;
 mod client;
 mod codec;
 mod compaction;
@@ -44,7 +45,6 @@ mod figures;
 mod fleet;
 mod forgetting;
 mod from_alone;
-mod grouped;
 mod joining;
 mod listing;
 mod membership;

@@ -69,7 +69,7 @@ pub(super) async fn change(
             ],
             success: vec![wire::put(key, codec::text(&told))],
         };
-        let written = shared.store.transact_of_session(request).await;
+        let written = shared.store.transact_queued(request).await;
         if written.answer == Answer::Committed {
             let mine = Mine {
                 told,
@@ -91,7 +91,7 @@ pub(super) async fn change(
 /// The record of a session, whichever node owns it.
 pub(super) async fn read(shared: &Shared, id: &SessionId) -> Result<Option<Mine>, ReadError> {
     let key = shared.store.keys.told(id.as_str());
-    let (entries, _) = shared.store.get(&[key]).await?;
+    let (entries, _) = shared.store.get_queued(&[key]).await?;
     let Some((name, bytes, revision)) = entries.into_iter().flatten().next() else {
         return Ok(None);
     };

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::ownership::{Answer, Key, NodeName, NodeState, Request, Transaction, Value};
+use conman_core::ownership::{Answer, Key, NodeState, OwnedState, Request, Transaction, Value};
 use tokio::time::Instant;
 
 use super::call_error::CallError;
+use super::call_queue::CallQueue;
 use super::client::Client;
 use super::codec::{self, BadValue, Keys};
-use super::grouped::Grouped;
 use super::wire::{
     self, Compare, KeyValue, Operation, Outcome, RangeRequest, RangeResponse, RequestOp,
     TxnRequest, TxnResponse,
@@ -98,8 +98,8 @@ pub(super) struct Store {
     /// Records in the next read.
     records: Arc<AtomicUsize>,
     verbatim: Arc<Mutex<Verbatim>>,
-    reads: Grouped,
-    writes: Grouped,
+    reads: CallQueue,
+    writes: CallQueue,
 }
 
 /// Values with fields that the protocol does not know, and their bytes, by key: as they were read or
@@ -111,8 +111,8 @@ impl Store {
         Self {
             records: Arc::new(AtomicUsize::new(RECORDS)),
             verbatim: Arc::default(),
-            reads: Grouped::reads(),
-            writes: Grouped::writes(),
+            reads: CallQueue::of_reads(),
+            writes: CallQueue::of_writes(),
             client: Arc::new(client),
             keys,
         }
@@ -166,29 +166,8 @@ impl Store {
         }
     }
 
-    /// Commits a transaction that writes only keys of one session, together with others like it.
-    pub(super) async fn commit_of_session(&self, part: (Transaction, Additions)) -> Answered {
-        let (request, _) = self.transaction(&[part]);
-        self.transact_of_session(request).await
-    }
-
-    /// Commits all of them or none.
+    /// Commits all of them or none. A claim may be sent together with other calls.
     pub(super) async fn commit(&self, parts: &[(Transaction, Additions)]) -> Answered {
-        let (request, heartbeats) = self.transaction(parts);
-        let answered = self.transact(request).await;
-        if answered.answer == Answer::Committed {
-            let seen = self.client.seen();
-            for node in heartbeats {
-                // A write is newer than whatever was known of its key: the answer itself was
-                // checked to be no older.
-                let _ = seen.check_heartbeat(&node, 0, answered.revision);
-            }
-        }
-        answered
-    }
-
-    /// One that does all of them, and the nodes whose heartbeats it writes.
-    fn transaction(&self, parts: &[(Transaction, Additions)]) -> (TxnRequest, Vec<NodeName>) {
         let mut request = TxnRequest::default();
         let mut heartbeats = Vec::new();
         for (transaction, additions) in parts {
@@ -213,7 +192,19 @@ impl Store {
             }
             request.success.extend(additions.write.iter().cloned());
         }
-        (request, heartbeats)
+        let answered = match parts {
+            [(transaction, _)] if is_claim(transaction) => self.transact_queued(request).await,
+            _ => self.transact(request).await,
+        };
+        if answered.answer == Answer::Committed {
+            let seen = self.client.seen();
+            for node in heartbeats {
+                // A write is newer than whatever was known of its key: the answer itself was
+                // checked to be no older.
+                let _ = seen.check_heartbeat(&node, 0, answered.revision);
+            }
+        }
+        answered
     }
 
     /// Sends a transaction whose operations need no answers.
@@ -221,8 +212,8 @@ impl Store {
         answered(self.client.txn(request).await)
     }
 
-    /// The same for one that writes only keys of one session, together with others like it.
-    pub(super) async fn transact_of_session(&self, request: TxnRequest) -> Answered {
+    /// The same for one that writes only keys of one session; it may be sent together with other calls.
+    pub(super) async fn transact_queued(&self, request: TxnRequest) -> Answered {
         answered(self.writes.txn(&self.client, request).await)
     }
 
@@ -239,8 +230,8 @@ impl Store {
         // What a claim reads may wait for a moment; what decides about nodes may not.
         let of_session = keys.iter().any(|key| matches!(key, Key::Session(_)));
         let (entries, revision) = match of_session {
-            true => self.get(&names).await?,
-            false => self.get_now(&names).await?,
+            true => self.get_queued(&names).await?,
+            false => self.get(&names).await?,
         };
         let mut values = Vec::with_capacity(keys.len());
         for ((key, entry), before) in keys.into_iter().zip(entries).zip(before) {
@@ -281,20 +272,20 @@ impl Store {
         Ok((first, Answer::Values(values)))
     }
 
-    /// These keys in one snapshot, and its revision. Sent together with other reads.
+    /// These keys in one snapshot, and its revision.
     pub(super) async fn get(
         &self,
         names: &[Vec<u8>],
     ) -> Result<(Vec<Option<Entry>>, i64), ReadError> {
-        entries(self.reads.txn(&self.client, gets(names)).await?, names)
+        entries(self.client.txn(gets(names)).await?, names)
     }
 
-    /// The same, waiting for no earlier read.
-    pub(super) async fn get_now(
+    /// The same for keys of one session; may be sent together with other reads.
+    pub(super) async fn get_queued(
         &self,
         names: &[Vec<u8>],
     ) -> Result<(Vec<Option<Entry>>, i64), ReadError> {
-        entries(self.client.txn(gets(names)).await?, names)
+        entries(self.reads.txn(&self.client, gets(names)).await?, names)
     }
 
     /// All keys below these, which must be few, in one snapshot.
@@ -472,6 +463,14 @@ impl Store {
 
 fn entry(kv: KeyValue) -> Entry {
     (kv.key, kv.value, kv.mod_revision)
+}
+
+fn is_claim(transaction: &Transaction) -> bool {
+    matches!(
+        &transaction.write[..],
+        [(Key::Session(_), Some(Value::Session(ownership)))]
+            if ownership.state == OwnedState::Owned
+    )
 }
 
 fn gets(names: &[Vec<u8>]) -> TxnRequest {

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 /// Descriptors that stay open for each link.
 pub const LINK_DESCRIPTORS: u32 = 1;
 
-/// Namespaces whose links the kernel may take down at once. Meanwhile other users wait less than 300 ms; with
+/// Namespaces whose links the kernel may take down at once. Meanwhile other users wait some 150 ms; with
 /// fewer, the links of a thousand take longer to disappear (`conman bench net --cleanup`).
 const MAX_CLOSED: usize = 200;
 

@@ -142,12 +142,8 @@ impl Serving<'_> {
     fn send(&mut self, one: Sent) {
         let store = self.shared.store.clone();
         self.work.push(Box::pin(async move {
-            let part = (one.transaction, one.additions);
-            let answered = match is_of_session(&part.0) {
-                true => store.commit_of_session(part).await,
-                false => store.commit(&[part]).await,
-            };
-            Done::Answered(one.op, answered)
+            let parts = [(one.transaction, one.additions)];
+            Done::Answered(one.op, store.commit(&parts).await)
         }));
     }
 
@@ -251,7 +247,10 @@ impl Serving<'_> {
             self.claims
                 .refused(op, answered.trouble.as_deref().unwrap_or_default());
         }
-        self.claims.answered(op, answered.revision);
+        // A conflict tells the store's revision, not the record's.
+        if answered.answer == Answer::Committed {
+            self.claims.answered(op, answered.revision);
+        }
         if let Some(tally) = self.tallies.remove(&op)
             && answered.answer == Answer::Committed
         {
@@ -267,20 +266,15 @@ impl Serving<'_> {
                     let store = self.shared.store.clone();
                     let me = &self.shared.me;
                     let names = [store.keys.holder(me), store.keys.lost_node(me)];
-                    self.work.push(Box::pin(async move {
-                        Done::Holder(store.get_now(&names).await)
-                    }));
+                    self.work.push(Box::pin(
+                        async move { Done::Holder(store.get(&names).await) },
+                    ));
                 }
             }
         }
         let answer = answered.answer;
         self.inbox.push_back(Event::StoreAnswer { op, answer });
     }
-}
-
-/// Whether it writes only the ownership of one session.
-fn is_of_session(transaction: &Transaction) -> bool {
-    matches!(&transaction.write[..], [(Key::Session(_), _)])
 }
 
 fn is_release(transaction: &Transaction) -> bool {

@@ -1,6 +1,7 @@
 //! What etcd does not take.
 
-use conman_registry::{Ending, Registry, RegistryError, Release};
+use conman_registry::{Ending, RecordState, Registry, RegistryError, Release};
+use futures_util::future::join_all;
 
 use crate::etcd::Etcd;
 use crate::node::{Node, ending, id, patient};
@@ -24,6 +25,49 @@ async fn releases_that_etcd_does_not_take_together_are_taken_in_parts() {
     }
     for (index, released) in a.registry.release(batch).await.into_iter().enumerate() {
         assert!(released.is_ok(), "s-{index}: {released:?}");
+    }
+}
+
+/// Also where etcd takes fewer operations at a time than are waiting.
+#[tokio::test]
+async fn of_many_concurrent_claims_each_gets_its_own_answer() {
+    for limits in [&[][..], &["--max-txn-ops", "16"]] {
+        let Some(etcd) = Etcd::start_bounded(limits) else {
+            return;
+        };
+        let a = Node::join(&etcd.url(), "a", patient()).await;
+        let b = Node::join(&etcd.url(), "b", patient()).await;
+        let names: Vec<String> = (0..100).map(|number| format!("s-{number}")).collect();
+        let claimed = join_all(names.iter().step_by(10).map(|name| a.claim(name))).await;
+        assert!(claimed.iter().all(Result::is_ok), "{claimed:?}");
+
+        let claimed = join_all(names.iter().map(|name| b.claim(name))).await;
+        for (number, claimed) in claimed.iter().enumerate() {
+            match claimed {
+                Ok(_) => assert_ne!(number % 10, 0, "s-{number} is a's"),
+                Err(RegistryError::Elsewhere { node, .. }) => {
+                    assert_eq!((number % 10, node.as_str()), (0, "a"), "s-{number}");
+                }
+                Err(error) => panic!("s-{number}: {error}"),
+            }
+        }
+        let stuck = RecordState::Stuck {
+            reason: "a test".to_owned(),
+            cause: None,
+        };
+        let set = names.iter().zip(claimed).filter_map(|(name, claimed)| {
+            let (id, generation) = (id(name), claimed.ok()?);
+            let (b, stuck) = (&b, stuck.clone());
+            Some(async move {
+                b.registry.set_state(&id, generation, stuck.clone()).await?;
+                let record = b.registry.get(&id).await?.expect("a record");
+                assert_eq!((record.generation, record.state), (generation, stuck));
+                Ok::<(), RegistryError>(())
+            })
+        });
+        let set = join_all(set).await;
+        assert_eq!(set.len(), 90);
+        assert!(set.iter().all(Result::is_ok), "{set:?}");
     }
 }
 
