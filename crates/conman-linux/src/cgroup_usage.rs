@@ -25,7 +25,7 @@ fn page_bytes() -> u64 {
 pub struct ResourceUsage {
     /// Processor time since the cgroup was made.
     pub cpu_us: Option<u64>,
-    /// How long, and how often, a limit of processor time held it up.
+    /// How long, and how often, a limit of processor time held it up; 0 without a limit.
     pub throttled_us: Option<u64>,
     pub throttled: Option<u64>,
     /// Without the page cache that can be dropped at once.
@@ -45,6 +45,8 @@ pub struct ResourceUsage {
 #[derive(Debug)]
 pub struct UsageReader {
     parents: Vec<Parent>,
+    /// 0 where the host has killed no process for memory since it booted.
+    oom_kills: Option<u64>,
 }
 
 /// The parent in one hierarchy.
@@ -52,7 +54,7 @@ pub struct UsageReader {
 struct Parent {
     path: PathBuf,
     directory: OwnedFd,
-    counted: Vec<Counted>,
+    counted: Vec<Add>,
 }
 
 impl Cgroups {
@@ -72,8 +74,8 @@ impl Cgroups {
         let parents: Vec<_> = parents.collect();
         let in_v1 = |controller: &str| parents.iter().any(|(it, ..)| it.controls(controller));
         let counted = |hierarchy: &Hierarchy| match hierarchy.unified {
-            true => counted_where(&UNIFIED, |controller| !in_v1(controller)),
-            false => counted_where(&V1, |controller| hierarchy.controls(controller)),
+            true => added(&UNIFIED, |controller| !in_v1(controller)),
+            false => added(&V1, |controller| hierarchy.controls(controller)),
         };
         let counted: Vec<_> = parents.iter().map(|(it, ..)| counted(it)).collect();
         let parents = parents.into_iter().zip(counted);
@@ -84,6 +86,9 @@ impl Cgroups {
         });
         UsageReader {
             parents: parents.collect(),
+            oom_kills: Files::of_process("/proc")
+                .field("vmstat", "oom_kill")
+                .filter(|kills| *kills == 0),
         }
     }
 }
@@ -94,9 +99,11 @@ impl UsageReader {
     #[must_use]
     pub fn read(&self, name: &str, pid: i32, has_cpu_limit: bool) -> ResourceUsage {
         let unthrottled = (!has_cpu_limit).then_some(0);
+        // What is known is not read.
         let mut usage = ResourceUsage {
             throttled_us: unthrottled,
             throttled: unthrottled,
+            oom_kills: self.oom_kills,
             ..ResourceUsage::default()
         };
         if !is_plain(&format!("/{name}")) {
@@ -104,10 +111,8 @@ impl UsageReader {
         }
         for parent in &self.parents {
             let directory = parent.directory.as_fd();
-            for (controller, add) in &parent.counted {
-                if has_cpu_limit || *controller != THROTTLING {
-                    add(&mut usage, Files { directory, name });
-                }
+            for add in &parent.counted {
+                add(&mut usage, Files { directory, name });
             }
         }
         let uncounted = usage.memory_bytes.is_none() || usage.pids.is_none();
@@ -181,28 +186,31 @@ impl Files<'_> {
     fn number(self, file: &str) -> Option<u64> {
         self.read(file).trim().parse().ok()
     }
+
+    fn field(self, file: &str, name: &str) -> Option<u64> {
+        field(&self.read(file), name)
+    }
 }
 
 /// Adds what a controller counts in its directory.
 type Add = fn(&mut ResourceUsage, Files<'_>);
 
-/// A controller with what it counts.
-type Counted = (&'static str, Add);
+/// Controllers with what they count.
+type Counted = [(&'static str, Add)];
 
-fn counted_where(all: &[Counted], is_here: impl Fn(&str) -> bool) -> Vec<Counted> {
-    let here = all.iter().filter(|(controller, _)| is_here(controller));
-    here.copied().collect()
+fn added(counted: &Counted, is_here: impl Fn(&str) -> bool) -> Vec<Add> {
+    let here = counted.iter().filter(|(controller, _)| is_here(controller));
+    here.map(|(_, add)| *add).collect()
 }
 
-/// The controller in v1 that counts nothing but throttling.
-const THROTTLING: &str = "cpu";
-
 /// In a v1 hierarchy.
-const V1: [Counted; 5] = [
-    (THROTTLING, |usage, files| {
-        let stat = files.read("cpu.stat");
-        usage.throttled = field(&stat, "nr_throttled");
-        usage.throttled_us = field(&stat, "throttled_time").map(|ns| ns / 1_000);
+const V1: [(&str, Add); 5] = [
+    ("cpu", |usage, files| {
+        if usage.throttled.is_none() {
+            let stat = files.read("cpu.stat");
+            usage.throttled = field(&stat, "nr_throttled");
+            usage.throttled_us = field(&stat, "throttled_time").map(|ns| ns / 1_000);
+        }
     }),
     ("cpuacct", |usage, files| {
         usage.cpu_us = files.number("cpuacct.usage").map(|ns| ns / 1_000);
@@ -210,7 +218,9 @@ const V1: [Counted; 5] = [
     ("memory", |usage, files| {
         let cache = field(&files.read("memory.stat"), "total_inactive_file");
         usage.add_memory(files.number("memory.usage_in_bytes"), cache);
-        usage.oom_kills = field(&files.read("memory.oom_control"), "oom_kill");
+        usage.oom_kills = usage
+            .oom_kills
+            .or_else(|| files.field("memory.oom_control", "oom_kill"));
     }),
     ("pids", |usage, files| {
         usage.pids = files.number("pids.current");
@@ -231,7 +241,7 @@ const V1: [Counted; 5] = [
 ];
 
 /// In the unified hierarchy, by the v1 controller that counts the same.
-const UNIFIED: [Counted; 4] = [
+const UNIFIED: [(&str, Add); 4] = [
     ("cpuacct", |usage, files| {
         // The kernel first adds up what every processor has counted; for v1's files it does not.
         let stat = files.read("cpu.stat");
@@ -244,7 +254,9 @@ const UNIFIED: [Counted; 4] = [
         if let Some(current) = files.number("memory.current") {
             let cache = field(&files.read("memory.stat"), "inactive_file");
             usage.add_memory(Some(current), cache);
-            usage.oom_kills = field(&files.read("memory.events"), "oom_kill");
+            usage.oom_kills = usage
+                .oom_kills
+                .or_else(|| files.field("memory.events", "oom_kill"));
         }
     }),
     ("pids", |usage, files| {
@@ -421,6 +433,33 @@ mod tests {
             written_bytes: Some(22),
         };
         assert_eq!(usage, expected);
+    }
+
+    #[test]
+    fn what_is_known_is_not_read() {
+        let root = tempfile::tempdir().expect("a directory");
+        let cgroup = root.path();
+        let cpu = "nr_throttled 3\nthrottled_time 250000\nthrottled_usec 250\n";
+        write(
+            cgroup,
+            &[
+                ("cpu.stat", cpu),
+                ("memory.current", "5000\n"),
+                ("memory.oom_control", "oom_kill 1\n"),
+                ("memory.events", "oom_kill 1\n"),
+            ],
+        );
+        let mut usage = ResourceUsage {
+            throttled_us: Some(0),
+            throttled: Some(0),
+            oom_kills: Some(0),
+            ..ResourceUsage::default()
+        };
+        for (_, add) in V1.iter().chain(&UNIFIED) {
+            add(&mut usage, files(cgroup));
+        }
+        let read = (usage.throttled_us, usage.throttled, usage.oom_kills);
+        assert_eq!(read, (Some(0), Some(0), Some(0)));
     }
 
     #[test]
