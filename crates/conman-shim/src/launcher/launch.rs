@@ -215,8 +215,12 @@ impl Launcher {
             .transpose()
             .map_err(|error| LaunchError::step("open the log of its errors", &error))?;
         phases.files_us = clock.lap();
-        offer_to_oom_killer(process)?;
-        let user_namespace = map_ids(process, 0, order.ids)?;
+        let mapped = offer_to_oom_killer(process).and_then(|()| map_ids(process, 0, order.ids));
+        let user_namespace = mapped.map_err(|error| match process.is_dead() {
+            Ok(false) => error,
+            // It has ended, and may have sent the reason.
+            _ => last_words(&socket),
+        })?;
         let overlay = rootfs::overlay(
             &self.features,
             &spec.root,
