@@ -8,6 +8,7 @@
 //!  other calls ─────────────▶ tasks on the same runtime ─▶ etcd ─▶ many records: parsed elsewhere
 //!  membership: reads the other nodes, publishes this one ─▶ driver: the nodes to watch
 //! ```
+//! Claims, and reads and changes of single records, pass a queue that sends many of them as one call.
 //! Only `conman_core::ownership` decides ownership. etcd is used only for transactions and
 //! linearizable reads: no leases, no locks, and watches are hints.
 #![forbid(unsafe_code)]
