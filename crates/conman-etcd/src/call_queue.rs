@@ -130,7 +130,7 @@ impl CallQueue {
         match answered {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
             // A group may exceed a limit that each of its requests keeps.
-            Err(error) if self.is_without_effect(&error) => {
+            Err(error) if self.may_send_alone(&error) => {
                 let alone = requests.iter().map(|request| client.txn(request.clone()));
                 join_all(alone).await
             }
@@ -138,8 +138,9 @@ impl CallQueue {
         }
     }
 
-    /// Whether etcd has rejected a call, or its answer, and the call has changed nothing.
-    fn is_without_effect(&self, error: &CallError) -> bool {
+    /// Whether the requests of a group that failed may be sent once more, each alone: etcd has rejected the
+    /// group, or its answer to reads was too long.
+    fn may_send_alone(&self, error: &CallError) -> bool {
         match error {
             CallError::Refused { .. } => true,
             CallError::TooLong { .. } => self.kind == Kind::Reads,

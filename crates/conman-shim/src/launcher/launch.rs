@@ -217,9 +217,9 @@ impl Launcher {
         phases.files_us = clock.lap();
         let mapped = offer_to_oom_killer(process).and_then(|()| map_ids(process, 0, order.ids));
         let user_namespace = mapped.map_err(|error| match process.is_dead() {
-            Ok(false) => error,
-            // It has ended, and may have sent the reason.
-            _ => last_words(&socket),
+            // It has ended, and may have sent the reason. Only then: reading would wait for a living one.
+            Ok(true) => last_words(&socket),
+            _ => error,
         })?;
         let overlay = rootfs::overlay(
             &self.features,
