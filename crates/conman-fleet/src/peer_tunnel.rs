@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::Passage;
+use crate::lost_nodes::is_lost;
 
 /// Buffer of a tunnel between two nodes, in each direction.
 const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
@@ -40,7 +41,7 @@ pub(crate) async fn carry<C, N>(
         leaves = down(&mut from_node, &mut to_client, &mut passage) => leaves.unwrap_or(false),
         leaves = up => leaves,
         // Bytes on the way to or from a lost node are lost in any case.
-        _ = lost.wait_for(Option::is_some) => false,
+        () = is_lost(&mut lost) => false,
     };
     if leaves {
         let frame = close_frame(&Closing::service_restart("the node leaves, connect again"));

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::Passage;
+use crate::lost_nodes::is_lost;
 use crate::peer_tunnel::closes;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -39,7 +40,7 @@ impl RemoteBody {
     ) -> Self {
         let ends = Box::pin(async move {
             tokio::select! {
-                _ = lost.wait_for(Option::is_some) => "the session's node is lost",
+                () = is_lost(&mut lost) => "the session's node is lost",
                 () = closes(&mut passage), if is_endless => "this node leaves, connect again",
             }
         });

@@ -209,8 +209,9 @@ pub(crate) async fn while_there<T>(
         biased;
         // Dropped if the node is given up, which closes its connection.
         answer = answer => Ok(answer),
-        // Watch channels keep their value; a dropped sender is the end, too.
-        _ = closing.wait_for(Option::is_some) => Err(silent(DECLARED_DEAD.to_owned())),
+        // Watch channels keep their value. A dropped sender is the end of this daemon, which the request may
+        // outlast.
+        Ok(_) = closing.wait_for(Option::is_some) => Err(silent(DECLARED_DEAD.to_owned())),
         // It only checks.
         why = route.backend.becomes_unresponsive() => Err(silent(why)),
     }
@@ -284,8 +285,8 @@ pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wir
         biased;
         // Dropped if the node is given up, which closes the connection.
         opened = connected(client, route) => opened,
-        // Watch channels keep their value; a dropped sender is the end, too.
-        _ = closing.wait_for(Option::is_some) => Err(PeerRefusal::Unreachable(DECLARED_DEAD.to_owned())),
+        // Likewise.
+        Ok(_) = closing.wait_for(Option::is_some) => Err(PeerRefusal::Unreachable(DECLARED_DEAD.to_owned())),
     }
 }
 
