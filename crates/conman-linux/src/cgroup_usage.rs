@@ -45,8 +45,6 @@ pub struct ResourceUsage {
 #[derive(Debug)]
 pub struct UsageReader {
     parents: Vec<Parent>,
-    /// 0 where the host has killed no process for memory since it booted.
-    oom_kills: Option<u64>,
 }
 
 /// The parent in one hierarchy.
@@ -86,26 +84,16 @@ impl Cgroups {
         });
         UsageReader {
             parents: parents.collect(),
-            oom_kills: Files::of_process("/proc")
-                .field("vmstat", "oom_kill")
-                .filter(|kills| *kills == 0),
         }
     }
 }
 
 impl UsageReader {
     /// What the cgroup of this name uses. `pid` is one of its processes: if it has one only, they are not
-    /// listed. Nothing throttles a cgroup without a limit of processor time.
+    /// listed. What is `known` of throttling and of kills for memory is not read.
     #[must_use]
-    pub fn read(&self, name: &str, pid: i32, has_cpu_limit: bool) -> ResourceUsage {
-        let unthrottled = (!has_cpu_limit).then_some(0);
-        // What is known is not read.
-        let mut usage = ResourceUsage {
-            throttled_us: unthrottled,
-            throttled: unthrottled,
-            oom_kills: self.oom_kills,
-            ..ResourceUsage::default()
-        };
+    pub fn read(&self, name: &str, pid: i32, known: ResourceUsage) -> ResourceUsage {
+        let mut usage = known;
         if !is_plain(&format!("/{name}")) {
             return usage;
         }
@@ -308,6 +296,13 @@ impl ResourceUsage {
     }
 }
 
+/// Processes that the kernel has killed since the host booted because memory ran out; `None` if it does not
+/// count them.
+#[must_use]
+pub fn host_oom_kills() -> Option<u64> {
+    Files::of_process("/proc").field("vmstat", "oom_kill")
+}
+
 /// Bytes that the network interfaces of a process's network namespace have received and sent, without
 /// its loopback interface; `None` if it cannot be read.
 #[must_use]
@@ -473,6 +468,7 @@ mod tests {
         );
         assert_eq!(usage.pids, Some(1));
         assert_eq!(usage.cpu_us, None);
+        assert!(host_oom_kills().is_some());
         assert!(network_bytes(own).is_some() && network_bytes(-1).is_none());
     }
 }

@@ -51,7 +51,7 @@ pub use beneath::{create_dir_in_root, open_beneath, open_file_in_root, open_in_r
 pub use cgroup_cpu::CpuLimit;
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
-pub use cgroup_usage::{ResourceUsage, UsageReader, network_bytes};
+pub use cgroup_usage::{ResourceUsage, UsageReader, host_oom_kills, network_bytes};
 pub use cgroup_weight::CgroupWeight;
 pub use cgroups::{CgroupError, Cgroups};
 pub use child_events::{ChildEvent, next_child_event};

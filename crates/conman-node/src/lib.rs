@@ -58,6 +58,7 @@ mod links;
 mod lost;
 mod netns_connect;
 mod node;
+mod oom_kills;
 mod options;
 mod patch;
 mod pause;

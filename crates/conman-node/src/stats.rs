@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use conman_linux::{PidFd, ResourceUsage, network_bytes};
+use conman_linux::{PidFd, ResourceUsage, host_oom_kills, network_bytes};
 use conman_proto::{SessionState, SessionStats};
 use conman_runtime::{ContainerKey, RunningContainer, Runtime};
 use jiff::Timestamp;
@@ -55,15 +55,24 @@ fn read_runtime(sessions: &[(Arc<SessionHandle>, Arc<dyn Runtime>)]) -> Vec<Sess
     let Some((_, runtime)) = sessions.first() else {
         return Vec::new();
     };
+    let killed = host_oom_kills();
     let handles = sessions.iter().map(|(handle, _)| handle);
-    let (running, containers): (Vec<_>, Vec<_>) = handles.filter_map(running).unzip();
+    let running = handles.filter_map(|handle| running(handle, killed));
+    let (running, containers): (Vec<_>, Vec<_>) = running.unzip();
     let usages = runtime.usages(&containers);
     let read = running.into_iter().zip(usages);
-    read.map(|(running, usage)| stats(&running, usage))
-        .collect()
+    read.map(|(running, usage)| {
+        running.0.oom_kills.learn(killed, usage.oom_kills);
+        stats(&running, usage)
+    })
+    .collect()
 }
 
-fn running(handle: &Arc<SessionHandle>) -> Option<(Running, RunningContainer)> {
+/// `killed`: processes that the host has killed for memory.
+fn running(
+    handle: &Arc<SessionHandle>,
+    killed: Option<u64>,
+) -> Option<(Running, RunningContainer)> {
     let view = handle.view.borrow();
     let key = ContainerKey {
         session: handle.id.clone(),
@@ -75,6 +84,7 @@ fn running(handle: &Arc<SessionHandle>) -> Option<(Running, RunningContainer)> {
         key,
         init: process.pid(),
         has_cpu_limit: handle.spec().cpus.is_some(),
+        oom_kills: handle.oom_kills.known(killed),
     };
     Some(((Arc::clone(handle), process), container))
 }

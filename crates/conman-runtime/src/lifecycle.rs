@@ -35,6 +35,8 @@ pub struct RunningContainer {
     pub init: i32,
     /// Whether its specification limits processor time. Without a limit nothing throttles it.
     pub has_cpu_limit: bool,
+    /// Its processes that were killed because memory ran out, if that is known.
+    pub oom_kills: Option<u64>,
 }
 
 /// What to create.

@@ -15,6 +15,7 @@ use super::live_spec::LiveSpec;
 use super::view::View;
 use crate::hold::HeldCount;
 use crate::kill_table::Fate;
+use crate::oom_kills::OomKills;
 use crate::pause::Pausing;
 
 /// Clients attached to one session at a time, over all its terminals, including those that follow the log
@@ -73,6 +74,7 @@ pub(crate) struct SessionHandle {
     pub(crate) attached: Arc<Semaphore>,
     /// Whether it may have network interfaces besides loopback.
     pub(crate) may_have_links: AtomicBool,
+    pub(crate) oom_kills: OomKills,
 }
 
 impl SessionHandle {
@@ -91,6 +93,7 @@ impl SessionHandle {
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
             may_have_links,
+            oom_kills: OomKills::default(),
         })
     }
 

@@ -92,7 +92,14 @@ impl KernelView {
                 let reader = readers
                     .entry(parent.to_owned())
                     .or_insert_with(|| self.cgroups.usage_below(parent));
-                Some(reader.read(name, one.init, one.has_cpu_limit))
+                let unthrottled = (!one.has_cpu_limit).then_some(0);
+                let known = ResourceUsage {
+                    throttled_us: unthrottled,
+                    throttled: unthrottled,
+                    oom_kills: one.oom_kills,
+                    ..ResourceUsage::default()
+                };
+                Some(reader.read(name, one.init, known))
             });
             // A container is placed by one driver only; elsewhere it has no processes.
             let placed = usages.find(|usage| usage.pids.is_some_and(|pids| pids > 0));

@@ -396,6 +396,42 @@ async fn the_stats_show_what_a_session_uses() {
     assert_eq!(no_such.slug(), "no-such-session");
 }
 
+#[tokio::test]
+async fn the_stats_count_what_was_killed_for_memory_once_and_only_where_it_was() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    for id in ["calm", "greedy"] {
+        let request = json!({"image": ROOT, "command": ["sleep", "1000"],
+            "memory_bytes": 32 << 20});
+        api.ensure(id, &request).await;
+    }
+    let kills = async || {
+        let all: StatsList = api.get("/v1/nodes/self/stats").await.expect(StatusCode::OK);
+        let of_each = all.sessions.into_iter();
+        of_each
+            .map(|one| (one.id.to_string(), one.oom_kills))
+            .collect::<Vec<_>>()
+    };
+    let counted = |greedy| {
+        vec![
+            ("calm".to_owned(), Some(0)),
+            ("greedy".to_owned(), Some(greedy)),
+        ]
+    };
+    assert_eq!(kills().await, counted(0));
+    for times in 1..=2 {
+        let command = ["dd", "if=/dev/zero", "of=/dev/null", "bs=100M", "count=1"];
+        let request = json!({"command": command});
+        let answer = api.post("/v1/sessions/greedy/exec", &request).await;
+        assert!(answer.status.is_success(), "{}", answer.text());
+        // What the first look has read is not read again by the second.
+        for _ in 0..2 {
+            assert_eq!(kills().await, counted(times));
+        }
+    }
+}
+
 /// Commands at a time that hold a lock: more than the daemon has threads.
 const HOLDERS: usize = 32;
 

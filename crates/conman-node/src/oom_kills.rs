@@ -1,0 +1,60 @@
+//! How many processes of a session were killed because memory ran out. The session's own count is read only
+//! if the host has killed a process since: for thousands of sessions, reading it costs more than most counts.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is known of one session.
+#[derive(Debug, Default)]
+pub(crate) struct OomKills(Mutex<Option<Counts>>);
+
+/// Both counts at one time, as far as the session's is concerned: the host's was read before.
+#[derive(Debug, Clone, Copy)]
+struct Counts {
+    host: u64,
+    session: u64,
+}
+
+impl OomKills {
+    /// Returns the session's count if it is known, for the host's count now.
+    pub(crate) fn known(&self, host: Option<u64>) -> Option<u64> {
+        let counts = (*self.lock())?;
+        (host == Some(counts.host)).then_some(counts.session)
+    }
+
+    /// `host`: the host's count before the session's was read; `None` if the kernel has none.
+    pub(crate) fn learn(&self, host: Option<u64>, session: Option<u64>) {
+        let counts = host.zip(session);
+        *self.lock() = counts.map(|(host, session)| Counts { host, session });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Counts>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sessions_count_is_known_until_the_host_kills_a_process() {
+        let kills = OomKills::default();
+        assert_eq!(
+            kills.known(Some(0)),
+            None,
+            "it may have begun before the daemon"
+        );
+        kills.learn(Some(7), Some(0));
+        assert_eq!(
+            (kills.known(Some(7)), kills.known(Some(8))),
+            (Some(0), None)
+        );
+        kills.learn(Some(8), Some(1));
+        assert_eq!(
+            (kills.known(Some(8)), kills.known(Some(9))),
+            (Some(1), None)
+        );
+        kills.learn(None, Some(1));
+        assert_eq!(kills.known(None), None, "the host counts none");
+    }
+}
