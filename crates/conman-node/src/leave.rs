@@ -8,15 +8,17 @@
 //!     └───────undrain, readmit────────┴───────────────────────────────────┘
 //! ```
 //! Each [`LeaveCause`] has such a state; the listeners follow the furthest of them. The delay gives load
-//! balancers time to notice. Everything here works on any thread and never blocks, so that a preemption
+//! balancers time to notice: until then they send new clients, which would be cut off when the machine is
+//! switched off. It is cut short if nothing passes through and no load balancer asks for the node's
+//! readiness. Everything here works on any thread and never blocks, so that a preemption
 //! can use it while the rest of the daemon hangs.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::{Activity, Departure};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 
 /// Interval between checks whether anything still passes through.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -37,6 +39,8 @@ pub struct Leave {
     states: Mutex<[Departure; 3]>,
     departure: watch::Sender<Departure>,
     delay: Duration,
+    /// When a load balancer last asked whether the node is ready.
+    probed_at: Mutex<Option<Instant>>,
 }
 
 impl Leave {
@@ -47,7 +51,19 @@ impl Leave {
             states: Mutex::default(),
             departure: watch::Sender::new(Departure::default()),
             delay,
+            probed_at: Mutex::default(),
         }
+    }
+
+    /// A load balancer asks whether the node is ready.
+    pub fn probed(&self) {
+        *self.last_probe() = Some(Instant::now());
+    }
+
+    /// Whether load balancers ask at least once in the delay.
+    pub(crate) fn is_probed(&self) -> bool {
+        self.last_probe()
+            .is_some_and(|at| at.elapsed() < self.delay)
     }
 
     /// Returns the counter of tunnels and requests to sessions on other nodes.
@@ -83,22 +99,39 @@ impl Leave {
     /// nothing passes through any more, at `until` at the latest, or when the cause is withdrawn. Safe to
     /// cancel.
     pub(crate) async fn close(&self, cause: LeaveCause, began: Instant, until: Instant) {
-        self.emptied(cause, (began + self.delay).min(until)).await;
+        let noticed = (began + self.delay).min(until);
+        self.while_leaving(cause, noticed, || {
+            self.through.in_flight() > 0 || self.is_probed()
+        })
+        .await;
         self.change(cause, |state| match state {
             Departure::Staying => Departure::Staying,
             Departure::Announced | Departure::Closing => Departure::Closing,
         });
-        self.emptied(cause, until).await;
+        self.closed(cause, until).await;
     }
 
-    /// Returns once nothing passes through, at `until` at the latest, or when the cause is withdrawn.
-    pub(crate) async fn emptied(&self, cause: LeaveCause, until: Instant) {
-        while self.through.in_flight() > 0
-            && self.state(cause) != Departure::Staying
-            && Instant::now() < until
-        {
-            sleep(POLL_INTERVAL).await;
+    /// Returns once [`Self::close`] has closed everything, at `until` at the latest, or when the cause is
+    /// withdrawn.
+    pub(crate) async fn closed(&self, cause: LeaveCause, until: Instant) {
+        self.while_leaving(cause, until, || {
+            self.through.in_flight() > 0 || self.state(cause) == Departure::Announced
+        })
+        .await;
+    }
+
+    /// Waits while this holds, until `until` at the latest, or until the cause is withdrawn.
+    async fn while_leaving(&self, cause: LeaveCause, until: Instant, holds: impl Fn() -> bool) {
+        let mut departure = self.departure();
+        while holds() && self.state(cause) != Departure::Staying && Instant::now() < until {
+            let _ = timeout(POLL_INTERVAL, departure.changed()).await;
         }
+    }
+
+    fn last_probe(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.probed_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self, cause: LeaveCause) -> Departure {
@@ -118,6 +151,8 @@ impl Leave {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -143,6 +178,29 @@ mod tests {
         drop(tunnel);
         closing.await.expect("it returns");
         assert!(began.elapsed() < Duration::from_secs(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_behind_a_load_balancer_is_empty_only_once_that_has_noticed() {
+        let leave = Arc::new(Leave::new(Duration::from_secs(5)));
+        let probing = Arc::clone(&leave);
+        let probing = tokio::spawn(async move {
+            loop {
+                probing.probed();
+                sleep(Duration::from_secs(1)).await;
+            }
+        });
+        sleep(Duration::from_secs(1)).await;
+        let began = Instant::now();
+        let until = began + Duration::from_secs(60);
+        leave.announce(LeaveCause::Preemption);
+        tokio::join!(
+            leave.close(LeaveCause::Preemption, began, until),
+            leave.closed(LeaveCause::Preemption, until),
+        );
+        let took = began.elapsed();
+        assert!((5..6).contains(&took.as_secs()), "{took:?}");
+        probing.abort();
     }
 
     #[tokio::test(start_paused = true)]

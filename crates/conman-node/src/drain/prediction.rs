@@ -20,9 +20,14 @@ const CLOSE_MS: u64 = 2_000;
 pub(crate) fn plan_now(context: &Context, request: &DrainRequest) -> DrainPlan {
     let order = Order::of(request);
     let mut plan = plan_for(candidates(context, &order, &Turns::new()), &order);
-    if context.leave.through().in_flight() > 0 {
-        let delay = u64::try_from(context.leave.delay().as_millis()).unwrap_or(u64::MAX);
-        plan.predicted_ms = plan.predicted_ms.max(delay).saturating_add(CLOSE_MS);
+    let leave = &context.leave;
+    let passes_through = leave.through().in_flight() > 0;
+    if passes_through || leave.is_probed() {
+        let delay = u64::try_from(leave.delay().as_millis()).unwrap_or(u64::MAX);
+        plan.predicted_ms = plan.predicted_ms.max(delay);
+    }
+    if passes_through {
+        plan.predicted_ms = plan.predicted_ms.saturating_add(CLOSE_MS);
     }
     plan
 }

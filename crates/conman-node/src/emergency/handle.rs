@@ -33,11 +33,11 @@ pub struct PendingReport {
 }
 
 impl PendingReport {
-    /// Waits until every session is released and nothing passes through the node any more; the budget
-    /// bounds both.
+    /// Waits until every session is released, load balancers have noticed, and nothing passes through the
+    /// node any more; the budget bounds all of it.
     pub async fn wait(self) -> Result<PreemptReport, PreemptError> {
         let mut report = self.reply.await.map_err(|_| PreemptError::ThreadEnded)?;
-        self.leave.emptied(LeaveCause::Preemption, self.until).await;
+        self.leave.closed(LeaveCause::Preemption, self.until).await;
         report.through = self.leave.through().in_flight();
         Ok(report)
     }

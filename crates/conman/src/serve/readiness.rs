@@ -1,6 +1,8 @@
 //! Maps the node's state and the watchdog to what load balancers see.
 
-use conman_node::{Node, StatusHandle};
+use std::sync::Arc;
+
+use conman_node::{Leave, Node, StatusHandle};
 use conman_proto::NodeState;
 use conman_proxy::Readiness;
 use conman_registry::Standing;
@@ -11,6 +13,7 @@ use conman_vitals::Vitals;
 pub(super) struct NodeReadiness {
     pub(super) status: StatusHandle,
     vitals: Vitals,
+    leave: Arc<Leave>,
 }
 
 impl NodeReadiness {
@@ -18,10 +21,13 @@ impl NodeReadiness {
         Self {
             status: node.status().clone(),
             vitals: vitals.clone(),
+            leave: Arc::clone(node.leave()),
         }
     }
 
+    /// Returns it for a load balancer that asks.
     pub(super) fn get(&self) -> Readiness {
+        self.leave.probed();
         if !self.vitals.still().is_empty() {
             return Readiness::Down;
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use jiff::Timestamp;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
@@ -30,6 +31,8 @@ pub(super) struct Seen {
     pub(super) failed: BTreeMap<String, usize>,
     /// Closed connections by code.
     pub(super) closes: BTreeMap<u16, usize>,
+    /// Connections that ended without a Close frame: which, and how.
+    pub(super) broken: Vec<String>,
     /// From a close to the next greeting, in milliseconds.
     pub(super) interruptions_ms: Vec<f64>,
     /// Closed connections of one client, at most.
@@ -129,19 +132,34 @@ async fn stay(id: String, front: SocketAddr, state: Arc<Mutex<State>>) {
             state.seen.handshakes += 1;
             let took = closed_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
             state.seen.interruptions_ms.extend(took);
-            state.greeted.insert(id.clone(), Some(line));
+            state.greeted.insert(id.clone(), Some(line.clone()));
         }
-        let mut code = WITHOUT_CLOSE;
-        while let Some(Ok(message)) = socket.next().await {
-            if let Message::Close(frame) = message {
-                code = frame.map_or(WITHOUT_CODE, |frame| frame.code.into());
-                break;
+        let greeted_at = Instant::now();
+        let closed = loop {
+            match socket.next().await {
+                Some(Ok(Message::Close(frame))) => {
+                    break Ok(frame.map_or(WITHOUT_CODE, |frame| frame.code.into()));
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => break Err(error.to_string()),
+                None => break Err("end of the stream".to_owned()),
             }
-        }
+        };
         closed_at = Some(Instant::now());
         {
             let mut state = lock(&state);
+            let code = *closed.as_ref().unwrap_or(&WITHOUT_CLOSE);
             *state.seen.closes.entry(code).or_default() += 1;
+            if let Err(error) = closed {
+                state.seen.broken.push(format!(
+                    "{} at {}, generation {} on {}, {:.1} s after its greeting: {error}",
+                    id,
+                    Timestamp::now(),
+                    line.generation,
+                    line.host,
+                    greeted_at.elapsed().as_secs_f64(),
+                ));
+            }
             *state.closes.entry(id.clone()).or_default() += 1;
             state.greeted.insert(id.clone(), None);
         }

@@ -15,6 +15,8 @@ use crate::overlap::Report;
 const MOVED_MS: f64 = 1_000.0;
 /// Bound on the time until everybody is served after a loss, beyond the takeover time.
 const SERVED_MS: f64 = 2_000.0;
+/// Connections without a Close frame that the line of a planned step names.
+const SHOWN_BROKEN: usize = 5;
 /// The code of a connection whose session moves or whose node leaves.
 const SERVICE_RESTART: u16 = 1012;
 
@@ -99,6 +101,10 @@ impl StormReport {
         );
         for (why, count) in &seen.failed {
             let _ = write!(line, "\n    {count} failed: {why}");
+        }
+        let broken = seen.broken.iter().filter(|_| step.is_planned());
+        for broken in broken.take(SHOWN_BROKEN) {
+            let _ = write!(line, "\n    without a Close frame: {broken}");
         }
         let Some(kind) = self.kinds.last_mut() else {
             return line;

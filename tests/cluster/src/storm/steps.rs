@@ -195,6 +195,12 @@ async fn drain(storm: &Storm, node: usize) -> Result<()> {
 }
 
 async fn switch_off(storm: &Storm, node: usize, gone: &BTreeMap<String, u64>) -> Result<()> {
+    let name = storm.node(node).name();
+    let status = storm.balancer.status(name)?;
+    ensure!(
+        !status.starts_with("UP"),
+        "{name} is not safe to switch off: HAProxy takes it for {status}"
+    );
     tokio::task::block_in_place(|| storm.node(node).lose())?;
     storm.all_are_served(gone).await.map(drop)
 }

@@ -336,6 +336,23 @@ async fn row_38_a_rolling_restart_behind_a_load_balancer_refuses_nobody() {
         .await
         .expect(StatusCode::OK);
     becomes(0, "UP").await;
-    drop((clients, balancer));
+
+    // A node can be switched off only once no new clients come, even if it has none at the moment.
+    drop(clients);
+    eventually("nobody is connected", PATIENCE, async || {
+        let shown = fleet.shown(0).await;
+        shown.through + shown.connections == 0
+    })
+    .await;
+    let begun = admin.post("/v1/nodes/self/drain", &json!({})).await;
+    assert!(begun.status.is_success(), "{}", begun.text());
+    eventually("the node is drained", PATIENCE, async || {
+        let answer = admin.get("/v1/nodes/self/drain").await;
+        answer.expect::<DrainReport>(StatusCode::OK).state == DrainState::Drained
+    })
+    .await;
+    let status = balancer.status(fleet.node(0).name()).expect("its answer");
+    assert!(!status.starts_with("UP"), "{status}");
+    drop(balancer);
     fleet.leaves_nothing().await;
 }
