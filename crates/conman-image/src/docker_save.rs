@@ -1,4 +1,4 @@
-//! Archives by `docker save`: `manifest.json`, configurations, and layers uncompressed.
+//! Archives by `docker save`, and by apko: `manifest.json`, configurations, and layers, which apko compresses.
 
 use oci_spec::image::ImageConfiguration;
 use serde::Deserialize;
@@ -91,11 +91,12 @@ fn choose(mut saved: Vec<Saved>, name: &ImageName) -> Result<Saved, ImportError>
     })
 }
 
-/// Every version of Docker names configurations by their digest. Some other tools that write this
-/// format do not.
+/// Every version of Docker names configurations by their digest, and apko with `sha256:`. Some other tools that
+/// write this format do not.
 fn verify_name(member: &str, actual: Digest) -> Result<(), ImportError> {
     let file = member.rsplit('/').next().unwrap_or(member);
     let stem = file.strip_suffix(".json").unwrap_or(file);
+    let stem = stem.strip_prefix("sha256:").unwrap_or(stem);
     match Digest::from_hex(stem) {
         Ok(expected) if expected != actual => Err(ImportError::DigestMismatch {
             what: "the configuration".to_owned(),

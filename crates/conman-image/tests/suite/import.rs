@@ -408,6 +408,48 @@ fn a_saved_docker_image_is_imported_with_shared_layers_and_its_configuration() {
 }
 
 #[test]
+fn an_archive_as_apko_writes_it_is_imported() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.store();
+    let layer = Tar::new().file("bin/app", b"hello").bytes();
+    let config = serde_json::json!({
+        "architecture": "amd64", "os": "linux", "config": {"Entrypoint": ["/bin/app"]},
+        "rootfs": {"type": "layers", "diff_ids": [Digest::of(&layer).to_string()]},
+    })
+    .to_string();
+    let id = Digest::of(config.as_bytes());
+    let packed = gzip(&layer);
+    let layer_name = format!("{}.tar.gz", Digest::of(&packed).hex());
+    let archive = |config: &str| {
+        let config_name = format!("sha256:{}", id.hex());
+        let manifest = serde_json::json!([{"Config": config_name,
+            "RepoTags": ["index.docker.io/library/app:1-amd64"], "Layers": [layer_name]}]);
+        // It has the index of an OCI layout, but is none.
+        Tar::new()
+            .file(&config_name, config.as_bytes())
+            .file(&layer_name, &packed)
+            .file("manifest.json", manifest.to_string().as_bytes())
+            .file("index.json", b"{}")
+            .bytes()
+    };
+    let path = stage.file("app.tar", &archive(&config));
+    let image = store.import(&path, &name("app:1")).expect("imported");
+    assert_eq!(image.id, id);
+    assert_eq!(
+        image.config.argv(&[], &[]).expect("a program"),
+        ["/bin/app"]
+    );
+    let error = stage.refused(&store, &archive(&config.replace("app", "ls")));
+    assert!(
+        matches!(error, ImportError::DigestMismatch { .. }),
+        "{error:?}"
+    );
+}
+
+#[test]
 fn real_docker_images_are_imported() {
     if !is_root() {
         return;
