@@ -21,7 +21,7 @@ const TOGETHER: Duration = Duration::from_secs(1);
 /// are known.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// Returns once a stream's node is lost. The end of this daemon is no such loss: its streams are closed in order.
+/// Returns once a stream's node is lost. The end of this daemon is no such loss: it closes its streams with 1012.
 pub(crate) async fn is_lost(lost: &mut watch::Receiver<Option<Closing>>) {
     if lost.wait_for(Option::is_some).await.is_err() {
         std::future::pending().await

@@ -86,3 +86,29 @@ pub(crate) async fn closes(passage: &mut Option<Passage>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_tunnel_does_not_take_the_end_of_the_daemon_for_the_loss_of_the_node() {
+        const EMPTY_TEXT: [u8; 2] = [0x81, 0];
+        let (client, mut client_end) = duplex(64);
+        let (node, mut node_end) = duplex(64);
+        let (sender, lost) = watch::channel(None);
+        drop(sender);
+        tokio::spawn(carry(client, node, lost, None));
+        yield_now().await;
+        node_end.write_all(&EMPTY_TEXT).await.expect("room for it");
+        let mut arrived = [0; 2];
+        client_end
+            .read_exact(&mut arrived)
+            .await
+            .expect("it is open");
+        assert_eq!(arrived, EMPTY_TEXT);
+    }
+}

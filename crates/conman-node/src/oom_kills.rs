@@ -1,5 +1,5 @@
-//! How many processes of a session were killed because memory ran out. The session's own count is read only
-//! if the host has killed a process since: for thousands of sessions, reading it costs more than most counts.
+//! How many processes of a session were killed because memory ran out. The cgroup's count is read only if the
+//! host's count has changed since the last read, because reading it for thousands of sessions is expensive.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub(crate) struct OomKills(Mutex<Option<Counts>>);
 
-/// Both counts at one time, as far as the session's is concerned: the host's was read before.
+/// The session's count, and the host's count that was read before it.
 #[derive(Debug, Clone, Copy)]
 struct Counts {
     host: u64,

@@ -55,23 +55,23 @@ fn read_runtime(sessions: &[(Arc<SessionHandle>, Arc<dyn Runtime>)]) -> Vec<Sess
     let Some((_, runtime)) = sessions.first() else {
         return Vec::new();
     };
-    let killed = host_oom_kills();
+    let host_kills = host_oom_kills();
     let handles = sessions.iter().map(|(handle, _)| handle);
-    let running = handles.filter_map(|handle| running(handle, killed));
+    let running = handles.filter_map(|handle| running(handle, host_kills));
     let (running, containers): (Vec<_>, Vec<_>) = running.unzip();
     let usages = runtime.usages(&containers);
     let read = running.into_iter().zip(usages);
     read.map(|(running, usage)| {
-        running.0.oom_kills.learn(killed, usage.oom_kills);
+        running.0.oom_kills.learn(host_kills, usage.oom_kills);
         stats(&running, usage)
     })
     .collect()
 }
 
-/// `killed`: processes that the host has killed for memory.
+/// `host_kills`: processes that the host has killed because memory ran out.
 fn running(
     handle: &Arc<SessionHandle>,
-    killed: Option<u64>,
+    host_kills: Option<u64>,
 ) -> Option<(Running, RunningContainer)> {
     let view = handle.view.borrow();
     let key = ContainerKey {
@@ -84,7 +84,7 @@ fn running(
         key,
         init: process.pid(),
         has_cpu_limit: handle.spec().cpus.is_some(),
-        oom_kills: handle.oom_kills.known(killed),
+        oom_kills: handle.oom_kills.known(host_kills),
     };
     Some(((Arc::clone(handle), process), container))
 }

@@ -285,7 +285,7 @@ pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wir
         biased;
         // Dropped if the node is given up, which closes the connection.
         opened = connected(client, route) => opened,
-        // Likewise.
+        // Watch channels keep their value. A dropped sender is the end of this daemon.
         Ok(_) = closing.wait_for(Option::is_some) => Err(PeerRefusal::Unreachable(DECLARED_DEAD.to_owned())),
     }
 }

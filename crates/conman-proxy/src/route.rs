@@ -134,7 +134,7 @@ pub struct Route {
     /// Counts open connections and requests of the session.
     pub activity: Arc<Activity>,
     /// Becomes `Some` once this generation ends: its tunnels are closed accordingly, and its pooled
-    /// connections dropped. A dropped sender counts as an end without a reason.
+    /// connections dropped. A dropped sender is the end of this daemon, which drops pooled connections too.
     pub closing: watch::Receiver<Option<Closing>>,
     /// The port that the client named; `None` for the session's main one.
     pub port: Option<PortRequest>,

@@ -119,8 +119,9 @@ pub(crate) enum PreemptAnswer {
 /// Give up a node
 ///
 /// The machine is being preempted: no more sessions are admitted, all present ones are killed, and
-/// each is released as soon as it is proven dead. Answers with the report once that is done or the budget is
-/// over; a second notice gets the first one's report.
+/// each is released as soon as it is proven dead. Answers with the report once that is done, load balancers have
+/// had time to notice, and nothing passes through, or the budget is over; a second notice gets the first one's
+/// report.
 #[utoipa::path(
     post, path = "/v1/nodes/{id}/preempt", tag = "nodes", operation_id = "preempt_node",
     params(("id" = String, Path, description = "The node's name, or `self`.")),

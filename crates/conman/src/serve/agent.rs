@@ -57,7 +57,7 @@ pub(super) async fn run(
             match listener.accept().await {
                 Ok((mut client, _)) => {
                     let view = readiness.status.view();
-                    let state = readiness.get();
+                    let state = readiness.answer_probe();
                     let now = Instant::now();
                     let line = agent.line(state, &view, &host_load(), now);
                     let is_undrained = agent.is_undrained(now);

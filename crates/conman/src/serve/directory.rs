@@ -75,7 +75,7 @@ impl Directory for NodeDirectory {
     }
 
     fn readiness(&self) -> Readiness {
-        self.readiness.get()
+        self.readiness.answer_probe()
     }
 }
 

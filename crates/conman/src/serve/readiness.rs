@@ -25,8 +25,8 @@ impl NodeReadiness {
         }
     }
 
-    /// Returns it for a load balancer that asks.
-    pub(super) fn get(&self) -> Readiness {
+    /// Returns the state, and notes that a load balancer has probed the node.
+    pub(super) fn answer_probe(&self) -> Readiness {
         self.leave.probed();
         if !self.vitals.still().is_empty() {
             return Readiness::Down;

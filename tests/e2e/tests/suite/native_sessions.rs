@@ -425,7 +425,7 @@ async fn the_stats_count_what_was_killed_for_memory_once_and_only_where_it_was()
         let request = json!({"command": command});
         let answer = api.post("/v1/sessions/greedy/exec", &request).await;
         assert!(answer.status.is_success(), "{}", answer.text());
-        // What the first look has read is not read again by the second.
+        // The second look does not read the count again.
         for _ in 0..2 {
             assert_eq!(kills().await, counted(times));
         }

@@ -11,6 +11,7 @@ use conman_e2e::{Api, EventStream, WebSocket, eventually, eventually_some, lacks
 use conman_proto::{DrainReport, DrainState, EXEC_PROTOCOL, EnsureResponse, Node, PreemptReport};
 use futures_util::StreamExt as _;
 use http::{Method, StatusCode};
+use jiff::SignedDuration;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -19,6 +20,8 @@ use tokio_tungstenite::tungstenite::Message;
 use super::fleet::{Fleet, PATIENCE};
 use super::load::Load;
 
+/// How long a node of a fleet gives load balancers to notice, by default.
+const SHUTDOWN_DELAY: SignedDuration = SignedDuration::from_secs(5);
 /// Pause of a client that was refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 /// The code of a connection that was closed without one.
@@ -346,11 +349,15 @@ async fn row_38_a_rolling_restart_behind_a_load_balancer_refuses_nobody() {
     .await;
     let begun = admin.post("/v1/nodes/self/drain", &json!({})).await;
     assert!(begun.status.is_success(), "{}", begun.text());
-    eventually("the node is drained", PATIENCE, async || {
+    let report = eventually_some("the node is drained", PATIENCE, async || {
         let answer = admin.get("/v1/nodes/self/drain").await;
-        answer.expect::<DrainReport>(StatusCode::OK).state == DrainState::Drained
+        let report: DrainReport = answer.expect(StatusCode::OK);
+        (report.state == DrainState::Drained).then_some(report)
     })
     .await;
+    let finished_at = report.finished_at.expect("it is drained");
+    let took = finished_at.duration_since(report.started_at);
+    assert!(took >= SHUTDOWN_DELAY, "{took:?}");
     let status = balancer.status(fleet.node(0).name()).expect("its answer");
     assert!(!status.starts_with("UP"), "{status}");
     drop(balancer);
