@@ -160,7 +160,6 @@ kinds! {
     CONNECT_TIMEOUT = passing("connect-timeout", "The session's port does not answer", 504);
     CONNECT_FAILED = passing("connect-failed", "The session cannot be reached", 502);
     NO_ANSWER = lasting("no-answer", "The session did not answer", 502);
-    ANSWER_TIMEOUT = lasting("answer-timeout", "The session did not answer in time", 504);
     BAD_ANSWER = lasting("bad-answer", "The session's answer is malformed", 502);
     BODY_TIMEOUT = lasting("body-timeout", "The request's body stopped arriving", 408);
     // conman itself.

@@ -85,11 +85,6 @@ pub(crate) enum Unforwarded {
         session: SessionId,
         source: hyper::Error,
     },
-    #[error("the session did not answer in time")]
-    AnswerTimeout {
-        session: SessionId,
-        waited: Duration,
-    },
     #[error("the session's answer is not well-formed HTTP")]
     BadAnswer {
         session: SessionId,
@@ -142,31 +137,14 @@ impl Unforwarded {
 
     /// Whether later bytes on the connection can no longer be trusted to be a request.
     fn closes_connection(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::Ambiguous
-            | Self::Hosts(_)
-            | Self::Address(AddressError::Target | AddressError::Host)
-            | Self::BodyStalled { .. }
-            | Self::BodyBroken => true,
-            Self::Address(AddressError::Unknown)
-            | Self::AddSlash { .. }
-            | Self::TokenExchanged { .. }
-            | Self::BrowserPath { .. }
-            | Self::Denied(_)
-            | Self::Refused(_)
-            | Self::HoldFull { .. }
-            | Self::HoldTimeout { .. }
-            | Self::NoPort { .. }
-            | Self::ConnectRefused { .. }
-            | Self::ConnectTimeout { .. }
-            | Self::ConnectFailed { .. }
-            | Self::Unanswered { .. }
-            | Self::AnswerTimeout { .. }
-            | Self::Misdirected { .. }
-            | Self::NodeSilent { .. }
-            | Self::NotHere(_)
-            | Self::BadAnswer { .. } => false,
-        }
+                | Self::Hosts(_)
+                | Self::Address(AddressError::Target | AddressError::Host)
+                | Self::BodyStalled { .. }
+                | Self::BodyBroken
+        )
     }
 
     /// Problem details and `Retry-After`. Redirects are not problems; they become one only if a
@@ -290,14 +268,6 @@ impl Unforwarded {
                 format!(
                     "session `{session}` closed the connection before it answered; the \
                      request may have been carried out. See its logs"
-                ),
-            ),
-            Self::AnswerTimeout { session, waited } => (
-                ProblemKind::ANSWER_TIMEOUT,
-                format!(
-                    "session `{session}` did not answer within {} s; the request may still \
-                     be carried out",
-                    waited.as_secs()
                 ),
             ),
             Self::BadAnswer { session, why } => (

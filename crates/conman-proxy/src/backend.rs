@@ -14,12 +14,21 @@ use crate::answer_heads::{AnswerHeads, Awaited, HeadFault};
 use crate::body::RequestBody;
 use crate::pool::Wire;
 use crate::watchdog::Watchdog;
-use crate::{HOP_HEAD_BYTES, HOP_HEADERS, Keepalive, ProxyOptions, Route, Stream, Way};
+use crate::{HOP_HEAD_BYTES, HOP_HEADERS, ProxyOptions, Route, Stream, Way};
+
+/// Time to connect to the session's port.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// TCP keepalive on both sides, which detects dead peers: silence before the first probe, time between
+/// probes, and unanswered probes after which the peer counts as dead.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_PROBES: u32 = 4;
 
 /// A connection to the session's port.
-pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Stream, Unforwarded> {
+pub(crate) async fn connect(route: &Route) -> Result<Stream, Unforwarded> {
     let session = || route.session.clone();
-    let waited = options.connect_timeout;
+    let waited = CONNECT_TIMEOUT;
     let stream = match tokio::time::timeout(waited, route.backend.connect()).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -48,7 +57,7 @@ pub(crate) async fn connect(route: &Route, options: &ProxyOptions) -> Result<Str
     if route.way == Way::Session
         && let Some(socket) = stream.tcp()
     {
-        tune(socket, options.keepalive);
+        tune(socket);
     }
     Ok(stream)
 }
@@ -93,14 +102,14 @@ pub(crate) async fn handshake(
 /// Disables delays of small writes, and enables probes that detect a dead peer.
 ///
 /// Best effort: a socket that is closed already shows that at its first use.
-pub(crate) fn tune(stream: &TcpStream, keepalive: Keepalive) {
+pub(crate) fn tune(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new()
-        .with_time(keepalive.idle)
-        .with_interval(keepalive.interval)
-        .with_retries(keepalive.probes);
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_PROBES);
     // Probes are not sent while data is unacknowledged; this bounds that time likewise.
-    let silence = keepalive.idle + keepalive.interval * keepalive.probes;
+    let silence = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES;
     let tuned = socket
         .set_tcp_nodelay(true)
         .and_then(|()| socket.set_tcp_keepalive(&probes))

@@ -1,10 +1,8 @@
 //! Sends an ordinary request, and converts the session's answer to the client's.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use conman_core::ActivityGuard;
-use conman_proto::SessionId;
 use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use http::{Extensions, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
@@ -39,14 +37,14 @@ pub(crate) async fn forward(
             Some(wire) => wire,
             None => {
                 let options = &worker.options;
-                let stream = backend::connect(route, options).await?;
+                let stream = backend::connect(route).await?;
                 let handshake = backend::handshake(stream, &route.way, options, false).await;
                 handshake.map_err(|error| unanswered(route, error, &fault))?
             }
         };
         wire.awaited.begin();
         let sent = wire.sender.try_send_request(request);
-        match client.within_response_timeout(&route.session, sent).await? {
+        match sent.await {
             Ok(response) => break (response, wire),
             Err(mut error) => match error.take_message() {
                 // The session closed an idle connection at this moment: not a byte of the request
@@ -160,23 +158,4 @@ fn has_one_length(parts: &http::response::Parts) -> bool {
         !length.is_empty() && length.as_bytes().iter().all(u8::is_ascii_digit)
     });
     number && lengths.next().is_none()
-}
-
-impl ClientConnection {
-    /// Bounds the wait for an answer.
-    pub(crate) async fn within_response_timeout<T>(
-        &self,
-        session: &SessionId,
-        answer: impl Future<Output = T>,
-    ) -> Result<T, Unforwarded> {
-        match self.worker.options.response_timeout {
-            None => Ok(answer.await),
-            Some(waited) => tokio::time::timeout(waited, answer)
-                .await
-                .map_err(|_elapsed| Unforwarded::AnswerTimeout {
-                    session: session.clone(),
-                    waited,
-                }),
-        }
-    }
 }

@@ -168,8 +168,7 @@ async fn send(
         };
         wire.awaited.begin();
         let sent = wire.sender.try_send_request(request);
-        let sent = client.within_response_timeout(&route.session, sent);
-        let error = match while_there(route, sent).await?? {
+        let error = match while_there(route, sent).await? {
             Ok(response) => {
                 return arrived(client, route, head, (response, wire, activity), claimed);
             }
@@ -293,7 +292,7 @@ pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wir
 async fn connected(client: &ClientConnection, route: &Route) -> Result<Wire, PeerRefusal> {
     let options = &client.worker.options;
     let unreachable = |error: &dyn std::error::Error| PeerRefusal::Unreachable(error.to_string());
-    let stream = match backend::connect(route, options).await {
+    let stream = match backend::connect(route).await {
         Ok(stream) => stream,
         Err(Unforwarded::ConnectFailed { source, .. }) if PeerRefusal::is(&source) => {
             return Err(PeerRefusal::Refused);

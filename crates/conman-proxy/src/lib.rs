@@ -77,7 +77,7 @@ mod watchdog;
 mod worker;
 
 pub use frames::{FrameTracker, close_frame};
-pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, InvalidOption, Keepalive, ProxyOptions};
+pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, ProxyOptions, is_domain};
 pub use peers::{LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, X_CONMAN_MISDIRECTED};
 pub use proxy::{Proxy, ProxyStats};
 pub use route::{

@@ -1,7 +1,6 @@
 use std::time::Duration;
 
 use conman_vitals::Vitals;
-use thiserror::Error;
 
 /// Most header fields that a node adds to a request that it forwards: the caller and the
 /// session. The listener for nodes accepts this many more than that for clients, so that it
@@ -9,6 +8,9 @@ use thiserror::Error;
 pub const HOP_HEADERS: usize = 32;
 /// Likewise, in bytes.
 pub const HOP_HEAD_BYTES: usize = 4 * 1024;
+
+/// Longest domain: with an id, a port and their dots and dashes, a host name has at most 253 bytes.
+const MAX_DOMAIN_BYTES: usize = 189;
 
 /// The operator's settings of a [`Proxy`](crate::Proxy), and its watchdog.
 #[derive(Debug, Clone)]
@@ -37,21 +39,8 @@ pub struct ProxyOptions {
     /// Longest time without progress while data waits to be written, to the client or to the
     /// session, in ordinary exchanges and in tunnels.
     pub write_stall_timeout: Duration,
-    /// Time to connect to the session's port.
-    pub connect_timeout: Duration,
-    /// Time from forwarding a request to the answer's head, including the upload; `None` for no
-    /// bound, as long polls need.
-    pub response_timeout: Option<Duration>,
-    /// Most idle connections to one generation of a session, for each worker.
-    pub pool_per_session: usize,
-    /// Most idle connections to another node, for each worker.
-    pub pool_per_peer: usize,
     /// How long an idle connection to a session or a node is kept.
     pub pool_idle_timeout: Duration,
-    /// Time for the peers of a closing tunnel: to take the Close frame, and to close after it.
-    pub close_timeout: Duration,
-    /// TCP keepalive on both sides.
-    pub keepalive: Keepalive,
     /// Whether `X-Forwarded-*` and `Forwarded` of the client are trusted and extended, because all
     /// clients are the operator's proxies.
     pub trust_forwarded: bool,
@@ -59,27 +48,6 @@ pub struct ProxyOptions {
     pub browser_paths: bool,
     /// Watches the acceptor and the workers.
     pub vitals: Vitals,
-}
-
-/// TCP keepalive, which detects dead peers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Silence before the first probe.
-    pub idle: Duration,
-    /// Time between probes.
-    pub interval: Duration,
-    /// Unanswered probes after which the peer counts as dead.
-    pub probes: u32,
-}
-
-impl Default for Keepalive {
-    fn default() -> Self {
-        Self {
-            idle: Duration::from_secs(60),
-            interval: Duration::from_secs(15),
-            probes: 4,
-        }
-    }
 }
 
 impl Default for ProxyOptions {
@@ -96,28 +64,12 @@ impl Default for ProxyOptions {
             max_headers: 100,
             body_stall_timeout: Duration::from_secs(60),
             write_stall_timeout: Duration::from_secs(60),
-            connect_timeout: Duration::from_secs(5),
-            response_timeout: None,
-            pool_per_session: 16,
-            pool_per_peer: 128,
             pool_idle_timeout: Duration::from_secs(30),
-            close_timeout: Duration::from_secs(2),
-            keepalive: Keepalive::default(),
             trust_forwarded: false,
             browser_paths: false,
             vitals: Vitals::default(),
         }
     }
-}
-
-/// Why options cannot be used; the field is named as in [`ProxyOptions`].
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{field}` {rule}")]
-pub struct InvalidOption {
-    /// The field.
-    pub field: &'static str,
-    /// The rule for it.
-    pub rule: &'static str,
 }
 
 impl ProxyOptions {
@@ -130,66 +82,31 @@ impl ProxyOptions {
             ..self
         }
     }
+}
 
-    /// Every rule that the options break.
-    ///
-    /// # Errors
-    /// All broken rules, at least one.
-    pub fn validate(&self) -> Result<(), Vec<InvalidOption>> {
-        let domain_is_host_name = self.domain.as_deref().is_none_or(|domain| {
-            !domain.is_empty()
-                && domain.len() <= 189
-                && domain.split('.').all(|label| {
-                    !label.is_empty()
-                        && label
-                            .bytes()
-                            .all(|b| b.is_ascii_alphanumeric() || b == b'-')
-                })
-        });
-        let at_least_one_second = |duration: Duration| duration >= Duration::from_secs(1);
-        let rules = [
-            (
-                domain_is_host_name,
-                "domain",
-                "must be a host name of at most 189 bytes",
-            ),
-            (
-                (1..=64).contains(&self.workers),
-                "workers",
-                "must be 1 to 64",
-            ),
-            (
-                self.max_connections >= 1,
-                "max_connections",
-                "must be at least 1",
-            ),
-            (
-                (8_192..=(1 << 20) + HOP_HEAD_BYTES).contains(&self.max_head_bytes),
-                "max_head_bytes",
-                "must be 8,192 to 1,048,576",
-            ),
-            (
-                (1..=1_000 + HOP_HEADERS).contains(&self.max_headers),
-                "max_headers",
-                "must be 1 to 1,000",
-            ),
-            (
-                at_least_one_second(self.keepalive.idle)
-                    && at_least_one_second(self.keepalive.interval)
-                    && (1..=100).contains(&self.keepalive.probes),
-                "keepalive",
-                "needs whole seconds of at least 1 and 1 to 100 probes",
-            ),
-        ];
-        let broken: Vec<InvalidOption> = rules
-            .into_iter()
-            .filter(|(holds, _, _)| !holds)
-            .map(|(_, field, rule)| InvalidOption { field, rule })
-            .collect();
-        if broken.is_empty() {
-            Ok(())
-        } else {
-            Err(broken)
+/// Whether hosts of sessions can end in this: a host name that leaves room for an id.
+#[must_use]
+pub fn is_domain(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let mut bytes = label.bytes();
+        !label.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    text.len() <= MAX_DOMAIN_BYTES && text.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_a_host_name_that_leaves_room_for_an_id() {
+        let longest = ["a".repeat(63), "b".repeat(63), "c".repeat(61)].join(".");
+        for text in ["localhost", "sessions.example.com", "a-1", &longest] {
+            assert!(is_domain(text), "{text}");
+        }
+        let too_long = format!("{longest}d");
+        for text in ["", "not a domain", "a..b", ".a", "a.", "a/b", &too_long] {
+            assert!(!is_domain(text), "{text}");
         }
     }
 }

@@ -14,6 +14,10 @@ use crate::{Route, Way};
 /// Most idle connections that one worker keeps to all sessions together; each is a descriptor
 /// here and one in the session.
 const MAX_IDLE: usize = 1_024;
+/// Likewise, to one generation of a session.
+const MAX_PER_SESSION: usize = 16;
+/// Likewise, to another node.
+const MAX_PER_PEER: usize = 128;
 
 /// The idle connections of one worker, to sessions and to other nodes.
 ///
@@ -24,8 +28,6 @@ const MAX_IDLE: usize = 1_024;
 #[derive(Debug)]
 pub(crate) struct Pool {
     shelves: Mutex<Shelves>,
-    per_session: usize,
-    per_peer: usize,
     idle_timeout: Duration,
 }
 
@@ -78,11 +80,9 @@ struct Idle {
 }
 
 impl Pool {
-    pub(crate) fn new(per_session: usize, per_peer: usize, idle_timeout: Duration) -> Self {
+    pub(crate) fn new(idle_timeout: Duration) -> Self {
         Self {
             shelves: Mutex::default(),
-            per_session,
-            per_peer,
             idle_timeout,
         }
     }
@@ -115,10 +115,10 @@ impl Pool {
 
     fn put(&self, end: End, version: u64, wire: Wire) {
         let most = match end {
-            End::Session(..) => self.per_session,
-            End::Peer(_) | End::Api => self.per_peer,
+            End::Session(..) => MAX_PER_SESSION,
+            End::Peer(_) | End::Api => MAX_PER_PEER,
         };
-        if wire.sender.is_closed() || most == 0 {
+        if wire.sender.is_closed() {
             return;
         }
         let mut shelves = self.lock();

@@ -73,10 +73,6 @@ impl Proxy {
     }
 
     fn launch(listener: TcpListener, options: ProxyOptions, front: Front) -> io::Result<Self> {
-        options.validate().map_err(|broken| {
-            let broken: Vec<String> = broken.iter().map(ToString::to_string).collect();
-            io::Error::new(io::ErrorKind::InvalidInput, broken.join("; "))
-        })?;
         listener.set_nonblocking(true)?;
         let local_addr = listener.local_addr()?;
         let options = Arc::new(options);
@@ -94,11 +90,7 @@ impl Proxy {
                 front: Arc::clone(&front),
                 hold: Arc::clone(&hold),
                 meters: Arc::clone(&meters),
-                pool: Arc::new(Pool::new(
-                    options.pool_per_session,
-                    options.pool_per_peer,
-                    options.pool_idle_timeout,
-                )),
+                pool: Arc::new(Pool::new(options.pool_idle_timeout)),
                 refusals: Arc::clone(&refusals),
                 tasks: TaskTracker::new(),
                 stage: stage_seen.clone(),

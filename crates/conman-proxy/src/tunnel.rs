@@ -24,6 +24,9 @@ const DEATH_GRACE: Duration = Duration::from_secs(5);
 /// answer for a while, but a dead peer must not keep it for ever.
 const HALF_CLOSED_IDLE: Duration = Duration::from_secs(300);
 
+/// Time for the peers of a closing tunnel: to take the Close frame, and to close after it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The tunnels of a node that leaves are closed within this time, so that not all clients connect again
 /// at once.
 const CLOSING_SPREAD: Duration = Duration::from_secs(2);
@@ -80,7 +83,6 @@ struct Flow<C, S> {
     /// For a WebSocket: the position in its frames.
     frames: Option<Frames>,
     half_closed: Watchdog,
-    close_timeout: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -132,7 +134,6 @@ where
             down_ended: false,
             frames,
             half_closed: Watchdog::default(),
-            close_timeout: worker.options.close_timeout,
         };
         Self {
             flow,
@@ -171,8 +172,7 @@ where
                 }
             }
         };
-        let limit = flow.close_timeout;
-        match tokio::time::timeout(limit, flow.say_farewell(&closing)).await {
+        match tokio::time::timeout(CLOSE_TIMEOUT, flow.say_farewell(&closing)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a tunnel closed without a Close frame"),
             Err(_elapsed) => tracing::debug!("a client did not read its Close frame in time"),
@@ -235,7 +235,7 @@ where
                 }
                 // A WebSocket's client gets no answers any more once the session has ended.
                 let limit = match self.frames {
-                    Some(_) if self.down_ended => self.close_timeout,
+                    Some(_) if self.down_ended => CLOSE_TIMEOUT,
                     Some(_) | None => HALF_CLOSED_IDLE,
                 };
                 self.half_closed.poll(cx, limit).map(|()| Ended::Closed)

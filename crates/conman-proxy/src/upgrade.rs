@@ -96,7 +96,7 @@ pub(crate) async fn forward(
             Err(refusal) => return Ok(Tried::Refused(refusal)),
         }
     } else {
-        let stream = backend::connect(route, options).await?;
+        let stream = backend::connect(route).await?;
         backend::handshake(stream, &route.way, options, true)
             .await
             .map_err(unanswered)?
@@ -109,8 +109,7 @@ pub(crate) async fn forward(
     let request = Request::from_parts(parts, RequestBody::empty());
     wire.awaited.begin();
     let sent = wire.sender.send_request(request);
-    let sent = client.within_response_timeout(&route.session, sent);
-    let mut response = match hop::while_there(route, sent).await?? {
+    let mut response = match hop::while_there(route, sent).await? {
         Ok(response) => response,
         Err(error) => match PeerRefusal::by(&error) {
             Some(refusal) => return Ok(Tried::Refused(refusal)),

@@ -239,7 +239,7 @@ async fn serve_accepted(worker: Arc<WorkerContext>, accepted: Accepted) -> Resul
         admission,
     } = accepted;
     let stream = TcpStream::from_std(stream)?;
-    backend::tune(&stream, worker.options.keepalive);
+    backend::tune(&stream);
     let stream = match &*worker.front {
         Front::Clients { .. } => Stream::Tcp(stream),
         Front::Peers(front) => {

@@ -1,15 +1,13 @@
-use std::io::ErrorKind;
-use std::net::TcpListener;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use conman_core::Departure;
-use conman_proxy::{Gate, Proxy, ProxyOptions, Verdict};
+use conman_proxy::{ProxyOptions, Verdict};
 use conman_vitals::Vitals;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use crate::support::{Fixture, RawBackend, TestDirectory, serve_echo_head, soon, status, until};
+use crate::support::{Fixture, RawBackend, serve_echo_head, soon, status, until};
 
 #[tokio::test]
 async fn a_shutdown_lets_requests_in_flight_end_and_takes_no_more() {
@@ -176,34 +174,4 @@ async fn a_worker_whose_thread_is_blocked_stands_still_until_it_goes_on() {
     drop(release);
     assert_eq!(status(&client.read_to_end().await), "404");
     until("that all go on", || still().is_empty()).await;
-}
-
-struct Open;
-
-impl Gate for Open {
-    fn admit(&self, _: &mut http::request::Parts, _: &conman_proto::SessionId, _: &str) -> Verdict {
-        Verdict::Admit { may_start: false }
-    }
-}
-
-#[test]
-fn options_out_of_range_are_all_named() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let options = ProxyOptions {
-        workers: 0,
-        max_head_bytes: 100,
-        domain: Some("not a domain".to_owned()),
-        ..ProxyOptions::default()
-    };
-    let error = Proxy::start(
-        listener,
-        options,
-        Arc::<TestDirectory>::default(),
-        Arc::new(Open),
-    )
-    .expect_err("three mistakes");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    for field in ["`workers`", "`max_head_bytes`", "`domain`"] {
-        assert!(error.to_string().contains(field), "{error}");
-    }
 }

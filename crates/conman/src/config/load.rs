@@ -10,7 +10,7 @@ use conman_cli::DEFAULT_SOCKET;
 use conman_core::{DEFAULT_BIND_FIRST_ID, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, SpecPolicy};
 use conman_node::{NOTICE_SOURCES, NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::RuntimeKind;
-use conman_proxy::ProxyOptions;
+use conman_proxy::is_domain;
 use conman_runtime::KeptLogLimits;
 use conman_shim::{IdPool, RANGE_SIZE};
 use toml::de::DeTable;
@@ -322,12 +322,8 @@ fn listen(section: &Section<'_, '_>) -> Listen {
     }
     let url = section.parsed("url", url_scheme);
     let (urls, secure_urls) = url.unzip();
-    let proxy = ProxyOptions {
-        domain: Some(domain.clone()),
-        ..ProxyOptions::default()
-    };
-    for mistake in proxy.validate().err().unwrap_or_default() {
-        section.mistake(mistake.field, mistake.rule);
+    if !is_domain(&domain) {
+        section.mistake("domain", "must be a host name of at most 189 bytes");
     }
     let listen = Listen {
         api,
