@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::ownership::SlotView;
+use conman_core::ownership::{FenceHolds, FenceLinkError, FenceNews, SlotView};
 use conman_vitals::Pulse;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
-use conman_registry::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder};
+use conman_registry::{FenceLink, FenceOrder};
 
 /// Timeout of one order: a shim that takes longer counts as lost, and is reconnected.
 const ORDER_PATIENCE: Duration = Duration::from_secs(2);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ownership::{
-    Answer, Heartbeat, Key, NodeState, Observer, Request, SlotView, Value, Verdict,
+    Answer, FenceLinkError, Heartbeat, Key, NodeState, Observer, Request, SlotView, Value, Verdict,
 };
 use conman_proto::Generation;
 use tokio::task::spawn_blocking;
@@ -19,7 +19,7 @@ use super::shared::{Shared, boot_time};
 use super::store::Additions;
 use super::wire::{self, TxnRequest};
 use conman_registry::Standing;
-use conman_registry::{FenceLink, FenceLinkError, FenceOrder};
+use conman_registry::{FenceLink, FenceOrder};
 
 /// Pause between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);

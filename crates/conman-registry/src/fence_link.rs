@@ -2,7 +2,7 @@
 //! its ownership is no longer certain.
 
 use async_trait::async_trait;
-use conman_core::ownership::{BootTime, Slot, SlotView};
+use conman_core::ownership::{BootTime, FenceHolds, FenceLinkError, FenceNews, Slot};
 
 /// The fence of this node, in whichever process it runs.
 ///
@@ -20,15 +20,6 @@ pub trait FenceLink: Send + Sync + std::fmt::Debug + 'static {
     async fn news(&self) -> FenceNews;
 }
 
-/// State of a fence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FenceHolds {
-    /// Whether it has fired: thawing then needs an order.
-    pub fired: bool,
-    /// Every container of a session, and every start that may still create one.
-    pub slots: Vec<SlotView>,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FenceOrder {
     /// Ownership was renewed. Never thaws.
@@ -42,21 +33,4 @@ pub enum FenceOrder {
     FreezeAll,
     /// Kill it, frozen or not; the node delivers its death certificate.
     Kill(Slot),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FenceNews {
-    Fired,
-    /// The connection is lost.
-    Lost,
-}
-
-/// Why an order failed or no connection was made.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FenceLinkError {
-    #[error("the fence cannot be reached: {reason}")]
-    Lost { reason: String },
-    /// The fence is closed now.
-    #[error("the fence stays closed: {reason}")]
-    Refused { reason: String },
 }

@@ -43,7 +43,7 @@ pub mod registry_model;
 
 pub use embedded::{EmbeddedOptions, EmbeddedRegistry, LeftAlone, left_alone, used_through};
 pub use error::{RegistryError, serve_above, start_afresh};
-pub use fence_link::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder};
+pub use fence_link::{FenceLink, FenceOrder};
 pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, MAX_SESSION_PAGE, MAX_UNREADABLE,
     NodeLoad, Peer, PeerStanding, READS, SessionPage, Sighting, SoloFleet, Standing, may_write,

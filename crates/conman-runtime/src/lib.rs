@@ -41,5 +41,5 @@ pub use native::{
 };
 pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};
-pub use shim_fence::{FenceFailure, FenceHeard, FenceSeen, ShimFence};
+pub use shim_fence::ShimFence;
 pub use shim_link::ShimCommand;

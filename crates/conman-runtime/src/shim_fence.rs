@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_core::ownership::{BootTime, Slot, SlotView};
+use conman_core::ownership::{BootTime, FenceHolds, FenceLinkError, FenceNews, Slot, SlotView};
 use conman_shim::{CallError, ContainerView, FenceState, Reply, Request};
 use tokio::sync::Notify;
 
@@ -21,32 +21,6 @@ use crate::shim_link::{Connection, Link, LinkError, NotificationHandler, ShimCom
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const NS_IN_MS: u64 = 1_000_000;
-
-/// The state of a fence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FenceSeen {
-    /// The fence has closed: thawing needs an order.
-    pub fired: bool,
-    pub slots: Vec<SlotView>,
-}
-
-/// News from the shim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FenceHeard {
-    Fired,
-    /// The connection ended.
-    Lost,
-}
-
-/// Why an order was not carried out.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum FenceFailure {
-    /// The order may have been carried out, if it was sent.
-    #[error("{reason}")]
-    Lost { reason: String },
-    #[error("{reason}")]
-    Refused { reason: String },
-}
 
 /// A client of the fence.
 #[derive(Debug)]
@@ -62,12 +36,12 @@ pub struct ShimFence {
 /// Stores news until it is fetched. Bounded: duplicates are not added.
 #[derive(Debug, Default)]
 struct NewsBuffer {
-    heard: Mutex<VecDeque<FenceHeard>>,
+    heard: Mutex<VecDeque<FenceNews>>,
     more: Notify,
 }
 
 impl NewsBuffer {
-    fn add(&self, news: FenceHeard) {
+    fn add(&self, news: FenceNews) {
         let mut heard = self.heard();
         if !heard.contains(&news) {
             heard.push_back(news);
@@ -77,7 +51,7 @@ impl NewsBuffer {
     }
 
     /// A panic while the lock is held cannot leave half a change.
-    fn heard(&self) -> MutexGuard<'_, VecDeque<FenceHeard>> {
+    fn heard(&self) -> MutexGuard<'_, VecDeque<FenceNews>> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,12 +64,12 @@ impl NotificationHandler for NewsBuffer {
 
     fn hear_fence(&self, state: FenceState) {
         if is_closed(state) {
-            self.add(FenceHeard::Fired);
+            self.add(FenceNews::Fired);
         }
     }
 
     fn hear_end(&self) {
-        self.add(FenceHeard::Lost);
+        self.add(FenceNews::Lost);
     }
 }
 
@@ -118,7 +92,7 @@ impl ShimFence {
     }
 
     /// Connects, starting a shim where none answers, and reads the state of its fence.
-    pub async fn look(&self) -> Result<FenceSeen, FenceFailure> {
+    pub async fn look(&self) -> Result<FenceHolds, FenceLinkError> {
         let connection = self.link.connection().await.map_err(failure)?;
         let current = self.current().clone();
         let is_known = current.is_some_and(|known| Arc::ptr_eq(&known, &connection));
@@ -147,18 +121,18 @@ impl ShimFence {
             }
         }
         *self.current() = Some(connection);
-        Ok(FenceSeen { fired, slots })
+        Ok(FenceHolds { fired, slots })
     }
 
     /// Moves the deadline after ownership was renewed; never thaws.
-    pub async fn extend(&self, deadline: BootTime) -> Result<(), FenceFailure> {
+    pub async fn extend(&self, deadline: BootTime) -> Result<(), FenceLinkError> {
         let until_boottime_ns = deadline.0.saturating_mul(NS_IN_MS);
         self.open(&Request::ExtendDeadline { until_boottime_ns })
             .await
     }
 
     /// For a renewal after the fence had closed: these containers run until the deadline.
-    pub async fn thaw(&self, deadline: BootTime, slots: &[Slot]) -> Result<(), FenceFailure> {
+    pub async fn thaw(&self, deadline: BootTime, slots: &[Slot]) -> Result<(), FenceLinkError> {
         let mut chunks: Vec<&[Slot]> = slots.chunks(NAMES).collect();
         if chunks.is_empty() {
             chunks.push(&[]);
@@ -182,13 +156,13 @@ impl ShimFence {
     }
 
     /// Freezes everything now.
-    pub async fn freeze_all(&self) -> Result<(), FenceFailure> {
+    pub async fn freeze_all(&self) -> Result<(), FenceLinkError> {
         let connection = self.connected()?;
         ask(&connection, &Request::FreezeAll).await.map(|_| ())
     }
 
     /// Kills a container, frozen or not; a missing one is fine.
-    pub async fn kill(&self, slot: &Slot) -> Result<(), FenceFailure> {
+    pub async fn kill(&self, slot: &Slot) -> Result<(), FenceLinkError> {
         let connection = self.connected()?;
         let kill = Request::Kill { name: name(slot) };
         match connection.call(&kill, &[], PATIENCE).await {
@@ -201,7 +175,7 @@ impl ShimFence {
     }
 
     /// The next news since [`Self::look`]. Cancel safe: it is removed when it is returned.
-    pub async fn heard(&self) -> FenceHeard {
+    pub async fn news(&self) -> FenceNews {
         loop {
             let next = self.ear.heard().pop_front();
             match next {
@@ -212,7 +186,7 @@ impl ShimFence {
     }
 
     /// Sends an order after which the fence is open.
-    async fn open(&self, request: &Request) -> Result<(), FenceFailure> {
+    async fn open(&self, request: &Request) -> Result<(), FenceLinkError> {
         let connection = self.connected()?;
         if let Some(freeze_ms) = self.freeze_ms
             && self.waits_less.load(Ordering::Relaxed)
@@ -221,16 +195,16 @@ impl ShimFence {
             self.waits_less.store(false, Ordering::Relaxed);
         }
         match ask(&connection, request).await? {
-            Reply::Fence { state } if is_closed(state) => Err(FenceFailure::Refused {
+            Reply::Fence { state } if is_closed(state) => Err(FenceLinkError::Refused {
                 reason: "the deadline has passed".to_owned(),
             }),
             _ => Ok(()),
         }
     }
 
-    fn connected(&self) -> Result<Arc<Connection>, FenceFailure> {
+    fn connected(&self) -> Result<Arc<Connection>, FenceLinkError> {
         let current = self.current();
-        current.clone().ok_or_else(|| FenceFailure::Lost {
+        current.clone().ok_or_else(|| FenceLinkError::Lost {
             reason: "no shim is connected".to_owned(),
         })
     }
@@ -243,14 +217,14 @@ impl ShimFence {
 /// Sets the fence's time. Other nodes compute their takeover from it, so a shim with another
 /// configuration gets it first. Returns `true` if the shim waits for less, which is allowed until
 /// other nodes know the longer time.
-async fn agree(connection: &Connection, freeze_ms: u64) -> Result<bool, FenceFailure> {
+async fn agree(connection: &Connection, freeze_ms: u64) -> Result<bool, FenceLinkError> {
     if connection.freeze_ms <= freeze_ms {
         return Ok(connection.freeze_ms < freeze_ms);
     }
     tell_freeze_ms(connection, freeze_ms).await.map(|()| false)
 }
 
-async fn tell_freeze_ms(connection: &Connection, freeze_ms: u64) -> Result<(), FenceFailure> {
+async fn tell_freeze_ms(connection: &Connection, freeze_ms: u64) -> Result<(), FenceLinkError> {
     ask(connection, &Request::FreezePatience { freeze_ms }).await?;
     tracing::info!(
         before_ms = connection.freeze_ms,
@@ -260,19 +234,19 @@ async fn tell_freeze_ms(connection: &Connection, freeze_ms: u64) -> Result<(), F
     Ok(())
 }
 
-async fn ask(connection: &Connection, request: &Request) -> Result<Reply, FenceFailure> {
+async fn ask(connection: &Connection, request: &Request) -> Result<Reply, FenceLinkError> {
     let answer = connection.call(request, &[], PATIENCE).await;
     answer.map(|(reply, _)| reply).map_err(failure)
 }
 
-fn failure(error: LinkError) -> FenceFailure {
+fn failure(error: LinkError) -> FenceLinkError {
     let reason = error.to_string();
     match error {
-        LinkError::Refused(_) => FenceFailure::Refused { reason },
+        LinkError::Refused(_) => FenceLinkError::Refused { reason },
         LinkError::Unreachable { .. }
         | LinkError::Lost
         | LinkError::TimedOut { .. }
-        | LinkError::Unexpected => FenceFailure::Lost { reason },
+        | LinkError::Unexpected => FenceLinkError::Lost { reason },
     }
 }
 

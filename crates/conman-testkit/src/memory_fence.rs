@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use conman_core::ownership::{BootTime, Slot, SlotView};
-use conman_registry::{FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder};
+use conman_core::ownership::{BootTime, FenceHolds, FenceLinkError, FenceNews, Slot, SlotView};
+use conman_registry::{FenceLink, FenceOrder};
 use tokio::sync::Notify;
 
 /// A fence that holds what the test sets.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_core::ownership::{Slot, SlotView};
+use conman_core::ownership::{FenceHolds, FenceLinkError, FenceNews, Slot, SlotView};
 use conman_etcd::EtcdRegistry;
 use conman_registry::{
-    Announcement, FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet as _,
-    ForgetError, PeerStanding, Registry as _, RegistryError,
+    Announcement, FenceLink, FenceOrder, Fleet as _, ForgetError, PeerStanding, Registry as _,
+    RegistryError,
 };
 use conman_testkit::MemoryFence;
 use jiff::Timestamp;

@@ -12,15 +12,14 @@ use async_trait::async_trait;
 use conman_api::{ServeOptions, serve_tcp, serve_unix};
 use conman_auth::certificates_expire_at;
 use conman_core::Instance;
+use conman_core::ownership::{FenceHolds, FenceLinkError, FenceNews};
 use conman_etcd::{
     COMPACT_EVERY, EtcdAccess, EtcdCredentials, EtcdOptions, EtcdRegistry, EtcdTls, Order, Orders,
 };
 use conman_node::Node;
 use conman_proto::Generation;
-use conman_registry::{
-    FenceHolds, FenceLink, FenceLinkError, FenceNews, FenceOrder, Fleet, RegistryError, Standing,
-};
-use conman_runtime::{FenceFailure, FenceHeard, ShimFence};
+use conman_registry::{FenceLink, FenceOrder, Fleet, RegistryError, Standing};
+use conman_runtime::ShimFence;
 use conman_vitals::{Pulse, Vitals, essential};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -311,34 +310,19 @@ struct Link(ShimFence);
 #[async_trait]
 impl FenceLink for Link {
     async fn connect(&self) -> Result<FenceHolds, FenceLinkError> {
-        let seen = self.0.look().await.map_err(failed)?;
-        Ok(FenceHolds {
-            fired: seen.fired,
-            slots: seen.slots,
-        })
+        self.0.look().await
     }
 
     async fn order(&self, order: FenceOrder) -> Result<(), FenceLinkError> {
-        let done = match order {
+        match order {
             FenceOrder::SetDeadline(deadline) => self.0.extend(deadline).await,
             FenceOrder::Thaw { deadline, slots } => self.0.thaw(deadline, &slots).await,
             FenceOrder::FreezeAll => self.0.freeze_all().await,
             FenceOrder::Kill(slot) => self.0.kill(&slot).await,
-        };
-        done.map_err(failed)
+        }
     }
 
     async fn news(&self) -> FenceNews {
-        match self.0.heard().await {
-            FenceHeard::Fired => FenceNews::Fired,
-            FenceHeard::Lost => FenceNews::Lost,
-        }
-    }
-}
-
-fn failed(failure: FenceFailure) -> FenceLinkError {
-    match failure {
-        FenceFailure::Lost { reason } => FenceLinkError::Lost { reason },
-        FenceFailure::Refused { reason } => FenceLinkError::Refused { reason },
+        self.0.news().await
     }
 }
