@@ -8,40 +8,26 @@ use crate::digest::{Digest, Hasher};
 use crate::limits::ImageLimits;
 
 /// A limit that a stream has exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Limit {
     /// [`ImageLimits::max_unpacked_bytes`].
+    #[error("it unpacks to more than {0} bytes")]
     UnpackedBytes(u64),
     /// [`ImageLimits::max_file_bytes`].
+    #[error("a file is larger than {0} bytes")]
     FileBytes(u64),
     /// [`ImageLimits::max_entries`].
+    #[error("it has more than {0} entries")]
     Entries(u64),
     /// [`ImageLimits::max_header_bytes`].
+    #[error("an entry's headers take more than {0} bytes")]
     HeaderBytes(u64),
     /// [`ImageLimits::max_ratio`].
+    #[error("it unpacks to more than {0} times its packed size")]
     Ratio(u64),
     /// [`ImageLimits::max_blob_bytes`].
+    #[error("it is larger than {0} bytes packed")]
     BlobBytes(u64),
-}
-
-impl std::fmt::Display for Limit {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::UnpackedBytes(limit) => {
-                write!(formatter, "it unpacks to more than {limit} bytes")
-            }
-            Self::FileBytes(limit) => write!(formatter, "a file is larger than {limit} bytes"),
-            Self::Entries(limit) => write!(formatter, "it has more than {limit} entries"),
-            Self::HeaderBytes(limit) => {
-                write!(formatter, "an entry's headers take more than {limit} bytes")
-            }
-            Self::Ratio(limit) => write!(
-                formatter,
-                "it unpacks to more than {limit} times its packed size"
-            ),
-            Self::BlobBytes(limit) => write!(formatter, "it is larger than {limit} bytes packed"),
-        }
-    }
 }
 
 /// Archives are made of blocks of this size.

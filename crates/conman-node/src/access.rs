@@ -216,10 +216,7 @@ impl AccessHandle {
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, AccessError> {
         let (handle, generation) = shown(&self.context, id)?;
         let runtime = runtime_of(&self.context, &handle)?;
-        let key = ContainerKey {
-            session: id.clone(),
-            generation,
-        };
+        let key = ContainerKey::new(id.clone(), generation);
         // Following a log costs the shim as much as an attached client.
         let place = if options.follow && handle.spec().tty {
             Some(place(&handle)?)
@@ -451,10 +448,7 @@ pub(crate) fn running<'a>(
         });
     }
     let runtime = runtime_of(context, &handle)?;
-    let key = ContainerKey {
-        session: id.clone(),
-        generation,
-    };
+    let key = ContainerKey::new(id.clone(), generation);
     Ok(Running {
         handle,
         runtime,

@@ -266,10 +266,7 @@ async fn paused(context: &Context, found: &[(SessionRecord, Finding)]) -> HashSe
 }
 
 fn key(record: &SessionRecord) -> ContainerKey {
-    ContainerKey {
-        session: record.id.clone(),
-        generation: record.generation,
-    }
+    ContainerKey::new(record.id.clone(), record.generation)
 }
 
 /// Sessions that an earlier daemon's drain signalled, and why.

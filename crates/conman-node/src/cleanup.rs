@@ -196,10 +196,10 @@ mod tests {
     use super::*;
 
     fn key(session: &str) -> ContainerKey {
-        ContainerKey {
-            session: session.parse().expect("an id"),
-            generation: conman_proto::Generation::FIRST,
-        }
+        ContainerKey::new(
+            session.parse().expect("an id"),
+            conman_proto::Generation::FIRST,
+        )
     }
 
     #[test]

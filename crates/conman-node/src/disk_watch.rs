@@ -178,10 +178,7 @@ async fn measure_all(context: &Context, schedule: &mut Schedule) {
             bytes: spec.disk_bytes.unwrap_or(u64::MAX),
             inodes: spec.disk_inodes.unwrap_or(u64::MAX),
         };
-        let key = ContainerKey {
-            session: handle.id.clone(),
-            generation,
-        };
+        let key = ContainerKey::new(handle.id.clone(), generation);
         let before = Instant::now();
         if spec.disk_bytes.or(spec.disk_inodes).is_none()
             || schedule.postponed.get(&key).is_some_and(|at| *at > before)

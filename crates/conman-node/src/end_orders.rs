@@ -105,10 +105,7 @@ pub(crate) fn order(
     if let Some(life) = life_of(context, id, generation) {
         return end(&life, generation, why.as_deref());
     }
-    let key = ContainerKey {
-        session: id.clone(),
-        generation,
-    };
+    let key = ContainerKey::new(id.clone(), generation);
     let is_new = {
         let mut waiting = context.end_orders.waiting();
         let known = waiting.entry(key).or_default();

@@ -137,13 +137,7 @@ fn running<'a>(
         failed(&handle.id, error)
     })?;
     let session = id();
-    Ok((
-        runtime,
-        ContainerKey {
-            session,
-            generation,
-        },
-    ))
+    Ok((runtime, ContainerKey::new(session, generation)))
 }
 
 fn failed(id: &SessionId, source: RuntimeError) -> AccessError {

@@ -193,12 +193,8 @@ impl SessionsHandle {
     #[must_use]
     pub fn containers(&self) -> Vec<ContainerKey> {
         let live = self.context.sessions.live().into_iter();
-        let keys = live.filter_map(|life| {
-            Some(ContainerKey {
-                session: life.id.clone(),
-                generation: life.generation()?,
-            })
-        });
+        let keys =
+            live.filter_map(|life| Some(ContainerKey::new(life.id.clone(), life.generation()?)));
         keys.collect()
     }
 

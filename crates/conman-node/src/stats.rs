@@ -74,10 +74,7 @@ fn running(
     host_kills: Option<u64>,
 ) -> Option<(Running, RunningContainer)> {
     let view = handle.view.borrow();
-    let key = ContainerKey {
-        session: handle.id.clone(),
-        generation: view.generation?,
-    };
+    let key = ContainerKey::new(handle.id.clone(), view.generation?);
     let process = Arc::clone(view.process.as_ref()?);
     drop(view);
     let container = RunningContainer {

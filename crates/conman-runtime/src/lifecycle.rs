@@ -17,6 +17,16 @@ pub struct ContainerKey {
     pub generation: Generation,
 }
 
+impl ContainerKey {
+    #[must_use]
+    pub fn new(session: SessionId, generation: Generation) -> Self {
+        Self {
+            session,
+            generation,
+        }
+    }
+}
+
 impl std::fmt::Display for ContainerKey {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(

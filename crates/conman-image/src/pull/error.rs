@@ -131,29 +131,6 @@ pub(super) fn is_passing(error: &OciDistributionError) -> bool {
     match error {
         OciDistributionError::RequestError(_) | OciDistributionError::IoError(_) => true,
         OciDistributionError::ServerError { code, .. } => *code >= 500 || *code == 429,
-        OciDistributionError::AuthenticationFailure(_)
-        | OciDistributionError::ConfigConversionError(_)
-        | OciDistributionError::DigestError(_)
-        | OciDistributionError::GenericError(_)
-        | OciDistributionError::HeaderValueError(_)
-        | OciDistributionError::ImageManifestNotFoundError(_)
-        | OciDistributionError::ImageIndexParsingNoPlatformResolverError
-        | OciDistributionError::IncompatibleLayerMediaTypeError(_)
-        | OciDistributionError::JsonError(_)
-        | OciDistributionError::ManifestEncodingError(_)
-        | OciDistributionError::ManifestParsingError(_)
-        | OciDistributionError::PushNoDataError
-        | OciDistributionError::PushLayerNoDataError
-        | OciDistributionError::PullNoLayersError
-        | OciDistributionError::RegistryError { .. }
-        | OciDistributionError::RegistryNoDigestError
-        | OciDistributionError::RegistryNoLocationError
-        | OciDistributionError::RegistryTokenDecodeError(_)
-        | OciDistributionError::SpecViolationError(_)
-        | OciDistributionError::UnauthorizedError { .. }
-        | OciDistributionError::UrlParseError(_)
-        | OciDistributionError::UnsupportedMediaTypeError(_)
-        | OciDistributionError::UnsupportedSchemaVersionError(_)
-        | OciDistributionError::VersionedParsingError(_) => false,
+        _ => false,
     }
 }

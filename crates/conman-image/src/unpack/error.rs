@@ -46,88 +46,62 @@ pub enum UnpackError {
 }
 
 /// The problem of an entry.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(thiserror::Error, Debug, PartialEq, Eq)]
 pub enum Refusal {
+    #[error("it has no name")]
     EmptyPath,
+    #[error("its path is absolute")]
     AbsolutePath,
+    #[error("its path contains ..")]
     ParentReference,
+    #[error("its path contains a NUL byte")]
     NulByte,
+    #[error("a name in its path is longer than 255 bytes")]
     NameTooLong,
+    #[error("its path is longer than {0} bytes")]
     PathTooLong(usize),
+    #[error("its path is deeper than {0} directories")]
     TooDeep(usize),
     /// A directory of its path is a symbolic link in this archive.
+    #[error("its path leads through a symbolic link")]
     ThroughSymlink,
     /// A directory of its path is another kind of file in this archive.
+    #[error("its path leads through something that is not a directory")]
     ThroughFile,
     /// Kinds of entries without a file: volumes, multi-volume continuations.
+    #[error("its type ({:?}) is not supported", char::from(*.0))]
     UnknownKind(u8),
     /// Sparse files in a form that would be unpacked incorrectly.
+    #[error(
+        "it is a sparse file in PAX form, which is not supported; pack with --format=gnu or without --sparse"
+    )]
     PaxSparse,
     /// A PAX record that does not parse.
+    #[error("its PAX header is malformed")]
     PaxRecord,
     /// A number in the header that does not parse or is out of range.
+    #[error("the {0} in its header is out of range")]
     BadHeader(&'static str),
+    #[error("it is a hard link, and its target is invalid: {0}")]
     LinkTarget(Box<Refusal>),
+    #[error("it is a hard link to a file that this layer lacks")]
     LinkTargetMissing,
+    #[error("it is a hard link to a directory")]
     LinkToDirectory,
+    #[error("it is a hard link to a whiteout")]
     LinkToWhiteout,
     /// A link to itself, a link without a target, or one that is too long for the kernel.
+    #[error("its link target is empty, itself, or too long")]
     BadLink,
+    #[error("it is a whiteout of an invalid name")]
     WhiteoutName,
+    #[error("it replaces a directory of the same layer")]
     ReplacesDirectory,
     /// The layer's root as something other than a directory.
+    #[error("it replaces the layer's root")]
     RootNotDirectory,
+    #[error("its file capabilities are malformed")]
     BadCapability,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self {
-            Self::EmptyPath => "it has no name",
-            Self::AbsolutePath => "its path is absolute",
-            Self::ParentReference => "its path contains ..",
-            Self::NulByte => "its path contains a NUL byte",
-            Self::NameTooLong => "a name in its path is longer than 255 bytes",
-            Self::PathTooLong(limit) => {
-                return write!(formatter, "its path is longer than {limit} bytes");
-            }
-            Self::TooDeep(limit) => {
-                return write!(formatter, "its path is deeper than {limit} directories");
-            }
-            Self::ThroughSymlink => "its path leads through a symbolic link",
-            Self::ThroughFile => "its path leads through something that is not a directory",
-            Self::UnknownKind(byte) => {
-                return write!(
-                    formatter,
-                    "its type ({:?}) is not supported",
-                    char::from(*byte)
-                );
-            }
-            Self::PaxSparse => {
-                "it is a sparse file in PAX form, which is not supported; pack with --format=gnu \
-                 or without --sparse"
-            }
-            Self::PaxRecord => "its PAX header is malformed",
-            Self::BadHeader(field) => {
-                return write!(formatter, "the {field} in its header is out of range");
-            }
-            Self::LinkTarget(why) => {
-                return write!(
-                    formatter,
-                    "it is a hard link, and its target is invalid: {why}"
-                );
-            }
-            Self::LinkTargetMissing => "it is a hard link to a file that this layer lacks",
-            Self::LinkToDirectory => "it is a hard link to a directory",
-            Self::LinkToWhiteout => "it is a hard link to a whiteout",
-            Self::BadLink => "its link target is empty, itself, or too long",
-            Self::WhiteoutName => "it is a whiteout of an invalid name",
-            Self::ReplacesDirectory => "it replaces a directory of the same layer",
-            Self::RootNotDirectory => "it replaces the layer's root",
-            Self::BadCapability => "its file capabilities are malformed",
-        };
-        formatter.write_str(text)
-    }
 }
 
 /// An entry's path in error messages: escaped and shortened.

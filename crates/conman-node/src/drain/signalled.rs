@@ -110,10 +110,7 @@ impl SignalledSessions {
         Ok(lines
             .filter_map(|line| serde_json::from_slice::<Line>(line).ok())
             .map(|line| {
-                let key = ContainerKey {
-                    session: line.session,
-                    generation: line.generation,
-                };
+                let key = ContainerKey::new(line.session, line.generation);
                 (key, line.signal)
             })
             .collect())
@@ -132,10 +129,7 @@ pub(super) async fn note_signalled(context: &Context, handle: &SessionHandle, si
     let Some(generation) = handle.generation() else {
         return;
     };
-    let key = ContainerKey {
-        session: handle.id.clone(),
-        generation,
-    };
+    let key = ContainerKey::new(handle.id.clone(), generation);
     if let Err(error) = context.drain.signalled.note(&key, signal).await {
         tracing::warn!(
             session = %handle.id,
@@ -154,10 +148,7 @@ mod tests {
     use super::*;
 
     fn key(id: &str) -> ContainerKey {
-        ContainerKey {
-            session: id.parse().expect("an id"),
-            generation: conman_proto::Generation::FIRST,
-        }
+        ContainerKey::new(id.parse().expect("an id"), conman_proto::Generation::FIRST)
     }
 
     #[tokio::test]

@@ -76,10 +76,7 @@ impl Target {
     }
 
     pub(super) fn key(&self, id: &SessionId, generation: Generation) -> ContainerKey {
-        ContainerKey {
-            session: id.clone(),
-            generation,
-        }
+        ContainerKey::new(id.clone(), generation)
     }
 
     /// Returns why it is not released, for people.

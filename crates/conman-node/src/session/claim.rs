@@ -70,10 +70,7 @@ async fn prove_nothing_runs(context: &Context, record: &SessionRecord) -> bool {
     let Some(runtime) = context.runtime(record.spec.runtime) else {
         return false;
     };
-    let key = ContainerKey {
-        session: record.id.clone(),
-        generation: record.generation,
-    };
+    let key = ContainerKey::new(record.id.clone(), record.generation);
     let deadline = Instant::now() + PROOF_PATIENCE;
     loop {
         match unanswered_start::resolve(Arc::clone(runtime), key.clone()).await {

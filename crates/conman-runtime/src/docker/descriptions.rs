@@ -39,10 +39,10 @@ impl Listed {
     /// make it.
     pub(super) fn of(container: ContainerSummary) -> Option<Self> {
         let labels = container.labels.unwrap_or_default();
-        let key = ContainerKey {
-            session: labels.get(LABEL_SESSION)?.parse().ok()?,
-            generation: Generation::new(labels.get(LABEL_GENERATION)?.parse().ok()?)?,
-        };
+        let key = ContainerKey::new(
+            labels.get(LABEL_SESSION)?.parse().ok()?,
+            Generation::new(labels.get(LABEL_GENERATION)?.parse().ok()?)?,
+        );
         let exit_code = match container.state {
             Some(ContainerSummaryStateEnum::EXITED | ContainerSummaryStateEnum::DEAD) => {
                 container.status.as_deref().and_then(exit_code_in_words)

@@ -399,10 +399,10 @@ mod tests {
         assert!(matches!(gone, Ok(None)));
         assert!(matches!(held(own(), |_| Ok(false)), Ok(None)));
         assert!(matches!(held(own(), |_| Ok(true)), Ok(Some(_))));
-        let key = ContainerKey {
-            session: "alice".parse().expect("an id"),
-            generation: conman_proto::Generation::new(7).expect("not zero"),
-        };
+        let key = ContainerKey::new(
+            "alice".parse().expect("an id"),
+            conman_proto::Generation::new(7).expect("not zero"),
+        );
         let error = uncertain(&key, &io::Error::other(none_left()));
         assert!(error.is_ambiguous(), "{error}");
         let refused = LinkError::Refused(CallError::StillAlive {

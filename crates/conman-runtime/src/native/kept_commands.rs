@@ -306,10 +306,10 @@ mod tests {
 
     #[test]
     fn only_the_names_of_kept_commands_are_taken_for_theirs() {
-        let key = ContainerKey {
-            session: "alice".parse().expect("an id"),
-            generation: conman_proto::Generation::FIRST,
-        };
+        let key = ContainerKey::new(
+            "alice".parse().expect("an id"),
+            conman_proto::Generation::FIRST,
+        );
         assert!(is_kept(&name(&key, ExecId::new(7))));
         assert!(!is_kept(&store::name(&key)) && !is_kept("exec.1.2"));
     }

@@ -280,10 +280,10 @@ mod tests {
     use super::*;
 
     fn key(generation: u64) -> ContainerKey {
-        ContainerKey {
-            session: "s".parse().expect("an id"),
-            generation: Generation::new(generation).expect("not zero"),
-        }
+        ContainerKey::new(
+            "s".parse().expect("an id"),
+            Generation::new(generation).expect("not zero"),
+        )
     }
 
     fn read(kept: &KeptLogs, generation: u64, previous: bool) -> Option<String> {

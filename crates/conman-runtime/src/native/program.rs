@@ -152,10 +152,10 @@ mod tests {
     }
 
     fn key() -> ContainerKey {
-        ContainerKey {
-            session: "alice".parse().expect("a session id"),
-            generation: Generation::new(7).expect("not zero"),
-        }
+        ContainerKey::new(
+            "alice".parse().expect("a session id"),
+            Generation::new(7).expect("not zero"),
+        )
     }
 
     fn spec() -> ResolvedSpec {

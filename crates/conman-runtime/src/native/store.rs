@@ -79,10 +79,10 @@ pub(super) use crate::shim_link::name;
 /// The inverse of [`name`]; no id contains a dot.
 fn parse_name(name: &str) -> Option<ContainerKey> {
     let (session, generation) = name.split_once('.')?;
-    let key = ContainerKey {
-        session: session.parse().ok()?,
-        generation: Generation::new(generation.parse().ok()?)?,
-    };
+    let key = ContainerKey::new(
+        session.parse().ok()?,
+        Generation::new(generation.parse().ok()?)?,
+    );
     // Numbers have more than one spelling, such as 07 and +7.
     (self::name(&key) == name).then_some(key)
 }
@@ -251,10 +251,10 @@ mod tests {
 
     #[test]
     fn a_name_tells_what_it_was_made_of_and_nothing_else_is_one() {
-        let key = ContainerKey {
-            session: "alice-b".parse().expect("a session id"),
-            generation: Generation::new(7).expect("not zero"),
-        };
+        let key = ContainerKey::new(
+            "alice-b".parse().expect("a session id"),
+            Generation::new(7).expect("not zero"),
+        );
         assert_eq!(name(&key), "alice-b.7");
         assert_eq!(parse_name("alice-b.7"), Some(key));
         for other in [

@@ -173,10 +173,10 @@ mod tests {
     use super::*;
 
     fn key() -> ContainerKey {
-        ContainerKey {
-            session: "alice".parse().expect("a valid id"),
-            generation: Generation::new(7).expect("not zero"),
-        }
+        ContainerKey::new(
+            "alice".parse().expect("a valid id"),
+            Generation::new(7).expect("not zero"),
+        )
     }
 
     #[test]

@@ -74,10 +74,7 @@ impl Store {
                 continue;
             };
             if instance == self.instance && stored_plan::exists(&entry.path()) {
-                keys.push(ContainerKey {
-                    session,
-                    generation,
-                });
+                keys.push(ContainerKey::new(session, generation));
             }
         }
         keys.sort_unstable();

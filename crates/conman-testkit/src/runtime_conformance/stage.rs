@@ -129,10 +129,10 @@ impl Stage {
     /// A plan for a container that runs `command`.
     #[must_use]
     pub fn plan(&self, session: &str, command: &[&str]) -> ContainerPlan {
-        let key = ContainerKey {
-            session: session.parse().expect("a valid session id"),
-            generation: Generation::new(7).expect("not zero"),
-        };
+        let key = ContainerKey::new(
+            session.parse().expect("a valid session id"),
+            Generation::new(7).expect("not zero"),
+        );
         let spec = ResolvedSpec {
             template: None,
             runtime: self.runtime.kind(),

@@ -298,10 +298,7 @@ impl Driver {
 
     fn key(&self) -> Option<ContainerKey> {
         let generation = self.life.generation()?;
-        Some(ContainerKey {
-            session: self.handle.id.clone(),
-            generation,
-        })
+        Some(ContainerKey::new(self.handle.id.clone(), generation))
     }
 
     /// Sends a state to the registry, in order and without waiting, again for as long as the registry does
