@@ -194,7 +194,7 @@ mod tests {
         leave.closed(LeaveCause::Preemption, until).await;
         assert_eq!(began.elapsed(), Duration::from_secs(5));
 
-        // It has noticed by now.
+        // The balancer has noticed: the node has left for another cause.
         leave.probed();
         let began = Instant::now();
         leave.announce(LeaveCause::Drain);
