@@ -102,7 +102,7 @@ impl Freezer {
 
     /// Whether a process freezes with the cgroup: it is there or below, in the hierarchy that is used for
     /// freezing. `true` also for a process that is dead, or about to be, since it runs no more code; v1 shows
-    /// such a process in the root, or where [`Freezer::kill_frozen`] has moved it.
+    /// such a process in the root.
     pub fn reaches(&self, path: &str, pid: i32) -> io::Result<bool> {
         let unless_gone = |error: io::Error| match is_gone(&error) {
             true => Ok(true),
@@ -110,7 +110,6 @@ impl Freezer {
         };
         match self.place_of(pid) {
             Ok(Some(place)) if is_plain(path) && is_at_or_below(&place, path) => Ok(true),
-            Ok(_) if is_being_killed(pid)? => Ok(true),
             Ok(_) => ProcStat::read(pid)
                 .map(|stat| stat.flags & PF_EXITING != 0)
                 .or_else(unless_gone),
