@@ -22,7 +22,7 @@ const TOGETHER: Duration = Duration::from_secs(1);
 const SETTLED: Duration = Duration::from_secs(5);
 
 /// Returns once a stream's node is lost. The end of this daemon is no such loss: it closes its streams with 1012.
-pub(crate) async fn is_lost(lost: &mut watch::Receiver<Option<Closing>>) {
+pub(crate) async fn becomes_lost(lost: &mut watch::Receiver<Option<Closing>>) {
     if lost.wait_for(Option::is_some).await.is_err() {
         std::future::pending().await
     }

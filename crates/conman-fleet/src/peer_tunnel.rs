@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::Passage;
-use crate::lost_nodes::is_lost;
+use crate::lost_nodes::becomes_lost;
 
 /// Buffer of a tunnel between two nodes, in each direction.
 const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
@@ -41,7 +41,7 @@ pub(crate) async fn carry<C, N>(
         leaves = down(&mut from_node, &mut to_client, &mut passage) => leaves.unwrap_or(false),
         leaves = up => leaves,
         // Bytes on the way to or from a lost node are lost in any case.
-        () = is_lost(&mut lost) => false,
+        () = becomes_lost(&mut lost) => false,
     };
     if leaves {
         let frame = close_frame(&Closing::service_restart("the node leaves, connect again"));

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::Passage;
-use crate::lost_nodes::is_lost;
+use crate::lost_nodes::becomes_lost;
 use crate::peer_tunnel::closes;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -40,7 +40,7 @@ impl RemoteBody {
     ) -> Self {
         let ends = Box::pin(async move {
             tokio::select! {
-                () = is_lost(&mut lost) => "the session's node is lost",
+                () = becomes_lost(&mut lost) => "the session's node is lost",
                 () = closes(&mut passage), if is_endless => "this node leaves, connect again",
             }
         });

@@ -1,11 +1,11 @@
-use nix::sys::signal::Signal as Named;
+use nix::sys::signal::Signal as NixSignal;
 use rustix::process::Signal;
 
 /// `SIGTERM`, `TERM` or `15`, in either case; no real-time signal.
 #[must_use]
 pub fn parse_signal(name: &str) -> Option<Signal> {
     let named = if let Ok(number) = name.parse::<u8>() {
-        Named::try_from(i32::from(number)).ok()?
+        NixSignal::try_from(i32::from(number)).ok()?
     } else {
         let upper = name.to_ascii_uppercase();
         let short = upper.strip_prefix("SIG").unwrap_or(&upper);
@@ -18,7 +18,9 @@ pub fn parse_signal(name: &str) -> Option<Signal> {
 /// signal.
 #[must_use]
 pub fn signal_name(signal: Signal) -> Option<&'static str> {
-    Named::try_from(signal.as_raw()).ok().map(Named::as_str)
+    NixSignal::try_from(signal.as_raw())
+        .ok()
+        .map(NixSignal::as_str)
 }
 
 #[cfg(test)]
@@ -47,7 +49,7 @@ mod tests {
 
     #[test]
     fn every_name_reads_back() {
-        let names: Vec<&str> = Named::iterator().map(Named::as_str).collect();
+        let names: Vec<&str> = NixSignal::iterator().map(NixSignal::as_str).collect();
         assert_eq!(names.len(), 31);
         for name in names {
             let signal = parse_signal(name).unwrap_or_else(|| panic!("{name}"));

@@ -50,6 +50,7 @@ pub(crate) async fn ensure_by(
         }
         match admit(context, id, spec) {
             Admission::Start(handle) => {
+                // Its cgroup will be new.
                 handle.oom_kills.learn(host_oom_kills(), Some(0));
                 let beginning = Beginning::Fresh(read.map(Box::new));
                 session::spawn(Arc::clone(context), Arc::clone(&handle), beginning);

@@ -9,7 +9,7 @@ pub const HOP_HEADERS: usize = 32;
 /// Likewise, in bytes.
 pub const HOP_HEAD_BYTES: usize = 4 * 1024;
 
-/// Longest domain: with an id, a port and their dots and dashes, a host name has at most 253 bytes.
+/// Longest domain: a host name has at most 253 bytes, and a session's label takes 63 and a dot.
 const MAX_DOMAIN_BYTES: usize = 189;
 
 /// The operator's settings of a [`Proxy`](crate::Proxy), and its watchdog.

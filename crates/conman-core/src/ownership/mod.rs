@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 
 mod claim;
 mod fence;
-mod fence_link;
+mod fence_report;
 mod node;
 mod observer;
 mod rejoin;
@@ -43,7 +43,7 @@ mod timing;
 
 pub use claim::{Refusal, claim, collect, release};
 pub use fence::{Fence, FenceAction, FenceEvent, Kept, SlotView};
-pub use fence_link::{FenceHolds, FenceLinkError, FenceNews};
+pub use fence_report::{FenceHolds, FenceLinkError, FenceNews};
 pub use node::{Action, Event, NodeProtocol, Stake};
 pub use observer::{Observer, Verdict};
 pub use rejoin::{Rejoin, Step};
