@@ -54,12 +54,12 @@ impl Output {
 
     /// The one JSON value of a command; on several lines for a user at a terminal.
     pub(crate) fn value(&self, value: &impl Serialize) -> Result<(), Failure> {
-        let json = if self.stdout_terminal {
-            serde_json::to_string_pretty(value)
-        } else {
-            serde_json::to_string(value)
-        };
-        self.line(&json.map_err(io::Error::from)?)
+        if !self.stdout_terminal {
+            return self.item(value);
+        }
+        let json = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
+        json.lines()
+            .try_for_each(|line| self.line(&printable(line)))
     }
 
     /// One line of a stream of JSON values.

@@ -21,7 +21,7 @@ pub enum ImageCommand {
     /// List images
     #[command(visible_alias = "list")]
     Ls(ImageLsArgs),
-    /// Show everything about an image
+    /// Show everything about an image, as JSON
     Inspect(ImageInspectArgs),
     /// Remove names of images: an image is removed once it has none and no session uses it
     Rm(ImageRmArgs),

@@ -22,7 +22,7 @@ pub enum ClientCommand {
     Run(Box<RunArgs>),
     /// List the sessions of all nodes
     Ps(PsArgs),
-    /// Show everything about a session
+    /// Show everything about a session, as JSON
     Inspect(InspectArgs),
     /// Change labels, idle timeout or end of a session while it runs
     Update(UpdateArgs),

@@ -265,17 +265,8 @@ async fn images_are_listed_by_name_and_shown_whole() {
     let json = daemon.run(&["--json", "image", "list"]).await.json();
     assert_eq!(json["images"][0]["field_of_a_newer_daemon"], true);
 
-    let shown = daemon.run(&["image", "inspect", "a:1"]).await;
-    for part in [
-        "sha256:abab",
-        "\"a b\"",
-        "PATH=/bin",
-        "80/tcp",
-        "team=a",
-        "(missing)",
-    ] {
-        assert!(shown.stdout.contains(part), "{part}: {shown:?}");
-    }
+    let shown = daemon.run(&["image", "inspect", "a:1"]).await.json();
+    assert_eq!(shown, image(&["a:1"]));
 }
 
 #[tokio::test]

@@ -323,24 +323,11 @@ fn showing() -> Daemon {
 }
 
 #[tokio::test]
-async fn inspect_shows_spec_and_phases_and_in_json_everything() {
+async fn inspect_prints_all_that_the_daemon_says() {
     let daemon = showing();
     let outcome = daemon.run(&["inspect", "alice"]).await;
     assert_eq!(outcome.code, 0);
-    for text in [
-        "python:demo",
-        "256 MiB",
-        "after 10 min",
-        "team=a",
-        "last start    300 ms",
-        "create",
-    ] {
-        assert!(outcome.stdout.contains(text), "{text}: {outcome:?}");
-    }
-    assert_eq!(
-        daemon.run(&["inspect", "alice", "--json"]).await.json(),
-        session("alice", "running")
-    );
+    assert_eq!(outcome.json(), session("alice", "running"));
 }
 
 #[tokio::test]

@@ -55,13 +55,7 @@ async fn inspect(context: &Context, args: &ImageInspectArgs) -> Result<Exit, Fai
         .client
         .answer::<Image>(Method::GET, &path(&args.name), None::<&()>, PROMPT)
         .await?;
-    if context.output.json {
-        context.output.value(&answer.raw)?;
-    } else {
-        context
-            .output
-            .line(show::describe(&answer.value).trim_end())?;
-    }
+    context.output.value(&answer.raw)?;
     Ok(Exit::Done)
 }
 

@@ -1,13 +1,11 @@
-//! Images as a person reads them.
-
-use std::fmt::Write as _;
+//! The table of images.
 
 use comfy_table::Cell;
 use conman_proto::Image;
 use jiff::Timestamp;
 
 use crate::failure::Failure;
-use crate::human::{ago, bytes, clock, count, printable};
+use crate::human::{ago, bytes, printable};
 use crate::output::Output;
 
 /// Digits of an id that are shown.
@@ -53,59 +51,4 @@ fn row(name: &str, image: &Image, now: Timestamp) -> Vec<Cell> {
 fn short(id: &str) -> String {
     let digits = id.strip_prefix("sha256:").unwrap_or(id);
     digits.chars().take(SHORT_DIGITS).collect()
-}
-
-pub(super) fn describe(image: &Image) -> String {
-    let mut text = String::new();
-    let mut add = |key: &str, value: &str| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{key:<14}{}", printable(value));
-    };
-    let words = |words: &[String]| {
-        let quoted: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
-        quoted.join(" ")
-    };
-    add("id", &image.id);
-    for name in &image.names {
-        add("name", name);
-    }
-    add("for", &image.architecture);
-    add("size", &bytes(image.size_bytes));
-    let imported = image.imported_at;
-    let since = ago(Timestamp::now(), imported);
-    add("imported", &format!("{} ({since})", clock(imported)));
-    add("in use", if image.in_use { "yes" } else { "no" });
-    let config = &image.config;
-    for (key, list) in [("entrypoint", &config.entrypoint), ("command", &config.cmd)] {
-        if !list.is_empty() {
-            add(key, &words(list));
-        }
-    }
-    for (key, value) in [
-        ("user", &config.user),
-        ("directory", &config.workdir),
-        ("stop signal", &config.stop_signal),
-    ] {
-        if let Some(value) = value {
-            add(key, value);
-        }
-    }
-    for variable in &config.env {
-        add("environment", variable);
-    }
-    for port in &config.exposed_ports {
-        add("port", port);
-    }
-    for (name, value) in &config.labels {
-        add("label", &format!("{name}={value}"));
-    }
-    for layer in &image.layers {
-        let size = layer.size_bytes.map_or_else(|| "missing".to_owned(), bytes);
-        let devices = match layer.skipped_devices {
-            0 => String::new(),
-            skipped => format!(", {} skipped", count(skipped, "device node")),
-        };
-        add("layer", &format!("{} ({size}{devices})", layer.id));
-    }
-    text
 }
