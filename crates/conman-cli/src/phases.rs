@@ -1,47 +1,27 @@
 //! The phases of a start, as text.
 
-/// Every phase in order, what happens in it, and which component it waits for.
-pub(crate) const PHASES: [(&str, &str, Whose); 9] = [
-    ("claim", "recording the ownership", Whose::Conman),
-    ("admit", "waiting for its turn", Whose::Conman),
-    ("prepare", "preparing files and binds", Whose::Conman),
-    ("create", "creating the container", Whose::Runtime),
-    ("start", "starting the container", Whose::Runtime),
-    ("verify", "verifying the process", Whose::Conman),
-    (
-        "ready",
-        "waiting for the program to be ready",
-        Whose::Program,
-    ),
-    ("record", "recording the process", Whose::Conman),
-    ("publish", "publishing the route", Whose::Conman),
+/// Every phase in order, and what happens in it.
+const PHASES: [(&str, &str); 9] = [
+    ("claim", "recording the ownership"),
+    ("admit", "waiting for its turn"),
+    ("prepare", "preparing files and binds"),
+    ("create", "creating the container"),
+    ("start", "starting the container"),
+    ("verify", "verifying the process"),
+    (READY, "waiting for the program to be ready"),
+    ("record", "recording the process"),
+    ("publish", "publishing the route"),
 ];
 
 /// The phase that waits for the program.
 pub(crate) const READY: &str = "ready";
-
-/// The component that decides how long a phase takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
-    Conman,
-    Runtime,
-    Program,
-}
 
 /// What happens in a phase. Steps, and phases of a newer daemon, stand for themselves.
 pub(crate) fn in_words(name: &str) -> &str {
     PHASES
         .iter()
         .find(|(known, ..)| *known == name)
-        .map_or(name, |(_, words, _)| words)
-}
-
-/// The component that a phase, or a step of one, waits for.
-pub(crate) fn whose(name: &str) -> Option<Whose> {
-    PHASES
-        .iter()
-        .find(|(known, ..)| *known == whole(name))
-        .map(|(.., whose)| *whose)
+        .map_or(name, |(_, words)| words)
 }
 
 /// How long a start took, from its phases; a step is a part of one of them.

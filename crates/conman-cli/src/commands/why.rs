@@ -36,7 +36,7 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
     if output.json {
         output.value(&json!({ "id": id, "story": story, "timeline": timeline.raw }))?;
     } else {
-        output.line(&text(&story))?;
+        output.line(&story.to_string())?;
     }
     Ok(Exit::Done)
 }
@@ -54,18 +54,4 @@ fn is_other_nodes(failure: &Failure) -> bool {
         "registry-failed",
     ]
     .contains(&problem.slug())
-}
-
-fn text(story: &Story) -> String {
-    let mut lines = vec![story.headline.clone()];
-    if !story.sentences.is_empty() {
-        lines.push(String::new());
-        lines.extend(story.sentences.iter().cloned());
-    }
-    if !story.next.is_empty() {
-        lines.push(String::new());
-        lines.push("Next:".to_owned());
-        lines.extend(story.next.iter().map(|step| format!("  {step}")));
-    }
-    lines.join("\n")
 }

@@ -1,201 +1,207 @@
-//! What to do next.
+//! What to do next: a table by the session's state and the typed cause of its end.
 
-use conman_proto::{EndCause, EventKind, OnNodeLoss, Session, SessionState};
+use std::time::Duration;
 
-use super::chapter::{Chapter, Ending};
-use crate::human::{bytes, duration, printable};
+use conman_proto::{EndCause, EventKind, OnNodeLoss, SessionState};
+
+use super::fleet;
+use super::latest::Latest;
+use crate::human::{bytes, duration};
 use crate::phases;
+use Case::{EndedBy, FailedIn, InState, NoNode, ProgramEnded, Restarts, Startable, Unreachable};
 
-pub(super) const RESTARTS: &str =
-    "The fleet starts it on another node automatically, as soon as one has room.";
+/// What advice depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Case<'a> {
+    /// The node that owns it does not answer for it.
+    Unreachable,
+    /// No node that can be reached has it.
+    NoNode,
+    /// It has not ended.
+    InState(SessionState),
+    /// It ended after it was ready, or was ended before.
+    EndedBy(EndCause),
+    /// Its start failed in this phase.
+    FailedIn(&'a str),
+    /// Its program ended before it was ready.
+    ProgramEnded,
+    /// The fleet starts it again.
+    Restarts,
+    /// A client can start it again.
+    Startable,
+}
 
-impl Chapter<'_> {
-    pub(super) fn next(&self, ending: &Ending) -> Vec<String> {
-        let id = self.id;
-        if self.state() == Some(SessionState::Stopping) {
-            return vec![format!(
-                "Wait until it has ended; `conman run {id}` starts it again then."
-            )];
+const NODES: &str = "`conman nodes` shows the state of the nodes.";
+const LOGS: &str = "`conman logs {id}` shows what it printed, while its log is kept; \
+    `conman logs -f {id}` right after its next start shows that in any case.";
+const COMMAND: &str = "Check that its command `{command}` exists in the image and can be executed.";
+
+/// Advice for a case. A line with a `{value}` that the session does not have is not shown.
+fn advice(case: Case<'_>) -> &'static [&'static str] {
+    match case {
+        Unreachable => &[
+            "Wait: it continues when its node does, or is started again elsewhere.",
+            NODES,
+        ],
+        NoNode => &[NODES],
+        InState(state) => in_state(state),
+        EndedBy(cause) => ended_by(cause),
+        FailedIn("prepare") => &["Check that the sources of its binds exist on the node."],
+        FailedIn("create") => {
+            &["Check its image `{image}` and its spec: the runtime could not make the container."]
         }
-        let again = format!("`conman run {id}` starts it again.");
-        let logs = match self.first(EventKind::SessionCleaned) {
-            None => format!("`conman logs {id}` shows what it printed."),
-            Some(_) => format!(
-                "Its output was removed with its container; `conman logs -f {id}` right after its \
-                 next start shows it."
-            ),
-        };
-        match ending {
-            Ending::None => self.next_while_it_lives(),
-            Ending::NotStarted { phase } => {
-                let mut next = vec![why_not_started(phase.as_deref(), self.session)];
-                if !matches!(
-                    phase.as_deref(),
-                    Some("admit" | "claim" | "prepare" | "create")
-                ) {
-                    next.push(logs);
-                }
-                next.push(again);
-                next
-            }
-            Ending::Exited { code } => {
-                let memory = self.session.and_then(|session| session.spec.memory_bytes);
-                let mut next = vec![logs];
-                if let (Some(137), Some(memory)) = (code, memory) {
-                    next.push(format!(
-                        "It may have needed more than its {} of memory: give it more with --memory.",
-                        bytes(memory)
-                    ));
-                }
-                next.push(again);
-                next
-            }
-            Ending::Ended(cause) => self.next_after(*cause, again),
-            Ending::Stuck => self.next_while_stuck(),
+        FailedIn("start" | "verify") => &[COMMAND, LOGS],
+        FailedIn(phases::READY) => &[
+            "Check that its program listens on port {port} within {ready_timeout}, not on another \
+             port; --ready-timeout gives it longer.",
+            "It is ready once it answers GET {ready_path} with 2xx or 3xx.",
+            LOGS,
+        ],
+        FailedIn(_) => &[NODES],
+        ProgramEnded => &[
+            "Check its command and arguments: its program must stay running.",
+            LOGS,
+        ],
+        Restarts => {
+            &["The fleet starts it on another node automatically, as soon as one has room."]
         }
-    }
-
-    /// After an end on purpose.
-    fn next_after(&self, cause: EndCause, again: String) -> Vec<String> {
-        let id = self.id;
-        let lost = match cause {
-            EndCause::Preempted => ("preempted", " after `conman readmit`"),
-            EndCause::Drained => ("drained", " after `conman undrain`"),
-            EndCause::NodeLost => ("lost", ""),
-            EndCause::Idle => {
-                return vec![
-                    format!("{again} A connection does, too, where its template allows that."),
-                    "--idle-timeout lets it wait longer; 0 disables the limit.".to_owned(),
-                ];
-            }
-            EndCause::Lifetime => {
-                return vec![again, "--max-lifetime lets it live longer.".to_owned()];
-            }
-            EndCause::DiskLimit => return vec![again, "--disk gives it more.".to_owned()],
-            EndCause::Unrecorded
-            | EndCause::Deleted
-            | EndCause::ShutDown
-            | EndCause::Disowned
-            | EndCause::Exited
-            | EndCause::StartFailed
-            | EndCause::Unknown => return vec![again],
-        };
-        let (what, here) = lost;
-        let nothing = format!("Nothing was wrong with it: its node was {what}.");
-        let then = match self.restarts() {
-            true => RESTARTS.to_owned(),
-            false => format!(
-                "`conman run {id}` starts it on another node, or on this one{here}; a connection \
-                 does, too, where its template allows that."
-            ),
-        };
-        vec![nothing, then]
-    }
-
-    pub(super) fn next_while_it_lives(&self) -> Vec<String> {
-        let id = self.id;
-        let Some(session) = self.session else {
-            return vec![format!("`conman run {id}` starts it.")];
-        };
-        match session.state {
-            SessionState::Running => {
-                let mut next: Vec<_> = session
-                    .url
-                    .iter()
-                    .map(|url| format!("It is reached at {}.", printable(url)))
-                    .collect();
-                next.push(format!("`conman exec -it {id} -- sh` opens a shell in it."));
-                next
-            }
-            SessionState::Starting => vec![
-                format!(
-                    "Its start fails if it is not ready within {} of its start.",
-                    duration(std::time::Duration::from_secs(
-                        session.spec.ready_timeout_s.into()
-                    ))
-                ),
-                format!("`conman events --session {id}` shows what happens."),
-            ],
-            SessionState::Frozen => {
-                let otherwise = match self.restarts() {
-                    true => "the fleet starts it on another node automatically",
-                    false => "the next connection may start it on another node",
-                };
-                vec![
-                    "Wait: it continues once its node owns it again.".to_owned(),
-                    format!(
-                        "If its node is declared dead first, {otherwise}; `conman nodes` shows the \
-                         nodes."
-                    ),
-                ]
-            }
-            SessionState::Paused => vec![format!(
-                "The next connection resumes it, and so does `conman resume {id}`."
-            )],
-            SessionState::Stopping
-            | SessionState::Stuck
-            | SessionState::Stopped
-            | SessionState::Failed => Vec::new(),
-        }
-    }
-
-    pub(super) fn next_while_stuck(&self) -> Vec<String> {
-        let mut next = vec![
-            "It is not released, so that nothing else runs under its name; conman keeps trying."
-                .to_owned(),
-        ];
-        if let Some(pid) = self.session.and_then(|session| session.pid) {
-            next.push(format!(
-                "As root, `cat /proc/{pid}/stack` and `ps -o pid,stat,wchan:32,cmd -p {pid}` show \
-                 what it waits for: mostly a disk or a network file system that does not answer."
-            ));
-        }
-        next.push("If that never answers again, only a restart of the machine ends it.".to_owned());
-        next
+        Startable => &[
+            "`conman run {id}` starts it again; a connection does, too, where its template allows \
+             that.",
+            "As it looks now, it would start on {taker}.",
+        ],
     }
 }
 
-impl Chapter<'_> {
-    /// Whether the fleet restarts it.
-    pub(super) fn restarts(&self) -> bool {
-        let wants = |session: &Session| session.spec.on_node_loss == OnNodeLoss::Restart;
-        self.session.is_some_and(wants) && self.first(EventKind::RestartGivenUp).is_none()
+fn in_state(state: SessionState) -> &'static [&'static str] {
+    match state {
+        SessionState::Starting => &[
+            "Its start fails if it is not ready within {ready_timeout} of its start.",
+            "`conman events --session {id}` shows what happens.",
+        ],
+        SessionState::Running => &[
+            "It is reached at {url}.",
+            "`conman exec -it {id} -- sh` opens a shell in it.",
+        ],
+        SessionState::Frozen => &[
+            "Wait: it continues once its node owns it again.",
+            "If its node is declared dead first, its `on_node_loss` decides whether the next \
+             connection or the fleet starts it on another node.",
+            NODES,
+        ],
+        SessionState::Paused => {
+            &["The next connection resumes it, and so does `conman resume {id}`."]
+        }
+        SessionState::Stopping => {
+            &["Wait until it has ended; `conman run {id}` starts it again then."]
+        }
+        SessionState::Stuck => &[
+            "It is not released, so that nothing else runs under its name; conman keeps trying.",
+            "As root, `cat /proc/{pid}/stack` and `ps -o pid,stat,wchan:32,cmd -p {pid}` show what \
+             it waits for: mostly a disk or a network file system that does not answer.",
+            "If that never answers again, only a restart of the machine ends it.",
+        ],
+        SessionState::Stopped | SessionState::Failed => &[],
     }
 }
 
-fn why_not_started(phase: Option<&str>, session: Option<&Session>) -> String {
-    match (phase, session) {
-        (
-            Some(phases::READY),
-            Some(Session {
-                exit_code: Some(_), ..
-            }),
-        ) => "Check its command and arguments: its program must stay running.".to_owned(),
-        (Some(phases::READY), Some(session)) => {
-            let spec = &session.spec;
-            let bound = duration(std::time::Duration::from_secs(spec.ready_timeout_s.into()));
-            match (spec.port, &spec.ready_path) {
-                (Some(port), Some(path)) => format!(
-                    "Check that its program answers GET {} on port {port} with 2xx or 3xx within \
-                     {bound}; --ready-timeout gives it longer.",
-                    printable(path)
-                ),
-                (Some(port), None) => format!(
-                    "Check that its program listens on port {port} within {bound}, not on another \
-                     port; --ready-timeout gives it longer."
-                ),
-                (None, _) => "Check that its program stays running.".to_owned(),
-            }
+fn ended_by(cause: EndCause) -> &'static [&'static str] {
+    match cause {
+        EndCause::Preempted => &[
+            "Nothing was wrong with it: its node was preempted.",
+            "`conman readmit` lets that node start sessions again.",
+        ],
+        EndCause::Drained => &[
+            "Nothing was wrong with it: its node was drained.",
+            "`conman undrain` lets that node start sessions again.",
+        ],
+        EndCause::NodeLost => &["Nothing was wrong with it: its node was lost."],
+        EndCause::Idle => &["--idle-timeout lets it wait longer; 0 disables the limit."],
+        EndCause::Lifetime => &["--max-lifetime lets it live longer."],
+        EndCause::DiskLimit => &["--disk gives it more."],
+        EndCause::Exited => &[
+            LOGS,
+            "It may have needed more than its {exceeded_memory} of memory: give it more with \
+             --memory.",
+        ],
+        EndCause::Unknown => &[LOGS],
+        EndCause::Unrecorded
+        | EndCause::Deleted
+        | EndCause::ShutDown
+        | EndCause::Disowned
+        | EndCause::StartFailed => &[],
+    }
+}
+
+impl Latest<'_> {
+    pub(super) fn next(&self) -> Vec<String> {
+        let lines = self.cases().into_iter().flat_map(advice);
+        lines.filter_map(|line| self.filled(line)).collect()
+    }
+
+    fn cases(&self) -> Vec<Case<'_>> {
+        let again = match self.is_restarted() {
+            true => Restarts,
+            false => Startable,
+        };
+        match fleet::unreported(self.timeline, self.session) {
+            Some((NoNode, _)) => return vec![NoNode, again],
+            Some((case, _)) => return vec![case],
+            None => {}
         }
-        (Some("create"), Some(session)) => format!(
-            "Check its image `{}` and its spec: the runtime could not make the container.",
-            printable(&session.spec.image)
-        ),
-        (Some("start" | "verify"), Some(session)) if !session.spec.command.is_empty() => format!(
-            "Check that its command `{}` exists in the image and can be executed.",
-            printable(&session.spec.command[0])
-        ),
-        (Some("prepare"), _) => "Check that the sources of its binds exist on the node.".to_owned(),
-        _ => "`conman nodes` shows whether the node can start sessions at present.".to_owned(),
+        if let Some(state) = self.state().filter(|state| !state.is_ended()) {
+            return vec![InState(state)];
+        }
+        let cause = self.cause().unwrap_or(EndCause::Unknown);
+        match (cause, self.failed_phase()) {
+            (EndCause::Preempted | EndCause::Drained | EndCause::NodeLost, _) => {
+                vec![EndedBy(cause), again]
+            }
+            (EndCause::Exited, Some(_)) => vec![ProgramEnded, Startable],
+            (EndCause::StartFailed, Some(phase)) => vec![FailedIn(phase), Startable],
+            _ => vec![EndedBy(cause), Startable],
+        }
+    }
+
+    /// Whether the fleet restarts it after the loss of its node.
+    fn is_restarted(&self) -> bool {
+        let session = self.session;
+        session.is_some_and(|session| session.spec.on_node_loss == OnNodeLoss::Restart)
+            && self.first(EventKind::RestartGivenUp).is_none()
+    }
+
+    /// A line with its values; `None` if one of them is absent.
+    fn filled(&self, line: &str) -> Option<String> {
+        let parts = line.split(['{', '}']).enumerate();
+        parts
+            .map(|(index, part)| match index % 2 {
+                0 => Some(part.to_owned()),
+                _ => self.value(part),
+            })
+            .collect()
+    }
+
+    fn value(&self, name: &str) -> Option<String> {
+        let session = self.session;
+        let spec = session.map(|session| &session.spec);
+        match name {
+            "id" => Some(self.timeline.id.to_string()),
+            "taker" => self.timeline.fleet.as_ref()?.takers.first().cloned(),
+            "url" => session?.url.clone(),
+            "pid" => session?.pid.map(|pid| pid.to_string()),
+            "port" => spec?.port.map(|port| port.to_string()),
+            "ready_path" => spec?.ready_path.clone(),
+            "ready_timeout" => {
+                let timeout = Duration::from_secs(spec?.ready_timeout_s.into());
+                Some(duration(timeout))
+            }
+            "image" => Some(spec?.image.clone()),
+            "command" => spec?.command.first().cloned(),
+            "exceeded_memory" => {
+                let killed = session?.exit_code == Some(137);
+                spec?.memory_bytes.filter(|_| killed).map(bytes)
+            }
+            _ => None,
+        }
     }
 }

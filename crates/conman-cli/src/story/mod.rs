@@ -1,88 +1,88 @@
-//! A session's timeline as sentences: what happened, how long it took, what took longest, why it
-//! ended, and what to do next.
+//! What happened to a session, as lines of text: its state and why, how long its start took, its events,
+//! its earlier generations, and what to do next.
 //!
 //! No I/O: the input is the API's data and the time, the output is text.
 
 mod advice;
-mod chapter;
+mod events;
 mod fleet;
-mod halts;
-mod history;
-mod narration;
+mod latest;
 #[cfg(test)]
 pub(crate) mod tests;
+
+use std::fmt;
 
 use conman_proto::{Session, Timeline};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::human::{count, printable};
-use chapter::Chapter;
+use crate::human::printable;
+use latest::Latest;
 
-/// The story of one session.
+/// The story of one session, safe to print.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Story {
-    /// The session's state, in one sentence.
-    pub(crate) headline: String,
-    /// What happened: the latest generation from its start to its end, and then the earlier ones.
-    pub(crate) sentences: Vec<String>,
+    /// The session's state, and why it is in it.
+    headline: String,
+    /// The start, the place in the fleet, and what is not known.
+    facts: Vec<String>,
+    /// The events of the latest generation, oldest first.
+    events: Vec<String>,
+    /// The generations before it, newest first.
+    earlier: Vec<String>,
     /// What to do next.
-    pub(crate) next: Vec<String>,
+    next: Vec<String>,
 }
 
 impl Story {
     /// Builds the story. `session` is `None` if the node forgot the session and only its journal
     /// has it.
     pub(crate) fn tell(session: Option<&Session>, timeline: &Timeline, now: Timestamp) -> Self {
-        let id = timeline.id.as_str();
-        let generation = session.map(|session| session.generation).or_else(|| {
-            timeline
-                .events
-                .iter()
-                .filter_map(|event| event.generation)
-                .max()
-        });
-        let events = generation.map(|latest| history::of_generation(timeline, latest));
-        let chapter = Chapter {
-            id,
+        let of_events = timeline.events.iter().filter_map(|event| event.generation);
+        let generation = session
+            .map(|session| session.generation)
+            .or(of_events.max());
+        let events = generation.map(|latest| events::of_generation(timeline, latest));
+        let latest = Latest {
             session,
             timeline,
             generation,
             events: events.unwrap_or_default(),
             now,
         };
-        let ending = chapter.ending();
-        let mut sentences = chapter.start();
-        sentences.extend(chapter.life());
-        sentences.extend(chapter.end(&ending));
-        sentences.extend(fleet::present(timeline));
-        sentences.extend(history::earlier(timeline, generation));
-        let missing = history::missing(timeline).into_iter();
-        sentences.extend(missing.map(|node| {
-            let node = printable(node);
-            format!("What happened to it on {node} is missing: its journal cannot be read.")
-        }));
-        if timeline.truncated {
-            sentences.push("Its oldest events are no longer in the journal.".to_owned());
-        }
         Self {
-            headline: fleet::headline(timeline, session)
-                .unwrap_or_else(|| chapter.headline(&ending)),
-            sentences,
-            next: fleet::next(&chapter).unwrap_or_else(|| chapter.next(&ending)),
+            headline: printable(&latest.headline()).into_owned(),
+            facts: safe(&latest.facts()),
+            events: safe(&events::lines(&timeline.id, &latest.events)),
+            earlier: safe(&events::earlier(timeline, generation)),
+            next: safe(&latest.next()),
         }
     }
 }
 
-fn times(number: usize) -> String {
-    match number {
-        1 => "once".to_owned(),
-        2 => "twice".to_owned(),
-        _ => count(number as u64, "time"),
+impl fmt::Display for Story {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.headline)?;
+        for fact in &self.facts {
+            write!(formatter, "\n{fact}")?;
+        }
+        let lists = [
+            ("Events", &self.events),
+            ("Earlier", &self.earlier),
+            ("Next", &self.next),
+        ];
+        for (title, lines) in lists.into_iter().filter(|(_, lines)| !lines.is_empty()) {
+            write!(formatter, "\n\n{title}:")?;
+            for line in lines {
+                write!(formatter, "\n  {line}")?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// Messages end with or without a full stop; a sentence has one.
-fn without_stop(text: &str) -> &str {
-    text.trim_end().trim_end_matches('.')
+/// Messages and names come from programs, images and other nodes.
+fn safe(lines: &[String]) -> Vec<String> {
+    let lines = lines.iter();
+    lines.map(|line| printable(line).into_owned()).collect()
 }

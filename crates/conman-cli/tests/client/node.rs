@@ -464,9 +464,13 @@ async fn why_tells_the_story_and_in_json_brings_the_timeline_along() {
     let outcome = daemon.run(&["why", "alice"]).await;
     assert_eq!(outcome.code, 0, "{outcome:?}");
     for text in [
-        "alice is stopped, because its node was preempted.",
-        "The start took 1.00 s: create 300 ms, ready 700 ms.",
-        "40 ms after SIGKILL it was certified dead, 50 ms after SIGKILL it was released.",
+        "alice is stopped on n1: its node was preempted\n",
+        "Start: 1.00 s (create 300 ms, ready 700 ms)\n",
+        "Longest: waiting for the program to be ready (`ready`), 700 ms\n",
+        "\nEvents:\n",
+        "+40 ms  session_dead ",
+        "+10 ms  session_released ",
+        "something new",
         "\nNext:\n",
         "`conman run alice`",
     ] {
@@ -477,7 +481,11 @@ async fn why_tells_the_story_and_in_json_brings_the_timeline_along() {
         json["timeline"]["events"][5]["kind"],
         "kind_of_a_newer_daemon"
     );
-    assert!(json["story"]["next"].is_array());
+    let headline = &json["story"]["headline"];
+    assert_eq!(headline, "alice is stopped on n1: its node was preempted");
+    for list in ["facts", "events", "earlier", "next"] {
+        assert!(json["story"][list].is_array(), "{list}: {json}");
+    }
 }
 
 #[tokio::test]

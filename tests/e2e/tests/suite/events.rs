@@ -166,7 +166,7 @@ async fn the_phases_of_a_timeline_follow_on_each_other_and_sum_to_the_whole_star
 }
 
 #[tokio::test]
-async fn conman_why_tells_a_start_a_failure_and_a_stop_in_sentences() {
+async fn conman_why_tells_a_start_a_failure_and_a_stop() {
     let Some(docker) = docker_shared().await else {
         return;
     };

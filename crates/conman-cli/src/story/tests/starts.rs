@@ -2,53 +2,95 @@
 
 use super::*;
 
+const CLAIMED: &str = "starting python:demo with docker";
+
+const LOGS: &str = "`conman logs alice` shows what it printed, while its log is kept; \
+    `conman logs -f alice` right after its next start shows that in any case.";
+
+#[track_caller]
+fn assert_has(told: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}
+
 #[test]
 fn a_session_that_is_starting() {
     let starting = session(7, SessionState::Starting, None);
     let scene = Scene::new()
-        .at(0, SessionClaimed, "starting python:demo with docker")
+        .at(0, SessionClaimed, CLAIMED)
         .phases(7, &WHOLE_START[..6]);
-    assert_told(&scene.told(Some(&starting), 5_000),
-"\
-alice is starting, for 5 s.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-It has been starting for 5.00 s: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 4.67 s so far.
-What took longest was waiting for the program to be ready (`ready`): 4.67 s, 93 % of the whole.
-Of it all conman itself took 2.9 ms, the container runtime 324 ms, the program 4.67 s.
-It is now waiting for the program to be ready (`ready`).
--> Its start fails if it is not ready within 1 min of its start.
--> `conman events --session alice` shows what happens.");
+    assert_told(
+        &scene.told(Some(&starting), 5_000),
+        "\
+alice is starting on n1, for 5 s: waiting for the program to be ready (`ready`)
+Generation 7 was requested at 2026-03-01 12:00:00.000 UTC (5 s ago)
+Start: 5.00 s so far (claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 4.67 s)
+Longest: waiting for the program to be ready (`ready`), 4.67 s
+
+Events:
+2026-03-01 12:00:00.000 UTC session_claimed starting python:demo with docker (on n1)
+
+Next:
+Its start fails if it is not ready within 1 min of its start.
+`conman events --session alice` shows what happens.",
+    );
+}
+
+#[test]
+fn a_start_under_way_has_its_phases_from_the_session() {
+    let mut starting = session(7, SessionState::Starting, None);
+    for (name, ms) in [("start", 203.0), ("start.cgroup", 3.0), ("claim", 1.4)] {
+        starting.phases_ms.insert(name.to_owned(), ms);
+    }
+    let told = Scene::new().told(Some(&starting), 5_000);
+    let start = "Start: 5.00 s so far (claim 1.4 ms, start 203 ms, verify 4.80 s)\n";
+    assert_has(&told, &[": verifying the process (`verify`)\n", start]);
 }
 
 #[test]
 fn a_start_that_failed_because_the_program_never_answered() {
-    let failed = ended(
+    let mut failed = ended(
         SessionState::Failed,
         NOT_READY,
         EndCause::StartFailed,
         Some("ready"),
     );
     let scene = Scene::new()
-        .at(0, SessionClaimed, "starting python:demo with docker")
+        .at(0, SessionClaimed, CLAIMED)
         .phases(7, &WHOLE_START[..6])
         .at(60_331, SessionKilled, "SIGKILL: the start failed")
         .at(60_343, SessionDead, "its PID namespace is empty")
         .at(60_346, SessionFailed, NOT_READY)
         .at(60_346, SessionReleased, NOT_READY)
         .at(61_000, SessionCleaned, "removed what its container left");
-    assert_told(&scene.told(Some(&failed), 90_000),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 min 30 s ago), on n1.
-The start lasted 1 min: claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 1 min until it failed.
-What took longest was waiting for the program to be ready (`ready`): 1 min, 99 % of the whole.
-Of it all conman itself took 2.9 ms, the container runtime 324 ms, the program 1 min.
-It failed while waiting for the program to be ready (`ready`): port 8080 was not ready within 60 s (connection refused); see that the program listens there, or raise ready_timeout_s.
-12 ms after SIGKILL it was certified dead, 15 ms after SIGKILL it was released.
-What its container left is removed.
--> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
--> Its output was removed with its container; `conman logs -f alice` right after its next start shows it.
--> `conman run alice` starts it again.");
+    let told = scene.told(Some(&failed), 90_000);
+    let told = told.replace(NOT_READY, "<reason>").replace(LOGS, "<logs>");
+    assert_told(
+        &told,
+        "\
+alice failed on n1: its start failed while waiting for the program to be ready (`ready`)
+Reason: <reason>
+Generation 7 was requested at 2026-03-01 12:00:00.000 UTC (1 min 30 s ago)
+Start: 1 min until it ended (claim 1.4 ms, admit 0.1 ms, prepare 0.8 ms, create 121 ms, start 203 ms, verify 0.6 ms, ready 1 min)
+Longest: waiting for the program to be ready (`ready`), 1 min
+
+Events:
+2026-03-01 12:00:00.000 UTC session_claimed starting python:demo with docker (on n1)
+2026-03-01 12:01:00.331 UTC +1 min session_killed SIGKILL: the start failed
+2026-03-01 12:01:00.343 UTC +12 ms session_dead its PID namespace is empty
+2026-03-01 12:01:00.346 UTC +3.0 ms session_failed <reason>
+2026-03-01 12:01:00.346 UTC +0.0 ms session_released <reason>
+2026-03-01 12:01:01.000 UTC +654 ms session_cleaned removed what its container left
+
+Next:
+Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
+<logs>
+<again>",
+    );
+    failed.spec.ready_path = Some("/healthy".to_owned());
+    let told = scene.told(Some(&failed), 90_000);
+    assert_has(&told, &["It is ready once it answers GET /healthy with"]);
 }
 
 #[test]
@@ -61,17 +103,27 @@ fn a_start_that_failed_before_any_phase_was_told() {
         Some("create"),
     );
     let scene = Scene::new()
-        .at(0, SessionClaimed, "starting python:demo with docker")
+        .at(0, SessionClaimed, CLAIMED)
         .at(31, SessionFailed, reason)
         .at(31, SessionReleased, reason);
-    assert_told(&scene.told(Some(&failed), 5_000),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-The start lasted 31 ms until it failed.
-It failed while creating the container (`create`): image `python:demo` is not on this node; load it first.
--> Check its image `python:demo` and its spec: the runtime could not make the container.
--> `conman run alice` starts it again.");
+    assert_told(
+        &scene.told(Some(&failed), 5_000).replace(reason, "<reason>"),
+        "\
+alice failed on n1: its start failed while creating the container (`create`)
+Reason: <reason>
+Generation 7 was requested at 2026-03-01 12:00:00.000 UTC (5 s ago)
+Start: 31 ms until it ended (create 31 ms)
+Longest: creating the container (`create`), 31 ms
+
+Events:
+2026-03-01 12:00:00.000 UTC session_claimed starting python:demo with docker (on n1)
+2026-03-01 12:00:00.031 UTC +31 ms session_failed <reason>
+2026-03-01 12:00:00.031 UTC +0.0 ms session_released <reason>
+
+Next:
+Check its image `python:demo` and its spec: the runtime could not make the container.
+<again>",
+    );
 }
 
 #[test]
@@ -85,22 +137,21 @@ fn a_start_whose_program_ended_at_once() {
     );
     failed.exit_code = Some(3);
     let scene = Scene::new()
-        .at(0, SessionClaimed, "starting python:demo with docker")
+        .at(0, SessionClaimed, CLAIMED)
         .at(406, SessionDead, "its PID namespace is empty")
         .at(408, SessionFailed, reason)
-        .at(408, SessionReleased, reason)
-        .at(700, SessionCleaned, "removed what its container left");
-    assert_told(&scene.told(Some(&failed), 5_000),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-The start lasted 406 ms until it failed.
-It failed while waiting for the program to be ready (`ready`): the program ended before it was ready, with exit code 3.
-It was certified dead and released.
-What its container left is removed.
--> Check its command and arguments: its program must stay running.
--> Its output was removed with its container; `conman logs -f alice` right after its next start shows it.
--> `conman run alice` starts it again.");
+        .at(408, SessionReleased, reason);
+    assert_has(
+        &scene.told(Some(&failed), 5_000),
+        &[
+            "alice failed on n1: its start failed while waiting for the program to be ready \
+             (`ready`), with exit code 3\n",
+            "Start: 406 ms until it ended (ready 406 ms)\n",
+            "Check its command and arguments: its program must stay running.",
+            LOGS,
+            AGAIN,
+        ],
+    );
 }
 
 #[test]
@@ -112,35 +163,29 @@ fn a_start_whose_failure_the_journal_does_not_tell_yet() {
         Some("ready"),
     );
     let scene = Scene::new()
-        .at(0, SessionClaimed, "starting python:demo with docker")
+        .at(0, SessionClaimed, CLAIMED)
         .at(60_331, SessionKilled, "SIGKILL: the start failed")
         .at(60_343, SessionDead, "its PID namespace is empty");
-    assert_told(&scene.told(Some(&failed), 60_400),
-"\
-alice failed to start.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (1 min ago), on n1.
-The start lasted 1 min until it failed.
-It failed while waiting for the program to be ready (`ready`): port 8080 was not ready within 60 s (connection refused); see that the program listens there, or raise ready_timeout_s.
-12 ms after SIGKILL it was certified dead.
-What its container left is still being removed.
--> Check that its program listens on port 8080 within 1 min, not on another port; --ready-timeout gives it longer.
--> `conman logs alice` shows what it printed.
--> `conman run alice` starts it again.");
+    assert_has(
+        &scene.told(Some(&failed), 60_400),
+        &[
+            "alice failed on n1: its start failed while waiting",
+            &format!("Reason: {NOT_READY}\n"),
+            "Start: 1 min until it ended",
+            "Check that its program listens on port 8080",
+        ],
+    );
 }
 
 #[test]
 fn a_session_that_is_starting_and_whose_process_is_known() {
     let mut starting = session(7, SessionState::Starting, None);
     starting.pid = Some(4711);
-    let claimed = "starting python:demo with docker";
-    let scene = Scene::new().at(0, SessionClaimed, claimed);
-    assert_told(
-        &scene.told(Some(&starting), 5_000),
-        "\
-alice is starting, for 5 s.
-Generation 7 was asked for at 2026-03-01 12:00:00.000 UTC (5 s ago), on n1.
-It is now waiting for the program to be ready (`ready`).
--> Its start fails if it is not ready within 1 min of its start.
--> `conman events --session alice` shows what happens.",
-    );
+    let scene = Scene::new().at(0, SessionClaimed, CLAIMED);
+    let told = scene.told(Some(&starting), 5_000);
+    let now = "for 5 s: waiting for the program to be ready (`ready`)\n";
+    assert_has(&told, &[now]);
+    starting.pid = None;
+    let told = scene.told(Some(&starting), 5_000);
+    assert_has(&told, &["for 5 s: recording the ownership (`claim`)\n"]);
 }

@@ -198,7 +198,9 @@ async fn a_node_is_preempted_and_readmitted_by_commands_typed_at_another() {
     assert_eq!(next.node, "n2");
     let story = [
         "w is running on n2",
-        &format!("Generation {generation} on n1 ended at"),
+        &format!("generation {generation} on n1: started at "),
+        " UTC; ended at ",
+        ": its node was preempted: ",
     ];
     eventually("it is told why it moved", PATIENCE, async || {
         let text = printed(&fleet, &["why", "w"], 0).await;
