@@ -306,20 +306,19 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         .string("domain")
         .unwrap_or_else(|| "localhost".to_owned());
     let hosts = section.strings("hosts").unwrap_or_default();
-    let allowed_origins = section.strings("allowed_origins").unwrap_or_default();
+    let origins = section.strings("allowed_origins").unwrap_or_default();
     if let Err(mistakes) = HostRules::new(sessions, &hosts, Some(&domain)) {
         for mistake in mistakes {
             section.mistake(&format!("hosts[{}]", mistake.index), mistake.message);
         }
     }
-    if let Err(mistakes) = OriginRules::new(&allowed_origins) {
+    let origins = OriginRules::new(&origins).unwrap_or_else(|mistakes| {
         for mistake in mistakes {
-            section.mistake(
-                &format!("allowed_origins[{}]", mistake.index),
-                mistake.message,
-            );
+            let field = format!("allowed_origins[{}]", mistake.index);
+            section.mistake(&field, mistake.message);
         }
-    }
+        OriginRules::default()
+    });
     let url = section.parsed("url", url_scheme);
     let (urls, secure_urls) = url.unzip();
     if !is_domain(&domain) {
@@ -333,7 +332,7 @@ fn listen(section: &Section<'_, '_>) -> Listen {
         admin,
         domain,
         hosts,
-        allowed_origins,
+        origins,
         urls,
         secure_urls: secure_urls.unwrap_or(false),
         trust_forwarded: section.boolean("trust_forwarded").unwrap_or(false),

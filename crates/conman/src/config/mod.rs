@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use conman_auth::FleetTlsFiles;
+use conman_auth::{FleetTlsFiles, OriginRules};
 use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
 use conman_net::egress::EgressOptions;
@@ -105,7 +105,7 @@ pub(crate) struct Listen {
     /// Host names of the listeners besides loopback's.
     pub(crate) hosts: Vec<String>,
     /// Web origins that may call the API, or open WebSockets to sessions, from a browser.
-    pub(crate) allowed_origins: Vec<String>,
+    pub(crate) origins: OriginRules,
     /// How a session's URL is made; a path on the sessions listener if absent.
     pub(crate) urls: Option<UrlScheme>,
     /// Whether those URLs are HTTPS, so that cookies can be limited to it.

@@ -125,13 +125,9 @@ impl Listeners {
     /// The allowed `Host` names at a listener of this address.
     pub(super) fn host_rules(&self, config: &Config, address: SocketAddr) -> Result<HostRules> {
         let domain = (address == self.sessions_address).then_some(config.listen.domain.as_str());
-        HostRules::new(address, &config.listen.hosts, domain).map_err(|mistakes| {
-            let texts: Vec<String> = mistakes
-                .into_iter()
-                .map(|mistake| mistake.message)
-                .collect();
-            anyhow!("`listen.hosts`: {}", texts.join("; "))
-        })
+        let rules = HostRules::new(address, &config.listen.hosts, domain);
+        // The configuration reports each wrong name with its line.
+        rules.map_err(|_| anyhow!("`listen.hosts` holds a name that is not valid"))
     }
 }
 

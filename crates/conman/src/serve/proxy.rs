@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use conman_auth::{OriginRules, SessionGuard, SessionGuardOptions};
+use conman_auth::{SessionGuard, SessionGuardOptions};
 use conman_proxy::{Proxy, ProxyOptions};
 
 use super::directory::NodeDirectory;
 use super::gate::SessionGate;
 use super::listeners::Listeners;
 use super::services::Services;
-use crate::config::Config;
 
 pub(super) fn start_proxy(
     services: &Services<'_>,
@@ -22,7 +21,7 @@ pub(super) fn start_proxy(
         services.auth.tokens.clone(),
         Arc::clone(&services.connect_tokens),
         listeners.host_rules(config, listeners.sessions_address)?,
-        origin_rules(config)?,
+        config.listen.origins.clone(),
         SessionGuardOptions {
             cookie_ttl: config.cookie_ttl,
             secure_cookie: config.listen.secure_urls,
@@ -50,14 +49,4 @@ pub(super) fn start_proxy(
     .context("cannot start the sessions listener's threads")?;
     proxy.follow(services.node.leave().departure());
     Ok(proxy)
-}
-
-pub(super) fn origin_rules(config: &Config) -> Result<OriginRules> {
-    OriginRules::new(&config.listen.allowed_origins).map_err(|mistakes| {
-        let texts: Vec<String> = mistakes
-            .into_iter()
-            .map(|mistake| mistake.message)
-            .collect();
-        anyhow::anyhow!("`listen.allowed_origins`: {}", texts.join("; "))
-    })
 }

@@ -22,7 +22,7 @@ use super::agent;
 use super::directory::NodeDirectory;
 use super::listeners::{Listeners, SocketPath};
 use super::peers::{self, Credentials, PeerApi};
-use super::proxy::{origin_rules, start_proxy};
+use super::proxy::start_proxy;
 use super::readiness::NodeReadiness;
 use super::state::State;
 use crate::config::Config;
@@ -156,7 +156,7 @@ impl Services<'_> {
         let guard = ApiGuard::new(
             self.auth.tokens.clone(),
             listeners.host_rules(self.config, address)?,
-            origin_rules(self.config)?,
+            self.config.listen.origins.clone(),
         );
         Ok(ApiState {
             node: Arc::clone(self.node),
