@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,8 +23,6 @@ use super::{
 pub(crate) const DEFAULT_PATH: &str = "/etc/conman/conman.toml";
 /// Names the configuration file if no option does.
 const CONFIG_VARIABLE: &str = "CONMAN_CONFIG";
-/// Largest configuration file; enough for thousands of templates.
-const MAX_BYTES: u64 = 4 << 20;
 /// Memory of a session if neither its spec nor the configuration limits it: 512 MiB.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
 /// Placeholder in `listen.url`.
@@ -44,8 +41,6 @@ pub(crate) enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the configuration file {path} is larger than {MAX_BYTES} bytes")]
-    TooLarge { path: PathBuf },
     #[error("the configuration has {}; nothing was started\n{}", count(mistakes.len()),
         listed(path.as_deref(), mistakes))]
     Wrong {
@@ -97,22 +92,10 @@ pub(crate) fn load(named: Option<&Path>) -> Result<Config, ConfigError> {
 }
 
 pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
-    let failed = |source| ConfigError::Read {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
         path: path.to_path_buf(),
         source,
-    };
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(failed)?;
-    let bytes = file
-        .take(MAX_BYTES + 1)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
-    if u64::try_from(bytes).is_ok_and(|bytes| bytes > MAX_BYTES) {
-        return Err(ConfigError::TooLarge {
-            path: path.to_path_buf(),
-        });
-    }
-    Ok(text)
+    })
 }
 
 pub(super) fn parse(text: &str, path: Option<&Path>) -> Result<Config, ConfigError> {
