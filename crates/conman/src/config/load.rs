@@ -205,7 +205,6 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     policy_mistakes(reader, &policy);
     root.finish();
     let config = Config {
-        name_is_given: name.is_some(),
         name: name.unwrap_or_else(host_name),
         state_dir,
         id_range,

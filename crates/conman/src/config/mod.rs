@@ -39,8 +39,6 @@ pub(crate) use registry::SharedRegistry;
 pub(crate) struct Config {
     /// `node.name`: the host's name when absent.
     pub(crate) name: String,
-    /// Whether the configuration sets the name.
-    pub(crate) name_is_given: bool,
     /// `node.state_dir`.
     pub(crate) state_dir: PathBuf,
     /// `node.id_range`: user and group ids of native sessions.

@@ -43,8 +43,6 @@ const ACCESS_LOOK: Duration = Duration::from_secs(10);
 /// Interval between checks whether killed processes are dead.
 const KILL_LOOK: Duration = Duration::from_millis(20);
 
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
 /// Starts to join the fleet.
 pub(super) fn registry(
     config: &Config,
@@ -53,15 +51,11 @@ pub(super) fn registry(
     generation_floor: Option<Generation>,
     vitals: &Vitals,
 ) -> Result<Arc<EtcdRegistry>> {
-    let boot_id = fs::read_to_string(BOOT_ID)
-        .with_context(|| format!("cannot read {BOOT_ID}"))?
-        .trim()
-        .to_owned();
     let access = access(fleet)?;
     let options = EtcdOptions {
         node: config.name.clone(),
         instance: instance.to_string(),
-        boot_id,
+        boot_id: conman_linux::boot_id().context("cannot read the id of this boot")?,
         state_dir: config.state_dir.clone(),
         access: access.clone(),
         prefix: fleet.prefix.clone(),

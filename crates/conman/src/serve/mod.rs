@@ -109,7 +109,8 @@ fn start(
     let (mut name, mut stalls) = (None, None);
     if config.shared.is_some() {
         crate::state_dir::prepare(&config.state_dir)?;
-        name = Some(name::settle(&mut config));
+        let boot_id = conman_linux::boot_id().context("cannot read the id of this boot")?;
+        name = Some(name::settle(&mut config, boot_id));
         stalls = Some(Stalls::open(&config.state_dir));
     }
     if let (Some(shared), Some(stalls)) = (&mut config.shared, &stalls)

@@ -5,8 +5,6 @@
 //! other nodes. The default name, the host's, may change while the machine runs, and so may the
 //! configuration.
 
-use std::path::Path;
-
 use conman_linux::StateFile;
 use serde::{Deserialize, Serialize};
 
@@ -30,18 +28,8 @@ pub(super) struct Settled {
     news: Option<Known>,
 }
 
-/// Sets the configuration's name to the stored one. Writes nothing.
-pub(super) fn settle(config: &mut Config) -> Settled {
-    match conman_linux::boot_id() {
-        Ok(boot_id) => settle_since(config, boot_id),
-        Err(_) => Settled {
-            file: StateFile::new(config.state_dir.join(FILE)),
-            news: None,
-        },
-    }
-}
-
-fn settle_since(config: &mut Config, boot_id: String) -> Settled {
+/// Sets the configuration's name to the one that was stored since the machine booted. Writes nothing.
+pub(super) fn settle(config: &mut Config, boot_id: String) -> Settled {
     let file = StateFile::new(config.state_dir.join(FILE));
     let known = file.read().unwrap_or_else(|error| {
         let path = file.path().display();
@@ -54,28 +42,17 @@ fn settle_since(config: &mut Config, boot_id: String) -> Settled {
         return Settled { file, news };
     };
     if name != config.name {
-        tell(config, &name, file.path());
+        tracing::warn!(
+            "`node.name`, or the host's name without it, is `{}`, but the node stays `{name}` until \
+             the machine reboots, since its running sessions are recorded under that name. If the \
+             host's name changes, set `node.name`. To rename the node before a reboot: drain it \
+             (`conman drain`), stop conman, remove {}, and start conman",
+            config.name,
+            file.path().display()
+        );
         config.name = name;
     }
     Settled { file, news: None }
-}
-
-fn tell(config: &Config, name: &str, path: &Path) {
-    let other = &config.name;
-    if config.name_is_given {
-        tracing::error!(
-            "`node.name` is `{other}` in the configuration, but the node stays `{name}` until the \
-             machine reboots, since its running sessions are recorded under that name. To rename \
-             it before: drain the node (`conman drain`), stop conman, remove {}, and start conman",
-            path.display()
-        );
-    } else {
-        tracing::warn!(
-            "the host name is `{other}`, but the node stays `{name}` until the machine reboots, \
-             since its running sessions are recorded under that name; set `node.name` to a name \
-             that does not change"
-        );
-    }
 }
 
 impl Settled {
@@ -93,48 +70,47 @@ impl Settled {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     /// The configuration of a start with this name, from the host or the configuration file.
-    fn start(dir: &Path, name: &str, given: bool) -> Config {
+    fn start(dir: &Path, name: &str) -> Config {
         let mut config = crate::config::tests::accepted("");
         config.state_dir = dir.to_owned();
         config.name = name.to_owned();
-        config.name_is_given = given;
         config
     }
 
     fn named(mut config: Config, boot: &str) -> String {
-        settle_since(&mut config, boot.to_owned()).remember();
+        settle(&mut config, boot.to_owned()).remember();
         config.name
     }
 
     #[test]
     fn a_node_keeps_its_name_until_the_machine_boots_though_host_or_configuration_have_another() {
-        for given in [false, true] {
-            let dir = tempfile::tempdir().expect("a directory");
-            let name = |name, boot| named(start(dir.path(), name, given), boot);
-            assert_eq!(name("a", "1"), "a");
-            assert_eq!(name("a.example.org", "1"), "a");
-            assert_eq!(name("a", "1"), "a");
-            assert_eq!(name("b", "2"), "b");
-            assert_eq!(name("a", "2"), "b");
-        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let name = |name, boot| named(start(dir.path(), name), boot);
+        assert_eq!(name("a", "1"), "a");
+        assert_eq!(name("a.example.org", "1"), "a");
+        assert_eq!(name("a", "1"), "a");
+        assert_eq!(name("b", "2"), "b");
+        assert_eq!(name("a", "2"), "b");
     }
 
     #[test]
     fn who_does_not_have_the_directory_to_itself_leaves_no_name_there() {
         let dir = tempfile::tempdir().expect("a directory");
-        let second = settle_since(&mut start(dir.path(), "b", true), "1".to_owned());
+        let second = settle(&mut start(dir.path(), "b"), "1".to_owned());
         drop(second);
-        assert_eq!(named(start(dir.path(), "a", true), "1"), "a");
+        assert_eq!(named(start(dir.path(), "a"), "1"), "a");
     }
 
     #[test]
     fn a_file_that_is_damaged_keeps_nobody_from_starting() {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join(FILE), "{\"na").expect("written");
-        assert_eq!(named(start(dir.path(), "a", true), "1"), "a");
-        assert_eq!(named(start(dir.path(), "b", false), "1"), "a");
+        assert_eq!(named(start(dir.path(), "a"), "1"), "a");
+        assert_eq!(named(start(dir.path(), "b"), "1"), "a");
     }
 }
