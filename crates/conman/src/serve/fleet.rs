@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::listeners::Listeners;
 use super::service_manager;
-use super::trouble::{News, Trouble};
+use super::trouble::Trouble;
 use crate::config::{Config, SharedRegistry};
 use crate::shim::{self, ShimPlace};
 
@@ -112,7 +112,7 @@ fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak
         EXPIRY,
         "When this node's certificate for etcd ends, in seconds since 1970"
     );
-    let mut trouble = Trouble::default();
+    let mut trouble = Trouble::of("the credentials for etcd");
     loop {
         tell_expiry(&present);
         std::thread::sleep(ACCESS_LOOK);
@@ -120,30 +120,18 @@ fn renew_access(fleet: &SharedRegistry, mut present: EtcdAccess, registry: &Weak
             return;
         };
         let renewed = match access(fleet) {
-            Ok(read) if read == present => Ok(()),
+            Ok(read) if read == present => Ok(false),
             Ok(read) => match registry.renew_access(&read) {
                 Ok(()) => {
-                    tracing::info!("reloaded the credentials for etcd");
                     present = read;
-                    Ok(())
+                    Ok(true)
                 }
                 Err(error) => Err(super::chain(&error)),
             },
             Err(error) => Err(format!("{error:#}")),
         };
         // A pair of files may be half written.
-        match trouble.look(renewed.err(), false) {
-            Some(News::Wrong(why)) => {
-                tracing::error!(
-                    %why,
-                    "cannot reload the credentials for etcd; keeping the former ones"
-                );
-            }
-            Some(News::Over) => {
-                tracing::info!("the credentials for etcd are valid again");
-            }
-            None => {}
-        }
+        trouble.report(renewed, false);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reloads the nodes' credentials when their files change.
 
-use std::fmt::Display;
+use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
 use super::peers::Credentials;
-use super::trouble::{News, Trouble};
+use super::trouble::Trouble;
 
 /// Interval between checks of the files. They are small, and a short-lived certificate must be
 /// replaced in time.
@@ -20,32 +20,19 @@ const EXPIRY: &str = "conman_fleet_certificate_expiry_timestamp_seconds";
 #[derive(Debug, Clone)]
 pub(super) struct Renewal {
     credentials: Credentials,
-    troubles: Arc<Troubles>,
-}
-
-/// Errors of the files.
-#[derive(Debug, Default)]
-struct Troubles {
-    secret: Mutex<Trouble>,
-    tls: Mutex<Trouble>,
-}
-
-/// Why the files are checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Occasion {
-    /// The periodic check.
-    Turn,
-    /// An operator's order; its result is always reported.
-    Order,
+    secret_trouble: Arc<Mutex<Trouble>>,
+    tls_trouble: Arc<Mutex<Trouble>>,
 }
 
 impl Renewal {
     /// Checks periodically whether the certificates or the secret have changed, until the daemon
     /// stops.
     pub(super) fn run(credentials: &Credentials, closing: CancellationToken) -> Self {
+        let trouble = |files| Arc::new(Mutex::new(Trouble::of(files)));
         let renewal = Self {
             credentials: credentials.clone(),
-            troubles: Arc::default(),
+            secret_trouble: trouble("the fleet's secret"),
+            tls_trouble: trouble("the fleet's certificates"),
         };
         metrics::describe_gauge!(
             EXPIRY,
@@ -60,74 +47,38 @@ impl Renewal {
             let pause = || tokio::time::sleep(LOOK_EVERY);
             // Cancel safe: a check skipped at shutdown is not needed.
             while closing.run_until_cancelled(pause()).await.is_some() {
-                looking.look(Occasion::Turn).await;
+                looking.look(false).await;
             }
         });
         renewal
     }
 
-    /// Takes changed files. Invalid ones are reported, and the former content stays in use.
-    pub(super) async fn look(&self, occasion: Occasion) {
-        // Certificates may be derived from the secret.
-        self.look_at_secret(occasion).await;
-        self.look_at_tls(occasion).await;
-    }
-
-    /// The keys of connect tokens, and derived certificates, change with the secret.
-    async fn look_at_secret(&self, occasion: Occasion) {
-        let Some(secret) = self.credentials.secret.clone() else {
-            return;
-        };
-        // It reads a file, so it must not run on a thread that serves requests.
-        let read = spawn_blocking(move || secret.reload().map_err(|error| super::chain(&error)));
-        let read = read.await.unwrap_or_else(|error| Err(panicked(&error)));
-        let known = &self.troubles.secret;
-        tell(
-            known,
-            occasion,
-            ("the fleet's secret", "the fleet's former secret"),
-            read,
-        );
-    }
-
-    async fn look_at_tls(&self, occasion: Occasion) {
-        let Some(tls) = self.credentials.tls.clone() else {
-            return;
-        };
-        let read = spawn_blocking(move || tls.reload().map_err(|error| super::chain(&error)));
-        let read = read.await.unwrap_or_else(|error| Err(panicked(&error)));
-        let known = &self.troubles.tls;
-        tell(
-            known,
-            occasion,
-            ("the fleet's certificates", "the former certificates"),
-            read,
-        );
-        tell_expiry(&self.credentials);
+    /// Takes changed files. Invalid ones are reported, and the former content stays in use. `asked`: an
+    /// operator ordered it, so an error is reported again.
+    pub(super) async fn look(&self, asked: bool) {
+        // First, since certificates may be derived from it. The keys of connect tokens are.
+        if let Some(secret) = self.credentials.secret.clone() {
+            reload(&self.secret_trouble, move || secret.reload(), asked).await;
+        }
+        if let Some(tls) = self.credentials.tls.clone() {
+            reload(&self.tls_trouble, move || tls.reload(), asked).await;
+            tell_expiry(&self.credentials);
+        }
     }
 }
 
-fn panicked(error: &dyn Display) -> String {
-    format!("reading it panicked: {error}")
-}
-
-/// Logs the result of a check: whether the file has changed, or why it cannot be used.
-fn tell(
-    known: &Mutex<Trouble>,
-    occasion: Occasion,
-    (what, former): (&str, &str),
-    read: Result<bool, String>,
+async fn reload<E: Error + 'static>(
+    trouble: &Mutex<Trouble>,
+    read: impl FnOnce() -> Result<bool, E> + Send + 'static,
+    asked: bool,
 ) {
-    if read == Ok(true) {
-        tracing::info!("reloaded {what}");
-    }
+    // It reads a file, so it must not run on a thread that serves requests.
+    let read = spawn_blocking(move || read().map_err(|error| super::chain(&error)));
+    let read = read.await;
+    let read = read.unwrap_or_else(|error| Err(format!("reading it panicked: {error}")));
     // A panic while the lock is held cannot leave half a change.
-    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-    match known.look(read.err(), occasion == Occasion::Order) {
-        Some(News::Wrong(why)) => tracing::error!(%why, "cannot reload {what}; keeping {former}"),
-        Some(News::Over) => tracing::info!("{what} can be read again"),
-        None => {}
-    }
+    let mut trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner);
+    trouble.report(read, asked);
 }
 
 fn tell_expiry(credentials: &Credentials) {

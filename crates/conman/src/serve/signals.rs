@@ -8,7 +8,7 @@ use conman_proto::PreemptRequest;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::renewal::{Occasion, Renewal};
+use super::renewal::Renewal;
 use super::template_reload::TemplateReload;
 use crate::config::OnSigterm;
 
@@ -142,7 +142,7 @@ async fn reload_on_hangup(hangup: &mut Signal, reloads: Reloads) {
     } = reloads;
     let templates = Arc::new(templates);
     while hangup.recv().await.is_some() {
-        renewal.look(Occasion::Order).await;
+        renewal.look(true).await;
         let (tokens, templates) = (tokens.clone(), Arc::clone(&templates));
         // It reads files, so it must not run on a thread that serves requests.
         let reloading = tokio::task::spawn_blocking(move || {

@@ -14,7 +14,7 @@ use super::fleet::{Fleet, PATIENCE};
 const ENDS_2090: &str = "conman_etcd_certificate_expiry_timestamp_seconds 3786912000";
 const ENDS_2092: &str = "conman_etcd_certificate_expiry_timestamp_seconds 3849984000";
 const RENEWED: &str = "reloaded the credentials for etcd";
-const KEPT: &str = "cannot reload the credentials for etcd; keeping the former ones";
+const KEPT: &str = "cannot reload the credentials for etcd; keeping the former content";
 /// In which a daemon looks at the files again, and once more.
 const LOOKS: Duration = Duration::from_secs(12);
 

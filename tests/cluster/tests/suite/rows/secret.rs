@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::fleet::{Fleet, PATIENCE};
 
-const KEPT: &str = "cannot reload the fleet's secret; keeping the fleet's former secret";
+const KEPT: &str = "cannot reload the fleet's secret; keeping the former content";
 const OVER: &str = "the fleet's secret can be read again";
 /// In which a daemon looks at the file again, and once more.
 const LOOKS: Duration = Duration::from_secs(12);
