@@ -6,7 +6,7 @@
 //! shim's fence stops what runs.
 
 use std::fs;
-use std::io::{self, ErrorKind, Read as _};
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -28,9 +28,6 @@ const AMPLE: Duration = Duration::from_secs(60);
 
 /// Interval between checks whether to wait on, and reports to the service manager.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// Longest file that is read: it contains a number.
-const MAX_FILE_BYTES: u64 = 16;
 
 #[derive(Debug)]
 pub(super) struct FalseStarts {
@@ -94,15 +91,12 @@ impl FalseStarts {
     /// Call it when the daemon is stopped before it serves. That is no failure, unless the start took
     /// too long: the service manager stops a start that hangs.
     pub(super) fn stopped(&self) {
-        let Some(since) = self.counted.get() else {
-            return;
-        };
-        if since.elapsed() >= AMPLE {
-            return;
-        }
-        match self.count().saturating_sub(1) {
-            0 => self.started(),
-            count => self.write(count),
+        if self
+            .counted
+            .get()
+            .is_some_and(|since| since.elapsed() < AMPLE)
+        {
+            self.write(self.count().saturating_sub(1));
         }
     }
 
@@ -133,13 +127,7 @@ impl FalseStarts {
 
     /// Number of failed starts; 0 if it cannot be read.
     fn count(&self) -> u32 {
-        let read = || -> io::Result<String> {
-            let mut text = String::new();
-            let file = fs::File::open(&self.file)?;
-            file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
-            Ok(text)
-        };
-        let text = read().unwrap_or_default();
+        let text = fs::read_to_string(&self.file).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }
 }
