@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -56,25 +55,6 @@ impl ShimPlace {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.join(SOCKET)
-    }
-
-    fn prepare(&self) -> Result<()> {
-        let path = &self.directory;
-        let made = fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path);
-        made.with_context(|| format!("cannot make {}", path.display()))?;
-        let metadata = fs::symlink_metadata(path)
-            .with_context(|| format!("cannot look at {}", path.display()))?;
-        let own = rustix::process::geteuid().as_raw();
-        if !metadata.is_dir() || metadata.uid() != own || metadata.mode() & 0o077 != 0 {
-            bail!(
-                "{} is not a directory of uid {own}'s alone; remove it",
-                path.display()
-            );
-        }
-        Ok(())
     }
 
     /// Removes files that are no longer needed.
@@ -206,7 +186,7 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
     state_dir::prepare(state_dir)?;
     let instance = state_dir::instance(state_dir)?;
     let place = ShimPlace::of(&instance);
-    place.prepare()?;
+    state_dir::prepare(&place.directory)?;
     // No signal of a terminal arrives here. A process that leads a group has a session already, or
     // its parent chose its session.
     let _ = rustix::process::setsid();

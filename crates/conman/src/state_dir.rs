@@ -15,21 +15,21 @@ use serde::{Deserialize, Serialize};
 /// File in the state directory that holds the installation's random id.
 const INSTANCE_FILE: &str = "instance";
 
-/// Makes the state directory, or checks that no other user could have put files into it.
+/// Makes the state directory, or the shim's, or checks that no other user could have put files into it.
 pub(crate) fn prepare(directory: &Path) -> Result<()> {
+    let shown = directory.display();
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(directory)
-        .with_context(|| format!("cannot make the state directory {}", directory.display()))?;
-    let metadata = fs::metadata(directory)
-        .with_context(|| format!("cannot look at the state directory {}", directory.display()))?;
+        .with_context(|| format!("cannot make the directory {shown}"))?;
+    let metadata =
+        fs::metadata(directory).with_context(|| format!("cannot look at the directory {shown}"))?;
     let own = rustix::process::geteuid().as_raw();
     if metadata.uid() != own {
         bail!(
-            "the state directory {} belongs to uid {} and conman runs as uid {own}; give it to \
-             conman with chown, or name another one in `node.state_dir`",
-            directory.display(),
+            "the directory {shown} belongs to uid {} and conman runs as uid {own}; give it to \
+             conman with chown",
             metadata.uid()
         );
     }
@@ -37,11 +37,8 @@ pub(crate) fn prepare(directory: &Path) -> Result<()> {
         // Records name what runs here, and the key of connect tokens is stored with them.
         let private = fs::Permissions::from_mode(0o700);
         fs::set_permissions(directory, private)
-            .with_context(|| format!("cannot keep others out of {}", directory.display()))?;
-        tracing::warn!(
-            path = %directory.display(),
-            "removed other users' access to the state directory"
-        );
+            .with_context(|| format!("cannot keep others out of {shown}"))?;
+        tracing::warn!(path = %shown, "removed other users' access to the directory");
     }
     Ok(())
 }
