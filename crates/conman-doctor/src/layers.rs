@@ -1,4 +1,5 @@
-//! Optional layers of isolation between a hostile session and its host.
+//! Optional layers of isolation between a hostile session and its host. [`Kernel`](crate::Kernel) reports
+//! those that only need a later kernel.
 
 use std::path::Path;
 
@@ -10,10 +11,6 @@ const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
 /// What this host offers for the isolation of native sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isolation {
-    /// Overlay layers with mapped owners (`Features::mapped_layers`).
-    pub mapped_layers: bool,
-    /// Binds with mapped owners (`Features::mount_attributes`).
-    pub mapped_binds: bool,
     pub unified_cgroups: bool,
     /// The file system of the state directory enforces project quotas.
     pub project_quotas: bool,
@@ -30,8 +27,6 @@ impl Isolation {
         let mut existing = state_dir.ancestors().filter(|path| path.exists());
         let dumpable = std::fs::read_to_string(SUID_DUMPABLE).unwrap_or_default();
         Self {
-            mapped_layers: features.mapped_layers,
-            mapped_binds: features.mount_attributes,
             unified_cgroups: features.unified_cgroups,
             project_quotas: existing
                 .next()
@@ -46,8 +41,6 @@ impl Isolation {
     pub fn missing(&self) -> Vec<MissingLayer> {
         let all = [
             (self.entering_is_untraced, ENTERING),
-            (self.mapped_layers, OWN_IDS),
-            (self.mapped_binds, MAPPED_BINDS),
             (self.unified_cgroups, UNIFIED_CGROUPS),
             (self.project_quotas, PROJECT_QUOTAS),
             (self.may_lower_oom_score, OOM_SCORE),
@@ -93,19 +86,6 @@ const ENTERING: MissingLayer = MissingLayer {
     remedy: "sysctl -w fs.suid_dumpable=0",
 };
 
-const OWN_IDS: MissingLayer = MissingLayer {
-    name: "ids for each session",
-    consequence: "all sessions share one unprivileged range of ids, and with it the kernel's limits by \
-                  user",
-    remedy: "Linux 5.19 or later",
-};
-
-const MAPPED_BINDS: MissingLayer = MissingLayer {
-    name: "mapped owners of binds",
-    consequence: "a writable bind is refused unless the host mounts its file system nosuid",
-    remedy: "Linux 5.12 or later, and a file system that maps owners",
-};
-
 const UNIFIED_CGROUPS: MissingLayer = MissingLayer {
     name: "cgroup v2",
     consequence: "processes are frozen and killed one by one, and are not created in their cgroup",
@@ -131,8 +111,6 @@ mod tests {
     use super::*;
 
     const WHOLE: Isolation = Isolation {
-        mapped_layers: true,
-        mapped_binds: true,
         unified_cgroups: true,
         project_quotas: true,
         entering_is_untraced: true,
@@ -151,13 +129,11 @@ mod tests {
         assert!(text.contains("can fill the disk"), "{text}");
         assert!(text.contains("prjquota"), "{text}");
         let nothing = Isolation {
-            mapped_layers: false,
-            mapped_binds: false,
             unified_cgroups: false,
             project_quotas: false,
             entering_is_untraced: false,
             may_lower_oom_score: false,
         };
-        assert_eq!(nothing.missing().len(), 6);
+        assert_eq!(nothing.missing().len(), 4);
     }
 }
