@@ -1,8 +1,7 @@
-use std::io;
 use std::path::PathBuf;
 
+use conman_linux::replace_file;
 use serde::Serialize;
-use thiserror::Error;
 
 use crate::diagnosis::{Diagnosis, Remedy};
 use crate::host::{Host, sysctl_path};
@@ -33,28 +32,7 @@ pub struct Applied {
     /// The file that sets them at the next boot.
     pub file: Option<PathBuf>,
     /// What failed; everything else was done.
-    #[serde(serialize_with = "as_texts")]
-    pub failed: Vec<FixError>,
-}
-
-/// Why a setting could not be changed.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum FixError {
-    #[error("{key} could not be set to {value} ({reason}); run as root, outside containers")]
-    Set {
-        key: &'static str,
-        value: u64,
-        reason: io::ErrorKind,
-    },
-    #[error("{} could not be written ({reason}); run as root", path.display())]
-    Write {
-        path: PathBuf,
-        reason: io::ErrorKind,
-    },
-}
-
-fn as_texts<S: serde::Serializer>(errors: &[FixError], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(errors.iter().map(ToString::to_string))
+    pub failed: Vec<String>,
 }
 
 impl Fix {
@@ -115,20 +93,19 @@ impl Fix {
         for Setting { key, value, .. } in &self.settings {
             match std::fs::write(host.path(&sysctl_path(key)), value.to_string()) {
                 Ok(()) => applied.set.push(format!("{key} = {value}")),
-                Err(error) => applied.failed.push(FixError::Set {
-                    key,
-                    value: *value,
-                    reason: error.kind(),
-                }),
+                Err(error) => applied.failed.push(format!(
+                    "{key} could not be set to {value} ({error}); run as root, outside containers"
+                )),
             }
         }
         let path = host.path(FILE);
-        match write_whole(&path, &self.merged(host)) {
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        match folder.and_then(|()| replace_file(&path, self.merged(host).as_bytes())) {
             Ok(()) => applied.file = Some(path),
-            Err(error) => applied.failed.push(FixError::Write {
-                path,
-                reason: error.kind(),
-            }),
+            Err(error) => applied.failed.push(format!(
+                "{} could not be written ({error}); run as root",
+                path.display()
+            )),
         }
         applied
     }
@@ -149,15 +126,4 @@ impl Fix {
         }
         text
     }
-}
-
-/// Writes a file atomically: a crash leaves the old one or the new one.
-fn write_whole(path: &std::path::Path, text: &str) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let draft = path.with_extension("conf.new");
-    std::fs::write(&draft, text)?;
-    std::fs::File::open(&draft)?.sync_all()?;
-    std::fs::rename(&draft, path)
 }

@@ -24,7 +24,7 @@ mod table;
 
 pub use checks::{examine, room};
 pub use diagnosis::{Check, Diagnosis, Remedy, Verdict};
-pub use fix::{Applied, Fix, FixError};
+pub use fix::{Applied, Fix};
 pub use footprint::Footprint;
 pub use host::Host;
 pub use kernel::{Kernel, KernelInterface};
