@@ -255,12 +255,12 @@ fn daemons(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> 
     let running: Vec<_> = running.collect();
     let mut limits = Vec::new();
     for ((daemon, _, name, _), pid) in &running {
-        if let Some((limit, used)) = host.pids_limit_of(*pid) {
+        if let Some(found) = host.pids_limit_of(*pid) {
             limits.push(Limit::new(
                 name,
                 "processes and threads in the daemon's cgroup, the containers' shims among them",
-                Some(limit),
-                Some(used),
+                Some(found.limit),
+                found.used,
                 footprint.daemon_tasks,
                 Raise::Manual(format!(
                     "set TasksMax=infinity in {daemon}'s systemd unit and restart it"

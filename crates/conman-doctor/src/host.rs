@@ -172,10 +172,10 @@ impl Host {
             .is_some_and(|config| config["live-restore"] == true)
     }
 
-    /// The lowest `pids.max` of a process's cgroup and its ancestors, and its usage.
-    pub(crate) fn pids_limit_of(&self, pid: u32) -> Option<(u64, u64)> {
+    /// The `pids.max` with the least left among those of a process's cgroup and its ancestors.
+    pub(crate) fn pids_limit_of(&self, pid: u32) -> Option<CgroupLimit> {
         let table = self.text(&format!("/proc/{pid}/cgroup"))?;
-        let row = |wanted: &str| {
+        let cgroup = |wanted: &str| {
             table.lines().find_map(|line| {
                 let mut fields = line.splitn(3, ':');
                 let controllers = fields.nth(1)?;
@@ -183,23 +183,11 @@ impl Host {
                 controllers
                     .split(',')
                     .any(|one| one == wanted)
-                    .then(|| path.to_owned())
+                    .then_some(path)
             })
         };
-        let (tree, path) = match row("pids") {
-            Some(path) => ("/sys/fs/cgroup/pids", path),
-            None => ("/sys/fs/cgroup", row("")?),
-        };
-        Path::new(&path)
-            .ancestors()
-            .filter_map(|cgroup| {
-                let folder = format!("{tree}{}", cgroup.display());
-                let folder = folder.trim_end_matches('/');
-                // "max" is not a number, and means no limit.
-                let limit = self.number(&format!("{folder}/pids.max"))?;
-                Some((limit, self.number(&format!("{folder}/pids.current"))?))
-            })
-            .min_by_key(|(limit, used)| limit.saturating_sub(*used))
+        let cgroup = cgroup("pids").or_else(|| cgroup(""))?;
+        self.cgroup_limit("pids", cgroup, &[("pids.max", "pids.current")])
     }
 
     /// The limit with the least left among those of a cgroup and its ancestors. `names` are pairs of files
