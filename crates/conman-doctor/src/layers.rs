@@ -8,67 +8,43 @@ use serde::Serialize;
 
 const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
 
-/// What this host offers for the isolation of native sessions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Isolation {
-    pub unified_cgroups: bool,
-    /// The file system of the state directory enforces project quotas.
-    pub project_quotas: bool,
-    /// `fs.suid_dumpable` is not 1.
-    pub entering_is_untraced: bool,
-    /// The caller has CAP_SYS_RESOURCE.
-    pub may_lower_oom_score: bool,
+/// The layers that this host lacks for native sessions, in the order of what they protect. `state_dir` need
+/// not exist yet.
+#[must_use]
+pub fn missing_layers(features: &Features, state_dir: &Path) -> Vec<MissingLayer> {
+    let dumpable = std::fs::read_to_string(SUID_DUMPABLE).unwrap_or_default();
+    let existing = state_dir.ancestors().find(|path| path.exists());
+    let all = [
+        (dumpable.trim() != "1", ENTERING),
+        (features.unified_cgroups, UNIFIED_CGROUPS),
+        (
+            existing.is_some_and(|path| ProjectQuotas::of(path).is_some()),
+            PROJECT_QUOTAS,
+        ),
+        (has_capability(Capabilities::SYS_RESOURCE), OOM_SCORE),
+    ];
+    let missing = all.into_iter().filter(|(present, _)| !present);
+    missing.map(|(_, layer)| layer).collect()
 }
 
-impl Isolation {
-    /// Reads this host; `state_dir` need not exist yet.
-    #[must_use]
-    pub fn of(features: &Features, state_dir: &Path) -> Self {
-        let mut existing = state_dir.ancestors().filter(|path| path.exists());
-        let dumpable = std::fs::read_to_string(SUID_DUMPABLE).unwrap_or_default();
-        Self {
-            unified_cgroups: features.unified_cgroups,
-            project_quotas: existing
-                .next()
-                .is_some_and(|path| ProjectQuotas::of(path).is_some()),
-            entering_is_untraced: dumpable.trim() != "1",
-            may_lower_oom_score: has_capability(Capabilities::SYS_RESOURCE),
-        }
+/// For people: missing layers, and what follows.
+#[must_use]
+pub fn layers_text(missing: &[MissingLayer]) -> String {
+    if missing.is_empty() {
+        return "No layer of the sessions' isolation is missing.".to_owned();
     }
-
-    /// The missing layers, in the order of what they protect.
-    #[must_use]
-    pub fn missing(&self) -> Vec<MissingLayer> {
-        let all = [
-            (self.entering_is_untraced, ENTERING),
-            (self.unified_cgroups, UNIFIED_CGROUPS),
-            (self.project_quotas, PROJECT_QUOTAS),
-            (self.may_lower_oom_score, OOM_SCORE),
-        ];
-        let missing = all.into_iter().filter(|(present, _)| !present);
-        missing.map(|(_, layer)| layer).collect()
-    }
-
-    /// The missing layers as text.
-    #[must_use]
-    pub fn to_text(&self) -> String {
-        let missing = self.missing();
-        if missing.is_empty() {
-            return "No layer of the sessions' isolation is missing.".to_owned();
-        }
-        let lines = missing.iter().map(|layer| {
-            let MissingLayer {
-                name,
-                consequence,
-                remedy,
-            } = layer;
-            format!("\n  {name}: {consequence}. To get it: {remedy}.")
-        });
-        format!(
-            "Layers of the sessions' isolation that are missing:{}",
-            lines.collect::<String>()
-        )
-    }
+    let lines = missing.iter().map(|layer| {
+        let MissingLayer {
+            name,
+            consequence,
+            remedy,
+        } = layer;
+        format!("\n  {name}: {consequence}. To get it: {remedy}.")
+    });
+    format!(
+        "Layers of the sessions' isolation that are missing:{}",
+        lines.collect::<String>()
+    )
 }
 
 /// A layer that this host lacks.
@@ -110,30 +86,12 @@ const OOM_SCORE: MissingLayer = MissingLayer {
 mod tests {
     use super::*;
 
-    const WHOLE: Isolation = Isolation {
-        unified_cgroups: true,
-        project_quotas: true,
-        entering_is_untraced: true,
-        may_lower_oom_score: true,
-    };
-
     #[test]
     fn each_missing_layer_is_named_with_its_consequence_and_remedy() {
-        assert_eq!(WHOLE.missing(), []);
-        let without_quotas = Isolation {
-            project_quotas: false,
-            ..WHOLE
-        };
-        assert_eq!(without_quotas.missing(), [PROJECT_QUOTAS]);
-        let text = without_quotas.to_text();
+        assert!(layers_text(&[]).contains("No layer"));
+        let text = layers_text(&[PROJECT_QUOTAS]);
         assert!(text.contains("can fill the disk"), "{text}");
         assert!(text.contains("prjquota"), "{text}");
-        let nothing = Isolation {
-            unified_cgroups: false,
-            project_quotas: false,
-            entering_is_untraced: false,
-            may_lower_oom_score: false,
-        };
-        assert_eq!(nothing.missing().len(), 4);
+        assert!(!text.contains(UNIFIED_CGROUPS.name), "{text}");
     }
 }

@@ -28,6 +28,6 @@ pub use fix::{Applied, Fix};
 pub use footprint::Footprint;
 pub use host::Host;
 pub use kernel::{Kernel, KernelInterface};
-pub use layers::{Isolation, MissingLayer};
+pub use layers::{MissingLayer, layers_text, missing_layers};
 pub use on_docker::ON_DOCKER;
 pub use site::Site;

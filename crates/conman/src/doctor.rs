@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use conman_cli::{DoctorArgs, DoctorRuntime};
 use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
-use conman_doctor::{Applied, Diagnosis, Fix, Footprint, Host, Isolation, Kernel, Site, examine};
+use conman_doctor::{
+    Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, examine, layers_text, missing_layers,
+};
 use conman_linux::Features;
 use conman_net::LINK_DESCRIPTORS;
 use conman_net::egress::IDLE_DESCRIPTORS;
@@ -36,7 +38,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         RuntimeKind::Native | RuntimeKind::Process => Features::probe().ok(),
     };
     let kernel = features.as_ref().map(Kernel::from);
-    let isolation = features.map(|features| Isolation::of(&features, &config.state_dir));
+    let layers = features.map(|features| missing_layers(&features, &config.state_dir));
     let network = match missing_for_network(&config) {
         Ok(missing) => missing,
         Err(error) => return crate::fail(&format!("cannot check the network: {error}")),
@@ -47,7 +49,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     if json {
         let value = serde_json::json!({
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
-            "missing_layers": isolation.map(|isolation| isolation.missing()),
+            "missing_layers": layers,
             "missing_network": network,
         });
         crate::tell(&value.to_string());
@@ -56,8 +58,8 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         if let Some(kernel) = &kernel {
             crate::tell(&kernel.to_text());
         }
-        if let Some(isolation) = &isolation {
-            crate::tell(&isolation.to_text());
+        if let Some(layers) = &layers {
+            crate::tell(&layers_text(layers));
         }
         if let Some(missing) = &network {
             crate::tell(&network_text(missing));
