@@ -223,9 +223,8 @@ async fn serve(
     let images = images::keeper(&state.images, &config.images)?;
     let on_sigterm = config.preempt.on_sigterm;
     let rules = network::session_rules(&config).await?;
-    let network = network::open(&config, &state.instance).await?;
-    let native = network.native(&rules);
-    let mut runtimes = Runtimes::open(&config, &state, native, &rules)?;
+    let network = network::open(&config, &state.instance, &rules).await?;
+    let mut runtimes = Runtimes::open(&config, &state, &network.native)?;
     // Its first sweep deletes links that no runtime has adopted.
     let network = network.run();
     // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.

@@ -87,7 +87,8 @@ fn servers_in(resolver: &str) -> Vec<IpAddr> {
 /// The host's side of sessions' links.
 pub(super) struct HostNetwork {
     instance: Instance,
-    native: NativeNetwork,
+    /// The runtime's view.
+    pub(super) native: NativeNetwork,
     rules: Option<RulesKeeper>,
 }
 
@@ -100,13 +101,18 @@ pub(super) struct RunningNetwork {
 
 /// Opens the network, and applies the rules for its pool if the configuration has one. Refuses a host that
 /// cannot have it before anything is changed.
-pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNetwork> {
+pub(super) async fn open(
+    config: &Config,
+    instance: &Instance,
+    rules: &Arc<SessionRules>,
+) -> Result<HostNetwork> {
     let instance = instance.clone();
     let mut native = NativeNetwork {
         interfaces: Arc::new(InterfacePools::new(config.net.interfaces.clone())),
         name_servers: name_servers(config),
         host_name_servers: host_name_servers(config),
         host_allowed: config.tokens_file.is_some(),
+        rules: Arc::clone(rules),
         ..NativeNetwork::default()
     };
     let Some(networks) = config.net.pool else {
@@ -133,14 +139,6 @@ pub(super) async fn open(config: &Config, instance: &Instance) -> Result<HostNet
 }
 
 impl HostNetwork {
-    /// The runtime's view.
-    pub(super) fn native(&self, rules: &Arc<SessionRules>) -> NativeNetwork {
-        NativeNetwork {
-            rules: Arc::clone(rules),
-            ..self.native.clone()
-        }
-    }
-
     /// Keeps the rules, and deletes links that have no owner. To be called once all living links are adopted.
     /// `None` without a pool.
     pub(super) fn run(self) -> Option<RunningNetwork> {

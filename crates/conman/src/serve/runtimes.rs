@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use conman_net::SessionRules;
 use conman_node::SessionsHandle;
 use conman_proto::RuntimeKind;
@@ -24,7 +24,6 @@ const KEEPER: &str = "shim keeper";
 
 /// The runtimes that the node or one of its templates uses.
 pub(super) struct Runtimes {
-    all: Vec<Arc<dyn Runtime>>,
     native: Option<Arc<NativeRuntime>>,
     docker: Option<Arc<DockerRuntime>>,
     /// The recorded sessions that a fleet's fence may hold, if the node was in a fleet.
@@ -35,43 +34,33 @@ pub(super) struct Runtimes {
 
 impl Runtimes {
     /// Calls none of them. Blocks on the disk.
-    pub(super) fn open(
-        config: &Config,
-        state: &State,
-        network: NativeNetwork,
-        rules: &Arc<SessionRules>,
-    ) -> Result<Self> {
-        let mut runtimes = Self {
-            all: Vec::new(),
-            native: None,
-            docker: None,
-            recorded: None,
-            keeper: None,
-        };
+    pub(super) fn open(config: &Config, state: &State, network: &NativeNetwork) -> Result<Self> {
         let opener = opener(config)?;
-        if let FenceOpener::Records(recorded) = &opener {
-            runtimes.recorded = Some(Arc::clone(recorded));
-        }
-        for kind in config.runtimes() {
-            match kind {
-                RuntimeKind::Native => {
-                    let native = Arc::new(native(config, state, opener.clone(), network.clone())?);
-                    runtimes.native = Some(Arc::clone(&native));
-                    runtimes.all.push(native);
-                }
-                RuntimeKind::Docker => {
-                    let docker = Arc::new(docker(config, state, opener.clone(), rules)?);
-                    runtimes.docker = Some(Arc::clone(&docker));
-                    runtimes.all.push(docker);
-                }
-                RuntimeKind::Process => bail!("`runtime = \"process\"` is for conman's own tests"),
-            }
-        }
-        Ok(runtimes)
+        let recorded = match &opener {
+            FenceOpener::Records(recorded) => Some(Arc::clone(recorded)),
+            FenceOpener::Registry | FenceOpener::AnyConnection => None,
+        };
+        let kinds = config.runtimes();
+        let native = kinds
+            .contains(&RuntimeKind::Native)
+            .then(|| native(config, state, opener.clone(), network.clone()));
+        let docker = kinds
+            .contains(&RuntimeKind::Docker)
+            .then(|| docker(config, state, opener.clone(), &network.rules));
+        Ok(Self {
+            native: native.transpose()?.map(Arc::new),
+            docker: docker.transpose()?.map(Arc::new),
+            recorded,
+            keeper: None,
+        })
     }
 
     pub(super) fn all(&self) -> Vec<Arc<dyn Runtime>> {
-        self.all.clone()
+        let native = self.native.clone();
+        let docker = self.docker.clone();
+        let native = native.map(|native| native as Arc<dyn Runtime>);
+        let docker = docker.map(|docker| docker as Arc<dyn Runtime>);
+        native.into_iter().chain(docker).collect()
     }
 
     /// If this node was in a fleet, the fence may be closed. Opens it for the sessions that this
