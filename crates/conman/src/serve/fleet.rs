@@ -230,7 +230,8 @@ pub(super) async fn shared_key(fleet: &dyn Fleet) -> Result<Option<[u8; 32]>, Re
 /// Kills everything that an earlier daemon left with the shim, when the machine stops before it
 /// is known what this node owns. Nothing is released, since the registry is not connected; other
 /// nodes take over after the takeover delay.
-pub(super) async fn preempt_unjoined(instance: &Instance, budget: Duration) {
+pub(super) async fn preempt_unjoined(config: &Config, instance: &Instance) {
+    let budget = Duration::from_millis(config.preempt.budget_ms.into());
     // Without a shim, nothing of it runs.
     let fence = ShimFence::new(ShimPlace::of(instance).socket(), None, None);
     let mut killed = BTreeSet::new();

@@ -43,7 +43,7 @@ use anyhow::{Context as _, Result};
 use conman_auth::{ConnectTokens, TokenFile};
 use conman_cli::ServeArgs;
 use conman_core::naming::instance_cgroup;
-use conman_core::{CgroupDriver, Instance, error_chain as chain};
+use conman_core::{CgroupDriver, error_chain as chain};
 use conman_linux::Cgroups;
 use conman_net::SessionRules;
 use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
@@ -110,7 +110,7 @@ fn start(
     if config.shared.is_some() {
         crate::state_dir::prepare(&config.state_dir)?;
         let boot_id = conman_linux::boot_id().context("cannot read the id of this boot")?;
-        name = Some(name::settle(&mut config, boot_id));
+        name = name::settle(&mut config, boot_id);
         stalls = Some(Stalls::open(&config.state_dir));
     }
     if let (Some(shared), Some(stalls)) = (&mut config.shared, &stalls)
@@ -158,7 +158,7 @@ fn start(
     {
         if config.preempt.on_sigterm == OnSigterm::Preempt {
             let instance = crate::state_dir::instance(&config.state_dir)?;
-            runtime.block_on(preempt_unjoined(&config, &instance));
+            runtime.block_on(fleet::preempt_unjoined(&config, &instance));
         }
         return Ok(());
     }
@@ -241,7 +241,7 @@ async fn serve(
         starts.inspect(|starts| starts.stopped());
         // Nothing was taken over yet: there is no node to preempt, only what the shim keeps.
         if on_sigterm == OnSigterm::Preempt {
-            preempt_unjoined(&config, &state.instance).await;
+            fleet::preempt_unjoined(&config, &state.instance).await;
         }
         return Ok(());
     };
@@ -353,12 +353,6 @@ async fn run_until(stopped: Stopped, node: &Node, state: &State) {
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
     service_manager::stopping(why);
-}
-
-/// Kills what an earlier daemon left, if the machine stops before this daemon has taken it over.
-async fn preempt_unjoined(config: &Config, instance: &Instance) {
-    let budget = Duration::from_millis(config.preempt.budget_ms.into());
-    fleet::preempt_unjoined(instance, budget).await;
 }
 
 /// Removes the cgroup of all of this installation's containers, once there are none. Not earlier:

@@ -25,11 +25,12 @@ struct Known {
 #[must_use]
 pub(super) struct Settled {
     file: StateFile,
-    news: Option<Known>,
+    known: Known,
 }
 
-/// Sets the configuration's name to the one that was stored since the machine booted. Writes nothing.
-pub(super) fn settle(config: &mut Config, boot_id: String) -> Settled {
+/// Sets the configuration's name to the one that was stored since the machine booted. Without one, returns
+/// what to store. Writes nothing.
+pub(super) fn settle(config: &mut Config, boot_id: String) -> Option<Settled> {
     let file = StateFile::new(config.state_dir.join(FILE));
     let known = file.read().unwrap_or_else(|error| {
         let path = file.path().display();
@@ -38,8 +39,8 @@ pub(super) fn settle(config: &mut Config, boot_id: String) -> Settled {
     });
     let Some(Known { name, .. }) = known.filter(|known: &Known| known.boot_id == boot_id) else {
         let name = config.name.clone();
-        let news = Some(Known { name, boot_id });
-        return Settled { file, news };
+        let known = Known { name, boot_id };
+        return Some(Settled { file, known });
     };
     if name != config.name {
         tracing::warn!(
@@ -52,17 +53,14 @@ pub(super) fn settle(config: &mut Config, boot_id: String) -> Settled {
         );
         config.name = name;
     }
-    Settled { file, news: None }
+    None
 }
 
 impl Settled {
     /// On a full disk the file stays as it is.
     pub(super) fn remember(self) {
-        let Self { file, news } = self;
-        if let Some(known) = news
-            && let Err(error) = file.write(&known)
-        {
-            let path = file.path().display();
+        if let Err(error) = self.file.write(&self.known) {
+            let path = self.file.path().display();
             tracing::warn!(%path, %error, "cannot store the node's name");
         }
     }
@@ -83,7 +81,9 @@ mod tests {
     }
 
     fn named(mut config: Config, boot: &str) -> String {
-        settle(&mut config, boot.to_owned()).remember();
+        if let Some(settled) = settle(&mut config, boot.to_owned()) {
+            settled.remember();
+        }
         config.name
     }
 
