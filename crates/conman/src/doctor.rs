@@ -88,8 +88,7 @@ fn kind(arguments: &DoctorArgs, config: &Config) -> RuntimeKind {
 
 fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
     let kind = kind(arguments, config);
-    // Bare processes are for tests, and similar to a native session.
-    let footprint = footprint(kind, arguments.bridge, config).unwrap_or_else(|| native(config));
+    let footprint = footprint(kind, arguments.bridge, config);
     let folders = folders(kind, &config.state_dir.to_string_lossy());
     let folders: Vec<&str> = folders.iter().map(String::as_str).collect();
     // There is none before the first start of the daemon.
@@ -103,12 +102,14 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
     examine(host, &footprint, arguments.target, &site)
 }
 
-/// Resources that a session of a runtime needs on this machine; `None` for bare processes.
-pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Option<Footprint> {
+/// Resources that a session of a runtime needs on this machine.
+pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Footprint {
     let footprint = match kind {
-        RuntimeKind::Native => native(config),
+        // Bare processes are for tests, and similar to a native session.
+        RuntimeKind::Native | RuntimeKind::Process => {
+            Footprint::native(config.id_range.ranges().into())
+        }
         RuntimeKind::Docker => Footprint::docker(bridge, Host::this().has_unified_cgroups()),
-        RuntimeKind::Process => return None,
     };
     // If one template has it, all sessions may be of that template.
     let templates = config.policy.templates.values();
@@ -120,11 +121,7 @@ pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Opt
             _ => 0,
         }
     });
-    Some(footprint.with_descriptors(descriptors.max().unwrap_or(0)))
-}
-
-fn native(config: &Config) -> Footprint {
-    Footprint::native(config.id_range.ranges().into())
+    footprint.with_descriptors(descriptors.max().unwrap_or(0))
 }
 
 /// Where the files of a runtime's sessions lie.

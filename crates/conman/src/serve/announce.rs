@@ -18,8 +18,6 @@ const NAME: &str = "announcer";
 /// Interval between checks of this node. A change such as a drain is announced at once then; the
 /// load is announced when the next announcement is due.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Largest file of /proc that is read here.
-const MAX_PROC_BYTES: usize = 16 * 1024;
 
 /// Announces this node until the daemon stops.
 pub(super) fn run(
@@ -86,11 +84,7 @@ fn announcement(fixed: &Announcement, status: &StatusHandle) -> Announcement {
 
 /// Pressure and memory, as far as the kernel reports them.
 pub(super) fn host_load() -> NodeLoad {
-    let read = |path: &str| {
-        let mut text = fs::read_to_string(path).unwrap_or_default();
-        text.truncate(MAX_PROC_BYTES);
-        text
-    };
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let memory = read("/proc/meminfo");
     NodeLoad {
         cpu_pressure_percent: pressure(&read("/proc/pressure/cpu")).unwrap_or_default(),
@@ -106,10 +100,7 @@ fn pressure(text: &str) -> Option<f64> {
     let value = line
         .split(' ')
         .find_map(|word| word.strip_prefix("avg10="))?;
-    value
-        .parse()
-        .ok()
-        .filter(|percent: &f64| percent.is_finite())
+    value.parse().ok()
 }
 
 fn kibibytes(text: &str, name: &str) -> Option<u64> {

@@ -32,12 +32,10 @@ pub(super) async fn watch(config: &Config, node: &Node) {
     let subjects: Vec<Subject> = config
         .runtimes()
         .into_iter()
-        .filter_map(|kind| {
-            Some(Subject {
-                kind,
-                footprint: doctor::footprint(kind, false, config)?,
-                folders: doctor::folders(kind, &state_dir),
-            })
+        .map(|kind| Subject {
+            kind,
+            footprint: doctor::footprint(kind, false, config),
+            folders: doctor::folders(kind, &state_dir),
         })
         .collect();
     let watch = Watch {
