@@ -6,16 +6,15 @@
 //!   4 GiB;
 //! * for the same reason, reading the log of a container with a terminal.
 //!
-//! No task is spawned: the future that waits for the answer drives the connection.
+//! Each exchange has a separate connection, which a task drives. The task ends as soon as the caller stops
+//! waiting, or drops what it got.
 
-use std::convert::Infallible;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::pin::{Pin, pin};
+use std::path::Path;
 
 use bollard::models::SystemVersion;
 use bytes::Bytes;
 use conman_proto::TerminalSize;
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -42,7 +41,7 @@ struct ErrorAnswer {
 /// Requests the daemon's version, independent of the versions of its API.
 pub(super) async fn get_version(socket: &Path) -> Result<SystemVersion, Failure> {
     let request = request(Method::GET, "/version").body(Full::default());
-    let answer = exchange(socket, request, |response| read_whole(response, socket)).await?;
+    let answer = read_whole(exchange(socket, request).await?, socket).await?;
     serde_json::from_slice(&answer).map_err(|error| Failure::unavailable(&error, socket))
 }
 
@@ -73,106 +72,29 @@ async fn take_over(socket: &Path, path: &str, body: String) -> Result<Hijacked, 
         .header(CONNECTION, "Upgrade")
         .header(UPGRADE, "tcp")
         .body(Full::from(body));
-    let taken_over = |response: Response<Incoming>| async {
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let upgraded = hyper::upgrade::on(response).await;
-            return upgraded.map_err(|error| Failure::unavailable(&error, socket));
-        }
-        // Errors come as JSON. A success without the switch is not from dockerd.
-        read_whole(response, socket).await?;
+    let response = exchange(socket, request).await?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        // It is not dockerd's.
         let reason = "it does not hand its connection over".to_owned();
-        Err(Failure::Unavailable { reason })
-    };
-    exchange(socket, request, taken_over)
-        .await
+        return Err(Failure::Unavailable { reason });
+    }
+    let upgraded = hyper::upgrade::on(response).await;
+    upgraded
         .map(TokioIo::new)
-}
-
-/// An answer that is read in pieces. Dropping it closes the connection.
-pub(super) struct Streaming {
-    /// Driven by the reader.
-    connection: Driven,
-    body: Incoming,
-    socket: PathBuf,
+        .map_err(|error| Failure::unavailable(&error, socket))
 }
 
 /// Requests an unframed stream. `path` includes the API version.
-pub(super) async fn get_stream(socket: &Path, path: &str) -> Result<Streaming, Failure> {
+pub(super) async fn get_stream(
+    socket: &Path,
+    path: &str,
+) -> Result<BoxStream<'static, Result<Bytes, Failure>>, Failure> {
     let request = request(Method::GET, path).body(Full::default());
-    let request = request.map_err(|error| Failure::unavailable(&error, socket))?;
-    let failure = |error: hyper::Error| Failure::unavailable(&error, socket);
-    let (mut sender, connection) = open(socket).await?;
-    let mut connection = Some(Box::pin(connection));
-    let mut answer = pin!(sender.send_request(request));
-    let response = tokio::select! {
-        // The head has arrived.
-        response = &mut answer => response.map_err(failure)?,
-        // The connection ended: the received bytes may still hold the answer.
-        _ = drive(&mut connection) => answer.await.map_err(failure)?,
-    };
-    if !response.status().is_success() {
-        return Err(tokio::select! {
-            refused = read_whole(response, socket) => match refused {
-                Err(failure) => failure,
-                Ok(_) => Failure::Unavailable { reason: "unexpected status".to_owned() },
-            },
-            // Never ends; cancelled when the error has been read.
-            never = drive_on(&mut connection) => match never {},
-        });
-    }
-    Ok(Streaming {
-        connection,
-        body: response.into_body(),
-        socket: socket.to_owned(),
-    })
-}
-
-impl Streaming {
-    /// The next piece; `None` at the end. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
-        loop {
-            let frame = tokio::select! {
-                // Cancel safe: a frame is taken only when it is whole.
-                frame = self.body.frame() => frame,
-                // Never ends; cancelled when a frame has been read.
-                never = drive_on(&mut self.connection) => match never {},
-            };
-            match frame? {
-                Ok(frame) => {
-                    if let Ok(bytes) = frame.into_data() {
-                        return Some(Ok(bytes));
-                    }
-                }
-                Err(error) => return Some(Err(Failure::unavailable(&error, &self.socket))),
-            }
-        }
-    }
-}
-
-type Connection = http1::Connection<TokioIo<UnixStream>, Full<Bytes>>;
-type Driven = Option<Pin<Box<Connection>>>;
-
-/// Drives the connection to its end. Errors show in what is read from it.
-async fn drive(connection: &mut Driven) {
-    if let Some(driven) = connection {
-        let _ = driven.await;
-        *connection = None;
-    }
-}
-
-async fn drive_on(connection: &mut Driven) -> Infallible {
-    drive(connection).await;
-    std::future::pending().await
-}
-
-/// Opens a connection, which the caller must drive.
-async fn open(socket: &Path) -> Result<(http1::SendRequest<Full<Bytes>>, Connection), Failure> {
-    let stream = UnixStream::connect(socket)
-        .await
-        .map_err(|error: io::Error| Failure::unavailable(&error, socket))?;
-    http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| Failure::unavailable(&error, socket))
+    let body = exchange(socket, request).await?.into_body();
+    let socket = socket.to_owned();
+    let pieces = body.into_data_stream();
+    let pieces = pieces.map_err(move |error| Failure::unavailable(&error, &socket));
+    Ok(pieces.boxed())
 }
 
 fn request(method: Method, path: &str) -> hyper::http::request::Builder {
@@ -182,43 +104,26 @@ fn request(method: Method, path: &str) -> hyper::http::request::Builder {
         .header(HOST, "docker")
 }
 
-/// Sends one request on a new connection, which is driven until `finish` is done.
-async fn exchange<T, F>(
+/// Sends one request on a new connection. An error answer becomes a failure.
+async fn exchange(
     socket: &Path,
     request: Result<Request<Full<Bytes>>, hyper::http::Error>,
-    finish: impl FnOnce(Response<Incoming>) -> F,
-) -> Result<T, Failure>
-where
-    F: Future<Output = Result<T, Failure>>,
-{
+) -> Result<Response<Incoming>, Failure> {
     let request = request.map_err(|error| Failure::unavailable(&error, socket))?;
     let failure = |error: hyper::Error| Failure::unavailable(&error, socket);
-    let (mut sender, connection) = open(socket).await?;
-    let mut connection = pin!(connection.with_upgrades());
-    let mut answer = pin!(async {
-        let response = sender.send_request(request).await.map_err(failure)?;
-        finish(response).await
-    });
-    tokio::select! {
-        // Done; the connection is no longer needed.
-        result = &mut answer => return result,
-        // Ended, or handed over: the received bytes may still hold the answer.
-        ended = &mut connection => ended.map_err(failure)?,
-    }
-    answer.await
-}
-
-/// The body of a successful answer; an error answer becomes a failure.
-async fn read_whole(response: Response<Incoming>, socket: &Path) -> Result<Bytes, Failure> {
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES)
-        .collect()
+    let stream = UnixStream::connect(socket)
         .await
-        .map_err(|error| Failure::unavailable(error.as_ref(), socket))?
-        .to_bytes();
-    if status.is_success() {
-        return Ok(body);
+        .map_err(|error| Failure::unavailable(&error, socket))?;
+    let handshake = http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(failure)?;
+    // Its errors show in the answer, and in what is read from it.
+    tokio::spawn(connection.with_upgrades());
+    let response = sender.send_request(request).await.map_err(failure)?;
+    let status = response.status();
+    if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(response);
     }
+    let body = read_whole(response, socket).await?;
     let message = match serde_json::from_slice::<ErrorAnswer>(&body) {
         Ok(answer) => answer.message,
         Err(_) => String::from_utf8_lossy(&body).into_owned(),
@@ -227,4 +132,11 @@ async fn read_whole(response: Response<Incoming>, socket: &Path) -> Result<Bytes
         status: status.as_u16(),
         message,
     })
+}
+
+async fn read_whole(response: Response<Incoming>, socket: &Path) -> Result<Bytes, Failure> {
+    let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES);
+    let read = body.collect().await;
+    let read = read.map_err(|error| Failure::unavailable(error.as_ref(), socket))?;
+    Ok(read.to_bytes())
 }

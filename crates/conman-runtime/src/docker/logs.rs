@@ -111,13 +111,11 @@ async fn raw(shared: &Arc<Shared>, id: &str, options: LogOptions) -> Result<Chun
         since(options)
     );
     let log = shared.raw_log(id, &query).await?;
-    let chunks = stream::unfold(log, |mut log| async {
-        let bytes = log.next().await?;
-        let chunk = bytes.map(|bytes| LogChunk {
+    let chunks = log.map(|piece| {
+        piece.map(|bytes| LogChunk {
             stream: OutputStream::Stdout,
             bytes,
-        });
-        Some((chunk, log))
+        })
     });
     Ok(chunks.boxed())
 }

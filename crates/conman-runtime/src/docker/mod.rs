@@ -4,9 +4,9 @@
 //! has the answer, the daemon's is not trusted: which container a process belongs to, and whether
 //! a container still has processes.
 //!
-//! Tasks: one for each running command ([`exec`]) and one for each attached client
-//! ([`terminals`]). Every call to the daemon is bounded in time and number ([`daemon`]); polling
-//! a log's stream reads the log.
+//! Tasks: one for each running command ([`exec`]), one for each attached client ([`terminals`]), and
+//! one for each connection that the client library does not make ([`hijack`]). Every call to the
+//! daemon is bounded in time and number ([`daemon`]); polling a log's stream reads the log.
 
 mod container_body;
 mod daemon;

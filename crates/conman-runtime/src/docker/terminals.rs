@@ -15,12 +15,14 @@ use async_trait::async_trait;
 use bollard::query_parameters::ResizeContainerTTYOptionsBuilder;
 use bytes::{Bytes, BytesMut};
 use conman_proto::{ExecId, ExecStatus, KeptExec, RuntimeKind, TerminalSize};
+use futures_util::stream::{BoxStream, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::daemon::Lane;
-use super::hijack::{self, Hijacked, Streaming};
+use super::failure::Failure;
+use super::hijack::{self, Hijacked};
 use super::{DockerRuntime, Shared};
 use crate::attached_channels::{AttachedEnds, attached_channels};
 use crate::shared::exec_channels::{OUTPUT_CHUNK_BYTES, exited, latest_size};
@@ -152,7 +154,7 @@ impl Shared {
         &self,
         id: &str,
         query: &str,
-    ) -> Result<Streaming, super::failure::Failure> {
+    ) -> Result<BoxStream<'static, Result<Bytes, Failure>>, Failure> {
         let started = self
             .daemon
             .call(Lane::Calls, self.timeouts.inspect, |facts| async move {
