@@ -151,22 +151,9 @@ async fn open_recorded(
 
 /// Names of the sessions' live containers.
 async fn sessions(connection: &Connection, patience: Duration) -> Result<Vec<String>, LinkError> {
-    let mut names = Vec::new();
-    let mut after = None;
-    loop {
-        let list = Request::List { after };
-        let answer = connection.call(&list, &[], patience).await?;
-        let (Reply::Containers { containers, more }, _) = answer else {
-            return Err(LinkError::Unexpected);
-        };
-        after = containers.last().map(|view| view.name.clone());
-        let sessions = containers.into_iter();
-        let sessions = sessions.filter(|view| view.exec_in.is_none() && view.state.is_alive());
-        names.extend(sessions.map(|view| view.name));
-        if !more {
-            return Ok(names);
-        }
-    }
+    let views = connection.containers(patience).await?.into_iter();
+    let sessions = views.filter(|view| view.exec_in.is_none() && view.state.is_alive());
+    Ok(sessions.map(|view| view.name).collect())
 }
 
 async fn state(connection: &Connection, patience: Duration) -> Result<FenceState, LinkError> {

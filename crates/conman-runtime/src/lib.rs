@@ -22,6 +22,7 @@ mod runtime;
 pub mod shared;
 mod shim_fence;
 mod shim_link;
+mod shim_lookups;
 
 pub use attached_channels::TERMINAL_SIZE;
 pub use conman_shim::{ByteRange, FilesFailure, FilesOrder, FilesReply};

@@ -106,20 +106,8 @@ impl ShimFence {
             Reply::Fence { state } => is_closed(state),
             _ => return Err(failure(LinkError::Unexpected)),
         };
-        let mut slots = Vec::new();
-        let mut after = None;
-        loop {
-            let Reply::Containers { containers, more } =
-                ask(&connection, &Request::List { after }).await?
-            else {
-                return Err(failure(LinkError::Unexpected));
-            };
-            after = containers.last().map(|view| view.name.clone());
-            slots.extend(containers.iter().filter_map(|view| seen(view, fired)));
-            if !more {
-                break;
-            }
-        }
+        let views = connection.containers(PATIENCE).await.map_err(failure)?;
+        let slots = views.iter().filter_map(|view| seen(view, fired)).collect();
         *self.current() = Some(connection);
         Ok(FenceHolds { fired, slots })
     }

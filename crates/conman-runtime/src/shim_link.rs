@@ -40,9 +40,6 @@ use crate::fence_opening::FenceOpener;
 /// busy machine later.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bound on an answer that a release waits for.
-const FENCED_PATIENCE: Duration = Duration::from_secs(2);
-
 /// How long to wait for a shim that another program has started.
 const OTHER_SHIM_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -219,24 +216,6 @@ impl Link {
         match self.call(request, &[], patience).await {
             Err(LinkError::Lost) => Ok(self.call(request, &[], patience).await?.0),
             other => Ok(other?.0),
-        }
-    }
-
-    /// Whether the fence killed a container without an order, as far as the shim reports.
-    pub(crate) async fn was_fenced(&self, key: &ContainerKey) -> bool {
-        let find = Request::Find { name: name(key) };
-        let found = tokio::time::timeout(FENCED_PATIENCE, self.ask(&find, FENCED_PATIENCE));
-        match found.await {
-            Ok(Ok(Reply::Found { container, .. })) => container.is_some_and(|view| view.fenced),
-            Ok(Ok(_)) => false,
-            Ok(Err(error)) => {
-                tracing::warn!(container = %key, %error, "cannot ask whether the fence killed it");
-                false
-            }
-            Err(_) => {
-                tracing::warn!(container = %key, "cannot ask whether the fence killed it");
-                false
-            }
         }
     }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 use conman_core::{error_chain, naming};
 use conman_linux::{PidFd, ProcessError};
 use conman_proto::RuntimeKind;
-use conman_shim::{CallError, Reply, Request};
+use conman_shim::{CallError, Request};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -76,11 +76,8 @@ impl Fence {
             Err(error) => return Err(error),
         };
         // An earlier start is under the fence already; one that has ended needs no guard.
-        match self.link.ask(&Request::Find { name }, PATIENCE).await? {
-            Reply::Found {
-                container: Some(view),
-                ..
-            } if view.foreign && view.state.is_alive() => Ok(()),
+        match self.link.find(name, PATIENCE).await?.container {
+            Some(view) if view.foreign && view.state.is_alive() => Ok(()),
             _ => Err(LinkError::Refused(exists)),
         }
     }
@@ -156,23 +153,6 @@ impl Fence {
     pub(super) async fn open(&self) -> Result<(), RuntimeError> {
         let opened = self.link.open_fence().await;
         opened.map_err(|error| fence_failed("open", "the fence", error))
-    }
-
-    /// Names of all containers that the shim knows.
-    async fn known(&self) -> Result<BTreeSet<String>, LinkError> {
-        let mut known = BTreeSet::new();
-        loop {
-            let after = known.last().cloned();
-            match self.link.ask(&Request::List { after }, PATIENCE).await? {
-                Reply::Containers { containers, more } => {
-                    known.extend(containers.into_iter().map(|view| view.name));
-                    if !more {
-                        return Ok(known);
-                    }
-                }
-                _ => return Err(LinkError::Unexpected),
-            }
-        }
     }
 }
 
@@ -283,7 +263,8 @@ impl Shared {
         }
         let listed = self.list().await;
         let listed = listed.map_err(|failure| failure.about("list", "the containers"))?;
-        let known = fence.known().await.map_err(failed)?;
+        let known = fence.link.containers(PATIENCE).await.map_err(failed)?;
+        let known: BTreeSet<_> = known.into_iter().map(|view| view.name).collect();
         let unknown = listed.into_iter().map(|each| each.key);
         let unknown: Vec<_> = unknown.filter(|key| !known.contains(&name(key))).collect();
         let (shared, keys) = (Arc::clone(self), unknown.clone());

@@ -25,7 +25,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::ends::{End, end};
+use super::ends::End;
 use super::failure::call_failed;
 use super::{Inner, NativeRuntime, away, kept_commands, no_such_container, store};
 use crate::attached_channels::{AttachedEnds, attached_channels};
@@ -125,25 +125,15 @@ impl Inner {
     ) -> Result<(String, oneshot::Receiver<End>), RuntimeError> {
         let name = kept_commands::name(key, exec);
         // Before it can end.
-        let later = self.ends.wait(&name);
-        let request = Request::Find { name: name.clone() };
-        let container = match self.ask(&request).await {
-            Ok(Reply::Found { container, .. }) => container,
-            Ok(_) => return Err(call_failed(ACTION, key, LinkError::Unexpected)),
-            Err(error) => return Err(call_failed(ACTION, key, error)),
-        };
-        let Some(container) = container else {
+        let end = self.ends.wait(&name);
+        let found = self.look_up(key, name.clone(), ACTION).await?;
+        let Some(command) = found.container else {
             self.ends.forget(&name);
             return Err(no_such_exec(key, exec));
         };
-        let Some(ended) = end(container.state) else {
-            return Ok((name, later));
-        };
-        self.ends.forget(&name);
-        let (sender, known) = oneshot::channel();
-        // The receiver still exists.
-        let _ = sender.send(ended);
-        Ok((name, known))
+        // If it has ended, `end` receives that.
+        self.ends.record(&command);
+        Ok((name, end))
     }
 
     /// Checks that a container's program has a terminal.

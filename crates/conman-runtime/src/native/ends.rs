@@ -43,7 +43,7 @@ impl Ends {
     }
 
     /// Records an end that the shim reports. Returns whether a caller waited for it.
-    fn record(&self, container: &ContainerView) -> bool {
+    pub(super) fn record(&self, container: &ContainerView) -> bool {
         let Some(end) = end(container.state).filter(|_| !container.foreign) else {
             return false;
         };

@@ -193,17 +193,9 @@ pub(super) async fn one(
     key: &ContainerKey,
     id: ExecId,
 ) -> Result<KeptExec, RuntimeError> {
-    let request = Request::Find {
-        name: name(key, id),
-    };
-    match inner.ask(&request).await {
-        Ok(Reply::Found { command, .. }) => {
-            let found = command.as_ref().and_then(view);
-            found.ok_or_else(|| no_such_exec(key, id))
-        }
-        Ok(_) => Err(call_failed(LIST, key, LinkError::Unexpected)),
-        Err(error) => Err(call_failed(LIST, key, error)),
-    }
+    let found = inner.look_up(key, name(key, id), LIST).await?;
+    let command = found.command.as_ref().and_then(view);
+    command.ok_or_else(|| no_such_exec(key, id))
 }
 
 /// Sends a signal to its first process. Returns whether it has not ended.

@@ -44,7 +44,7 @@ use conman_linux::{
     CpuLimit, DiskUsage, Features, Interface, PidFd, ProjectQuotas, ResourceUsage, Signal,
 };
 use conman_proto::RuntimeKind;
-use conman_shim::{ContainerState, ContainerView, Reply, Request};
+use conman_shim::{ContainerState, Reply, Request};
 
 use crate::fence_opening::FenceOpener;
 use crate::shared::blocking::on_blocking_thread;
@@ -52,6 +52,7 @@ use crate::shared::container_files::host_error;
 use crate::shared::kernel_view::KernelView;
 use crate::shared::removals::some_at_a_time;
 use crate::shim_link::{Link, LinkError, ShimCommand};
+use crate::shim_lookups::Found;
 use crate::{
     ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer, RuntimeError,
     RuntimeInfo, Started,
@@ -191,7 +192,7 @@ impl NativeRuntime {
         let Ok(shim) = PidFd::open(connection.shim_pid) else {
             return;
         };
-        match inner.views().await {
+        match inner.link.containers(inner.timeouts.call).await {
             // It answered after the pidfd was opened, so the pidfd is the shim's.
             Ok(views) if !views.iter().any(|view| view.state.is_alive()) => {
                 let ended = tokio::task::spawn_blocking(move || {
@@ -275,8 +276,8 @@ impl Lifecycle for NativeRuntime {
         if !away("find", move || Ok(dir.exists())).await? {
             return Ok(None);
         }
-        let (view, _) = self.inner.look(key, "find").await?;
-        let view = view.map(|view| (view.pid, view.state));
+        let found = self.inner.look(key, "find").await?;
+        let view = found.container.map(|view| (view.pid, view.state));
         let (inner, key) = (Arc::clone(&self.inner), key.clone());
         away("find", move || {
             let lost = match view {
@@ -290,8 +291,9 @@ impl Lifecycle for NativeRuntime {
 
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
         let failed = |error| call_failed("list", "containers", error);
-        let views = self.inner.views().await.map_err(failed)?;
         let inner = Arc::clone(&self.inner);
+        let views = inner.link.containers(inner.timeouts.call).await;
+        let views = views.map_err(failed)?;
         away("list", move || {
             let mut views: HashMap<String, (i32, ContainerState)> = views
                 .into_iter()
@@ -423,41 +425,20 @@ impl Inner {
         self.link.ask(request, self.timeouts.call).await
     }
 
-    /// What the shim knows of a container, and whether it is about to start.
-    async fn look(
-        &self,
-        key: &ContainerKey,
-        action: &'static str,
-    ) -> Result<(Option<ContainerView>, bool), RuntimeError> {
-        let request = Request::Find {
-            name: store::name(key),
-        };
-        match self.ask(&request).await {
-            Ok(Reply::Found {
-                container,
-                starting,
-                ..
-            }) => Ok((container, starting)),
-            Ok(_) => Err(call_failed(action, key, LinkError::Unexpected)),
-            Err(error) => Err(call_failed(action, key, error)),
-        }
+    /// What the shim knows of a container.
+    async fn look(&self, key: &ContainerKey, action: &'static str) -> Result<Found, RuntimeError> {
+        self.look_up(key, store::name(key), action).await
     }
 
-    /// All containers of the shim, including commands in them.
-    async fn views(&self) -> Result<Vec<ContainerView>, LinkError> {
-        let mut all: Vec<ContainerView> = Vec::new();
-        loop {
-            let after = all.last().map(|view| view.name.clone());
-            match self.ask(&Request::List { after }).await? {
-                Reply::Containers { containers, more } => {
-                    all.extend(containers);
-                    if !more {
-                        return Ok(all);
-                    }
-                }
-                _ => return Err(LinkError::Unexpected),
-            }
-        }
+    /// What the shim knows of a container or a command in it.
+    async fn look_up(
+        &self,
+        key: &ContainerKey,
+        name: String,
+        action: &'static str,
+    ) -> Result<Found, RuntimeError> {
+        let found = self.link.find(name, self.timeouts.call).await;
+        found.map_err(|error| call_failed(action, key, error))
     }
 
     fn found(

@@ -47,8 +47,8 @@ impl Inner {
         leaving: Option<store::ContainerDir>,
     ) -> Result<(), RuntimeError> {
         // A start that is already further is not delayed by that.
-        let (view, starting) = self.look(key, ACTION).await?;
-        if starting || view.is_some_and(|view| view.state.is_alive()) {
+        let found = self.look(key, ACTION).await?;
+        if found.starting || found.container.is_some_and(|view| view.state.is_alive()) {
             return Err(RuntimeError::StillAlive {
                 subject: key.to_string(),
                 // Only for the error message.

@@ -64,8 +64,8 @@ impl Inner {
             }
             Ok(_) => Err(call_failed("start", key, LinkError::Unexpected)),
             Err(LinkError::Refused(CallError::Exists { .. })) => {
-                let (view, _) = self.look(key, "start").await?;
-                match view.map(|view| (view.pid, end(view.state))) {
+                let found = self.look(key, "start").await?;
+                match found.container.map(|view| (view.pid, end(view.state))) {
                     Some((pid, None)) => Ok(started(pid, Vec::new())),
                     Some((_, Some(end))) => Err(self.ended_at_once(key, end).await),
                     None => Err(RuntimeError::TimedOut {
