@@ -13,14 +13,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
-use conman_shim::{CallError, ExecSpec, FilesOrder, Hardening, Reply, Request};
+use conman_shim::{ExecSpec, FilesOrder, Hardening, Reply, Request};
 use futures_util::stream::BoxStream;
 use rustix::pipe::fcntl_setpipe_size;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 
 use super::ends::End;
-use super::failure::{call_failed, refused, unrunnable};
+use super::failure::{call_failed, start_failed};
 use super::program;
 use super::{Inner, NativeRuntime};
 use crate::shared::container_files::host_error;
@@ -192,21 +192,17 @@ fn streams(plan: &ExecPlan, is_bulk: bool) -> io::Result<(Near, [OwnedFd; 3])> {
 
 /// A program that does not exist is an end like any other; everything else is an error.
 fn not_run(key: &ContainerKey, error: LinkError) -> Result<ExecStatus, RuntimeError> {
-    match error {
-        LinkError::Refused(CallError::Launch { error }) => match unrunnable(&error) {
-            Some(unrunnable) => Ok(ExecStatus {
-                exit_code: Some(unrunnable.exit_code),
-                error: Some(format!(
-                    "cannot run `{}`: {}",
-                    unrunnable.command, unrunnable.reason
-                )),
-            }),
-            None => Err(refused(ACTION, key, error.to_string())),
-        },
-        LinkError::Refused(CallError::NoSuchContainer { .. } | CallError::Ended { .. }) => {
-            Err(refused(ACTION, key, "it is not running".to_owned()))
-        }
-        other => Err(call_failed(ACTION, key, other)),
+    match start_failed(ACTION, key, error) {
+        RuntimeError::NoSuchCommand {
+            command,
+            reason,
+            exit_code,
+            ..
+        } => Ok(ExecStatus {
+            exit_code: Some(exit_code),
+            error: Some(format!("cannot run `{command}`: {reason}")),
+        }),
+        other => Err(other),
     }
 }
 

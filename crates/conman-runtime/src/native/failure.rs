@@ -20,16 +20,13 @@ pub(super) fn call_failed(
     error: LinkError,
 ) -> RuntimeError {
     match error {
-        LinkError::Unreachable { reason } => RuntimeError::Unavailable {
-            runtime: RUNTIME,
-            action,
-            reason,
-        },
-        lost @ (LinkError::Lost | LinkError::Unexpected) => RuntimeError::Unavailable {
-            runtime: RUNTIME,
-            action,
-            reason: lost.to_string(),
-        },
+        lost @ (LinkError::Unreachable { .. } | LinkError::Lost | LinkError::Unexpected) => {
+            RuntimeError::Unavailable {
+                runtime: RUNTIME,
+                action,
+                reason: lost.to_string(),
+            }
+        }
         LinkError::TimedOut { after } => RuntimeError::TimedOut {
             runtime: RUNTIME,
             action,
@@ -53,20 +50,28 @@ pub(super) fn call_failed(
     }
 }
 
-/// A start that failed.
-pub(super) fn start_failed(subject: impl ToString, error: LinkError) -> RuntimeError {
-    match error {
-        LinkError::Refused(CallError::Launch { error }) => match unrunnable(&error) {
-            Some(unrunnable) => RuntimeError::NoSuchCommand {
-                command: unrunnable.command,
-                subject: subject.to_string(),
-                reason: unrunnable.reason,
-                exit_code: unrunnable.exit_code,
-            },
-            None if is_the_hosts(&error) => host_failed("start", subject, error.to_string()),
-            None => refused("start", subject, error.to_string()),
+/// A start that failed: of a container, or of a command in one.
+pub(super) fn start_failed(
+    action: &'static str,
+    subject: impl ToString,
+    error: LinkError,
+) -> RuntimeError {
+    let error = match error {
+        LinkError::Refused(CallError::Launch { error }) => error,
+        LinkError::Refused(CallError::NoSuchContainer { .. } | CallError::Ended { .. }) => {
+            return refused(action, subject, "it is not running".to_owned());
+        }
+        other => return call_failed(action, subject, other),
+    };
+    match unrunnable(&error).zip(error.exit_code()) {
+        Some(((command, reason), exit_code)) => RuntimeError::NoSuchCommand {
+            command,
+            subject: subject.to_string(),
+            reason,
+            exit_code,
         },
-        other => call_failed("start", subject, other),
+        None if is_the_hosts(&error) => host_failed(action, subject, error.to_string()),
+        None => refused(action, subject, error.to_string()),
     }
 }
 
@@ -102,28 +107,17 @@ fn host_failed(action: &'static str, subject: impl ToString, reason: String) -> 
     }
 }
 
-/// A program that cannot be run, with the exit code that shells use for it.
-#[derive(Debug)]
-pub(super) struct Unrunnable {
-    pub(super) command: String,
-    pub(super) reason: String,
-    pub(super) exit_code: i32,
-}
-
-pub(super) fn unrunnable(error: &LaunchError) -> Option<Unrunnable> {
+/// The program that cannot be run, and why.
+fn unrunnable(error: &LaunchError) -> Option<(String, String)> {
     let (command, reason) = match error {
         LaunchError::CommandNotFound { command } if command.contains('/') => {
-            (command, "no such file or directory".to_owned())
+            (command, "no such file or directory")
         }
-        LaunchError::CommandNotFound { command } => (command, "not found in PATH".to_owned()),
-        LaunchError::NotExecutable { command, reason } => (command, reason.clone()),
+        LaunchError::CommandNotFound { command } => (command, "not found in PATH"),
+        LaunchError::NotExecutable { command, reason } => (command, reason.as_str()),
         _ => return None,
     };
-    Some(Unrunnable {
-        command: command.clone(),
-        reason,
-        exit_code: error.exit_code()?,
-    })
+    Some((command.clone(), reason.to_owned()))
 }
 
 pub(super) fn refused(
@@ -156,7 +150,7 @@ mod tests {
         };
         let failed = |error| {
             let refused = LinkError::Refused(CallError::Launch { error });
-            start_failed("alice", refused)
+            start_failed("start", "alice", refused)
         };
         for error in [
             step(Errno::NOSPC),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::attach::shim_size;
 use super::ends::{End, end};
-use super::failure::{call_failed, milliseconds, refused, unrunnable};
+use super::failure::{call_failed, milliseconds, start_failed};
 use super::{Inner, away, store};
 use crate::kept_streams::no_such_exec;
 use crate::shared::exec_kill::kill_command;
@@ -136,30 +136,12 @@ pub(super) async fn keep(
     match inner.link.call(&request, &[], inner.timeouts.start).await {
         Ok((Reply::Launched { .. }, _)) => one(&inner, &key, id).await,
         Ok(_) => Err(call_failed(KEEP, &key, LinkError::Unexpected)),
-        Err(error) => Err(not_kept(&key, error)),
-    }
-}
-
-fn not_kept(key: &ContainerKey, error: LinkError) -> RuntimeError {
-    match error {
-        LinkError::Refused(CallError::Launch { error }) => match unrunnable(&error) {
-            Some(unrunnable) => RuntimeError::NoSuchCommand {
-                command: unrunnable.command,
-                subject: key.to_string(),
-                reason: unrunnable.reason,
-                exit_code: unrunnable.exit_code,
-            },
-            None => refused(KEEP, key, error.to_string()),
-        },
-        LinkError::Refused(CallError::NoSuchContainer { .. } | CallError::Ended { .. }) => {
-            refused(KEEP, key, "it is not running".to_owned())
-        }
-        LinkError::Refused(CallError::Full { what }) => RuntimeError::TooMany {
+        Err(LinkError::Refused(CallError::Full { what })) => Err(RuntimeError::TooMany {
             subject: key.to_string(),
             what,
             remedy: "end some",
-        },
-        other => call_failed(KEEP, key, other),
+        }),
+        Err(error) => Err(start_failed(KEEP, &key, error)),
     }
 }
 

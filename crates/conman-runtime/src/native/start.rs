@@ -76,7 +76,7 @@ impl Inner {
                     }),
                 }
             }
-            Err(error) => Err(start_failed(key, error)),
+            Err(error) => Err(start_failed("start", key, error)),
         }
     }
 
