@@ -10,51 +10,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
 use conman_shim::{ExecSpec, FilesOrder, Hardening, Reply, Request};
 use futures_util::stream::BoxStream;
-use rustix::pipe::fcntl_setpipe_size;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::ends::End;
 use super::failure::{call_failed, start_failed};
 use super::program;
 use super::{Inner, NativeRuntime};
 use crate::shared::container_files::host_error;
-use crate::shared::exec_channels::{
-    ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size,
-};
+use crate::shared::exec_channels::{ExecEnds, exec_channels, exited};
 use crate::shared::exec_kill::{Killing, kill_command, on_order};
-use crate::shared::exec_streams::{
-    Pipes, Sockets, Streams, carry_chunks, carry_input, carry_output,
-};
-use crate::shared::terminal::Terminal;
+use crate::shared::exec_streams::Streams;
 use crate::shim_link::LinkError;
-use crate::{
-    ContainerKey, Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream, RuntimeError,
-};
+use crate::{ContainerKey, Exec, ExecIo, ExecPlan, LogChunk, LogOptions, RuntimeError};
 
 const ACTION: &str = "run a command in";
 
 /// Most bytes in one piece of a file's content.
 const BULK_CHUNK_BYTES: usize = 64 * 1024;
 
-/// Size of the pipe for it.
-const BULK_PIPE_BYTES: usize = 256 * 1024;
-
 /// Poll interval for the end of a command. A shim that was replaced reports no end.
 const END_INTERVAL: Duration = Duration::from_secs(2);
-
-/// The near ends of a command's streams.
-enum Near {
-    /// Of conman's own program for files, which no program of the session can trace.
-    Pipes(Pipes),
-    Sockets(Sockets),
-    Terminal(Terminal),
-}
 
 #[async_trait]
 impl Exec for NativeRuntime {
@@ -173,21 +152,14 @@ impl Inner {
     }
 }
 
-fn streams(plan: &ExecPlan, is_bulk: bool) -> io::Result<(Near, [OwnedFd; 3])> {
-    if let Some(size) = plan.tty {
-        let (terminal, far) = Terminal::open(size)?;
-        let far = [far.try_clone()?, far.try_clone()?, far];
-        return Ok((Near::Terminal(terminal), far));
+fn streams(plan: &ExecPlan, is_bulk: bool) -> io::Result<(Streams, [OwnedFd; 3])> {
+    match plan.tty {
+        Some(size) => Streams::terminal(size),
+        // For conman's own program for files, which no program of the session can trace. The launcher
+        // changes the owner of the pipes to the command's user.
+        None if is_bulk => Streams::pipes(plan.stdin, BULK_CHUNK_BYTES),
+        None => Streams::sockets(plan.stdin),
     }
-    // The launcher changes the owner of the pipes to the command's user.
-    if is_bulk {
-        let (near, far) = Pipes::open(plan.stdin)?;
-        // A smaller pipe is slower, and works.
-        let _ = fcntl_setpipe_size(&near.stdout, BULK_PIPE_BYTES);
-        return Ok((Near::Pipes(near), far));
-    }
-    let (near, far) = Sockets::open(plan.stdin)?;
-    Ok((Near::Sockets(near), far))
 }
 
 /// A program that does not exist is an end like any other; everything else is an error.
@@ -254,7 +226,7 @@ fn status(End(code): End) -> ExecStatus {
     }
 }
 
-async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
+async fn run(mut running: Running, near: Streams, mut ends: ExecEnds) {
     let (inner, key, process) = (
         Arc::clone(&running.inner),
         running.key.clone(),
@@ -269,46 +241,11 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
         }));
         Ok(kill)
     }));
-    {
-        let outputs = pin!(async {
-            match near {
-                Near::Pipes(pipes) => {
-                    carry(pipes, &mut ends.stdin, &ends.output, BULK_CHUNK_BYTES).await
-                }
-                Near::Sockets(sockets) => {
-                    carry(sockets, &mut ends.stdin, &ends.output, OUTPUT_CHUNK_BYTES).await
-                }
-                Near::Terminal(terminal) => {
-                    let output =
-                        carry_output(Some(terminal.reader), OutputStream::Stdout, &ends.output);
-                    let input = async {
-                        carry_input(&mut ends.stdin, Some(terminal.writer)).await;
-                        std::future::pending::<()>().await;
-                    };
-                    let resizes = async {
-                        while let Some(latest) = latest_size(&mut ends.resize).await {
-                            terminal.size.set(latest);
-                        }
-                        std::future::pending::<()>().await;
-                    };
-                    tokio::select! {
-                        // The terminal's other end was closed.
-                        () = output => {}
-                        // These never end; cancelled when the output ends.
-                        () = input => {}
-                        () = resizes => {}
-                    }
-                }
-            }
-        });
-        tokio::select! {
-            // As above.
-            () = outputs => {}
-            // Polled again below.
-            never = &mut killing => match never {},
-            // There is no reader any more: the streams and undelivered output are dropped.
-            () = ends.output.closed() => {}
-        }
+    tokio::select! {
+        // The outputs ended, or have no reader any more.
+        () = near.carry(&mut ends.stdin, &mut ends.resize, &ends.output) => {}
+        // Polled again below.
+        never = &mut killing => match never {},
     }
     drop(ends.output);
     drop(ends.stdin);
@@ -322,38 +259,5 @@ async fn run(mut running: Running, near: Near, mut ends: ExecEnds) {
     let names = vec![running.name];
     if let Err(error) = running.inner.ask(&Request::Acknowledge { names }).await {
         tracing::debug!(%error, "the next connection reports the command's end again");
-    }
-}
-
-/// Carries bytes both ways until both outputs end; pieces of standard output have at most `chunk` bytes.
-async fn carry<R, W>(
-    streams: Streams<R, W>,
-    input: &mut mpsc::Receiver<Bytes>,
-    output: &mpsc::Sender<(OutputStream, Bytes)>,
-    chunk: usize,
-) where
-    R: AsyncRead + Unpin,
-    W: AsyncWrite + Unpin,
-{
-    let Streams {
-        stdin,
-        stdout,
-        stderr,
-    } = streams;
-    let outputs = async {
-        tokio::join!(
-            carry_chunks(Some(stdout), OutputStream::Stdout, output, chunk),
-            carry_output(Some(stderr), OutputStream::Stderr, output),
-        );
-    };
-    let input = async {
-        carry_input(input, stdin).await;
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        // The outputs ended. Unread input has no reader any more.
-        () = outputs => {}
-        // Never ends; cancelled when the outputs end.
-        () = input => {}
     }
 }

@@ -1,93 +1,160 @@
-//! A command's streams, and copying bytes between its descriptors and its channels.
+//! A command's streams, and carrying bytes between them and its channels.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream as StdStream;
+use std::os::unix::net::UnixStream;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::UnixStream;
+use conman_proto::TerminalSize;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::pipe::fcntl_setpipe_size;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
 use crate::OutputStream;
-use crate::shared::exec_channels::OUTPUT_CHUNK_BYTES;
+use crate::shared::exec_channels::{OUTPUT_CHUNK_BYTES, latest_size};
+use crate::shared::terminal::Terminal;
 
-/// The near ends of a command's streams.
+/// Pieces of output that a pipe has room for.
+const PIPE_CHUNKS: usize = 4;
+
+/// The near ends of a command's streams. Tokio's pipe types serve for every kind: they wait for readiness,
+/// then read or write.
 #[derive(Debug)]
-pub struct Streams<R, W> {
-    pub stdin: Option<W>,
-    pub stdout: R,
-    pub stderr: R,
+pub struct Streams {
+    stdin: Option<pipe::Sender>,
+    stdout: pipe::Receiver,
+    /// A terminal has none.
+    stderr: Option<pipe::Receiver>,
+    terminal: Option<Terminal>,
+    /// Most bytes in one piece of standard output.
+    chunk: usize,
 }
 
-/// Pipes. Only for a trusted program: a program that holds the lock of a pipe delays every reader of it, even one
-/// whose descriptor does not block.
-pub type Pipes = Streams<pipe::Receiver, pipe::Sender>;
+/// Also the far ends, for the command.
+type BothEnds = (Streams, [OwnedFd; 3]);
 
-/// Sockets, for a relay that has the pipes.
-pub type Sockets = Streams<UnixStream, UnixStream>;
+impl Streams {
+    /// Pipes. Only for a trusted program: a program that holds the lock of a pipe delays every reader of it, even
+    /// one whose descriptor does not block. Without `stdin`, the command reads end of file.
+    pub fn pipes(stdin: bool, chunk: usize) -> io::Result<BothEnds> {
+        let (near, far) = Self::pairs(stdin, chunk, || {
+            let (reader, writer) = io::pipe()?;
+            Ok((reader.into(), writer.into()))
+        })?;
+        // A smaller pipe is slower, and works.
+        let _ = fcntl_setpipe_size(&near.stdout, PIPE_CHUNKS * chunk);
+        Ok((near, far))
+    }
 
-impl Sockets {
-    /// Also returns the far ends. Without `stdin`, the command reads end of file.
-    pub fn open(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
+    /// Sockets, for a relay that has the pipes. Without `stdin`, the command reads end of file.
+    pub fn sockets(stdin: bool) -> io::Result<BothEnds> {
+        Self::pairs(stdin, OUTPUT_CHUNK_BYTES, || {
+            let (reader, writer) = UnixStream::pair()?;
+            Ok((reader.into(), writer.into()))
+        })
+    }
+
+    /// A terminal.
+    pub fn terminal(size: TerminalSize) -> io::Result<BothEnds> {
+        let (terminal, far) = Terminal::open(size)?;
+        let near = Self {
+            stdin: Some(writer(terminal.near()?)?),
+            stdout: reader(terminal.near()?)?,
+            stderr: None,
+            terminal: Some(terminal),
+            chunk: OUTPUT_CHUNK_BYTES,
+        };
+        Ok((near, [far.try_clone()?, far.try_clone()?, far]))
+    }
+
+    /// `pair` makes an end to read from, and one to write to.
+    fn pairs(
+        stdin: bool,
+        chunk: usize,
+        pair: impl Fn() -> io::Result<(OwnedFd, OwnedFd)>,
+    ) -> io::Result<BothEnds> {
         let (stdin, far_stdin) = if stdin {
-            let (near, far) = sockets()?;
-            (Some(near), far)
+            let (far, near) = pair()?;
+            (Some(writer(near)?), far)
         } else {
             (None, File::open("/dev/null")?.into())
         };
-        let (stdout, far_stdout) = sockets()?;
-        let (stderr, far_stderr) = sockets()?;
+        let (stdout, far_stdout) = pair()?;
+        let (stderr, far_stderr) = pair()?;
         let near = Self {
             stdin,
-            stdout,
-            stderr,
+            stdout: reader(stdout)?,
+            stderr: Some(reader(stderr)?),
+            terminal: None,
+            chunk,
         };
         Ok((near, [far_stdin, far_stdout, far_stderr]))
     }
-}
 
-/// A socket that does not block, and its other end, which does.
-fn sockets() -> io::Result<(UnixStream, OwnedFd)> {
-    let (near, far) = StdStream::pair()?;
-    near.set_nonblocking(true)?;
-    Ok((UnixStream::from_std(near)?, far.into()))
-}
-
-impl Pipes {
-    /// Also returns the far ends. Without `stdin`, the command reads end of file.
-    pub fn open(stdin: bool) -> io::Result<(Self, [OwnedFd; 3])> {
-        let (stdin, far_stdin) = if stdin {
-            let (far, near) = io::pipe()?;
-            (Some(pipe::Sender::from_owned_fd(near.into())?), far.into())
-        } else {
-            (None, File::open("/dev/null")?.into())
-        };
-        let (stdout, far_stdout) = io::pipe()?;
-        let (stderr, far_stderr) = io::pipe()?;
-        let near = Self {
+    /// Carries bytes both ways, and sizes, until the outputs end or there is no reader of them any more.
+    pub async fn carry(
+        self,
+        input: &mut mpsc::Receiver<Bytes>,
+        resize: &mut mpsc::Receiver<TerminalSize>,
+        output: &mpsc::Sender<(OutputStream, Bytes)>,
+    ) {
+        let Self {
             stdin,
-            stdout: pipe::Receiver::from_owned_fd(stdout.into())?,
-            stderr: pipe::Receiver::from_owned_fd(stderr.into())?,
+            stdout,
+            stderr,
+            terminal,
+            chunk,
+        } = self;
+        let outputs = async {
+            tokio::join!(
+                carry_output(Some(stdout), OutputStream::Stdout, output, chunk),
+                carry_output(stderr, OutputStream::Stderr, output, OUTPUT_CHUNK_BYTES),
+            );
         };
-        Ok((near, [far_stdin, far_stdout.into(), far_stderr.into()]))
+        let inputs = async {
+            carry_input(input, stdin).await;
+            std::future::pending::<()>().await;
+        };
+        let resizes = async {
+            while let Some(size) = latest_size(resize).await {
+                if let Some(terminal) = &terminal {
+                    terminal.set_size(size);
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            // They ended, or a terminal's other end was closed. Input and sizes have no reader any more.
+            () = outputs => {}
+            // These never end; cancelled when the outputs end.
+            () = inputs => {}
+            () = resizes => {}
+            // The streams and undelivered output are dropped.
+            () = output.closed() => {}
+        }
     }
 }
 
-/// Ends with the stream, or when there is no reader any more.
-pub async fn carry_output<R: AsyncRead + Unpin>(
-    from: Option<R>,
-    stream: OutputStream,
-    to: &mpsc::Sender<(OutputStream, Bytes)>,
-) {
-    carry_chunks(from, stream, to, OUTPUT_CHUNK_BYTES).await;
+fn reader(near: OwnedFd) -> io::Result<pipe::Receiver> {
+    pipe::Receiver::from_owned_fd_unchecked(nonblocking(near)?)
 }
 
-/// Likewise, in pieces of at most `chunk` bytes.
-pub async fn carry_chunks<R: AsyncRead + Unpin>(
-    from: Option<R>,
+fn writer(near: OwnedFd) -> io::Result<pipe::Sender> {
+    pipe::Sender::from_owned_fd_unchecked(nonblocking(near)?)
+}
+
+/// Its other end may block.
+fn nonblocking(near: OwnedFd) -> io::Result<OwnedFd> {
+    fcntl_setfl(&near, fcntl_getfl(&near)? | OFlags::NONBLOCK)?;
+    Ok(near)
+}
+
+/// Ends with the stream, or when there is no reader any more.
+async fn carry_output(
+    from: Option<pipe::Receiver>,
     stream: OutputStream,
     to: &mpsc::Sender<(OutputStream, Bytes)>,
     chunk: usize,
@@ -109,7 +176,7 @@ pub async fn carry_chunks<R: AsyncRead + Unpin>(
 }
 
 /// Ends when the input ends or the command stops reading; dropping `to` is the end of its input.
-pub async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, to: Option<W>) {
+async fn carry_input(from: &mut mpsc::Receiver<Bytes>, to: Option<pipe::Sender>) {
     let Some(mut to) = to else {
         from.close();
         return;

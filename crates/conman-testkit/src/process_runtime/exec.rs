@@ -20,11 +20,10 @@ use tokio::process::{Child, Command};
 use super::Inner;
 use super::command_line::{self, Unrunnable};
 use conman_runtime::shared::container_files::host_error;
-use conman_runtime::shared::exec_channels::{ExecEnds, exec_channels, exited, latest_size};
+use conman_runtime::shared::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited};
 use conman_runtime::shared::exec_kill::{Killing, kill_command, on_order};
-use conman_runtime::shared::exec_streams::{Pipes, carry_input, carry_output};
-use conman_runtime::shared::terminal::Terminal;
-use conman_runtime::{ContainerKey, ExecIo, ExecPlan, OutputStream, RuntimeError};
+use conman_runtime::shared::exec_streams::Streams;
+use conman_runtime::{ContainerKey, ExecIo, ExecPlan, RuntimeError};
 
 const ENTER: &str = include_str!("exec.sh");
 
@@ -90,22 +89,16 @@ pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError
             source,
         )
     };
-    if let Some(size) = plan.tty {
-        let (terminal, slave) = Terminal::open(size).map_err(spawn_error)?;
-        let far = slave
-            .try_clone()
-            .and_then(|first| Ok([first, slave.try_clone()?, slave]))
-            .map_err(spawn_error)?;
-        let child = spawn_on(&mut command, far).map_err(spawn_error)?;
-        tokio::spawn(run_on_terminal(child, place, terminal, ends));
-    } else {
-        let (pipes, far) = Pipes::open(plan.stdin).map_err(spawn_error)?;
-        if let Some(user) = &plan.user {
-            give_pipes(&far, user).map_err(spawn_error)?;
-        }
-        let child = spawn_on(&mut command, far).map_err(spawn_error)?;
-        tokio::spawn(run_on_pipes(child, place, pipes, ends));
+    let streams = match plan.tty {
+        Some(size) => Streams::terminal(size),
+        None => Streams::pipes(plan.stdin, OUTPUT_CHUNK_BYTES),
+    };
+    let (near, far) = streams.map_err(spawn_error)?;
+    if let Some(user) = &plan.user {
+        give_pipes(&far, user).map_err(spawn_error)?;
     }
+    let child = spawn_on(&mut command, far).map_err(spawn_error)?;
+    tokio::spawn(run(child, place, near, ends));
     tracing::debug!(container = %key, program, "command started");
     Ok(io)
 }
@@ -166,77 +159,14 @@ fn spawn_on(
     child
 }
 
-async fn run_on_pipes(mut child: Child, place: Place, pipes: Pipes, mut ends: ExecEnds) {
+async fn run(mut child: Child, place: Place, near: Streams, mut ends: ExecEnds) {
     let pid = child.id();
     let mut killing = pin!(on_order(ends.kill, || place.kill(pid)));
-    {
-        let Pipes {
-            stdin,
-            stdout,
-            stderr,
-        } = pipes;
-        let outputs = async {
-            tokio::join!(
-                carry_output(Some(stdout), OutputStream::Stdout, &ends.output),
-                carry_output(Some(stderr), OutputStream::Stderr, &ends.output),
-            )
-        };
-        let input = async {
-            carry_input(&mut ends.stdin, stdin).await;
-            std::future::pending::<()>().await;
-        };
-        tokio::select! {
-            // The outputs ended. Unread input has no reader any more.
-            _ = outputs => {}
-            // Never ends; cancelled when the outputs end.
-            () = input => {}
-            // Polled again below.
-            never = &mut killing => match never {},
-            // There is no reader any more: the connection and undelivered output are dropped.
-            () = ends.output.closed() => {}
-        }
-    }
-    drop(ends.output);
-    drop(ends.stdin);
-    let status = tokio::select! {
-        status = child.wait() => status,
-        // Never ends; cancelled when the command has ended.
+    tokio::select! {
+        // The outputs ended, or have no reader any more: a command with a terminal gets a hang-up.
+        () = near.carry(&mut ends.stdin, &mut ends.resize, &ends.output) => {}
+        // Polled again below.
         never = &mut killing => match never {},
-    };
-    let _ = ends.status.send(ended(status));
-}
-
-async fn run_on_terminal(mut child: Child, place: Place, terminal: Terminal, mut ends: ExecEnds) {
-    let pid = child.id();
-    let mut killing = pin!(on_order(ends.kill, || place.kill(pid)));
-    {
-        let Terminal {
-            reader,
-            writer,
-            size,
-        } = terminal;
-        let output = carry_output(Some(reader), OutputStream::Stdout, &ends.output);
-        let input = async {
-            carry_input(&mut ends.stdin, Some(writer)).await;
-            std::future::pending::<()>().await;
-        };
-        let resizes = async {
-            while let Some(latest) = latest_size(&mut ends.resize).await {
-                size.set(latest);
-            }
-            std::future::pending::<()>().await;
-        };
-        tokio::select! {
-            // The terminal's other end was closed. Input and sizes have no reader any more.
-            () = output => {}
-            // These never end; cancelled when the output ends.
-            () = input => {}
-            () = resizes => {}
-            // Polled again below.
-            never = &mut killing => match never {},
-            // There is no reader any more: the connection ends; the command gets a hang-up.
-            () = ends.output.closed() => {}
-        }
     }
     drop(ends.output);
     drop(ends.stdin);
