@@ -13,7 +13,7 @@ use bollard::exec::ResizeExecOptions;
 use bollard::models::{ExecConfig, ExecInspectResponse};
 use bytes::{Bytes, BytesMut};
 use conman_linux::PidFd;
-use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
+use conman_proto::{ExecStatus, TerminalSize};
 use futures_util::stream::BoxStream;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -84,14 +84,7 @@ async fn exec(
     plan: ExecPlan,
 ) -> Result<ExecIo, RuntimeError> {
     let subject = key.to_string();
-    let Some(place) = shared.daemon.stream_place() else {
-        return Err(RuntimeError::Refused {
-            runtime: RuntimeKind::Docker,
-            action: ACTION,
-            subject,
-            reason: "too many commands and logs are open at a time; close some".to_owned(),
-        });
-    };
+    let place = shared.stream_place(key, ACTION)?;
     let program = plan.command.first().cloned().unwrap_or_default();
     let (tty, with_stdin) = (plan.tty, plan.stdin);
     let name = shared.container_name(key);

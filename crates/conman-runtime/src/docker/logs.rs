@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bollard::container::LogOutput;
 use bollard::query_parameters::LogsOptionsBuilder;
-use conman_proto::RuntimeKind;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
 
 use super::Shared;
 use super::daemon::Lane;
@@ -17,10 +17,9 @@ use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 const ACTION: &str = "read the log of";
 
-/// Polls for the removal of a container whose log stream broke: dockerd removes the log a moment
-/// before the container.
-const REMOVAL_LOOKS: u32 = 100;
-const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a container whose log stream broke may take to end or to be gone: dockerd removes the log a
+/// moment before the container.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) async fn logs(
     shared: &Arc<Shared>,
@@ -28,19 +27,8 @@ pub(super) async fn logs(
     options: LogOptions,
 ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
     let subject = key.to_string();
-    let Some(place) = shared.daemon.stream_place() else {
-        return Err(RuntimeError::Refused {
-            runtime: RuntimeKind::Docker,
-            action: ACTION,
-            subject,
-            reason: "too many commands and logs are open at a time; close some".to_owned(),
-        });
-    };
-    let found = shared.look(key).await;
-    let found = found.map_err(|failure| failure.about(ACTION, &subject))?;
-    let Some(container) = found else {
-        return Err(RuntimeError::NoSuchContainer { subject });
-    };
+    let place = shared.stream_place(key, ACTION)?;
+    let container = shared.existing(key, ACTION).await?;
     let stream = if container.tty {
         raw(shared, &container.container_id, options).await
     } else {
@@ -136,23 +124,12 @@ impl Following {
             Err(failure) => failure,
         };
         // dockerd breaks a followed log when its container is removed; that is its end.
-        if self.follow && is_removed(&self.shared, &self.key).await {
+        let ended = timeout(END_PATIENCE, self.shared.noticed_exit_code(&self.key));
+        if self.follow && ended.await.is_ok() {
             return None;
         }
         Some(Err(failure.about(ACTION, &self.key.to_string())))
     }
-}
-
-/// Whether the container is removed or being removed.
-async fn is_removed(shared: &Shared, key: &ContainerKey) -> bool {
-    for _ in 0..REMOVAL_LOOKS {
-        match shared.look(key).await {
-            Ok(None) => return true,
-            Ok(Some(_)) => tokio::time::sleep(REMOVAL_INTERVAL).await,
-            Err(_) => return false,
-        }
-    }
-    false
 }
 
 fn chunk(output: LogOutput) -> LogChunk {

@@ -35,6 +35,7 @@ use bollard::query_parameters::{
 use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
 use conman_net::SessionRules;
 use conman_proto::RuntimeKind;
+use tokio::sync::OwnedSemaphorePermit;
 
 pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
@@ -375,6 +376,33 @@ impl Shared {
             .list_filtered(vec![("name".to_owned(), vec![name])])
             .await?;
         Ok(listed.into_iter().find(|each| each.key == *key))
+    }
+
+    /// Likewise; an error if there is none.
+    async fn existing(
+        &self,
+        key: &ContainerKey,
+        action: &'static str,
+    ) -> Result<Listed, RuntimeError> {
+        let subject = key.to_string();
+        let found = self.look(key).await;
+        let found = found.map_err(|failure| failure.about(action, &subject))?;
+        found.ok_or(RuntimeError::NoSuchContainer { subject })
+    }
+
+    /// Takes a place for a command or a log, held as long as it lasts.
+    fn stream_place(
+        &self,
+        key: &ContainerKey,
+        action: &'static str,
+    ) -> Result<OwnedSemaphorePermit, RuntimeError> {
+        let place = self.daemon.stream_place();
+        place.ok_or_else(|| RuntimeError::Refused {
+            runtime: RuntimeKind::Docker,
+            action,
+            subject: key.to_string(),
+            reason: "too many commands and logs are open at a time; close some".to_owned(),
+        })
     }
 
     /// Lists all containers with this instance's label.

@@ -85,18 +85,13 @@ async fn attach(
     options: AttachOptions,
 ) -> Result<AttachedIo, RuntimeError> {
     let subject = key.to_string();
-    let Some(place) = shared.daemon.stream_place() else {
-        return Err(RuntimeError::TooMany {
-            subject,
-            what: "commands, logs and terminals at a time".to_owned(),
-            remedy: "close some",
-        });
-    };
-    let found = shared.look(key).await;
-    let found = found.map_err(|failure| failure.about(ACTION, &subject))?;
-    let Some(container) = found else {
-        return Err(RuntimeError::NoSuchContainer { subject });
-    };
+    let place = shared.daemon.stream_place();
+    let place = place.ok_or_else(|| RuntimeError::TooMany {
+        subject: subject.clone(),
+        what: "commands, logs and terminals at a time".to_owned(),
+        remedy: "close some",
+    })?;
+    let container = shared.existing(key, ACTION).await?;
     if !container.tty {
         return Err(RuntimeError::NoTerminal {
             subject,
