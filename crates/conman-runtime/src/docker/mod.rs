@@ -52,7 +52,6 @@ use daemon::{Daemon, Lane};
 use descriptions::Listed;
 use failure::Failure;
 use fence::Fence;
-use images::Present;
 use program_start::ProgramStart;
 
 /// dockerd may use either one, which is unknown while it does not answer. So both places are
@@ -82,7 +81,6 @@ struct Shared {
     /// Where the files are of containers that this daemon created and has not removed. dockerd has
     /// the path in a label as well.
     files: Mutex<HashMap<ContainerKey, PathBuf>>,
-    present: Present,
 }
 
 impl DockerRuntime {
@@ -103,7 +101,6 @@ impl DockerRuntime {
             fence: options.fence.map(Fence::new),
             rules: options.rules,
             files: Mutex::default(),
-            present: Present::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -249,9 +246,6 @@ impl Shared {
             Err(failure) => {
                 let never_asked = matches!(failure, Failure::Unreachable { .. });
                 let error = failure.of_create(&plan.key, &plan.spec.image);
-                if matches!(error, RuntimeError::NoSuchImage { .. }) {
-                    self.present.forget(&plan.spec.image);
-                }
                 let refused =
                     !error.is_ambiguous() && !matches!(error, RuntimeError::Exists { .. });
                 // The files of a container that exists, or that may still be created, are in use.

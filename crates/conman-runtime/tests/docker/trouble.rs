@@ -226,30 +226,3 @@ async fn what_a_daemon_in_trouble_says_of_an_image_counts_as_nothing() {
             .is_none()
     );
 }
-
-#[tokio::test]
-async fn an_image_that_was_there_is_asked_for_anew_once_its_creation_has_failed() {
-    let Some(stage) = stage() else { return };
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&asked);
-    let relay = Relay::start(move |request| {
-        if request.contains("/images/") {
-            counter.fetch_add(1, Ordering::SeqCst);
-            return Treatment::Pass;
-        }
-        match request.contains("/containers/create") {
-            true => Treatment::Answer(404, "No such image: as if it had just gone"),
-            false => Treatment::Pass,
-        }
-    });
-    let runtime = connect(relay.socket(), stage.instance(), DockerTimeouts::default());
-    let looks = async || {
-        assert!(runtime.lacks_image(IMAGE).await.is_none());
-        asked.load(Ordering::SeqCst)
-    };
-    assert_eq!((looks().await, looks().await), (1, 1));
-    let plan = stage.plan("alice", &["true"]);
-    let error = runtime.create(&plan).await.expect_err("refused");
-    assert!(matches!(error, RuntimeError::NoSuchImage { .. }), "{error}");
-    assert_eq!((looks().await, looks().await), (2, 2));
-}
