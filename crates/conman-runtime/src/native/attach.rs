@@ -203,19 +203,6 @@ impl Inner {
         }
     }
 
-    /// The last output of a container's terminal; empty if it is unknown.
-    pub(super) async fn last_shown(&self, key: &ContainerKey) -> Bytes {
-        let options = AttachOptions::default();
-        let watcher = self.watch(key, &store::name(key), options, true).await;
-        let Ok(mut watcher) = watcher else {
-            return Bytes::new();
-        };
-        match timeout(self.timeouts.call, watcher.next()).await {
-            Ok(Some(StreamEvent::Screen(_, screen))) => screen.into(),
-            Ok(_) | Err(_) => Bytes::new(),
-        }
-    }
-
     /// What a terminal showed last as a log, and the later output if it is followed.
     pub(super) async fn terminal_log(
         &self,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use conman_linux::Mount;
 use conman_proto::RuntimeKind;
 use conman_shim::{CallError, LaunchSpec, NetworkSpec, Phases, Reply, Request};
+use futures_util::stream::StreamExt;
 
 use super::ends::{End, end};
 use super::failure::{call_failed, milliseconds, start_failed};
@@ -15,10 +16,11 @@ use super::link::{Connecting, StoredLink};
 use super::{Inner, away, no_such_container, store};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, RuntimeError, Started};
+use crate::{ContainerKey, LogOptions, RuntimeError, Started};
 
-/// Most bytes of a failed container's output that an error quotes.
-const QUOTED_BYTES: u64 = 300;
+/// Most lines and bytes of a failed container's output that an error quotes.
+const QUOTED_LINES: u32 = 20;
+const QUOTED_BYTES: usize = 300;
 
 /// How long to wait for the end of a container that was dead when its start was answered.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -96,19 +98,23 @@ impl Inner {
         Ok((stored.launch, mounts?, stored.link))
     }
 
-    async fn ended_at_once(&self, key: &ContainerKey, End(code): End) -> RuntimeError {
+    async fn ended_at_once(self: &Arc<Self>, key: &ContainerKey, End(code): End) -> RuntimeError {
         let ending = match code {
             Some(code) => format!("ended at once with exit code {code}"),
             None => "ended at once".to_owned(),
         };
-        let log = self.store.container(key).log();
-        let quoted = away("start", move || Ok(log.exists().then(|| last_of(&log)))).await;
-        let quoted = match quoted {
-            Ok(Some(quoted)) => quoted,
-            // A container with a terminal has no log.
-            Ok(None) => end_of(&self.last_shown(key).await),
-            Err(_) => String::new(),
+        let tail = LogOptions {
+            tail: Some(QUOTED_LINES),
+            ..LogOptions::default()
         };
+        let mut last = Vec::new();
+        if let Ok(mut log) = self.logs(key, tail).await {
+            while let Some(Ok(chunk)) = log.next().await {
+                last.extend_from_slice(&chunk.bytes);
+            }
+        }
+        let from = last.len().saturating_sub(QUOTED_BYTES);
+        let quoted = String::from_utf8_lossy(&last[from..]);
         RuntimeError::EndedAtOnce {
             subject: key.to_string(),
             reason: format!("{ending}: {}", quoted.trim()),
@@ -123,26 +129,6 @@ fn mount((trusted, path): &(PathBuf, PathBuf)) -> Result<Mount, RuntimeError> {
     place
         .and_then(|place| Mount::copy_of(&place, Path::new("")))
         .map_err(|source| host_error("bind", &trusted.join(path), source))
-}
-
-/// The end of a log, for an error.
-fn last_of(log: &Path) -> String {
-    use std::os::unix::fs::FileExt;
-    let Ok(Some(file)) = crate::shared::log_files::open(log) else {
-        return String::new();
-    };
-    let length = file.metadata().map_or(0, |data| data.len());
-    let mut bytes = vec![0; usize::try_from(length.min(QUOTED_BYTES)).unwrap_or(0)];
-    let from = length.saturating_sub(QUOTED_BYTES);
-    let read = file.read_at(&mut bytes, from).unwrap_or(0);
-    String::from_utf8_lossy(&bytes[..read]).into_owned()
-}
-
-/// The end of a terminal's output, as long as a quoted log.
-fn end_of(shown: &[u8]) -> String {
-    let most = usize::try_from(QUOTED_BYTES).unwrap_or(usize::MAX);
-    let from = shown.len().saturating_sub(most);
-    String::from_utf8_lossy(&shown[from..]).into_owned()
 }
 
 /// The consecutive steps of the launcher and the container's first process. The rest of a start
