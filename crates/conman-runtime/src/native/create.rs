@@ -53,7 +53,6 @@ impl Inner {
             return Err(error);
         }
         self.images.hold(key, image);
-        self.lock_created().insert(key.clone(), stored);
         Ok(self.container_id(key))
     }
 

@@ -33,8 +33,8 @@ mod trash;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -65,7 +65,7 @@ pub use kept_logs::KeptLogLimits;
 use kept_logs::KeptLogs;
 pub use link::NativeNetwork;
 pub use program::SESSION_OPEN_FILES;
-use store::{Store, StoredPlan};
+use store::Store;
 
 /// Longest time for an idle shim to end; the daemon's stop waits for it.
 const SHIM_END_PATIENCE: Duration = Duration::from_secs(2);
@@ -126,8 +126,6 @@ struct Inner {
     link: Link,
     network: NativeNetwork,
     timeouts: NativeTimeouts,
-    /// Created and not started yet; saves reading their plans again.
-    created: Mutex<HashMap<ContainerKey, StoredPlan>>,
     /// The first number differs for each daemon, so that names of commands are unique.
     commands: (u64, AtomicU64),
 }
@@ -156,7 +154,6 @@ impl NativeRuntime {
             ends,
             network: options.network,
             timeouts: options.timeouts,
-            created: Mutex::default(),
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
         };
         inner.adopt()?;
@@ -386,11 +383,6 @@ impl Lifecycle for NativeRuntime {
 }
 
 impl Inner {
-    fn lock_created(&self) -> MutexGuard<'_, HashMap<ContainerKey, StoredPlan>> {
-        // A panic while the lock is held cannot leave half a change: each is one map operation.
-        self.created.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn container_id(&self, key: &ContainerKey) -> String {
         naming::container_name(self.kernel.instance(), &key.session, key.generation)
     }

@@ -94,7 +94,6 @@ impl Inner {
             let inner = Arc::clone(self);
             away(ACTION, move || inner.store.discard(&leaving)).await?;
         }
-        self.lock_created().remove(key);
         self.images.release(key);
         self.ends.forget(&store::name(key));
         Ok(())

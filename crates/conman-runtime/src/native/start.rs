@@ -84,11 +84,7 @@ impl Inner {
 
     /// The start order, with a mount for each bind, and the link.
     fn prepare(&self, key: &ContainerKey) -> Result<Prepared, RuntimeError> {
-        let created = self.lock_created().remove(key);
-        let stored = match created {
-            Some(stored) => Some(stored),
-            None => self.store.container(key).plan()?,
-        };
+        let stored = self.store.container(key).plan()?;
         let stored = stored.ok_or_else(|| no_such_container(key))?;
         // A failed removal may have removed it, and the node takes its absence as proof that the
         // container cannot start.
