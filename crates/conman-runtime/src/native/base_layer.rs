@@ -4,11 +4,11 @@
 //! an overlay costs ten times as much as directly, and uses the session's disk space and inodes.
 
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use crate::shared::container_files::OWN_FILES;
+use crate::shared::container_files::{OWN_FILES, if_present};
 
 /// Name below the image store. It changes with the layer's content, since live sessions use the
 /// one that they were started with.
@@ -40,7 +40,8 @@ fn make(store: &Path, name: &str, owner: u32) -> io::Result<PathBuf> {
     let path = store.join(name);
     if !path.is_dir() {
         let draft = store.join(format!("{name}.draft"));
-        remove(&draft)?;
+        // Left by a process that died half-way.
+        if_present(fs::remove_dir_all(&draft))?;
         fill(&draft)?;
         if owner != 0 {
             give(&draft, owner)?;
@@ -62,14 +63,6 @@ fn give(directory: &Path, owner: u32) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Removes what a process that died half-way left.
-fn remove(draft: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(draft) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 fn fill(layer: &Path) -> io::Result<()> {

@@ -9,17 +9,19 @@
 //! container's disk limit.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use conman_linux::remove_if_present;
 use conman_proto::{Generation, SessionId};
 use conman_shim::log_times::{self, LogMark};
-use rustix::fs::OFlags;
 
+use crate::shared::container_files::if_present;
+use crate::shared::log_files;
 use crate::{ContainerKey, OutputStream};
 
 /// Logs kept for one session.
@@ -112,13 +114,8 @@ impl KeptLogs {
 
     /// Copies the last whole lines of a log, with their times; returns the bytes of both.
     fn copy_end(&self, original: &Path, path: &Path) -> io::Result<u64> {
-        let opened = File::options()
-            .read(true)
-            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
-            .open(original);
-        let mut log = match opened {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-            opened => opened?,
+        let Some(mut log) = log_files::open(original)? else {
+            return Ok(0);
         };
         let metadata = log.metadata()?;
         if !metadata.is_file() {
@@ -199,14 +196,14 @@ impl KeptLogs {
                 let log = log?.path();
                 let is_log = log.extension().is_none_or(|kind| kind == "stderr");
                 // Another thread may have given an unfinished one its name.
-                let Some(data) = found(fs::symlink_metadata(&log))? else {
+                let Some(data) = if_present(fs::symlink_metadata(&log))? else {
                     continue;
                 };
                 // A clock that was set back makes it young.
                 if now.duration_since(data.modified()?).unwrap_or_default() > self.limits.age {
-                    found(fs::remove_file(&log))?;
+                    remove_if_present(&log)?;
                 } else if is_log {
-                    let times = found(fs::symlink_metadata(log_times::path(&log)))?;
+                    let times = if_present(fs::symlink_metadata(log_times::path(&log)))?;
                     let bytes = data.len() + times.map_or(0, |times| times.len());
                     kept.push((data.modified()?, bytes, log));
                 }
@@ -233,12 +230,9 @@ impl KeptLogs {
 
     /// The generations whose logs are kept, in order.
     fn generations(&self, session: &SessionId) -> io::Result<Vec<Generation>> {
-        let listed = match fs::read_dir(self.directory.join(session.as_str())) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            listed => listed?,
-        };
+        let listed = if_present(fs::read_dir(self.directory.join(session.as_str())))?;
         let mut found = Vec::new();
-        for entry in listed {
+        for entry in listed.into_iter().flatten() {
             let name = entry?.file_name();
             let number = name.to_str().and_then(|name| name.parse().ok());
             found.extend(number.and_then(Generation::new));
@@ -255,17 +249,9 @@ fn errors_of(log: &Path) -> PathBuf {
 /// Removes a log, if it exists, with its times.
 fn remove(log: &Path) -> io::Result<()> {
     for path in [log.to_owned(), log_times::path(log)] {
-        found(fs::remove_file(path))?;
+        remove_if_present(&path)?;
     }
     Ok(())
-}
-
-/// None if there is no such file.
-fn found<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
-    match outcome {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        outcome => outcome.map(Some),
-    }
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {

@@ -21,14 +21,14 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use conman_image::ImageId;
-use conman_linux::spread_directories;
+use conman_linux::{remove_if_present, spread_directories};
 use conman_proto::Generation;
 use conman_shim::LaunchSpec;
 use serde::{Deserialize, Serialize};
 
 use super::link::StoredLink;
 use super::trash::Trash;
-use crate::shared::container_files::host_error;
+use crate::shared::container_files::{host_error, if_present};
 use crate::shared::stored_plan;
 use crate::{ContainerKey, RuntimeError};
 
@@ -141,11 +141,9 @@ impl Store {
     pub(super) fn leave(&self, key: &ContainerKey) -> Result<Option<ContainerDir>, RuntimeError> {
         let name = name(key);
         let (from, to) = (self.containers.join(&name), self.leaving.join(&name));
-        match fs::rename(&from, &to) {
-            Ok(()) => Ok(Some(ContainerDir { path: to })),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(host_error("move", &from, source)),
-        }
+        let moved = if_present(fs::rename(&from, &to));
+        let moved = moved.map_err(|source| host_error("move", &from, source))?;
+        Ok(moved.map(|()| ContainerDir { path: to }))
     }
 
     /// Opens the gate again. The container can be removed later, even if parts are removed already.
@@ -197,10 +195,7 @@ impl ContainerDir {
     /// Only for a container that never runs again.
     pub(super) fn shed(&self) {
         let root = conman_linux::remove_tree_partly(&self.root(), SHED_ENTRIES).map(|_| ());
-        let log = match fs::remove_file(self.log()) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        };
+        let log = remove_if_present(&self.log());
         if let Err(error) = root.and(log) {
             tracing::debug!(path = %self.path.display(), %error, "removed later with its directory");
         }

@@ -7,12 +7,14 @@
 use std::collections::hash_map::RandomState;
 use std::fs::{self, DirBuilder};
 use std::hash::BuildHasher;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::TryLockError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::shared::container_files::if_present;
 
 /// For root only, like the directories that are moved into it.
 const MODE: u32 = 0o700;
@@ -43,10 +45,7 @@ impl Trash {
 
     /// Moves a directory of the same file system in. A missing one is fine.
     pub(super) fn discard(&self, path: &Path) -> io::Result<()> {
-        match fs::rename(path, self.path.join(self.fresh_name())) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        if_present(fs::rename(path, self.path.join(self.fresh_name()))).map(drop)
     }
 
     /// Empties the trash, unless another thread does so already; that thread then continues. Blocks

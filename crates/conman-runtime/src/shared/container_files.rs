@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use conman_core::egress::egress_variables;
-use conman_linux::spread_directories;
+use conman_linux::{remove_if_present, spread_directories};
 use conman_proto::ResolvedSpec;
 
 use crate::{ContainerKey, RuntimeError};
@@ -119,10 +119,10 @@ impl ContainerFiles {
     /// anything else. Files that do not exist are ignored.
     pub fn remove(&self) -> Result<(), RuntimeError> {
         for path in OWN_FILES.map(|(name, _)| self.dir.join(name)) {
-            tolerate_absence(fs::remove_file(&path))
-                .map_err(|source| host_error("remove", &path, source))?;
+            remove_if_present(&path).map_err(|source| host_error("remove", &path, source))?;
         }
-        tolerate_absence(fs::remove_dir(&self.dir))
+        if_present(fs::remove_dir(&self.dir))
+            .map(drop)
             .map_err(|source| host_error("remove", &self.dir, source))
     }
 }
@@ -151,10 +151,11 @@ fn make_directory(path: &Path) -> Result<(), RuntimeError> {
         .map_err(|source| host_error("make", path, source))
 }
 
-fn tolerate_absence(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
+/// `None` if there is no such file.
+pub fn if_present<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        outcome => outcome.map(Some),
     }
 }
 

@@ -22,7 +22,7 @@ use jiff::Timestamp;
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::shared::container_files::host_error;
+use crate::shared::container_files::{host_error, if_present};
 use crate::shared::exec_channels::OUTPUT_CHUNK_BYTES;
 use crate::{LogChunk, LogOptions, OutputStream, RuntimeError};
 
@@ -370,11 +370,7 @@ pub fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut options = File::options();
     options.read(true).custom_flags(flags.bits().cast_signed());
-    match options.open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+    if_present(options.open(path))
 }
 
 /// Empty at the end of the file, and if data is discarded faster than it can be read.

@@ -1,14 +1,14 @@
 //! What a container was created from, in a file whose presence makes the container exist.
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::RuntimeError;
-use crate::shared::container_files::host_error;
+use crate::shared::container_files::{host_error, if_present};
 
 const PLAN: &str = "plan.json";
 
@@ -38,14 +38,10 @@ pub fn write(directory: &Path, plan: &impl Serialize) -> Result<(), RuntimeError
 /// `None` when there is no such container.
 pub fn read<T: DeserializeOwned>(directory: &Path) -> Result<Option<T>, RuntimeError> {
     let path = path(directory);
-    let json = match fs::read(&path) {
-        Ok(json) => json,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(host_error("read", &path, source)),
-    };
-    serde_json::from_slice(&json)
-        .map(Some)
-        .map_err(|error| host_error("read", &path, error.into()))
+    let failed = |source| host_error("read", &path, source);
+    let json = if_present(fs::read(&path)).map_err(failed)?;
+    let plan = json.map(|json| serde_json::from_slice(&json)).transpose();
+    plan.map_err(|error| failed(error.into()))
 }
 
 #[cfg(test)]
