@@ -15,6 +15,7 @@ use conman_proto::ExecStatus;
 use conman_shim::{ExecSpec, FilesOrder, Hardening, Reply, Request};
 use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::ends::End;
 use super::failure::{call_failed, start_failed};
@@ -191,26 +192,17 @@ struct Running {
 impl Running {
     async fn ended(&mut self) -> ExecStatus {
         loop {
-            tokio::select! {
-                // Cancel safe: an end that is not received stays in the channel.
-                told = &mut self.end => match told {
-                    Ok(end) => return status(end),
-                    Err(_) => return status(End(None)),
-                },
-                // Cancel safe: a pause.
-                () = tokio::time::sleep(END_INTERVAL) => {
-                    let process = self.process.as_deref();
-                    if !process.is_some_and(|process| process.is_dead().unwrap_or(false)) {
-                        continue;
-                    }
-                    // Reported already, unless the shim that knew it has gone.
-                    if let Ok(end) = self.end.try_recv() {
-                        return status(end);
-                    }
-                    self.inner.ends.forget(&self.name);
-                    let ended = process.and_then(|process| process.ended().ok().flatten());
-                    return status(End(ended.map(|ended| ended.code())));
-                }
+            let process = self.process.as_deref();
+            let process = process.filter(|process| process.is_dead().unwrap_or(false));
+            // Cancel safe: an end that is not received stays in the channel.
+            if let Ok(told) = timeout(END_INTERVAL, &mut self.end).await {
+                return status(told.unwrap_or(End(None)));
+            }
+            // Its end would have been reported, unless the shim that knew it has gone.
+            if let Some(process) = process {
+                self.inner.ends.forget(&self.name);
+                let ended = process.ended().ok().flatten();
+                return status(End(ended.map(|ended| ended.code())));
             }
         }
     }
