@@ -213,9 +213,18 @@ impl Link {
         request: &Request,
         patience: Duration,
     ) -> Result<Reply, LinkError> {
+        Ok(self.ask_for_fds(request, patience).await?.0)
+    }
+
+    /// Likewise, for an answer with descriptors.
+    pub(crate) async fn ask_for_fds(
+        &self,
+        request: &Request,
+        patience: Duration,
+    ) -> Result<Answer, LinkError> {
         match self.call(request, &[], patience).await {
-            Err(LinkError::Lost) => Ok(self.call(request, &[], patience).await?.0),
-            other => Ok(other?.0),
+            Err(LinkError::Lost) => self.call(request, &[], patience).await,
+            answer => answer,
         }
     }
 

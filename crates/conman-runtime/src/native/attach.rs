@@ -11,10 +11,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use conman_linux::Signal;
-use conman_proto::{ExecId, ExecStatus, KeptExec, OutputPosition, TerminalSize};
+use conman_proto::{ExecId, ExecStatus, OutputPosition, TerminalSize};
 use conman_shim::{
     CallError, MAX_INPUT_BYTES, Position, Reply, Request, StreamEvent, StreamInput, socket,
 };
@@ -27,14 +25,15 @@ use tokio::time::timeout;
 
 use super::ends::End;
 use super::failure::call_failed;
-use super::{Inner, NativeRuntime, away, kept_commands, no_such_container, store};
+use super::{Inner, away, kept_commands, no_such_container, store};
 use crate::attached_channels::{AttachedEnds, attached_channels};
 use crate::kept_streams::no_such_exec;
+use crate::shared::container_files::host_error;
 use crate::shared::exec_channels::{exited, latest_size};
 use crate::shim_link::LinkError;
 use crate::{
-    AttachOptions, AttachedIo, AttachedOutput, ContainerKey, ExecPlan, KeptStreams, LogChunk,
-    LogOptions, OutputStream, RuntimeError,
+    AttachOptions, AttachedIo, AttachedOutput, ContainerKey, LogChunk, LogOptions, OutputStream,
+    RuntimeError,
 };
 
 const ACTION: &str = "attach to";
@@ -54,69 +53,29 @@ pub(super) fn shim_size(size: TerminalSize) -> conman_shim::TerminalSize {
     }
 }
 
-#[async_trait]
-impl KeptStreams for NativeRuntime {
-    async fn attach(
-        &self,
+impl Inner {
+    /// Attaches to the terminal of a container, or to a kept command in it.
+    pub(super) async fn attach(
+        self: &Arc<Self>,
         key: &ContainerKey,
         exec: Option<ExecId>,
         options: AttachOptions,
     ) -> Result<AttachedIo, RuntimeError> {
-        attach(Arc::clone(&self.inner), key.clone(), exec, options).await
+        let (name, end) = match exec {
+            Some(exec) => self.kept_command(key, exec).await?,
+            None => {
+                self.require_terminal(key).await?;
+                let name = store::name(key);
+                let end = self.ends.wait(&name);
+                (name, end)
+            }
+        };
+        let watcher = self.watch(key, &name, options, false).await?;
+        let (io, ends) = attached_channels();
+        tokio::spawn(carry(watcher, ends, end));
+        Ok(io)
     }
 
-    async fn keep_exec(
-        &self,
-        key: &ContainerKey,
-        plan: ExecPlan,
-    ) -> Result<KeptExec, RuntimeError> {
-        kept_commands::keep(Arc::clone(&self.inner), key.clone(), plan).await
-    }
-
-    async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
-        kept_commands::list(&self.inner, key).await
-    }
-
-    async fn kept_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<KeptExec, RuntimeError> {
-        kept_commands::one(&self.inner, key, exec).await
-    }
-
-    async fn signal_exec(
-        &self,
-        key: &ContainerKey,
-        exec: ExecId,
-        signal: Signal,
-    ) -> Result<bool, RuntimeError> {
-        kept_commands::signal(&self.inner, key, exec, signal).await
-    }
-
-    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
-        kept_commands::end_one(&self.inner, key, exec).await
-    }
-}
-
-async fn attach(
-    inner: Arc<Inner>,
-    key: ContainerKey,
-    exec: Option<ExecId>,
-    options: AttachOptions,
-) -> Result<AttachedIo, RuntimeError> {
-    let (name, end) = match exec {
-        Some(exec) => inner.kept_command(&key, exec).await?,
-        None => {
-            inner.require_terminal(&key).await?;
-            let name = store::name(&key);
-            let end = inner.ends.wait(&name);
-            (name, end)
-        }
-    };
-    let watcher = inner.watch(&key, &name, options, false).await?;
-    let (io, ends) = attached_channels();
-    tokio::spawn(carry(watcher, ends, end));
-    Ok(io)
-}
-
-impl Inner {
     /// The shim's name of a kept command, and its end, which may have come.
     async fn kept_command(
         &self,
@@ -169,38 +128,30 @@ impl Inner {
             after: options.after,
             quiet,
         };
-        let patience = self.timeouts.call;
-        let mut answer = self.link.call(&request, &[], patience).await;
-        if matches!(answer, Err(LinkError::Lost)) {
-            answer = self.link.call(&request, &[], patience).await;
-        }
-        match answer {
-            Ok((Reply::Attached, fds)) => match fds.into_iter().next().map(Watcher::new) {
-                Some(Ok(watcher)) => Ok(watcher),
-                Some(Err(source)) => {
-                    let dir = self.store.container(key);
-                    let action = "use the streams of";
-                    Err(crate::shared::container_files::host_error(
-                        action,
-                        dir.path(),
-                        source,
-                    ))
-                }
-                None => Err(call_failed(ACTION, key, LinkError::Unexpected)),
-            },
-            Ok(_) => Err(call_failed(ACTION, key, LinkError::Unexpected)),
+        let socket = match self.link.ask_for_fds(&request, self.timeouts.call).await {
+            Ok((Reply::Attached, fds)) => fds.into_iter().next(),
+            Ok(_) => None,
             // The only host error that the shim returns here.
-            Err(LinkError::Refused(CallError::Host { .. })) => Err(RuntimeError::NoTerminal {
-                subject: key.to_string(),
-                reason: "the shim that kept it has gone, or its start is not over".to_owned(),
-            }),
-            Err(LinkError::Refused(CallError::Full { what })) => Err(RuntimeError::TooMany {
-                subject: key.to_string(),
-                what,
-                remedy: "detach from some",
-            }),
-            Err(error) => Err(call_failed(ACTION, key, error)),
-        }
+            Err(LinkError::Refused(CallError::Host { .. })) => {
+                return Err(RuntimeError::NoTerminal {
+                    subject: key.to_string(),
+                    reason: "the shim that kept it has gone, or its start is not over".to_owned(),
+                });
+            }
+            Err(LinkError::Refused(CallError::Full { what })) => {
+                return Err(RuntimeError::TooMany {
+                    subject: key.to_string(),
+                    what,
+                    remedy: "detach from some",
+                });
+            }
+            Err(error) => return Err(call_failed(ACTION, key, error)),
+        };
+        let socket = socket.ok_or_else(|| call_failed(ACTION, key, LinkError::Unexpected))?;
+        Watcher::new(socket).map_err(|source| {
+            let dir = self.store.container(key);
+            host_error("use the streams of", dir.path(), source)
+        })
     }
 
     /// What a terminal showed last as a log, and the later output if it is followed.
@@ -220,7 +171,6 @@ impl Inner {
             watcher,
             tail: options.tail,
             timestamps: options.timestamps,
-            begun: false,
             at_line_start: true,
         };
         if !options.follow {
@@ -255,13 +205,9 @@ impl Watcher {
             buffer: Vec::new(),
         })
     }
-
-    /// Returns the next event; `None` at the end of the connection. Cancel safe.
-    async fn next(&mut self) -> Option<StreamEvent> {
-        next_event(&self.socket, &mut self.buffer).await
-    }
 }
 
+/// Returns the next event; `None` at the end of the connection. Cancel safe.
 async fn next_event(socket: &UnixStream, buffer: &mut Vec<u8>) -> Option<StreamEvent> {
     let receive = || socket::receive_event(socket, buffer);
     match socket.async_io(Interest::READABLE, receive).await {
@@ -386,25 +332,25 @@ async fn carry_input(socket: &UnixStream, from: &mut mpsc::Receiver<Bytes>) {
 /// Reads a terminal as a log.
 struct TerminalLog {
     watcher: Watcher,
+    /// Of what is kept, which comes first.
     tail: Option<u32>,
     timestamps: bool,
-    /// What is kept was returned.
-    begun: bool,
     at_line_start: bool,
 }
 
 impl TerminalLog {
     async fn next(&mut self) -> Option<Bytes> {
-        let bytes: Bytes = match self.watcher.next().await? {
+        let tail = self.tail.take();
+        let Watcher { socket, buffer } = &mut self.watcher;
+        let bytes: Bytes = match next_event(socket, buffer).await? {
             StreamEvent::Output(_, bytes) => bytes.into(),
-            StreamEvent::Screen(_, screen) => match self.tail.filter(|_| !self.begun) {
+            StreamEvent::Screen(_, screen) => match tail {
                 Some(lines) => Bytes::copy_from_slice(last_lines(&screen, lines)),
                 None => screen.into(),
             },
             // A terminal's log begins with a screen.
             StreamEvent::Position(_) | StreamEvent::End => return None,
         };
-        self.begun = true;
         Some(if self.timestamps {
             self.stamp(&bytes)
         } else {

@@ -5,11 +5,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use conman_linux::{PidFd, Signal};
 use conman_proto::{ExecId, KeptExec};
 use conman_shim::{
     CallError, CommandView, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, MAX_LABEL_BYTES,
-    Reply, Request,
+    ProgramSpec, Reply, Request,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -17,11 +18,11 @@ use serde::{Deserialize, Serialize};
 use super::attach::shim_size;
 use super::ends::{End, end};
 use super::failure::{call_failed, milliseconds, start_failed};
-use super::{Inner, away, store};
+use super::{NativeRuntime, away, store};
 use crate::kept_streams::no_such_exec;
 use crate::shared::exec_kill::kill_command;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, ExecPlan, RuntimeError};
+use crate::{AttachOptions, AttachedIo, ContainerKey, ExecPlan, KeptStreams, RuntimeError};
 
 const KEEP: &str = "keep a command in";
 const LIST: &str = "list the kept commands of";
@@ -101,139 +102,146 @@ fn view(command: &CommandView) -> Option<KeptExec> {
     })
 }
 
-pub(super) async fn keep(
-    inner: Arc<Inner>,
-    key: ContainerKey,
-    plan: ExecPlan,
-) -> Result<KeptExec, RuntimeError> {
-    let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
-    let program = away(KEEP, move || same.command(&owned, &asked)).await?;
-    let id = ExecId::new(RandomState::new().hash_one(Timestamp::now().as_nanosecond()));
+#[async_trait]
+impl KeptStreams for NativeRuntime {
+    async fn attach(
+        &self,
+        key: &ContainerKey,
+        exec: Option<ExecId>,
+        options: AttachOptions,
+    ) -> Result<AttachedIo, RuntimeError> {
+        self.inner.attach(key, exec, options).await
+    }
+
+    async fn keep_exec(
+        &self,
+        key: &ContainerKey,
+        plan: ExecPlan,
+    ) -> Result<KeptExec, RuntimeError> {
+        let (inner, owned, asked) = (Arc::clone(&self.inner), key.clone(), plan.clone());
+        let program = away(KEEP, move || inner.command(&owned, &asked)).await?;
+        let id = ExecId::new(RandomState::new().hash_one(Timestamp::now().as_nanosecond()));
+        let request = Request::Exec(Box::new(spec(key, id, program, plan)));
+        let patience = self.inner.timeouts.start;
+        match self.inner.link.call(&request, &[], patience).await {
+            Ok((Reply::Launched { .. }, _)) => self.kept_exec(key, id).await,
+            Ok(_) => Err(call_failed(KEEP, key, LinkError::Unexpected)),
+            Err(LinkError::Refused(CallError::Full { what })) => Err(RuntimeError::TooMany {
+                subject: key.to_string(),
+                what,
+                remedy: "end some",
+            }),
+            Err(error) => Err(start_failed(KEEP, key, error)),
+        }
+    }
+
+    async fn kept_execs(&self, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
+        let mut all: Vec<CommandView> = Vec::new();
+        loop {
+            let request = Request::Commands {
+                container: store::name(key),
+                after: all.last().map(|one| one.name.clone()),
+            };
+            match self.inner.ask(&request).await {
+                Ok(Reply::Commands { commands, more }) => {
+                    all.extend(commands);
+                    if !more {
+                        break;
+                    }
+                }
+                Ok(_) => return Err(call_failed(LIST, key, LinkError::Unexpected)),
+                Err(error) => return Err(call_failed(LIST, key, error)),
+            }
+        }
+        let mut views: Vec<_> = all.iter().filter_map(view).collect();
+        views.sort_by_key(|one| (one.started_at, one.id));
+        Ok(views)
+    }
+
+    async fn kept_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<KeptExec, RuntimeError> {
+        let found = self.inner.look_up(key, name(key, exec), LIST).await?;
+        let command = found.command.as_ref().and_then(view);
+        command.ok_or_else(|| no_such_exec(key, exec))
+    }
+
+    async fn signal_exec(
+        &self,
+        key: &ContainerKey,
+        exec: ExecId,
+        signal: Signal,
+    ) -> Result<bool, RuntimeError> {
+        let request = Request::Signal {
+            name: name(key, exec),
+            signal: signal.as_raw(),
+        };
+        match self.inner.ask(&request).await {
+            Ok(_) => Ok(true),
+            Err(LinkError::Refused(CallError::Ended { .. })) => Ok(false),
+            Err(LinkError::Refused(CallError::NoSuchContainer { .. })) => {
+                Err(no_such_exec(key, exec))
+            }
+            Err(error) => Err(call_failed(SIGNAL, key, error)),
+        }
+    }
+
+    async fn end_exec(&self, key: &ContainerKey, exec: ExecId) -> Result<(), RuntimeError> {
+        let inner = &self.inner;
+        let name = name(key, exec);
+        let ended = inner.ends.wait(&name);
+        let hold = Request::Hold { name: name.clone() };
+        let held = inner.link.call(&hold, &[], inner.timeouts.call).await;
+        match held {
+            Ok((Reply::Held { pid }, fds)) => {
+                let Some(process) = fds.into_iter().next() else {
+                    return Err(call_failed(END, key, LinkError::Unexpected));
+                };
+                let (same, owned) = (Arc::clone(inner), key.clone());
+                let process = PidFd::received(process, pid);
+                away(END, move || kill_command(&same.kernel, &owned, &process)).await?;
+                // If the end is not reported in time, forgetting is refused below.
+                let _ = tokio::time::timeout(END_PATIENCE, ended).await;
+            }
+            Ok(_) => return Err(call_failed(END, key, LinkError::Unexpected)),
+            Err(LinkError::Refused(CallError::NoSuchContainer { .. })) => {
+                inner.ends.forget(&name);
+                return Err(no_such_exec(key, exec));
+            }
+            Err(LinkError::Refused(CallError::Ended { .. })) => {}
+            Err(error) => return Err(call_failed(END, key, error)),
+        }
+        inner.ends.forget(&name);
+        // The shim closes the streams and reports that to attached clients.
+        let names = vec![name];
+        let forgotten = inner.ask(&Request::Acknowledge { names }).await;
+        forgotten.map_err(|error| call_failed(END, key, error))?;
+        Ok(())
+    }
+}
+
+/// The order for the shim.
+fn spec(key: &ContainerKey, id: ExecId, program: ProgramSpec, plan: ExecPlan) -> ExecSpec {
     let description = Description {
         command: plan.command,
         user: plan.user,
         tty: plan.tty.is_some(),
         started_at: Timestamp::now(),
     };
-    let stdin = plan.stdin;
-    let spec = ExecSpec {
+    ExecSpec {
         files: None,
-        name: name(&key, id),
-        container: store::name(&key),
+        name: name(key, id),
+        container: store::name(key),
         program,
         terminal: false,
         kept: Some(KeptCommandSpec {
             streams: match plan.tty {
                 Some(size) => KeptStreamsSpec::Terminal(shim_size(size)),
-                None => KeptStreamsSpec::Pipes { stdin },
+                None => KeptStreamsSpec::Pipes { stdin: plan.stdin },
             },
             timeout_ms: plan.timeout.map(milliseconds),
             label: description.label(),
         }),
         hardening: Hardening::default(),
-    };
-    let request = Request::Exec(Box::new(spec));
-    match inner.link.call(&request, &[], inner.timeouts.start).await {
-        Ok((Reply::Launched { .. }, _)) => one(&inner, &key, id).await,
-        Ok(_) => Err(call_failed(KEEP, &key, LinkError::Unexpected)),
-        Err(LinkError::Refused(CallError::Full { what })) => Err(RuntimeError::TooMany {
-            subject: key.to_string(),
-            what,
-            remedy: "end some",
-        }),
-        Err(error) => Err(start_failed(KEEP, &key, error)),
     }
-}
-
-/// The kept commands of a container, the oldest first.
-pub(super) async fn list(inner: &Inner, key: &ContainerKey) -> Result<Vec<KeptExec>, RuntimeError> {
-    let mut all: Vec<CommandView> = Vec::new();
-    loop {
-        let request = Request::Commands {
-            container: store::name(key),
-            after: all.last().map(|one| one.name.clone()),
-        };
-        match inner.ask(&request).await {
-            Ok(Reply::Commands { commands, more }) => {
-                all.extend(commands);
-                if !more {
-                    break;
-                }
-            }
-            Ok(_) => return Err(call_failed(LIST, key, LinkError::Unexpected)),
-            Err(error) => return Err(call_failed(LIST, key, error)),
-        }
-    }
-    let mut views: Vec<_> = all.iter().filter_map(view).collect();
-    views.sort_by_key(|one| (one.started_at, one.id));
-    Ok(views)
-}
-
-/// One kept command.
-pub(super) async fn one(
-    inner: &Inner,
-    key: &ContainerKey,
-    id: ExecId,
-) -> Result<KeptExec, RuntimeError> {
-    let found = inner.look_up(key, name(key, id), LIST).await?;
-    let command = found.command.as_ref().and_then(view);
-    command.ok_or_else(|| no_such_exec(key, id))
-}
-
-/// Sends a signal to its first process. Returns whether it has not ended.
-pub(super) async fn signal(
-    inner: &Inner,
-    key: &ContainerKey,
-    id: ExecId,
-    signal: Signal,
-) -> Result<bool, RuntimeError> {
-    let request = Request::Signal {
-        name: name(key, id),
-        signal: signal.as_raw(),
-    };
-    match inner.ask(&request).await {
-        Ok(_) => Ok(true),
-        Err(LinkError::Refused(CallError::Ended { .. })) => Ok(false),
-        Err(LinkError::Refused(CallError::NoSuchContainer { .. })) => Err(no_such_exec(key, id)),
-        Err(error) => Err(call_failed(SIGNAL, key, error)),
-    }
-}
-
-/// Kills a command, if it has not ended, and forgets it.
-pub(super) async fn end_one(
-    inner: &Arc<Inner>,
-    key: &ContainerKey,
-    id: ExecId,
-) -> Result<(), RuntimeError> {
-    let name = name(key, id);
-    let ended = inner.ends.wait(&name);
-    let hold = Request::Hold { name: name.clone() };
-    let held = inner.link.call(&hold, &[], inner.timeouts.call).await;
-    match held {
-        Ok((Reply::Held { pid }, fds)) => {
-            let Some(process) = fds.into_iter().next() else {
-                return Err(call_failed(END, key, LinkError::Unexpected));
-            };
-            let (same, owned) = (Arc::clone(inner), key.clone());
-            let process = PidFd::received(process, pid);
-            away(END, move || kill_command(&same.kernel, &owned, &process)).await?;
-            // If the end is not reported in time, forgetting is refused below.
-            let _ = tokio::time::timeout(END_PATIENCE, ended).await;
-        }
-        Ok(_) => return Err(call_failed(END, key, LinkError::Unexpected)),
-        Err(LinkError::Refused(CallError::NoSuchContainer { .. })) => {
-            inner.ends.forget(&name);
-            return Err(no_such_exec(key, id));
-        }
-        Err(LinkError::Refused(CallError::Ended { .. })) => {}
-        Err(error) => return Err(call_failed(END, key, error)),
-    }
-    inner.ends.forget(&name);
-    // The shim closes the streams and reports that to attached clients.
-    let names = vec![name];
-    let forgotten = inner.ask(&Request::Acknowledge { names }).await;
-    forgotten.map_err(|error| call_failed(END, key, error))?;
-    Ok(())
 }
 
 #[cfg(test)]
