@@ -208,20 +208,13 @@ impl Shared {
         let deadline = Instant::now() + DEATH_PATIENCE;
         loop {
             let (shared, owned) = (Arc::clone(self), key.clone());
-            let look = move || Ok(shared.kernel.pids(&owned));
-            match self.on_blocking_thread("start", look).await {
-                Ok(Ok(pids)) if pids.is_empty() => return true,
-                Ok(Ok(_)) if Instant::now() < deadline => {}
-                Ok(Ok(pids)) => {
-                    tracing::warn!(container = %key, ?pids, "a failed start left processes");
-                    return false;
-                }
-                Ok(Err(error)) => {
-                    tracing::warn!(container = %key, %error, "cannot list a start's processes");
-                    return false;
-                }
+            let check = move || shared.kernel.check_dead(&owned);
+            match self.on_blocking_thread("start", check).await {
+                Ok(()) => return true,
+                Err(RuntimeError::StillAlive { .. }) if Instant::now() < deadline => {}
                 Err(error) => {
-                    tracing::warn!(container = %key, %error, "cannot list a start's processes");
+                    let error = error_chain(&error);
+                    tracing::warn!(container = %key, %error, "a failed start may have left processes");
                     return false;
                 }
             }

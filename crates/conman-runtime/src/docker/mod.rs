@@ -16,7 +16,6 @@ mod failure;
 mod fence;
 mod frames;
 mod hijack;
-mod images;
 mod logs;
 mod options;
 mod program_start;
@@ -50,7 +49,7 @@ use crate::{
 use container_body::container_body;
 use daemon::{Daemon, Lane};
 use descriptions::Listed;
-use failure::Failure;
+use failure::{Failure, no_image};
 use fence::Fence;
 use program_start::ProgramStart;
 
@@ -61,6 +60,9 @@ const DRIVERS: [CgroupDriver; 2] = [CgroupDriver::Cgroupfs, CgroupDriver::System
 /// First and later interval at which dockerd is polled for a container's end.
 const FIRST_EXIT_INTERVAL: Duration = Duration::from_millis(10);
 const LAST_EXIT_INTERVAL: Duration = Duration::from_millis(320);
+
+/// Longest wait for the answer about an image. The caller continues without it.
+const IMAGE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Containers of a Docker daemon.
 #[derive(Debug)]
@@ -143,7 +145,22 @@ impl Lifecycle for DockerRuntime {
     }
 
     async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
-        self.shared.lacks_image(image).await
+        let limit = self.shared.timeouts.inspect.min(IMAGE_PATIENCE);
+        let inspected = self
+            .shared
+            .daemon
+            .call(Lane::Calls, limit, |facts| async move {
+                facts.client.inspect_image(image).await
+            });
+        match inspected.await {
+            Ok(_) => None,
+            // It pulls none when a container is created, so a missing image stays missing.
+            Err(failure) if failure.is_no_such_image() => Some(no_image(image)),
+            Err(failure) => {
+                tracing::debug!(image, ?failure, "cannot look up the image");
+                None
+            }
+        }
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
