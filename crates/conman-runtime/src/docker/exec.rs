@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use conman_linux::PidFd;
 use conman_proto::{ExecStatus, TerminalSize};
 use futures_util::stream::BoxStream;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::daemon::Lane;
@@ -27,6 +27,7 @@ use crate::shared::exec_channels::{
     ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited, latest_size,
 };
 use crate::shared::exec_kill::{Killing, kill_command, on_order};
+use crate::shared::exec_streams::carry_input;
 use crate::{
     ContainerKey, Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream, RuntimeError,
 };
@@ -151,7 +152,10 @@ impl Command {
         let (reader, writer) = tokio::io::split(connection);
         let output = carry_output(reader, tty.is_some(), &to);
         let input = async {
-            carry_input(&mut stdin, writer).await;
+            let mut writer = writer;
+            carry_input(&mut stdin, &mut writer).await;
+            // Fails when the command has ended already.
+            let _ = writer.shutdown().await;
             std::future::pending().await
         };
         let resizes = async {
@@ -343,19 +347,6 @@ fn is_explanation(bytes: &[u8]) -> bool {
     EXPLANATIONS
         .iter()
         .any(|beginning| bytes.starts_with(beginning))
-}
-
-/// Ends when the input ends, which closes the connection in that direction, or when the command
-/// stops reading.
-async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, mut to: W) {
-    while let Some(bytes) = from.recv().await {
-        if to.write_all(&bytes).await.is_err() {
-            from.close();
-            return;
-        }
-    }
-    // Fails when the command has ended already.
-    let _ = to.shutdown().await;
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use bollard::query_parameters::ResizeContainerTTYOptionsBuilder;
 use bytes::{Bytes, BytesMut};
 use conman_proto::{ExecId, ExecStatus, KeptExec, RuntimeKind, TerminalSize};
 use futures_util::stream::{BoxStream, StreamExt};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -26,6 +26,7 @@ use super::hijack::{self, Hijacked};
 use super::{DockerRuntime, Shared};
 use crate::attached_channels::{AttachedEnds, attached_channels};
 use crate::shared::exec_channels::{OUTPUT_CHUNK_BYTES, exited, latest_size};
+use crate::shared::exec_streams::carry_input;
 use crate::{
     AttachOptions, AttachedIo, AttachedOutput, ContainerKey, ExecPlan, KeptStreams, OutputStream,
     RuntimeError,
@@ -203,7 +204,12 @@ impl Watching {
         let (reader, writer) = tokio::io::split(connection);
         {
             let output = pin!(carry_output(reader, recent, options.after.is_none(), &to));
-            let typed = pin!(carry_input(&mut input, writer));
+            let typed = async {
+                let mut writer = writer;
+                // Its end is not sent: dockerd takes that for the end of the output as well.
+                carry_input(&mut input, &mut writer).await;
+                std::future::pending::<()>().await;
+            };
             let resizes = pin!(async {
                 if let Some(size) = options.size {
                     // For an unchanged size the kernel sends no signal.
@@ -318,19 +324,10 @@ async fn carry_output<R: AsyncRead + Unpin>(
     }
 }
 
-/// Never ends: dockerd takes the end of the input for the end of the output as well.
-async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, mut to: W) {
-    while let Some(bytes) = from.recv().await {
-        if to.write_all(&bytes).await.is_err() {
-            from.close();
-            break;
-        }
-    }
-    std::future::pending().await
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt;
+
     use super::*;
 
     #[test]

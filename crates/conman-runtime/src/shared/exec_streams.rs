@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use conman_proto::TerminalSize;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::fcntl_setpipe_size;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
@@ -115,7 +115,11 @@ impl Streams {
             );
         };
         let inputs = async {
-            carry_input(input, stdin).await;
+            match stdin {
+                // Dropping it is the end of the command's input.
+                Some(mut stdin) => carry_input(input, &mut stdin).await,
+                None => input.close(),
+            }
             std::future::pending::<()>().await;
         };
         let resizes = async {
@@ -175,12 +179,8 @@ async fn carry_output(
     }
 }
 
-/// Ends when the input ends or the command stops reading; dropping `to` is the end of its input.
-async fn carry_input(from: &mut mpsc::Receiver<Bytes>, to: Option<pipe::Sender>) {
-    let Some(mut to) = to else {
-        from.close();
-        return;
-    };
+/// Ends when the input ends or the command stops reading.
+pub async fn carry_input<W: AsyncWrite + Unpin>(from: &mut mpsc::Receiver<Bytes>, to: &mut W) {
     while let Some(bytes) = from.recv().await {
         if to.write_all(&bytes).await.is_err() {
             from.close();
