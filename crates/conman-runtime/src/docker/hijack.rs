@@ -4,7 +4,7 @@
 //! * taking over a connection for a command's input and output: the library takes a terminal's
 //!   bytes for frame headers, and would buffer as many bytes as the container writes there, up to
 //!   4 GiB;
-//! * for the same reason, reading the log of a container with a terminal.
+//! * for the same reason, reading logs.
 //!
 //! Each exchange has a separate connection, which a task drives. The task ends as soon as the caller stops
 //! waiting, or drops what it got.

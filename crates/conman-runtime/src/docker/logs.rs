@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bollard::container::LogOutput;
-use bollard::query_parameters::LogsOptionsBuilder;
-use futures_util::stream::{self, BoxStream, StreamExt};
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::Shared;
-use super::daemon::Lane;
 use super::failure::Failure;
+use super::frames::Frames;
 use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 const ACTION: &str = "read the log of";
@@ -29,12 +28,15 @@ pub(super) async fn logs(
     let subject = key.to_string();
     let place = shared.stream_place(key, ACTION)?;
     let container = shared.existing(key, ACTION).await?;
+    let query = query(options);
+    let log = shared.raw_log(&container.container_id, &query).await;
+    let log = log.map_err(|failure| failure.about(ACTION, &subject))?;
     let stream = if container.tty {
-        raw(shared, &container.container_id, options).await
+        let chunks = log.map_ok(|bytes| chunk(OutputStream::Stdout, bytes));
+        chunks.boxed()
     } else {
-        framed(shared, container.container_id, options).await
+        framed(log)
     };
-    let stream = stream.map_err(|failure| failure.about(ACTION, &subject))?;
     let following = Following {
         shared: Arc::clone(shared),
         key: key.clone(),
@@ -56,56 +58,29 @@ pub(super) async fn logs(
 /// A log's pieces as they arrive.
 type Chunks = BoxStream<'static, Result<LogChunk, Failure>>;
 
-fn tail(options: LogOptions) -> String {
-    options
+fn query(options: LogOptions) -> String {
+    let tail = options
         .tail
-        .map_or_else(|| "all".to_owned(), |lines| lines.to_string())
+        .map_or_else(|| "all".to_owned(), |lines| lines.to_string());
+    // Seconds since 1970; 0 for all.
+    let since = options.since.map_or(0, Timestamp::as_second).max(0);
+    format!(
+        "stdout=1&stderr=1&follow={}&timestamps={}&tail={tail}&since={since}",
+        options.follow, options.timestamps
+    )
 }
 
-/// Seconds since 1970; 0 for all.
-fn since(options: LogOptions) -> i32 {
-    let seconds = options.since.map_or(0, Timestamp::as_second);
-    i32::try_from(seconds.max(0)).unwrap_or(i32::MAX)
-}
-
-async fn framed(shared: &Arc<Shared>, id: String, options: LogOptions) -> Result<Chunks, Failure> {
-    let query = LogsOptionsBuilder::default()
-        .stdout(true)
-        .stderr(true)
-        .follow(options.follow)
-        .timestamps(options.timestamps)
-        .tail(&tail(options))
-        .since(since(options))
-        .build();
-    let started = shared
-        .daemon
-        .call(Lane::Calls, shared.timeouts.inspect, |facts| async move {
-            Ok(facts.client.logs(&id, Some(query)))
-        });
-    let socket = shared.daemon.socket().to_owned();
-    let chunks = started
-        .await?
-        .map(move |item| item.map(chunk).map_err(|error| Failure::of(error, &socket)));
-    Ok(chunks.boxed())
-}
-
-/// The log of a container with a terminal, which has no frames.
-async fn raw(shared: &Arc<Shared>, id: &str, options: LogOptions) -> Result<Chunks, Failure> {
-    let query = format!(
-        "stdout=1&stderr=1&follow={}&timestamps={}&tail={}&since={}",
-        options.follow,
-        options.timestamps,
-        tail(options),
-        since(options)
-    );
-    let log = shared.raw_log(id, &query).await?;
-    let chunks = log.map(|piece| {
-        piece.map(|bytes| LogChunk {
-            stream: OutputStream::Stdout,
-            bytes,
-        })
+/// The log of a container without a terminal.
+fn framed(log: BoxStream<'static, Result<Bytes, Failure>>) -> Chunks {
+    let mut frames = Frames::new();
+    let mut received = BytesMut::new();
+    let chunks = log.map_ok(move |bytes| {
+        received.extend_from_slice(&bytes);
+        let pieces = std::iter::from_fn(|| frames.next(&mut received));
+        let chunks = pieces.map(|(stream, bytes)| Ok::<_, Failure>(chunk(stream, bytes)));
+        stream::iter(chunks.collect::<Vec<_>>())
     });
-    Ok(chunks.boxed())
+    chunks.try_flatten().boxed()
 }
 
 struct Following {
@@ -132,15 +107,6 @@ impl Following {
     }
 }
 
-fn chunk(output: LogOutput) -> LogChunk {
-    let stream = match output {
-        LogOutput::StdErr { .. } => OutputStream::Stderr,
-        LogOutput::StdOut { .. } | LogOutput::StdIn { .. } | LogOutput::Console { .. } => {
-            OutputStream::Stdout
-        }
-    };
-    LogChunk {
-        stream,
-        bytes: output.into_bytes(),
-    }
+fn chunk(stream: OutputStream, bytes: Bytes) -> LogChunk {
+    LogChunk { stream, bytes }
 }

@@ -145,7 +145,7 @@ impl Shared {
         read.ok().flatten().unwrap_or_default()
     }
 
-    /// The log of a container with a terminal, which has no frames.
+    /// The log of a container; without a terminal it has frames.
     pub(super) async fn raw_log(
         &self,
         id: &str,
