@@ -286,22 +286,19 @@ impl Link {
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let hello = Request::Hello { version: VERSION };
-        match connection.call(&hello, &[], left).await? {
-            (
-                Reply::Hello {
-                    pid,
-                    features,
-                    freeze_ms,
-                    ..
-                },
-                _,
-            ) => {
-                connection.shim_pid = pid;
-                connection.features = features;
-                connection.freeze_ms = freeze_ms;
-            }
-            _ => return Err(LinkError::Unexpected),
-        }
+        let answer = connection.call(&hello, &[], left).await?.0;
+        let Reply::Hello {
+            pid,
+            features,
+            freeze_ms,
+            ..
+        } = answer
+        else {
+            return Err(LinkError::Unexpected);
+        };
+        connection.shim_pid = pid;
+        connection.features = features;
+        connection.freeze_ms = freeze_ms;
         if self.hearer.is_some() {
             connection.call(&Request::Subscribe, &[], left).await?;
         }

@@ -105,41 +105,35 @@ impl Fence {
     /// last process is gone.
     async fn not_started(&self, key: &ContainerKey) -> Result<(), LinkError> {
         let over = Request::NotStarted { name: name(key) };
-        let deadline = Instant::now() + DEATH_PATIENCE;
-        loop {
-            match self.link.ask(&over, PATIENCE).await {
-                // It has appeared, is known to be over, or is unknown to the shim.
-                Err(LinkError::Refused(
-                    CallError::Exists { .. }
-                    | CallError::Ended { .. }
-                    | CallError::NoSuchContainer { .. },
-                ))
-                | Ok(_) => return Ok(()),
-                Err(LinkError::Refused(CallError::StillAlive { .. }))
-                    if Instant::now() < deadline => {}
-                Err(error) => return Err(error),
-            }
-            tokio::time::sleep(DEATH_INTERVAL).await;
+        match self.ask_until_dead(&over).await {
+            // It has appeared, is known to be over, or is unknown to the shim.
+            Err(LinkError::Refused(
+                CallError::Exists { .. }
+                | CallError::Ended { .. }
+                | CallError::NoSuchContainer { .. },
+            )) => Ok(()),
+            other => other,
         }
     }
 
     /// Docker has removed the container.
     async fn forget(&self, key: &ContainerKey) -> Result<(), LinkError> {
         self.not_started(key).await?;
+        let names = vec![name(key)];
+        self.ask_until_dead(&Request::Acknowledge { names }).await
+    }
+
+    /// Makes a request that the shim refuses while a process lives, until it has noticed the death.
+    async fn ask_until_dead(&self, request: &Request) -> Result<(), LinkError> {
         let deadline = Instant::now() + DEATH_PATIENCE;
         loop {
-            let names = vec![name(key)];
-            match self
-                .link
-                .ask(&Request::Acknowledge { names }, PATIENCE)
-                .await
-            {
+            match self.link.ask(request, PATIENCE).await {
                 Err(LinkError::Refused(CallError::StillAlive { .. }))
                     if Instant::now() < deadline =>
                 {
                     tokio::time::sleep(DEATH_INTERVAL).await;
                 }
-                other => return other.map(|_| ()),
+                other => return other.map(drop),
             }
         }
     }
