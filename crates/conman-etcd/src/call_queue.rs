@@ -2,9 +2,9 @@
 //!
 //! One call is under way at a time. What is queued meanwhile is sent together next: reads in one snapshot,
 //! writes as transactions that commit independently. Reads are not nested like writes, because etcd would put
-//! a read inside a nested transaction through its log.
+//! a read inside a nested transaction through its log. Releases are grouped likewise, but never queued.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_vitals::essential;
@@ -44,7 +44,7 @@ pub(super) struct CallQueue {
 
 #[derive(Debug, Default)]
 struct Queue {
-    requests: VecDeque<Queued>,
+    requests: Vec<Queued>,
     /// Whether a task sends them.
     is_sending: bool,
 }
@@ -93,7 +93,7 @@ impl CallQueue {
     /// Returns whether a task that sends is needed.
     fn push(&self, queued: Queued) -> bool {
         let mut queue = self.queue();
-        queue.requests.push_back(queued);
+        queue.requests.push(queued);
         !std::mem::replace(&mut queue.is_sending, true)
     }
 
@@ -114,8 +114,8 @@ impl CallQueue {
         }
     }
 
-    /// An answer for each request.
-    async fn send(
+    /// Sends requests that [`take_group`] has returned, in one call at once. Returns an answer for each.
+    pub(super) async fn send(
         &self,
         client: &Client,
         requests: &[TxnRequest],
@@ -198,19 +198,9 @@ impl CallQueue {
     /// The requests to send together next; `None` if there are none, and the task is to end.
     fn next_group(&self) -> Option<Vec<Queued>> {
         let mut queue = self.queue();
-        let mut group = Group::default();
-        let mut requests = Vec::new();
-        while let Some(queued) = queue.requests.pop_front() {
-            // Its caller has given up before it was sent.
-            if queued.reply.is_closed() {
-                continue;
-            }
-            if !group.try_add(&queued.request) {
-                queue.requests.push_front(queued);
-                break;
-            }
-            requests.push(queued);
-        }
+        // The callers of the others have given up before they were sent.
+        queue.requests.retain(|queued| !queued.reply.is_closed());
+        let requests = take_group(&mut queue.requests, |queued| &queued.request);
         queue.is_sending = !requests.is_empty();
         queue.is_sending.then_some(requests)
     }
@@ -219,6 +209,14 @@ impl CallQueue {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Takes the first items whose requests may be sent together, in their order: none only if there are none.
+pub(super) fn take_group<T>(items: &mut Vec<T>, request: impl Fn(&T) -> &TxnRequest) -> Vec<T> {
+    let mut group = Group::default();
+    let fits = |item: &&T| group.try_add(request(item));
+    let count = items.iter().take_while(fits).count();
+    items.drain(..count).collect()
 }
 
 /// Bounds what is sent together, and keeps requests for the same key apart: etcd compares everything in a call
@@ -303,6 +301,25 @@ mod tests {
         let mut group = Group::default();
         assert!(group.try_add(&large("alone")));
         assert!(!group.try_add(&large("another")));
+    }
+
+    #[test]
+    fn groups_keep_the_order_and_what_is_too_large_by_itself_goes_alone() {
+        let put = |key: u8, bytes| TxnRequest {
+            compare: Vec::new(),
+            success: vec![wire::put(vec![key], vec![0; bytes])],
+        };
+        let quarter = MAX_BYTES / 4;
+        let sizes = [quarter, quarter, quarter, quarter, MAX_BYTES, quarter];
+        let mut requests: Vec<_> = (0..).zip(sizes).map(|(key, size)| put(key, size)).collect();
+        let mut groups: Vec<Vec<u8>> = Vec::new();
+        while !requests.is_empty() {
+            let group = take_group(&mut requests, |request| request);
+            let operations = group.iter().flat_map(|request| &request.success);
+            let keys = operations.filter_map(written_key);
+            groups.push(keys.flatten().copied().collect());
+        }
+        assert_eq!(groups, [vec![0, 1, 2], vec![3], vec![4], vec![5]]);
     }
 
     #[test]

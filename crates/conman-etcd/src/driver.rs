@@ -1,7 +1,7 @@
 //! The one task that drives the protocol: events in, actions out.
 //!
 //! ```text
-//!  claims, releases ──▶ ┌────────┐ ──▶ etcd: releases in batches, claims through a queue
+//!  claims, releases ──▶ ┌────────┐ ──▶ etcd: releases in groups, claims through a queue
 //!  answers of etcd  ──▶ │ driver │ ──▶ fence: deadlines, thaws, freezes
 //!  fence events ──────▶ └────────┘ ──▶ node: sessions to end
 //! ```
@@ -29,7 +29,6 @@ use super::store::{Answered, Entry, ReadError};
 use conman_registry::Standing;
 use conman_registry::{FenceLink, FenceOrder};
 
-mod batches;
 mod claims;
 mod commands;
 mod releases;
@@ -38,7 +37,7 @@ mod requests;
 use claims::Claims;
 pub(super) use commands::{Command, Reply};
 use releases::{Looked, Releases};
-use requests::Sent;
+use requests::UnsentRelease;
 
 /// Name of the task in reports of its end or stall.
 pub(super) const NAME: &str = "ownership";
@@ -55,8 +54,8 @@ const ATTEMPTS_OF_A_PROTOCOL: u64 = 1 << 32;
 /// Result of one of the driver's futures.
 enum Done {
     Answered(u64, Answered),
-    /// Several transactions at once.
-    Merged(Vec<Sent>, Answered),
+    /// Releases that were sent together.
+    Released(Vec<((u64, Slot), Answered)>),
     Looked(Box<Looked>),
     /// `holder/NAME` and `gone/NAME`.
     Holder(Result<(Vec<Option<Entry>>, i64), ReadError>),
@@ -143,7 +142,7 @@ struct Serving<'a> {
     news: mpsc::Receiver<FenceEvent>,
     connection: u64,
     inbox: VecDeque<Event>,
-    outbox: Vec<Sent>,
+    unsent_releases: Vec<UnsentRelease>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     claims: Claims,
     releases: Releases,
@@ -187,7 +186,7 @@ impl<'a> Serving<'a> {
             news,
             connection: 0,
             inbox: VecDeque::from([Event::Tick]),
-            outbox: Vec::new(),
+            unsent_releases: Vec::new(),
             work: FuturesUnordered::new(),
             claims: Claims::default(),
             releases: Releases::default(),
@@ -292,7 +291,7 @@ impl<'a> Serving<'a> {
                 break;
             }
         }
-        self.flush();
+        self.send_releases();
         self.stand(boot_time());
     }
 

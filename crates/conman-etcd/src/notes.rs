@@ -157,7 +157,7 @@ pub(super) async fn forget(
             write: vec![wire::delete(shared.store.keys.told(id.as_str()))],
         };
         let collected = collect(&name(id), &current, floor);
-        let written = shared.store.commit(&[(collected, additions)]).await;
+        let written = shared.store.commit(&collected, additions).await;
         match written.answer {
             Answer::Committed => {
                 shared.note_location(id, None);

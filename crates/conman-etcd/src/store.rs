@@ -22,10 +22,6 @@ mod many_keys;
 /// too slow is repeated with half as many; one that succeeds lets the next have twice as many.
 const RECORDS: usize = 128;
 
-/// Sessions released by one transaction. etcd's default limit is 128 operations, and each release
-/// writes two keys.
-pub(super) const MAX_RELEASES: usize = 60;
-
 /// Why a value could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
@@ -146,51 +142,59 @@ impl Store {
     /// Sends a request once.
     pub(super) async fn execute(&self, request: Request, additions: Additions) -> Answered {
         match request {
-            Request::Commit(transaction) => self.commit(&[(transaction, additions)]).await,
+            Request::Commit(transaction) => self.commit(&transaction, additions).await,
             Request::Read(keys) => unavailable_unless(self.read(keys).await),
             Request::ReadSessions => unavailable_unless(self.read_sessions().await),
         }
     }
 
-    /// Commits all of them or none. A claim may be sent together with other calls.
-    pub(super) async fn commit(&self, parts: &[(Transaction, Additions)]) -> Answered {
-        let mut request = TxnRequest::default();
-        let mut heartbeats = Vec::new();
-        for (transaction, additions) in parts {
-            for (key, value) in &transaction.compare {
-                let key = self.keys.of(key);
-                let value = value.as_ref().map(|value| self.stored(&key, value));
-                request.compare.push(wire::is(key, value));
-            }
-            request.compare.extend(additions.compare.iter().cloned());
-            for (key, value) in &transaction.write {
-                if let (Key::Heartbeat(node), Some(_)) = (key, value) {
-                    heartbeats.push(node.clone());
-                }
-                let key = self.keys.of(key);
-                request.success.push(match value {
-                    Some(value) => {
-                        let bytes = self.written(&key, value);
-                        wire::put(key, bytes)
-                    }
-                    None => wire::delete(key),
-                });
-            }
-            request.success.extend(additions.write.iter().cloned());
-        }
-        let answered = match parts {
-            [(transaction, _)] if is_claim(transaction) => self.transact_queued(request).await,
-            _ => self.transact(request).await,
+    /// A claim may be sent together with other calls.
+    pub(super) async fn commit(&self, transaction: &Transaction, additions: Additions) -> Answered {
+        let request = self.request(transaction, additions);
+        let answered = match is_claim(transaction) {
+            true => self.transact_queued(request).await,
+            false => self.transact(request).await,
         };
         if answered.answer == Answer::Committed {
             let seen = self.client.seen();
-            for node in heartbeats {
-                // A write is newer than whatever was known of its key: the answer itself was
-                // checked to be no older.
-                let _ = seen.check_heartbeat(&node, 0, answered.revision);
+            for (key, value) in &transaction.write {
+                if let (Key::Heartbeat(node), Some(_)) = (key, value) {
+                    // A write is newer than whatever was known of its key: the answer itself was
+                    // checked to be no older.
+                    let _ = seen.check_heartbeat(node, 0, answered.revision);
+                }
             }
         }
         answered
+    }
+
+    /// The request that commits a transaction.
+    pub(super) fn request(&self, transaction: &Transaction, additions: Additions) -> TxnRequest {
+        let compare = transaction.compare.iter().map(|(key, value)| {
+            let key = self.keys.of(key);
+            let value = value.as_ref().map(|value| self.stored(&key, value));
+            wire::is(key, value)
+        });
+        let write = transaction.write.iter().map(|(key, value)| {
+            let key = self.keys.of(key);
+            match value {
+                Some(value) => {
+                    let bytes = self.written(&key, value);
+                    wire::put(key, bytes)
+                }
+                None => wire::delete(key),
+            }
+        });
+        TxnRequest {
+            compare: compare.chain(additions.compare).collect(),
+            success: write.chain(additions.write).collect(),
+        }
+    }
+
+    /// Commits each of these or not, in one call at once, whatever else is under way.
+    pub(super) async fn commit_each(&self, requests: &[TxnRequest]) -> Vec<Answered> {
+        let answers = self.writes.send(&self.client, requests).await;
+        answers.into_iter().map(answered).collect()
     }
 
     /// Sends a transaction whose operations need no answers.

@@ -4,9 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use conman_core::EndCause;
-use conman_core::ownership::{
-    Answer, BootTime, Event, Key, NodeProtocol, Slot, Stake, Transaction, Value,
-};
+use conman_core::ownership::{BootTime, Event, NodeProtocol, Slot, Stake};
 use conman_proto::Generation;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -15,7 +13,7 @@ use super::super::codec::SessionDetails;
 use super::super::notes;
 use super::super::records::{Mine, Since};
 use super::super::shared::{Shared, boot_time, name};
-use super::super::store::{Answered, ReadError};
+use super::super::store::ReadError;
 use super::Reply;
 use super::claims::Claims;
 use conman_registry::rules::{self, Change, Effect};
@@ -222,26 +220,22 @@ impl Releases {
     }
 
     /// etcd refuses the release; the waiting callers get the reason.
-    pub(super) fn refused(&mut self, transaction: &Transaction, reason: String) {
-        for slot in released(transaction) {
-            tracing::error!(
-                session = %slot.session, generation = slot.generation, reason,
-                "etcd refuses a release"
-            );
-            if let Some(pending) = self.pending.get_mut(&slot) {
-                for reply in pending.waiting.drain(..) {
-                    let _ = reply.send(Err(notes::unavailable(&reason)));
-                }
-                pending.refused = Some(reason.clone());
+    pub(super) fn refused(&mut self, slot: &Slot, reason: String) {
+        tracing::error!(
+            session = %slot.session, generation = slot.generation, reason,
+            "etcd refuses a release"
+        );
+        if let Some(pending) = self.pending.get_mut(slot) {
+            for reply in pending.waiting.drain(..) {
+                let _ = reply.send(Err(notes::unavailable(&reason)));
             }
+            pending.refused = Some(reason);
         }
     }
 
-    pub(super) fn answered(&mut self, transaction: &Transaction, answered: &Answered) {
-        if answered.answer != Answer::Committed {
-            return;
-        }
-        self.recorded.extend(released(transaction));
+    /// etcd has recorded the release.
+    pub(super) fn recorded(&mut self, slot: Slot) {
+        self.recorded.insert(slot);
     }
 
     /// Answers the releases that the protocol has finished. One that it gave up without a recorded
@@ -305,20 +299,6 @@ impl Releases {
             }
         }
     }
-}
-
-/// The slots that a transaction gives up.
-fn released(transaction: &Transaction) -> impl Iterator<Item = Slot> + use<'_> {
-    transaction
-        .write
-        .iter()
-        .filter_map(|(key, value)| match (key, value) {
-            (Key::Session(session), Some(Value::Session(ownership))) => Some(Slot {
-                session: session.clone(),
-                generation: ownership.generation,
-            }),
-            _ => None,
-        })
 }
 
 fn slot(release: &Release) -> Slot {

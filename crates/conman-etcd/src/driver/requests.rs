@@ -7,25 +7,26 @@ use conman_core::ownership::{
     Value,
 };
 
+use super::super::call_queue::take_group;
 use super::super::codec;
 use super::super::figures::Tally;
 use super::super::store::{Additions, Answered, Entry};
-use super::super::wire;
-use super::{Done, Serving, batches};
+use super::super::wire::{self, TxnRequest};
+use super::{Done, Serving};
 use conman_registry::Standing;
 
 /// Delay before a refused release is tried again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
-/// A transaction that is sent, possibly together with others.
-pub(super) struct Sent {
-    pub(super) op: u64,
-    pub(super) transaction: Transaction,
-    pub(super) additions: Additions,
+/// A release that is about to be sent, together with others of the moment.
+pub(super) struct UnsentRelease {
+    op: u64,
+    slot: Slot,
+    request: TxnRequest,
 }
 
 impl Serving<'_> {
-    /// Queues a request, and adds the writes and comparisons that accompany it.
+    /// Sends a request with the writes and comparisons that accompany it. Releases are only collected.
     pub(super) fn prepare(&mut self, op: u64, request: Request) {
         let transaction = match request {
             Request::Commit(transaction) => transaction,
@@ -68,11 +69,17 @@ impl Serving<'_> {
                 _ => {}
             }
         }
-        self.outbox.push(Sent {
-            op,
-            transaction,
-            additions,
-        });
+        let store = self.shared.store.clone();
+        match released_slot(&transaction) {
+            Some(slot) => self.unsent_releases.push(UnsentRelease {
+                op,
+                slot,
+                request: store.request(&transaction, additions),
+            }),
+            None => self.work.push(Box::pin(async move {
+                Done::Answered(op, store.commit(&transaction, additions).await)
+            })),
+        }
     }
 
     fn tell(
@@ -105,71 +112,28 @@ impl Serving<'_> {
         }
     }
 
-    /// Sends the queued transactions, releases in batches.
-    pub(super) fn flush(&mut self) {
-        let mut releases = Vec::new();
-        for one in std::mem::take(&mut self.outbox) {
-            if is_release(&one.transaction) {
-                releases.push(one);
-            } else {
-                self.send(one);
-            }
+    /// Sends the collected releases, as many in one call as fit. No call waits for another.
+    pub(super) fn send_releases(&mut self) {
+        while !self.unsent_releases.is_empty() {
+            let group = take_group(&mut self.unsent_releases, |one| &one.request);
+            let store = self.shared.store.clone();
+            self.work.push(Box::pin(async move {
+                let (names, requests): (Vec<_>, Vec<_>) = group
+                    .into_iter()
+                    .map(|one| ((one.op, one.slot), one.request))
+                    .unzip();
+                let answers = store.commit_each(&requests).await;
+                Done::Released(names.into_iter().zip(answers).collect())
+            }));
         }
-        for batch in batches::of(releases) {
-            self.send_together(batch);
-        }
-    }
-
-    fn send_together(&mut self, sent: Vec<Sent>) {
-        let store = self.shared.store.clone();
-        self.work.push(Box::pin(async move {
-            let parts: Vec<_> = sent
-                .iter()
-                .map(|one| (one.transaction.clone(), one.additions.clone()))
-                .collect();
-            let answered = store.commit(&parts).await;
-            // A conflict of a single transaction is its own.
-            match <[Sent; 1]>::try_from(sent) {
-                Ok([one]) if answered.answer == Answer::Conflict => {
-                    Done::Answered(one.op, answered)
-                }
-                Ok(one) => Done::Merged(one.into(), answered),
-                Err(sent) => Done::Merged(sent, answered),
-            }
-        }));
-    }
-
-    fn send(&mut self, one: Sent) {
-        let store = self.shared.store.clone();
-        self.work.push(Box::pin(async move {
-            let parts = [(one.transaction, one.additions)];
-            Done::Answered(one.op, store.commit(&parts).await)
-        }));
     }
 
     pub(super) fn done(&mut self, done: Done) {
         match done {
             Done::Answered(op, answered) => self.answered(op, answered),
-            Done::Merged(sent, answered) => {
-                // After a conflict each transaction is tried alone.
-                if answered.answer == Answer::Conflict {
-                    for one in sent {
-                        self.send_together(vec![one]);
-                    }
-                    return;
-                }
-                if answered.refused {
-                    return self.refused(sent, answered);
-                }
-                for one in sent {
-                    let answered = Answered {
-                        answer: answered.answer.clone(),
-                        trouble: answered.trouble.clone(),
-                        revision: answered.revision,
-                        refused: false,
-                    };
-                    self.releases.answered(&one.transaction, &answered);
-                    self.answered(one.op, answered);
+            Done::Released(releases) => {
+                for ((op, slot), answered) in releases {
+                    self.release_answered(op, slot, answered);
                 }
             }
             Done::Looked(looked) => {
@@ -200,29 +164,21 @@ impl Serving<'_> {
         }
     }
 
-    /// Transactions that are refused together may be accepted in parts. A single one is reported,
-    /// and tried again only after a pause.
-    fn refused(&mut self, mut sent: Vec<Sent>, answered: Answered) {
-        if sent.len() > 1 {
-            let half = sent.split_off(sent.len() / 2);
-            self.send_together(sent);
-            self.send_together(half);
-            return;
-        }
-        for one in sent {
-            let reason = answered.trouble.clone().unwrap_or_default();
-            self.releases.refused(&one.transaction, reason);
-            let answered = Answered {
-                answer: answered.answer.clone(),
-                trouble: None,
-                revision: 0,
-                refused: true,
-            };
+    /// A release that etcd refuses is reported, and tried again only after a pause.
+    fn release_answered(&mut self, op: u64, slot: Slot, mut answered: Answered) {
+        if answered.refused {
+            let reason = answered.trouble.take().unwrap_or_default();
+            self.releases.refused(&slot, reason);
             self.work.push(Box::pin(async move {
                 tokio::time::sleep(REFUSED_PAUSE).await;
-                Done::Answered(one.op, answered)
+                Done::Answered(op, answered)
             }));
+            return;
         }
+        if answered.answer == Answer::Committed {
+            self.releases.recorded(slot);
+        }
+        self.answered(op, answered);
     }
 
     fn answered(&mut self, op: u64, answered: Answered) {
@@ -277,10 +233,17 @@ impl Serving<'_> {
     }
 }
 
-fn is_release(transaction: &Transaction) -> bool {
-    matches!(
-        &transaction.write[..],
-        [(Key::Session(_), Some(Value::Session(ownership)))]
-            if ownership.state == OwnedState::Released
-    )
+/// The slot that a release gives up; `None` for every other transaction.
+fn released_slot(transaction: &Transaction) -> Option<Slot> {
+    match &transaction.write[..] {
+        [(Key::Session(session), Some(Value::Session(ownership)))]
+            if ownership.state == OwnedState::Released =>
+        {
+            Some(Slot {
+                session: session.clone(),
+                generation: ownership.generation,
+            })
+        }
+        _ => None,
+    }
 }
