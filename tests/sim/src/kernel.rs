@@ -1,6 +1,6 @@
 //! A machine's containers: what a kernel does with orders, and when it fails to.
 
-use conman_core::ownership::{BootTime, FenceEvent, Slot, SlotView};
+use conman_core::ownership::{BootTime, Event, FenceEvent, Slot, SlotView};
 
 use crate::world::{Ev, HEAL_MS, World};
 
@@ -157,6 +157,10 @@ impl World {
             self.machines[node].processes.remove(&slot);
             self.checker.gone(&(node, slot.clone()));
             self.child_changes(node, &slot);
+            // The daemon may see it before the shim does.
+            if self.random.percent(50) {
+                self.daemon(node, Event::DeathCertificate(slot));
+            }
         }
     }
 
@@ -169,10 +173,23 @@ impl World {
         }
     }
 
-    fn any_process(&mut self, node: usize) -> Option<Slot> {
+    fn alive(&self, node: usize) -> Vec<Slot> {
         let processes = &self.machines[node].processes;
         let alive = processes.iter().filter(|(_, p)| p.exists && !p.killed);
-        let alive: Vec<_> = alive.map(|(slot, _)| slot.clone()).collect();
+        alive.map(|(slot, _)| slot.clone()).collect()
+    }
+
+    /// The machine is being preempted: its daemon kills every container itself.
+    pub(crate) fn preempt(&mut self, node: usize) {
+        if self.machines[node].is_awake() {
+            for slot in self.alive(node) {
+                self.dying(node, &slot);
+            }
+        }
+    }
+
+    fn any_process(&mut self, node: usize) -> Option<Slot> {
+        let alive = self.alive(node);
         let last = (alive.len() as u64).checked_sub(1)?;
         let which = self.random.range(0, last) as usize;
         alive.get(which).cloned()

@@ -99,6 +99,11 @@ impl Machine {
             processes: BTreeMap::new(),
         }
     }
+
+    /// Whether its daemon can do anything.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.daemon.is_some() && !self.stopped && self.paused.is_none()
+    }
 }
 
 impl World {
@@ -190,7 +195,7 @@ impl World {
         }
     }
 
-    fn request(&mut self, node: usize, now: BootTime, op: u64, request: Request) {
+    pub(crate) fn request(&mut self, node: usize, now: BootTime, op: u64, request: Request) {
         let epoch = self.machines[node].daemon_epoch;
         if let Request::Commit(transaction) = &request {
             if !self.is_routine(transaction) {
@@ -252,8 +257,10 @@ impl World {
             self.note(|| format!("n{node} shim {action:?}"));
             match action {
                 FenceAction::Opened(slot) => self.create(node, now, slot),
-                FenceAction::Refused(slot) => self.tell(node, Event::StartRefused(slot)),
-                FenceAction::Certificate(slot) => self.tell(node, Event::DeathCertificate(slot)),
+                // A start that was refused has come to nothing.
+                FenceAction::Refused(slot) | FenceAction::Certificate(slot) => {
+                    self.tell(node, Event::DeathCertificate(slot));
+                }
                 FenceAction::Fired => self.tell(node, Event::FenceFired),
                 FenceAction::Freeze(slot) => self.freeze(node, slot),
                 FenceAction::Thaw(slot) => self.thaw(node, now, &slot),
@@ -473,9 +480,8 @@ fn format_unless_idle(event: &Event) -> Option<impl FnOnce() -> String + use<>> 
     let idle = matches!(
         event,
         Event::Tick
-            | Event::WatchHint { .. }
             | Event::EnsureAsked(_)
-            | Event::StopAsked { .. }
+            | Event::StopAsked(_)
             | Event::StoreAnswer {
                 answer: Answer::Values(_) | Answer::Committed,
                 ..

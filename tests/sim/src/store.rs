@@ -1,12 +1,18 @@
 //! The registry behind a network: linearizable itself, while requests and answers are lost or
-//! late, watches are lost, late, doubled or wrong, and all of it may be down.
+//! late, and all of it may be down.
 
-use conman_core::ownership::{Answer, Event, Key, NodeState, Request, Transaction, Value};
+use conman_core::ownership::{
+    Answer, Event, Key, NodeState, OwnedState, Request, SessionName, Transaction, Value, collect,
+};
 
 use crate::world::{Ev, HEAL_MS, World};
 
 /// A daemon takes what is not answered by then for ambiguous.
 pub(crate) const STORE_TIMEOUT_MS: u64 = 1_000;
+
+/// The number of every deletion of a record: no request of a protocol has it, so that none takes the
+/// answer for its own.
+const FORGET_OP: u64 = u64::MAX;
 
 impl World {
     pub(crate) fn arrive(&mut self, node: usize, epoch: u64, op: u64, request: &Request) {
@@ -51,7 +57,6 @@ impl World {
                 Some(value) => self.store.insert(key.clone(), value.clone()),
                 None => self.store.remove(key),
             };
-            self.watches(key);
             if let (Key::Node(name), Some(Value::Node(record))) = (key, value)
                 && record.state == NodeState::Fenced
                 && let Some(fenced) = self.names.iter().position(|other| other == name)
@@ -72,30 +77,21 @@ impl World {
         self.soon(1, most, Ev::Daemon(node, epoch, None, event));
     }
 
-    /// What watchers of a node's keys hear: most of it, once or twice, sooner or later, and now
-    /// and then that the key is gone.
-    fn watches(&mut self, key: &Key) {
-        let (Key::Node(name) | Key::Heartbeat(name)) = key else {
+    /// A node deletes the record of a session that is released: for a caller, beside its protocol.
+    pub(crate) fn forget(&mut self, node: usize, session: &SessionName) {
+        if !self.machines[node].is_awake() {
             return;
-        };
-        let name = name.clone();
-        for watcher in 0..self.machines.len() {
-            let times = match self.random.range(0, 99) {
-                0..30 => 0,
-                30..90 => 1,
-                _ => 2,
-            };
-            for _ in 0..times {
-                let deleted = self.random.percent(2);
-                let late = self.random.percent(10);
-                let most = if late { 8_000 } else { 50 };
-                let epoch = self.machines[watcher].daemon_epoch;
-                let node = name.clone();
-                let event = Event::WatchHint { node, deleted };
-                if !self.machines[watcher].cut_in {
-                    self.soon(1, most, Ev::Daemon(watcher, epoch, None, event));
-                }
-            }
         }
+        let record = match self.store.get(&Key::Session(session.clone())) {
+            Some(Value::Session(record)) if record.state == OwnedState::Released => record.clone(),
+            _ => return,
+        };
+        let floor = match self.store.get(&Key::Floor) {
+            Some(Value::Floor(floor)) => Some(*floor),
+            _ => None,
+        };
+        let now = self.clock(node);
+        let transaction = collect(session, &record, floor);
+        self.request(node, now, FORGET_OP, Request::Commit(transaction));
     }
 }

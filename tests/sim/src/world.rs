@@ -55,6 +55,8 @@ pub(crate) enum Ev {
     Frozen(usize, u64, Slot, u64),
     Dead(usize, u64, Slot),
     Ask,
+    /// A node is asked to delete the record of a session.
+    Forget(usize, SessionName),
     Look,
     Fault,
     /// A node learns of others whom it has to watch.
@@ -234,6 +236,7 @@ impl World {
             Ev::Frozen(node, boot, slot, freeze) => self.frozen(node, boot, slot, freeze),
             Ev::Dead(node, boot, slot) => self.dead(node, boot, slot),
             Ev::Ask => self.ask(),
+            Ev::Forget(node, session) => self.forget(node, &session),
             Ev::Look => {
                 for node in 0..self.machines.len() {
                     let clock = self.clock(node);
@@ -292,8 +295,10 @@ impl World {
         let stops = healing && !self.only_outages && self.random.percent(6);
         let event = if stops || retires {
             self.checker.asked_to_end(&session);
-            let delete = retires || self.random.percent(60);
-            Event::StopAsked { session, delete }
+            if retires || self.random.percent(60) {
+                self.soon(1, 3_000, Ev::Forget(node, session.clone()));
+            }
+            Event::StopAsked(session)
         } else {
             Event::EnsureAsked(session)
         };
@@ -309,7 +314,7 @@ impl World {
         let kind = match (self.only_outages, self.only_deaths) {
             (true, _) => 0,
             (_, true) => 10,
-            _ => self.random.range(0, 14),
+            _ => self.random.range(0, 13),
         };
         let machine = &self.machines[node];
         let (up, running) = (machine.up, machine.daemon.is_some() && !machine.stopped);
@@ -336,9 +341,8 @@ impl World {
                 self.shim_crashes(node);
             }
             10 if up => self.machine_crashes(node),
-            11 => self.daemon(node, Event::PreemptAsked),
-            12 => self.daemon(node, Event::PreemptCancelled),
-            13 => self.program_ends(node),
+            11 => self.preempt(node),
+            12 => self.program_ends(node),
             _ => self.process_blocks(node),
         }
         let burst = self.random.percent(20);
@@ -423,7 +427,6 @@ impl World {
             self.machines[node].cut_out = false;
             self.machine_continues(node);
             self.daemon_continues(node);
-            self.daemon(node, Event::PreemptCancelled);
             let watched = self.watched(node);
             self.watch(node, &watched);
         }

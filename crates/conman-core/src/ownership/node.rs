@@ -27,26 +27,13 @@ pub enum Event {
         op: u64,
         answer: Answer,
     },
-    /// That node's heartbeat may have changed.
-    WatchHint {
-        node: NodeName,
-        deleted: bool,
-    },
     /// A caller requests that the session runs.
     EnsureAsked(SessionName),
-    /// End it; `delete` also forgets its record.
-    StopAsked {
-        session: SessionName,
-        delete: bool,
-    },
+    /// End it, if this node owns it.
+    StopAsked(SessionName),
     /// The ordered start is about to be sent: from here on a shim may know its slot, and a shim
     /// that does not has lost it.
     StartSent(Slot),
-    /// The machine is being preempted.
-    PreemptAsked,
-    PreemptCancelled,
-    /// The fence refused to open the slot: the create was not sent.
-    StartRefused(Slot),
     /// Nothing of the slot exists or can appear any more.
     DeathCertificate(Slot),
     FenceFired,
@@ -93,7 +80,7 @@ pub enum Stake {
     /// Condemned or certified, and not yet released; or lost, as far as known.
     Ending { generation: u64, owned: bool },
     /// Nothing of it is here; its record is being read.
-    Collecting,
+    Checking,
 }
 
 #[derive(Debug, Clone)]
@@ -122,8 +109,8 @@ enum Phase {
     },
     /// Certified.
     Releasing,
-    /// Nothing of it is here; its record is read, and deleted if it is released.
-    Collecting,
+    /// Nothing of it is here; its record is read, in case this node owns it.
+    Checking,
 }
 
 #[derive(Debug, Clone)]
@@ -136,8 +123,6 @@ struct Local {
     /// Whether the shim that it was sent to has lost it: it is ended, and never sent again.
     astray: bool,
     phase: Phase,
-    stop: bool,
-    delete: bool,
     /// When the phase continues; its entry in `due`.
     waits: Option<BootTime>,
 }
@@ -155,8 +140,7 @@ enum Pending {
     ReadBack(SessionName),
     Release(SessionName),
     ReleaseRead(SessionName),
-    CollectRead(SessionName),
-    Collect(SessionName),
+    Check(SessionName),
 }
 
 #[derive(Debug, Clone)]
@@ -176,7 +160,6 @@ pub struct NodeProtocol {
     /// When no deadline of an earlier daemon with longer times can be set any more.
     lowers_silence: Option<BootTime>,
     fired: bool,
-    admits: bool,
     peers: Vec<Peer>,
     sessions: BTreeMap<SessionName, Local>,
     due: BTreeSet<(BootTime, SessionName)>,
@@ -215,7 +198,6 @@ impl NodeProtocol {
             deadline: BootTime(0),
             lowers_silence: None,
             fired: true,
-            admits: true,
             peers,
             sessions: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -300,7 +282,7 @@ impl NodeProtocol {
                 generation: local.record.generation,
                 owned: true,
             },
-            Phase::Collecting => Stake::Collecting,
+            Phase::Checking => Stake::Checking,
         })
     }
 
@@ -320,15 +302,8 @@ impl NodeProtocol {
                     self.answered(now, pending, &answer);
                 }
             }
-            Event::WatchHint { node, deleted } => {
-                let timing = self.timing;
-                if let Some(peer) = self.peer(&node) {
-                    peer.observer.hint(now, deleted, &timing);
-                    peer.due = peer.due.map(|_| now);
-                }
-            }
             Event::EnsureAsked(session) => self.ensure(now, session),
-            Event::StopAsked { session, delete } => self.stop(now, &session, delete),
+            Event::StopAsked(session) => self.stop(now, &session),
             Event::StartSent(slot) => {
                 if let Some(local) = self.sessions.get_mut(&slot.session)
                     && local.slot == slot.generation
@@ -336,17 +311,7 @@ impl NodeProtocol {
                     local.sent = true;
                 }
             }
-            Event::PreemptAsked => {
-                self.admits = false;
-                let all: Vec<_> = self.sessions.keys().cloned().collect();
-                for session in all {
-                    self.end(&session, true);
-                }
-            }
-            Event::PreemptCancelled => self.admits = true,
-            Event::StartRefused(slot) | Event::DeathCertificate(slot) => {
-                self.certified(now, &slot);
-            }
+            Event::DeathCertificate(slot) => self.certified(now, &slot),
             Event::FenceFired => self.fired = true,
             Event::ShimConnected { fired, slots } => self.shim_connected(fired, slots),
         }
@@ -433,11 +398,7 @@ impl NodeProtocol {
             Pending::ReadBack(session) => self.read_back(now, &session, answer),
             Pending::Release(session) => self.release_answered(now, session, answer),
             Pending::ReleaseRead(session) => self.release_read(now, &session, answer),
-            Pending::CollectRead(session) => self.collect_read(now, session, answer),
-            Pending::Collect(session) => match answer {
-                Answer::Committed => self.collected(&session),
-                _ => self.wait(&session, now.plus(self.timing.retry_ms)),
-            },
+            Pending::Check(session) => self.checked(now, &session, answer),
         }
     }
 
@@ -494,7 +455,7 @@ impl NodeProtocol {
         };
         if !matches!(answer, Answer::Values(_)) {
             peer.due = Some(now.plus(timing.renew_ms));
-            self.outage(now);
+            self.outage();
             return;
         }
         let verdict = peer.observer.answered(now, answer, &timing);
@@ -506,15 +467,15 @@ impl NodeProtocol {
         }
     }
 
-    fn outage(&mut self, now: BootTime) {
+    fn outage(&mut self) {
         for peer in &mut self.peers {
-            peer.observer.outage(now);
+            peer.observer.outage();
         }
     }
 
     fn renewed(&mut self, now: BootTime, answer: &Answer) {
         if matches!(answer, Answer::Ambiguous | Answer::Unavailable) {
-            self.outage(now);
+            self.outage();
         }
         let (Standing::Live(renewal) | Standing::Listing { renewal, .. }) = &mut self.standing
         else {

@@ -5,8 +5,7 @@
 //!    ▲                   └──another heartbeat──▶ Seen
 //!    └── any outage of the store that this observer saw
 //! ```
-//! A watch may only cause an earlier read; it never changes the state here. If the node requires
-//! that its silence lasts longer than T, the observer waits that long.
+//! If the node requires that its silence lasts longer than T, the observer waits that long.
 
 use super::{
     Answer, BootTime, Heartbeat, Key, NodeName, NodeRecord, NodeState, Timing, Transaction, Value,
@@ -25,7 +24,6 @@ pub struct Observer {
     seen: Option<(Heartbeat, BootTime)>,
     /// When the wait for another heartbeat ends, as of the last answer.
     ends_at: Option<BootTime>,
-    record: Option<NodeRecord>,
 }
 
 impl Observer {
@@ -35,7 +33,6 @@ impl Observer {
             node,
             seen: None,
             ends_at: None,
-            record: None,
         }
     }
 
@@ -47,25 +44,14 @@ impl Observer {
         ends_at.map_or(regular, |at| at.min(regular))
     }
 
-    /// The node's record as last read: a hint, which every claim verifies.
-    #[must_use]
-    pub fn record(&self) -> Option<NodeRecord> {
-        self.record
-    }
-
-    /// The store did not answer: the silence proves nothing about the node. `_now` is the time of
-    /// the outage.
-    pub fn outage(&mut self, _now: BootTime) {
+    /// The store did not answer: the silence proves nothing about the node.
+    pub fn outage(&mut self) {
         self.seen = None;
     }
-
-    /// A watch reported a change: read again. `_deleted` is what the watch reported.
-    pub fn hint(&mut self, _now: BootTime, _deleted: bool, _timing: &Timing) {}
 
     /// Handles a read of the node's record and heartbeat that arrived at `now`.
     pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Verdict {
         let (record, heartbeat) = answer.node(&self.node);
-        self.record = record;
         self.ends_at = None;
         let (Some(record), Some(heartbeat)) = (record, heartbeat) else {
             self.seen = None;
@@ -171,12 +157,11 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_or_a_watch_never_shortens_the_wait() {
+    fn an_outage_never_shortens_the_wait() {
         let (mut observer, timing) = (Observer::new("x".into()), Timing::default());
         observer.answered(BootTime(0), &read(1), &timing);
-        observer.outage(BootTime(7_000));
+        observer.outage();
         observer.answered(BootTime(8_000), &read(1), &timing);
-        observer.hint(BootTime(8_001), true, &timing);
         let verdict = observer.answered(BootTime(17_474), &read(1), &timing);
         assert_eq!(verdict, Verdict::Wait);
         let verdict = observer.answered(BootTime(17_475), &read(1), &timing);

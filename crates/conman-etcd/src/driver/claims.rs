@@ -219,7 +219,7 @@ fn refusal(id: &SessionId, stake: Stake, shared: &Shared) -> RegistryError {
         Stake::Held { generation } | Stake::Ending { generation, .. } => {
             Generation::new(generation)
         }
-        Stake::Claiming | Stake::Collecting => None,
+        Stake::Claiming | Stake::Checking => None,
     };
     match generation {
         Some(generation) => RegistryError::Owned {

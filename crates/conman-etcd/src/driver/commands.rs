@@ -92,10 +92,7 @@ impl Serving<'_> {
     fn end_untold(&mut self, slot: Slot) {
         let generation = slot.generation;
         if self.protocol.stake(&slot.session) == Some(Stake::Held { generation }) {
-            self.inbox.push_back(Event::StopAsked {
-                session: slot.session,
-                delete: false,
-            });
+            self.inbox.push_back(Event::StopAsked(slot.session));
         }
     }
 

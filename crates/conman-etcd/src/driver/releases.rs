@@ -171,10 +171,7 @@ impl Releases {
                 };
                 // Owned by the registry; a protocol that does not know it has to read first.
                 vec![match protocol.stake(&slot.session) {
-                    None => Event::StopAsked {
-                        session: slot.session,
-                        delete: false,
-                    },
+                    None => Event::StopAsked(slot.session),
                     Some(_) => Event::DeathCertificate(slot),
                 }]
             }
@@ -251,7 +248,7 @@ impl Releases {
                 generation != slot.generation
             }
             Some(Stake::Claiming) | None => true,
-            Some(Stake::Collecting) => false,
+            Some(Stake::Checking) => false,
         };
         let over: Vec<Slot> = self
             .pending

@@ -1,7 +1,7 @@
 //! One session's phases, from the first read of its record to its release.
 //!
 //! ```text
-//!  Looking ─▶ Claiming ─▶ Held ─▶ Ending ──certificate──▶ Releasing ─▶ (Collecting) ─▶ removed
+//!  Looking ─▶ Claiming ─▶ Held ─▶ Ending ──certificate──▶ Releasing ─▶ removed
 //!                └─ not ours: removed  └─ lost: removed without a release
 //! ```
 //! A claim in doubt is sent again until its result is known: whatever refutes one copy of it (this
@@ -11,7 +11,7 @@
 use super::{Action, Local, NodeProtocol, Pending, Phase};
 use crate::ownership::{
     Answer, BootTime, Key, OwnedState, Ownership, Refusal, Request, SessionName, Slot, SlotView,
-    Value, claim, collect, release,
+    Value, claim, release,
 };
 
 impl Local {
@@ -22,8 +22,6 @@ impl Local {
             sent: false,
             astray: false,
             phase,
-            stop: false,
-            delete: false,
             waits: None,
         }
     }
@@ -100,7 +98,7 @@ impl NodeProtocol {
                     self.actions.push(Action::Ended(view.slot.clone()));
                 }
                 // Its certificate was reported before; the release forgets it.
-                Some(Phase::Releasing | Phase::Collecting) => {}
+                Some(Phase::Releasing | Phase::Checking) => {}
                 _ if view.certified => self.actions.push(Action::Forget(view.slot.clone())),
                 _ => self.actions.push(Action::Kill(view.slot.clone())),
             }
@@ -152,16 +150,16 @@ impl NodeProtocol {
                 let request = Request::Commit(release(&session, &local.record));
                 self.send(Pending::Release(session), request);
             }
-            Phase::Collecting => {
-                let keys = vec![Key::Session(session.clone()), Key::Floor];
-                self.send(Pending::CollectRead(session), Request::Read(keys));
+            Phase::Checking => {
+                let keys = vec![Key::Session(session.clone())];
+                self.send(Pending::Check(session), Request::Read(keys));
             }
             Phase::Looking | Phase::Held | Phase::Ending { .. } => {}
         }
     }
 
     pub(super) fn ensure(&mut self, now: BootTime, session: SessionName) {
-        if !self.admits || !self.may_act(now) || self.sessions.contains_key(&session) {
+        if !self.may_act(now) || self.sessions.contains_key(&session) {
             return;
         }
         let local = Local::new(self.unclaimed(), Phase::Looking);
@@ -170,14 +168,11 @@ impl NodeProtocol {
         self.send(Pending::Look(session), Request::Read(keys));
     }
 
-    pub(super) fn stop(&mut self, now: BootTime, session: &SessionName, delete: bool) {
-        if let Some(local) = self.sessions.get_mut(session) {
-            local.stop = true;
-            local.delete |= delete;
+    pub(super) fn stop(&mut self, now: BootTime, session: &SessionName) {
+        if self.sessions.contains_key(session) {
             self.end(session, true);
         } else if self.is_live() {
-            let mut local = Local::new(self.unclaimed(), Phase::Collecting);
-            local.delete = delete;
+            let local = Local::new(self.unclaimed(), Phase::Checking);
             self.sessions.insert(session.clone(), local);
             self.wait(session, now);
         }
@@ -274,12 +269,11 @@ impl NodeProtocol {
     }
 
     pub(super) fn looked(&mut self, now: BootTime, session: SessionName, answer: &Answer) {
-        let Some(local) = self.sessions.get(&session) else {
+        if !self.sessions.contains_key(&session) {
             return;
-        };
-        let may = self.admits && !local.stop && self.may_act(now);
-        if !may || !matches!(answer, Answer::Values(_)) {
-            return self.give_up(now, &session);
+        }
+        if !self.may_act(now) || !matches!(answer, Answer::Values(_)) {
+            return self.give_up(&session);
         }
         let current = record_in(answer, &session);
         let owned = current.filter(|record| record.state == OwnedState::Owned);
@@ -308,10 +302,10 @@ impl NodeProtocol {
                 self.send(Pending::Claim(session), Request::Commit(transaction));
             }
             Err(Refusal::Owned(owner)) => {
-                self.give_up(now, &session);
+                self.give_up(&session);
                 self.actions.push(Action::Forward { session, owner });
             }
-            Err(Refusal::NoGenerationLeft) => self.give_up(now, &session),
+            Err(Refusal::NoGenerationLeft) => self.give_up(&session),
         }
     }
 
@@ -329,7 +323,7 @@ impl NodeProtocol {
                 let keys = vec![Key::Session(session.clone())];
                 self.send(Pending::ReadBack(session), Request::Read(keys));
             }
-            Answer::Unavailable if !*doubt => self.give_up(now, &session),
+            Answer::Unavailable if !*doubt => self.give_up(&session),
             Answer::Unavailable => self.retry(&session, now),
             Answer::Ambiguous | Answer::Values(_) => {
                 *doubt = true;
@@ -347,16 +341,16 @@ impl NodeProtocol {
         } else if record_in(answer, session) == Some(&local.record) {
             self.claimed(now, session);
         } else {
-            self.give_up(now, session);
+            self.give_up(session);
         }
     }
 
     fn claimed(&mut self, now: BootTime, session: &SessionName) {
-        let may = self.may_act(now) && self.admits;
+        let may = self.may_act(now);
         let Some(local) = self.sessions.get_mut(session) else {
             return;
         };
-        if may && !local.stop {
+        if may {
             local.phase = Phase::Held;
             local.slot = local.record.generation;
             self.actions.push(Action::Start(local.slot_of(session)));
@@ -367,16 +361,8 @@ impl NodeProtocol {
         }
     }
 
-    fn give_up(&mut self, now: BootTime, session: &SessionName) {
-        let Some(local) = self.sessions.get_mut(session) else {
-            return;
-        };
-        if local.delete {
-            local.phase = Phase::Collecting;
-            self.wait(session, now);
-        } else {
-            self.sessions.remove(session);
-        }
+    fn give_up(&mut self, session: &SessionName) {
+        self.sessions.remove(session);
     }
 
     pub(super) fn release_answered(
@@ -386,7 +372,7 @@ impl NodeProtocol {
         answer: &Answer,
     ) {
         match answer {
-            Answer::Committed => self.released(now, &session),
+            Answer::Committed => self.released(&session),
             Answer::Unavailable => self.retry(&session, now),
             _ => {
                 let keys = vec![Key::Session(session.clone())];
@@ -411,47 +397,30 @@ impl NodeProtocol {
                     self.end_unknown(session, read.clone());
                 }
             }
-            _ => self.released(now, session),
+            _ => self.released(session),
         }
     }
 
-    fn released(&mut self, now: BootTime, session: &SessionName) {
-        let Some(local) = self.sessions.get_mut(session) else {
-            return;
-        };
-        if local.slot != 0 {
+    fn released(&mut self, session: &SessionName) {
+        if let Some(local) = self.sessions.remove(session)
+            && local.slot != 0
+        {
             self.actions.push(Action::Forget(local.slot_of(session)));
-            local.slot = 0;
-        }
-        if local.delete {
-            local.phase = Phase::Collecting;
-            self.wait(session, now);
-        } else {
-            self.sessions.remove(session);
         }
     }
 
-    pub(super) fn collect_read(&mut self, now: BootTime, session: SessionName, answer: &Answer) {
-        let Some(local) = self.sessions.get_mut(&session) else {
-            return;
-        };
+    pub(super) fn checked(&mut self, now: BootTime, session: &SessionName, answer: &Answer) {
         if !matches!(answer, Answer::Values(_)) {
-            return self.retry(&session, now);
+            return self.retry(session, now);
         }
-        match record_in(answer, &session) {
+        match record_in(answer, session) {
             Some(record) if record.owner == self.me && record.state == OwnedState::Owned => {
-                self.end_unknown(&session, record.clone());
+                self.end_unknown(session, record.clone());
             }
-            Some(record) if record.state == OwnedState::Released && local.delete => {
-                let transaction = collect(&session, record, floor_in(answer));
-                self.send(Pending::Collect(session), Request::Commit(transaction));
+            _ => {
+                self.sessions.remove(session);
             }
-            _ => self.collected(&session),
         }
-    }
-
-    pub(super) fn collected(&mut self, session: &SessionName) {
-        self.sessions.remove(session);
     }
 }
 
