@@ -1,37 +1,25 @@
 //! A number that never falls, in a separate file: "everything up to this may have been used".
 //!
-//! Layout: two slots of 512 bytes in different 4 KiB pages. A slot is magic (8 bytes), version
-//! (4 bytes), zeros (4 bytes), the number (8 bytes), zeros, and in its last four bytes the CRC-32
-//! of all before; integers are little-endian.
-//!
-//! [`HighWater::raise`] writes and syncs one slot and then the other, and returns only when both
-//! hold the number. If one slot is destroyed, for example by a torn write, the other still covers
-//! every number used after an earlier `raise`.
+//! Layout: magic (8 bytes), version (4 bytes), zeros (4 bytes), the number (8 bytes), zeros, and in
+//! the last four of 512 bytes the CRC-32 of all before; integers are little-endian. The file is
+//! replaced, never written in place, so a crash leaves a whole one.
 
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 
 use conman_linux::{FORMAT, replace_file};
 
 use crate::files::open_options;
 
-const SLOT_BYTES: usize = 512;
-const SLOT_OFFSETS: [u64; 2] = [0, 4096];
-const FILE_BYTES: usize = 8192;
+const BYTES: usize = 512;
 const MAGIC: &[u8; 8] = b"conmanHW";
 
 /// Content of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
     Missing,
-    /// At least one slot is intact; `complete` when both are and agree.
-    Through {
-        through: u64,
-        complete: bool,
-    },
-    /// No slot is intact.
+    Through(u64),
     Damaged,
     /// Written by another conman. The number is at the same place in every format so far.
     OtherFormat {
@@ -40,10 +28,10 @@ pub(crate) enum Found {
     },
 }
 
-/// The file, open for raising.
+/// The file, for raising.
 #[derive(Debug)]
 pub(crate) struct HighWater {
-    file: File,
+    path: PathBuf,
     through: u64,
 }
 
@@ -55,117 +43,74 @@ impl HighWater {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Missing),
             Err(error) => return Err(error),
         };
-        let mut numbers = [None; 2];
-        let mut other = None;
-        for (number, offset) in numbers.iter_mut().zip(SLOT_OFFSETS) {
-            match read_slot(&file, offset)? {
-                Slot::Intact(through) => *number = Some(through),
-                Slot::OtherFormat { format, through } => other = other.max(Some((format, through))),
-                Slot::Damaged => {}
+        match read(file) {
+            Ok(content) => Ok(decode(&content)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(Found::Damaged),
+            // The disk can no longer read the sector.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
+                Ok(Found::Damaged)
             }
+            Err(error) => Err(error),
         }
-        Ok(match (other, numbers) {
-            (Some((format, through)), _) => Found::OtherFormat { format, through },
-            (None, [Some(one), Some(other)]) => Found::Through {
-                through: one.max(other),
-                complete: one == other,
-            },
-            (None, [Some(through), None] | [None, Some(through)]) => Found::Through {
-                through,
-                complete: false,
-            },
-            (None, [None, None]) => Found::Damaged,
-        })
     }
 
-    /// Opens the file with both slots at `through`; creates or repairs it if needed. `found` must
-    /// be the latest result of [`Self::inspect`], and `through` not below it.
+    /// Opens the file with the number `through`; creates or repairs it if needed. `found` must be
+    /// the latest result of [`Self::inspect`], and `through` not below it.
     pub(crate) fn open(path: &Path, found: Found, through: u64) -> io::Result<Self> {
-        if found
-            == (Found::Through {
-                through,
-                complete: true,
-            })
-        {
-            return Ok(Self {
-                file: open_options().open(path)?,
-                through,
-            });
+        if found != Found::Through(through) {
+            replace_file(path, &encode(through))?;
         }
-        // Writes a new file under another name. Whatever is wrong with the old one, its length and
-        // blocks included, the number is always held by at least as many files as before.
-        let mut content = vec![0; FILE_BYTES];
-        for offset in SLOT_OFFSETS {
-            let start = usize::try_from(offset).map_err(io::Error::other)?;
-            content[start..start + SLOT_BYTES].copy_from_slice(&encode(through));
-        }
-        replace_file(path, &content)?;
         Ok(Self {
-            file: open_options().open(path)?,
+            path: path.to_owned(),
             through,
         })
     }
 
-    /// The number that both slots hold.
+    /// The number in the file.
     pub(crate) fn through(&self) -> u64 {
         self.through
     }
 
-    /// Raises the number in both slots, durably. After an error the number counts as not raised,
-    /// although a slot may already hold it; raising again is safe.
+    /// Raises the number durably. After an error the number counts as not raised, although the file
+    /// may already hold it; raising again is safe.
     pub(crate) fn raise(&mut self, through: u64) -> io::Result<()> {
-        if through <= self.through {
-            return Ok(());
+        if through > self.through {
+            replace_file(&self.path, &encode(through))?;
+            self.through = through;
         }
-        let slot = encode(through);
-        for offset in SLOT_OFFSETS {
-            self.file.write_all_at(&slot, offset)?;
-            self.file.sync_data()?;
-        }
-        self.through = through;
         Ok(())
     }
 }
 
-enum Slot {
-    Intact(u64),
-    OtherFormat { format: u32, through: u64 },
-    Damaged,
+fn encode(through: u64) -> [u8; BYTES] {
+    let mut content = [0; BYTES];
+    content[..8].copy_from_slice(MAGIC);
+    content[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+    content[16..24].copy_from_slice(&through.to_le_bytes());
+    let (covered, checksum) = content.split_at_mut(BYTES - 4);
+    checksum.copy_from_slice(&crc32fast::hash(covered).to_le_bytes());
+    content
 }
 
-fn encode(through: u64) -> [u8; SLOT_BYTES] {
-    let mut slot = [0; SLOT_BYTES];
-    slot[..8].copy_from_slice(MAGIC);
-    slot[8..12].copy_from_slice(&FORMAT.to_le_bytes());
-    slot[16..24].copy_from_slice(&through.to_le_bytes());
-    let (content, checksum) = slot.split_at_mut(SLOT_BYTES - 4);
-    checksum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
-    slot
+fn read(mut file: File) -> io::Result<[u8; BYTES]> {
+    let mut content = [0; BYTES];
+    file.read_exact(&mut content)?;
+    Ok(content)
 }
 
-fn read_slot(file: &File, offset: u64) -> io::Result<Slot> {
-    let mut slot = [0; SLOT_BYTES];
-    match file.read_exact_at(&mut slot, offset) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Slot::Damaged),
-        // A sector that the disk can no longer read is a damaged slot; the other slot decides.
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
-            return Ok(Slot::Damaged);
-        }
-        Err(error) => return Err(error),
+fn decode(content: &[u8; BYTES]) -> Found {
+    let (covered, checksum) = content.split_at(BYTES - 4);
+    if !covered.starts_with(MAGIC) || crc32fast::hash(covered).to_le_bytes() != *checksum {
+        return Found::Damaged;
     }
-    let (content, checksum) = slot.split_at(SLOT_BYTES - 4);
-    if !content.starts_with(MAGIC) || crc32fast::hash(content).to_le_bytes() != *checksum {
-        return Ok(Slot::Damaged);
-    }
-    let format = u32::from_le_bytes([slot[8], slot[9], slot[10], slot[11]]);
+    let format = u32::from_le_bytes([content[8], content[9], content[10], content[11]]);
     let mut number = [0; 8];
-    number.copy_from_slice(&slot[16..24]);
+    number.copy_from_slice(&content[16..24]);
     let through = u64::from_le_bytes(number);
-    Ok(match format {
-        FORMAT => Slot::Intact(through),
-        _ => Slot::OtherFormat { format, through },
-    })
+    match format {
+        FORMAT => Found::Through(through),
+        _ => Found::OtherFormat { format, through },
+    }
 }
 
 #[cfg(test)]
@@ -173,55 +118,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_only_one_slot_holds_counts_and_is_made_whole() {
+    fn a_number_is_raised_and_never_lowered() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("mark");
+        let inspect = || HighWater::inspect(&path).expect("read");
+        assert_eq!(inspect(), Found::Missing);
         let mut mark = HighWater::open(&path, Found::Missing, 10).expect("made");
+        assert_eq!(inspect(), Found::Through(10));
         mark.raise(1000).expect("raised");
-        assert_eq!(mark.through(), 1000);
         mark.raise(7).expect("nothing to raise");
-        let whole = Found::Through {
-            through: 1000,
-            complete: true,
-        };
-        assert_eq!(HighWater::inspect(&path).expect("read"), whole);
+        assert_eq!((mark.through(), inspect()), (1000, Found::Through(1000)));
 
-        // The state after a crash between the two writes.
-        mark.file
-            .write_all_at(&encode(2000), SLOT_OFFSETS[0])
-            .expect("written");
-        let found = HighWater::inspect(&path).expect("read");
-        assert_eq!(
-            found,
-            Found::Through {
-                through: 2000,
-                complete: false
-            }
-        );
-        HighWater::open(&path, found, 2000).expect("made whole");
-        mark.file
-            .write_all_at(&[0; SLOT_BYTES], SLOT_OFFSETS[0])
-            .expect("the old file is gone");
-        let whole = Found::Through {
-            through: 2000,
-            complete: true,
-        };
-        assert_eq!(HighWater::inspect(&path).expect("read"), whole);
+        std::fs::write(&path, &encode(2000)[..BYTES - 1]).expect("cut");
+        assert_eq!(inspect(), Found::Damaged);
+        let mut flipped = encode(2000);
+        flipped[16] ^= 1;
+        std::fs::write(&path, flipped).expect("damaged");
+        assert_eq!(inspect(), Found::Damaged);
+        HighWater::open(&path, Found::Damaged, 2000).expect("repaired");
+        assert_eq!(inspect(), Found::Through(2000));
     }
 
     #[test]
-    fn a_slot_of_another_version_is_not_overruled_by_one_of_this_version() {
+    fn a_file_of_another_format_still_tells_its_number() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("mark");
-        let mark = HighWater::open(&path, Found::Missing, 10).expect("made");
         for format in [FORMAT - 1, FORMAT + 1] {
             let mut other = encode(20);
             other[8..12].copy_from_slice(&format.to_le_bytes());
-            let (content, checksum) = other.split_at_mut(SLOT_BYTES - 4);
-            checksum.copy_from_slice(&crc32fast::hash(content).to_le_bytes());
-            mark.file
-                .write_all_at(&other, SLOT_OFFSETS[1])
-                .expect("written");
+            let (covered, checksum) = other.split_at_mut(BYTES - 4);
+            checksum.copy_from_slice(&crc32fast::hash(covered).to_le_bytes());
+            std::fs::write(&path, other).expect("written");
             let through = 20;
             assert_eq!(
                 HighWater::inspect(&path).expect("read"),

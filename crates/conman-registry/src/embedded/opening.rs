@@ -178,7 +178,7 @@ pub fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryErr
 fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Option<u64> {
     let stored = content.map(|content| content.counters.reserved_through);
     match (found, stored) {
-        (Found::Through { through, .. }, stored) => Some((*through).max(stored.unwrap_or(0))),
+        (Found::Through(through), stored) => Some((*through).max(stored.unwrap_or(0))),
         (_, Some(stored)) => {
             tracing::warn!(
                 floor = stored,
@@ -196,7 +196,7 @@ fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Op
 #[must_use]
 pub fn used_through(dir: &Path) -> Option<u64> {
     match HighWater::inspect(&dir.join(GENERATIONS_FILE)).ok()? {
-        Found::Through { through, .. } | Found::OtherFormat { through, .. } => Some(through),
+        Found::Through(through) | Found::OtherFormat { through, .. } => Some(through),
         Found::Missing | Found::Damaged => None,
     }
 }

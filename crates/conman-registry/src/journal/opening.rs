@@ -50,10 +50,8 @@ pub(super) fn open(dir: &Path) -> Result<Opened, JournalError> {
                 found: format,
             });
         }
-        (Found::Through { through, .. }, Existing::Whole(_, extent)) => {
-            through.max(extent.last_seq)
-        }
-        (Found::Through { through, .. }, Existing::None | Existing::SetAside) => through,
+        (Found::Through(through), Existing::Whole(_, extent)) => through.max(extent.last_seq),
+        (Found::Through(through), Existing::None | Existing::SetAside) => through,
         (Found::Missing | Found::Damaged, Existing::Whole(_, extent)) => extent.last_seq,
         (Found::Missing, Existing::None) => 0,
         // Neither file has a position. Microseconds since 1970 exceed every position of a journal
