@@ -11,8 +11,7 @@
 //!   recovery never mistakes a *damaged* newest commit for an interrupted one. A commit takes 0.41
 //!   ms instead of 0.27 ms on a fast disk and twice as long where the sync dominates, for every
 //!   claim and every release. With one phase, a crash that coincides with disk damage may restore
-//!   the previous commit; the registry detects that by the commit count in its lock file, and
-//!   generations are safe in their separate file.
+//!   the previous commit; generations are safe in their separate file.
 //! - Quick repair writes the allocator's state with every commit, which avoids a scan of the file
 //!   after a crash. The scan takes milliseconds for the few MiB of a registry.
 //! - `Durability::None` answers before anything is on the disk.

@@ -74,7 +74,7 @@ impl EmbeddedRegistry {
             database: Some(opened.database),
             abandoned: Vec::new(),
             distrusted: false,
-            counters: opened.content.counters,
+            reserved_through: opened.content.reserved_through,
             lock: opened.lock,
             path: opened.registry_path,
         };

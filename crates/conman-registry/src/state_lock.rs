@@ -10,23 +10,20 @@ use crate::RegistryError;
 use crate::files::open_options;
 
 const NAME: &str = "lock";
-/// Every number is padded to its maximum width, so that a write never changes the file's length.
-const CONTENT_BYTES: usize = 48;
+/// The number is padded to its maximum width, so that a write never changes the file's length.
+const CONTENT_BYTES: usize = 20;
 const MARK: &str = "used";
 
 /// Holds the directory until it is dropped or the process ends: the kernel drops the lock with the
 /// last descriptor.
 ///
-/// The file also records the holder; whether a registry was ever complete here, so that a directory
-/// that lost every other file is not taken for a new one; and the last acknowledged commit, so that
-/// an older registry file is noticed. The latter is a hint: it is not synced, and is behind after a
-/// power cut.
+/// The file also records the holder, and whether a registry was ever complete here, so that a
+/// directory that lost every other file is not taken for a new one.
 #[derive(Debug)]
 pub struct StateLock {
     file: File,
     path: PathBuf,
     used: bool,
-    acknowledged: u64,
 }
 
 impl StateLock {
@@ -59,12 +56,10 @@ impl StateLock {
         }
         let text = content(&file).map_err(failed("read the lock file"))?;
         let used = text.contains(MARK);
-        let acknowledged = acknowledged(&text).unwrap_or(0);
         let lock = Self {
             file,
             path: path.clone(),
             used,
-            acknowledged,
         };
         lock.write().map_err(failed("write the lock file"))?;
         Ok(lock)
@@ -75,15 +70,9 @@ impl StateLock {
         self.used
     }
 
-    /// The last commit known to have been acknowledged.
-    pub fn acknowledged(&self) -> u64 {
-        self.acknowledged
-    }
-
-    /// Records that the registry in this directory is complete, and how many commits it has.
-    pub fn mark_used(&mut self, commits: u64) -> Result<(), RegistryError> {
+    /// Records that the registry in this directory is complete.
+    pub fn mark_used(&mut self) -> Result<(), RegistryError> {
         self.used = true;
-        self.acknowledged = commits;
         self.write()
             .and_then(|()| self.file.sync_all())
             .map_err(|source| RegistryError::Io {
@@ -93,21 +82,9 @@ impl StateLock {
             })
     }
 
-    /// Records a commit that is about to be acknowledged. Does not wait for the disk.
-    pub fn acknowledge(&mut self, commit: u64) {
-        self.acknowledged = commit;
-        if let Err(error) = self.write() {
-            tracing::debug!(path = %self.path.display(), %error, "the commit could not be noted");
-        }
-    }
-
     fn write(&self) -> io::Result<()> {
         let mark = if self.used { MARK } else { "" };
-        let text = format!(
-            "pid {:010} {mark:4} commit {:020}\n",
-            std::process::id(),
-            self.acknowledged
-        );
+        let text = format!("pid {:010} {mark:4}\n", std::process::id());
         debug_assert_eq!(text.len(), CONTENT_BYTES, "the content has one length");
         self.file.write_all_at(text.as_bytes(), 0)
     }
@@ -126,10 +103,6 @@ fn content(file: &File) -> io::Result<String> {
     let mut buffer = [0; CONTENT_BYTES];
     let read = file.read_at(&mut buffer, 0)?;
     Ok(String::from_utf8_lossy(&buffer[..read]).into_owned())
-}
-
-fn acknowledged(content: &str) -> Option<u64> {
-    content.split_once("commit ")?.1.trim_end().parse().ok()
 }
 
 fn holder(content: &str) -> Option<u32> {

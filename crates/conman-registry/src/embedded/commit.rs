@@ -7,7 +7,7 @@ use std::sync::Arc;
 use conman_proto::SessionId;
 use redb::{Database, WriteTransaction};
 
-use super::schema::{self, Counters, Records};
+use super::schema::{self, Records};
 use crate::{RegistryError, SessionRecord};
 
 /// Rows to write, one entry a session.
@@ -47,12 +47,12 @@ pub(super) fn unreadable(id: &SessionId, source: serde_json::Error) -> RegistryE
 pub(super) fn commit(
     database: &Database,
     writes: &Writes,
-    counters: Counters,
+    reserved_through: u64,
 ) -> Result<(), redb::Error> {
     let written = catch_unwind(AssertUnwindSafe(|| {
         let transaction = database.begin_write()?;
         apply(&transaction, writes)?;
-        schema::write_counters(&transaction, counters)?;
+        schema::write_reserved(&transaction, reserved_through)?;
         Ok(transaction.commit()?)
     }));
     written.unwrap_or_else(|_| Err(redb::Error::Corrupted("a commit panicked".to_owned())))

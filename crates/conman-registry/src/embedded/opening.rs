@@ -6,7 +6,7 @@ use std::sync::Arc;
 use conman_proto::SessionId;
 use redb::Database;
 
-use super::schema::{self, Content, Counters, Records, SchemaError};
+use super::schema::{self, Content, Records, SchemaError};
 use super::{EmbeddedOptions, commit, store_error};
 use crate::database::{self, OpenFailure};
 use crate::files::{ensure_dir, keep_as_damaged};
@@ -89,32 +89,20 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
                      generations"
                 );
             }
-            let counters = Counters {
-                reserved_through: floor,
-                commits: 0,
-            };
             let database = database::create(&registry_path, |transaction| {
-                schema::fill(transaction, counters)
+                schema::fill(transaction, floor)
             })
             .map_err(|error| store_error("make the tables", &registry_path, error))?;
             (
                 database,
                 Content {
                     records: Records::new(),
-                    counters,
+                    reserved_through: floor,
                 },
             )
         }
     };
-    let commits = content.counters.commits;
-    if lock.acknowledged() > commits && floor > 0 {
-        tracing::error!(
-            path = %registry_path.display(), commits, acknowledged = lock.acknowledged(),
-            "the registry file lacks acknowledged commits: it is an old copy, or its newest commit \
-             was damaged; sessions that it lacks must be found from their containers"
-        );
-    }
-    lock.mark_used(commits)?;
+    lock.mark_used()?;
     if let Some(path) = in_fleet {
         fleet_mark::leave_fleet(dir).map_err(io("set aside", &path))?;
         tracing::warn!(
@@ -176,7 +164,7 @@ pub fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryErr
 
 /// The greatest generation that may have been used; `None` when it is unknown.
 fn known_floor(lock: &StateLock, found: &Found, content: Option<&Content>) -> Option<u64> {
-    let stored = content.map(|content| content.counters.reserved_through);
+    let stored = content.map(|content| content.reserved_through);
     match (found, stored) {
         (Found::Through(through), stored) => Some((*through).max(stored.unwrap_or(0))),
         (_, Some(stored)) => {
@@ -255,7 +243,7 @@ fn open_failure(path: &Path, failure: OpenFailure) -> DatabaseFailure {
 pub(super) fn rebuild(
     path: &Path,
     records: &Records,
-    counters: Counters,
+    reserved_through: u64,
 ) -> Result<Database, RegistryError> {
     let aside = keep_as_damaged(path).map_err(|source| RegistryError::Io {
         action: "keep a copy of the damaged registry file",
@@ -264,7 +252,7 @@ pub(super) fn rebuild(
     })?;
     let writes = commit::difference(&Records::new(), records)?;
     let database = database::create(path, |transaction| {
-        schema::fill(transaction, counters)?;
+        schema::fill(transaction, reserved_through)?;
         commit::apply(transaction, &writes)
     })
     .map_err(|error| store_error("rewrite the tables", path, error))?;

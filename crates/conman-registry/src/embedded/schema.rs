@@ -1,6 +1,6 @@
 //! Content of `registry.redb`.
 //!
-//! `meta` (name to number: `format`, `reserved_through`, `commits`), `session` (id to the
+//! `meta` (name to number: `format`, `reserved_through`), `session` (id to the
 //! record without its spec, as JSON) and `spec` (id to the spec, as JSON). The spec is separate
 //! because it is much larger and seldom changes after a start, while the rest changes several times; a
 //! release of hundreds of sessions then writes hundreds of small values. Fields that a later conman adds to the JSON are ignored.
@@ -26,8 +26,6 @@ pub(super) const SPECS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new(
 const FORMAT_KEY: &str = "format";
 /// Every generation up to it may have been used; a copy of the `generations` file.
 const RESERVED_KEY: &str = "reserved_through";
-/// How many commits changed the file; the lock file holds the number of the last acknowledged one.
-const COMMITS_KEY: &str = "commits";
 
 pub(super) type Records = BTreeMap<SessionId, Arc<SessionRecord>>;
 
@@ -61,38 +59,33 @@ struct StoredSession {
     created_at: Timestamp,
 }
 
-/// Numbers that only grow.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Counters {
-    /// 0 when nothing has been reserved.
-    pub(super) reserved_through: u64,
-    pub(super) commits: u64,
-}
-
 /// Everything that a file holds.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) records: Records,
-    pub(super) counters: Counters,
+    /// Every generation up to it may have been used; 0 when nothing has been reserved.
+    pub(super) reserved_through: u64,
 }
 
 /// Fills a new file.
-pub(super) fn fill(transaction: &WriteTransaction, counters: Counters) -> Result<(), redb::Error> {
+pub(super) fn fill(
+    transaction: &WriteTransaction,
+    reserved_through: u64,
+) -> Result<(), redb::Error> {
     transaction.open_table(SESSIONS)?;
     transaction.open_table(SPECS)?;
     transaction
         .open_table(META)?
         .insert(FORMAT_KEY, u64::from(FORMAT))?;
-    write_counters(transaction, counters)
+    write_reserved(transaction, reserved_through)
 }
 
-pub(super) fn write_counters(
+pub(super) fn write_reserved(
     transaction: &WriteTransaction,
-    counters: Counters,
+    reserved_through: u64,
 ) -> Result<(), redb::Error> {
     let mut meta = transaction.open_table(META)?;
-    meta.insert(RESERVED_KEY, counters.reserved_through)?;
-    meta.insert(COMMITS_KEY, counters.commits)?;
+    meta.insert(RESERVED_KEY, reserved_through)?;
     Ok(())
 }
 
@@ -108,14 +101,13 @@ pub(super) fn load(database: &Database) -> Result<Content, SchemaError> {
     };
     let number = |key| Ok::<_, redb::Error>(meta.get(key)?.map(|value| value.value()));
     let format = number(FORMAT_KEY)?.ok_or_else(|| inconsistent("it has no format number"))?;
-    let mut counters = Counters {
-        reserved_through: number(RESERVED_KEY)?.unwrap_or(0),
-        commits: number(COMMITS_KEY)?.unwrap_or(0),
-    };
+    let mut reserved_through = number(RESERVED_KEY)?.unwrap_or(0);
     if format != u64::from(FORMAT) {
         let format = u32::try_from(format).unwrap_or(u32::MAX);
-        let through = counters.reserved_through;
-        return Err(SchemaError::OtherFormat { format, through });
+        return Err(SchemaError::OtherFormat {
+            format,
+            through: reserved_through,
+        });
     }
     let sessions = transaction.open_table(SESSIONS)?;
     let specs = transaction.open_table(SPECS)?;
@@ -132,13 +124,16 @@ pub(super) fn load(database: &Database) -> Result<Content, SchemaError> {
                 source,
             }
         })?;
-        counters.reserved_through = counters.reserved_through.max(record.generation.get());
+        reserved_through = reserved_through.max(record.generation.get());
         records.insert(record.id.clone(), Arc::new(record));
     }
     if specs.len()? != sessions.len()? {
         return Err(inconsistent("a spec belongs to no session"));
     }
-    Ok(Content { records, counters })
+    Ok(Content {
+        records,
+        reserved_through,
+    })
 }
 
 /// Encodes a record without its spec, and verifies that it can be read back. JSON has no NaN, for

@@ -17,7 +17,7 @@ use super::mirror::Mirror;
 use super::opening::{self, DatabaseFailure};
 use super::queue::{Abandoned, Batch, Queue, Queued, Request};
 use super::room::Room;
-use super::schema::{self, Counters};
+use super::schema;
 use super::store_error;
 use crate::rules::{self, Change, Effect};
 use crate::state_lock::StateLock;
@@ -45,7 +45,7 @@ pub(super) struct Writer {
     /// Whether the file must be rewritten instead of reopened.
     pub(super) distrusted: bool,
     /// What the registry file holds.
-    pub(super) counters: Counters,
+    pub(super) reserved_through: u64,
     pub(super) room: Room,
     /// Released last, after the files are closed.
     pub(super) lock: StateLock,
@@ -291,11 +291,8 @@ impl Writer {
     }
 
     fn commit(&mut self, writes: &Writes) -> Result<(), RegistryError> {
-        let counters = Counters {
-            reserved_through: self.generations.reserved_through(),
-            commits: self.counters.commits + 1,
-        };
-        if writes.is_empty() && counters.reserved_through == self.counters.reserved_through {
+        let reserved_through = self.generations.reserved_through();
+        if writes.is_empty() && reserved_through == self.reserved_through {
             return Ok(());
         }
         let Some(database) = &self.database else {
@@ -303,10 +300,9 @@ impl Writer {
                 reason: "its file is not open".to_owned(),
             });
         };
-        commit::commit(database, writes, counters)
+        commit::commit(database, writes, reserved_through)
             .map_err(|error| store_error("commit", &self.path, error))?;
-        self.counters = counters;
-        self.lock.acknowledge(counters.commits);
+        self.reserved_through = reserved_through;
         Ok(())
     }
 
@@ -332,7 +328,7 @@ impl Writer {
         match found {
             Ok((database, content)) => {
                 let undo = commit::difference(&content.records, &records)?;
-                self.counters = content.counters;
+                self.reserved_through = content.reserved_through;
                 self.database = Some(database);
                 if let Err(error) = self.commit(&undo) {
                     self.close(&error);
@@ -340,8 +336,10 @@ impl Writer {
                 }
             }
             Err(DatabaseFailure::Missing | DatabaseFailure::Damaged(_)) => {
-                self.counters.reserved_through = self.generations.reserved_through();
-                self.database = Some(opening::rebuild(&self.path, &records, self.counters)?);
+                let reserved_through = self.generations.reserved_through();
+                let rebuilt = opening::rebuild(&self.path, &records, reserved_through)?;
+                self.database = Some(rebuilt);
+                self.reserved_through = reserved_through;
                 self.distrusted = false;
             }
             Err(DatabaseFailure::Refused(error)) => return Err(error),
