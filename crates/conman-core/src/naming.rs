@@ -115,21 +115,6 @@ pub fn container_name(instance: &Instance, id: &SessionId, generation: Generatio
     format!("conman-{instance}-{id}-{generation}")
 }
 
-/// The exact inverse of [`container_name`]: `None` for every other text.
-#[must_use]
-pub fn parse_container_name(name: &str) -> Option<(Instance, SessionId, Generation)> {
-    let rest = name.strip_prefix("conman-")?;
-    let (instance, rest) = rest.split_at_checked(INSTANCE_CHARS)?;
-    let (id, generation) = rest.strip_prefix('-')?.rsplit_once('-')?;
-    let parsed = (
-        Instance::parse(instance).ok()?,
-        id.parse::<SessionId>().ok()?,
-        Generation::new(generation.parse().ok()?)?,
-    );
-    // Numbers have more than one spelling, such as 07 and +7.
-    (container_name(&parsed.0, &parsed.1, parsed.2) == name).then_some(parsed)
-}
-
 /// The parent cgroup of one generation, below that of the instance.
 #[must_use]
 pub fn cgroup_parent(
@@ -237,13 +222,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parsing_a_container_name_gives_back_what_it_was_made_of(
-            random: [u8; 4], id in ids(), generation in generations(),
-        ) {
+        fn parsing_an_instance_id_gives_back_what_it_was_made_of(random: [u8; 4]) {
             let instance = Instance::new(random);
             prop_assert_eq!(Instance::parse(instance.as_str()), Ok(instance.clone()));
-            let name = container_name(&instance, &id, generation);
-            prop_assert_eq!(parse_container_name(&name), Some((instance, id, generation)));
         }
 
         #[test]
@@ -254,21 +235,6 @@ mod tests {
             prop_assert_eq!(parse_slice(&above, &slice), Some((id, generation)));
             let other = instance_cgroup(&Instance::new([2; 4]), CgroupDriver::Systemd);
             prop_assert_eq!(parse_slice(&other, &slice), None);
-        }
-
-        #[test]
-        fn whatever_is_parsed_is_the_name_of_what_came_out(
-            name in "conman-[0-9a-f]{7,8}(-[a1-]{0,5}){0,2}-[+0-9]{0,3}",
-        ) {
-            if let Some((instance, id, generation)) = parse_container_name(&name) {
-                prop_assert_eq!(container_name(&instance, &id, generation), name);
-            }
-        }
-
-        #[test]
-        fn no_text_makes_parsing_panic(name in "\\PC{0,40}", tail in "\\PC{0,20}") {
-            let _ = parse_container_name(&name);
-            let _ = parse_container_name(&format!("conman-{tail}"));
         }
 
         #[test]

@@ -136,21 +136,9 @@ pub enum PeerStanding {
 }
 
 /// The latest field of ownership records that this conman reads: they are numbered in the order in which
-/// versions after 0.1.0 add them.
+/// versions after 0.1.0 add them. A node must write a field only while every node that may act announces
+/// that it reads it: an earlier conman would drop it.
 pub const READS: u32 = 0;
-
-/// Whether this field of ownership records may be written: every node that may act has announced that it
-/// reads it. An earlier conman would drop it.
-#[must_use]
-pub fn may_write(peers: &[Peer], field: u32) -> bool {
-    let mut acting = peers
-        .iter()
-        .filter(|peer| peer.standing != PeerStanding::Fenced);
-    acting.all(|peer| {
-        let announcement = peer.announcement.as_ref();
-        announcement.is_some_and(|announcement| announcement.reads >= field)
-    })
-}
 
 /// What a node publishes about itself. Fields that a later conman adds are ignored.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -326,39 +314,5 @@ impl Fleet for SoloFleet {
         _limit: usize,
     ) -> Result<SessionPage, RegistryError> {
         Ok(SessionPage::default())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_later_field_is_written_once_every_live_node_reads_it() {
-        let node = |name: &str, standing, reads| Peer {
-            name: name.to_owned(),
-            incarnation: 1,
-            standing,
-            fenced_at: None,
-            is_late: false,
-            announcement: Some(Announcement {
-                reads,
-                ..Announcement::default()
-            }),
-            announced_ago_ms: 0,
-        };
-        let next = READS + 1;
-        let (live, silent) = (PeerStanding::Live, PeerStanding::Silent);
-        let upgraded = node("a", live, next);
-        assert!(may_write(std::slice::from_ref(&upgraded), next));
-        for standing in [live, silent] {
-            let earlier = node("b", standing, READS);
-            assert!(!may_write(&[upgraded.clone(), earlier], next));
-        }
-        let mut unknown = node("b", live, next);
-        unknown.announcement = None;
-        assert!(!may_write(&[upgraded.clone(), unknown], next));
-        let lost = node("b", PeerStanding::Fenced, READS);
-        assert!(may_write(&[upgraded, lost], next));
     }
 }

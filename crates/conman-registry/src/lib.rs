@@ -46,7 +46,7 @@ pub use error::{RegistryError, serve_above, start_afresh};
 pub use fence_link::{FenceLink, FenceOrder};
 pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, MAX_SESSION_PAGE, MAX_UNREADABLE,
-    NodeLoad, Peer, PeerStanding, READS, SessionPage, Sighting, SoloFleet, Standing, may_write,
+    NodeLoad, Peer, PeerStanding, READS, SessionPage, Sighting, SoloFleet, Standing,
 };
 pub use journal::{Journal, JournalError, MAX_EVENT_PAGE, NewEvent};
 pub use record::{ContainerIdentity, Ending, Phase, Phases, RecordState, Release, SessionRecord};

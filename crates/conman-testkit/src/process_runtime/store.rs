@@ -15,7 +15,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use conman_core::naming::{self, Instance};
-use conman_proto::ResolvedSpec;
+use conman_proto::{Generation, ResolvedSpec};
 use serde::{Deserialize, Serialize};
 
 use conman_runtime::shared::container_files::host_error;
@@ -67,18 +67,19 @@ impl Store {
         let mut keys = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(error)? {
             let entry = entry.map_err(error)?;
-            let name = entry.file_name();
-            let Some((instance, session, generation)) =
-                name.to_str().and_then(naming::parse_container_name)
-            else {
-                continue;
-            };
-            if instance == self.instance && stored_plan::exists(&entry.path()) {
-                keys.push(ContainerKey::new(session, generation));
-            }
+            let key = entry.file_name().to_str().and_then(|name| self.key(name));
+            keys.extend(key.filter(|_| stored_plan::exists(&entry.path())));
         }
         keys.sort_unstable();
         Ok(keys)
+    }
+
+    /// The container of this instance that has this name.
+    fn key(&self, name: &str) -> Option<ContainerKey> {
+        let rest = name.strip_prefix(&format!("conman-{}-", self.instance))?;
+        let (session, generation) = rest.rsplit_once('-')?;
+        let generation = Generation::new(generation.parse().ok()?)?;
+        Some(ContainerKey::new(session.parse().ok()?, generation))
     }
 }
 
