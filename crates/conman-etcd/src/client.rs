@@ -18,7 +18,7 @@ use tonic_prost::ProstCodec;
 use super::access::{AccessError, EtcdAccess, EtcdCredentials, endpoints};
 use super::call_error::{CallError, is_about_sign_in};
 use super::figures;
-use super::seen::{Before, Seen};
+use super::seen::Seen;
 use super::shared::boot_time;
 use super::wire::{
     AuthenticateRequest, AuthenticateResponse, CompactionRequest, CompactionResponse, RangeRequest,
@@ -252,7 +252,7 @@ impl Client {
         Q: Message + Clone + Send + Sync + 'static,
         R: Message + Default + Headed + Send + Sync + 'static,
     {
-        let before = self.seen.before();
+        let before = self.seen.revision();
         let answer: R = match self.once(method, request.clone()).await {
             // The token has expired, or etcd has dropped it: sign in and send the call again. A
             // refusal has no effect.
@@ -264,11 +264,11 @@ impl Client {
             }
             other => other?,
         };
-        self.check(&before, answer.header())?;
+        self.check(before, answer.header())?;
         Ok(answer)
     }
 
-    fn check(&self, before: &Before, header: Option<&ResponseHeader>) -> Result<(), CallError> {
+    fn check(&self, before: i64, header: Option<&ResponseHeader>) -> Result<(), CallError> {
         let Some(header) = header else {
             let reason = "etcd's answer has no header; is it etcd 3.4 or later?".to_owned();
             return Err(CallError::Stale { reason });

@@ -32,7 +32,7 @@ pub(super) async fn run(shared: Arc<Shared>, membership: Arc<Membership>, every:
     let warnings = RateLimitedLog::new(REPEAT_AFTER);
     let mut revisions = VecDeque::new();
     loop {
-        revisions.push_front(client.seen().before().revision());
+        revisions.push_front(client.seen().revision());
         revisions.truncate(PATIENCE);
         sleep(every).await;
         let is_first = membership.is_first(&shared.me, shared.timing.fence_ms);

@@ -17,19 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use conman_registry::fleet_mark;
 
-/// What was known when a call was sent; its answer must not be older.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Before {
-    revision: i64,
-}
-
-impl Before {
-    /// 0 before the first answer.
-    pub(super) fn revision(self) -> i64 {
-        self.revision
-    }
-}
-
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Kept {
     /// 0 before the first answer.
@@ -88,19 +75,15 @@ impl Seen {
         self.file.path()
     }
 
-    pub(super) fn before(&self) -> Before {
-        Before {
-            revision: self.state().now.revision,
-        }
+    /// The latest revision, 0 before the first answer. The answer to a call that is sent after this
+    /// must not be older.
+    pub(super) fn revision(&self) -> i64 {
+        self.state().now.revision
     }
 
-    /// Accepts an answer's revision and cluster, or returns why it is not trusted.
-    pub(super) fn check(
-        &self,
-        before: &Before,
-        cluster_id: u64,
-        revision: i64,
-    ) -> Result<(), String> {
+    /// Accepts an answer's revision and cluster, or returns why it is not trusted. `before` is the
+    /// latest revision when the call was sent.
+    pub(super) fn check(&self, before: i64, cluster_id: u64, revision: i64) -> Result<(), String> {
         let mut state = self.state();
         let now = &mut state.now;
         if now.cluster_id != 0 && now.cluster_id != cluster_id {
@@ -112,11 +95,11 @@ impl Seen {
             state.refused = Some(reason.clone());
             return Err(reason);
         }
-        let falls = revision < before.revision;
+        let falls = revision < before;
         now.went_back |= falls;
         if now.went_back {
             let reason = match falls {
-                true => gone_back("revision", before.revision, revision),
+                true => gone_back("revision", before, revision),
                 // It has grown past that revision since.
                 false => format!(
                     "etcd has gone back earlier, as after the restoration of a snapshot, and may \
@@ -232,12 +215,12 @@ mod tests {
     fn answers_that_overtake_each_other_are_no_sign_of_an_older_store() {
         let dir = dir();
         let seen = open(&dir);
-        let first = seen.before();
-        seen.check(&first, 7, 20).expect("the later one's answer");
-        seen.check(&first, 7, 10)
+        let first = seen.revision();
+        seen.check(first, 7, 20).expect("the later one's answer");
+        seen.check(first, 7, 10)
             .expect("sent before 20 was seen: no older than what was known then");
-        let later = seen.before();
-        seen.check(&later, 7, 20).expect("no older");
+        let later = seen.revision();
+        seen.check(later, 7, 20).expect("no older");
     }
 
     #[test]
@@ -245,37 +228,38 @@ mod tests {
         let dir = dir();
         assert!(!was_in_fleet(dir.path()).expect("looked"));
         let seen = open(&dir);
-        seen.check(&seen.before(), 7, 20).expect("the first");
+        seen.check(seen.revision(), 7, 20).expect("the first");
         seen.keep().expect("kept");
         assert!(was_in_fleet(dir.path()).expect("looked"));
         let seen = open(&dir);
-        let refusal = seen.check(&seen.before(), 7, 19).expect_err("older");
+        let refusal = seen.check(seen.revision(), 7, 19).expect_err("older");
         assert!(refusal.contains("--generation-floor"), "{refusal}");
-        seen.check(&seen.before(), 7, 25).expect_err("it has grown");
+        seen.check(seen.revision(), 7, 25)
+            .expect_err("it has grown");
         seen.keep().expect("kept");
         let seen = open(&dir);
-        seen.check(&seen.before(), 7, 26).expect_err("remembered");
+        seen.check(seen.revision(), 7, 26).expect_err("remembered");
         let seen = Seen::open(dir.path(), true).expect("opened");
-        seen.check(&seen.before(), 8, 1).expect("accepted");
+        seen.check(seen.revision(), 8, 1).expect("accepted");
     }
 
     #[test]
     fn a_store_that_grew_past_what_was_seen_is_betrayed_by_an_older_heartbeat() {
         let dir = dir();
         let (seen, node) = (open(&dir), NodeName::from("n1"));
-        seen.check(&seen.before(), 7, 20).expect("the first");
+        seen.check(seen.revision(), 7, 20).expect("the first");
         let first = seen.heartbeat(&node);
         seen.check_heartbeat(&node, first, 20).expect("as written");
         seen.check_heartbeat(&node, first, 18)
             .expect("asked before that was known");
-        seen.check(&seen.before(), 7, 30).expect("it has grown");
+        seen.check(seen.revision(), 7, 30).expect("it has grown");
         let refusal = seen.check_heartbeat(&node, seen.heartbeat(&node), 15);
         let refusal = refusal.expect_err("older than what was written");
         assert!(refusal.contains("--generation-floor"), "{refusal}");
-        seen.check(&seen.before(), 7, 31).expect_err("remembered");
+        seen.check(seen.revision(), 7, 31).expect_err("remembered");
         seen.keep().expect("kept");
         let seen = open(&dir);
-        seen.check(&seen.before(), 7, 32)
+        seen.check(seen.revision(), 7, 32)
             .expect_err("by the next daemon too");
     }
 
@@ -284,15 +268,15 @@ mod tests {
         let dir = dir();
         let is_of_one = || in_fleet(dir.path()).expect("looked").is_some();
         let seen = open(&dir);
-        seen.check(&seen.before(), 7, 20).expect("the first");
+        seen.check(seen.revision(), 7, 20).expect("the first");
         seen.keep().expect("kept");
         assert!(is_of_one());
         leave_fleet(dir.path()).expect("left");
         assert!(!is_of_one() && was_in_fleet(dir.path()).expect("looked"));
         let seen = open(&dir);
-        seen.check(&seen.before(), 7, 19).expect_err("older");
+        seen.check(seen.revision(), 7, 19).expect_err("older");
         let seen = Seen::open(dir.path(), true).expect("opened");
-        seen.check(&seen.before(), 8, 1).expect("accepted");
+        seen.check(seen.revision(), 8, 1).expect("accepted");
         seen.may_be_kept();
         seen.keep().expect("kept");
         assert!(is_of_one());
@@ -303,31 +287,31 @@ mod tests {
         let dir = dir();
         let seen = open(&dir);
         assert!(!seen.is_known());
-        seen.check(&seen.before(), 7, 20).expect("the first");
+        seen.check(seen.revision(), 7, 20).expect("the first");
         assert!(!seen.is_known());
         seen.keep().expect("kept");
         assert!(open(&dir).is_known());
         let accepting = Seen::open(dir.path(), true).expect("opened");
         accepting
-            .check(&accepting.before(), 8, 1)
+            .check(accepting.revision(), 8, 1)
             .expect("accepted");
         accepting.keep().expect("held back");
         assert!(!accepting.is_known());
         let seen = open(&dir);
-        seen.check(&seen.before(), 8, 2).expect_err("another one");
+        seen.check(seen.revision(), 8, 2).expect_err("another one");
         accepting.may_be_kept();
         accepting.keep().expect("kept");
         assert!(accepting.is_known());
         let seen = open(&dir);
-        seen.check(&seen.before(), 8, 2).expect("the accepted one");
+        seen.check(seen.revision(), 8, 2).expect("the accepted one");
     }
 
     #[test]
     fn another_cluster_is_refused_and_the_right_one_serves_again() {
         let dir = dir();
         let seen = open(&dir);
-        seen.check(&seen.before(), 7, 20).expect("the first");
-        seen.check(&seen.before(), 8, 30).expect_err("another one");
-        seen.check(&seen.before(), 7, 21).expect("the first again");
+        seen.check(seen.revision(), 7, 20).expect("the first");
+        seen.check(seen.revision(), 8, 30).expect_err("another one");
+        seen.check(seen.revision(), 7, 21).expect("the first again");
     }
 }
