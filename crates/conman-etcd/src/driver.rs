@@ -368,13 +368,6 @@ impl<'a> Serving<'a> {
             shared.stands(if late { Standing::Late } else { Standing::Live });
         } else if let Some(reason) = shared.store.client.seen().went_back() {
             shared.stands(Standing::Joining { reason });
-        } else if self.protocol.is_used_up() {
-            let reason = format!(
-                "the record of node `{0}` in etcd is damaged: it has the greatest possible \
-                 incarnation; give this node another `node.name`",
-                shared.me
-            );
-            shared.stands(Standing::Joining { reason });
         } else if self.ever_live {
             shared.stands(Standing::Fenced);
         }

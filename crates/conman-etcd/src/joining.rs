@@ -16,7 +16,6 @@ use super::forgetting;
 use super::from_alone::FromAlone;
 use super::schema::{self, SchemaError};
 use super::shared::{Shared, boot_time};
-use super::store::Additions;
 use super::wire::{self, TxnRequest};
 use conman_registry::Standing;
 use conman_registry::{FenceLink, FenceOrder};
@@ -144,10 +143,7 @@ async fn keep_seen(shared: &Shared) -> Result<(), String> {
 
 /// Sessions start above every generation used here or given by an operator.
 async fn raise_floor(shared: &Shared, floor: Generation) -> Result<(), String> {
-    let read = shared
-        .store
-        .execute(Request::Read(vec![Key::Floor]), Additions::default())
-        .await;
+    let read = shared.store.execute(Request::Read(vec![Key::Floor])).await;
     let Answer::Values(_) = read.answer else {
         return Err(read.trouble.unwrap_or_default());
     };
@@ -189,6 +185,13 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
         let held_by = holder.map(|(key, bytes, _)| codec::parse::<Holder>(&key, &bytes));
         let held_by = held_by.transpose().map_err(|error| error.to_string())?;
         let (record, heartbeat) = answer.node(&shared.me);
+        if record.is_some_and(|record| record.incarnation == u64::MAX) {
+            return Err(format!(
+                "the record of node `{0}` in etcd is damaged: it has the greatest possible \
+                 incarnation; give this node another `node.name`",
+                shared.me
+            ));
+        }
         let live = record.is_some_and(|record| record.state == NodeState::Live);
         if !live || held_by.as_ref() == Some(me) {
             return Ok(revision);
@@ -205,10 +208,7 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
         // A record without a heartbeat is not written by conman; a node that renews would create
         // one.
         if let Verdict::Fence(fencing) = observer.answered(boot_time(), &answer, &shared.timing) {
-            let fenced = shared
-                .store
-                .execute(Request::Commit(fencing), Additions::default())
-                .await;
+            let fenced = shared.store.execute(Request::Commit(fencing)).await;
             if fenced.answer == Answer::Committed {
                 tracing::warn!(
                     other,

@@ -140,9 +140,9 @@ impl Store {
     }
 
     /// Sends a request once.
-    pub(super) async fn execute(&self, request: Request, additions: Additions) -> Answered {
+    pub(super) async fn execute(&self, request: Request) -> Answered {
         match request {
-            Request::Commit(transaction) => self.commit(&transaction, additions).await,
+            Request::Commit(transaction) => self.commit(&transaction, Additions::default()).await,
             Request::Read(keys) => unavailable_unless(self.read(keys).await),
             Request::ReadSessions => unavailable_unless(self.read_sessions().await),
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use conman_core::ownership::{
-    Event, FenceEvent, Key, NodeName, Request, SessionName, Slot, Timing, Value,
+    Event, FenceEvent, Key, NodeName, Request, SessionName, Slot, Stake, Timing, Value,
 };
 
 use crate::checker::Checker;
@@ -438,8 +438,22 @@ impl World {
         for (node, machine) in self.machines.iter().enumerate() {
             let held = machine.fence.iter().flat_map(|fence| fence.view());
             fences.extend(held.map(|view| (node, view.slot)));
-            let held = machine.daemon.iter().flat_map(|daemon| daemon.slots());
-            daemons.extend(held.map(|slot| (node, slot)));
+            for session in self.sessions.iter().chain([&self.retired]) {
+                let stake = machine
+                    .daemon
+                    .as_ref()
+                    .and_then(|daemon| daemon.stake(session));
+                if let Some(Stake::Held { generation } | Stake::Ending { generation, .. }) = stake {
+                    let session = session.clone();
+                    daemons.insert((
+                        node,
+                        Slot {
+                            session,
+                            generation,
+                        },
+                    ));
+                }
+            }
         }
         self.checker
             .finish(&self.sessions, &self.retired, &fences, &daemons);

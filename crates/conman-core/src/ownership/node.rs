@@ -247,12 +247,6 @@ impl NodeProtocol {
         self.deadline
     }
 
-    /// Whether it cannot rejoin, because its record has the greatest incarnation.
-    #[must_use]
-    pub fn is_used_up(&self) -> bool {
-        matches!(&self.standing, Standing::Rejoining(rejoin) if rejoin.is_used_up())
-    }
-
     /// Whether it has rejoined and read every record since.
     #[must_use]
     pub fn is_live(&self) -> bool {
@@ -284,14 +278,6 @@ impl NodeProtocol {
             },
             Phase::Checking => Stake::Checking,
         })
-    }
-
-    /// Every slot that it starts, keeps or ends.
-    #[must_use]
-    pub fn slots(&self) -> Vec<Slot> {
-        let held = self.sessions.iter().filter(|(_, local)| local.slot != 0);
-        held.map(|(session, local)| local.slot_of(session))
-            .collect()
     }
 
     pub fn on(&mut self, now: BootTime, event: Event) -> Vec<Action> {

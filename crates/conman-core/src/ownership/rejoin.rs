@@ -48,7 +48,6 @@ pub struct Rejoin {
     unresolved: Vec<(Heartbeat, BootTime)>,
     read: Option<(Option<NodeRecord>, Option<Heartbeat>, Option<u64>)>,
     state: State,
-    used_up: bool,
 }
 
 /// Maximum number of ambiguous attempts remembered; an older one that is read back is overwritten.
@@ -65,14 +64,7 @@ impl Rejoin {
             unresolved: Vec::new(),
             read: None,
             state: State::Idle { due: now },
-            used_up: false,
         }
-    }
-
-    /// Whether the last read has the greatest incarnation.
-    #[must_use]
-    pub fn is_used_up(&self) -> bool {
-        self.used_up
     }
 
     pub fn due(&mut self, now: BootTime, timing: &Timing) -> Option<Request> {
@@ -89,9 +81,7 @@ impl Rejoin {
             ]));
         };
         let before = record.map_or(0, |record| record.incarnation);
-        let incarnation = before.checked_add(1);
-        self.used_up = incarnation.is_none();
-        let Some(incarnation) = incarnation else {
+        let Some(incarnation) = before.checked_add(1) else {
             // Only an operator can repair it; it is read again until then.
             self.state = State::Idle {
                 due: now.plus(timing.retry_ms),

@@ -33,7 +33,7 @@ impl Serving<'_> {
             read => {
                 let store = self.shared.store.clone();
                 self.work.push(Box::pin(async move {
-                    Done::Answered(op, store.execute(read, Additions::default()).await)
+                    Done::Answered(op, store.execute(read).await)
                 }));
                 return;
             }
