@@ -62,10 +62,6 @@ impl Serving<'_> {
                 (Key::Session(session), Some(Value::Session(ownership))) => {
                     self.tell(op, session, ownership, &mut additions);
                 }
-                (Key::Session(session), None) => {
-                    let key = self.shared.store.keys.told(session);
-                    additions.write.push(wire::delete(key));
-                }
                 _ => {}
             }
         }
