@@ -9,11 +9,10 @@ use std::sync::Arc;
 
 use tar::{Archive, EntryType};
 
-use crate::compression::{Compression, SNIFFED_BYTES, decode, foreign_format};
+use crate::compression::{Compression, SNIFFED_BYTES, foreign_format};
 use crate::import::ImportError;
 use crate::limits::ImageLimits;
-use crate::meter::{Gauge, Hashed, Packed, Unpacked};
-use crate::unpack::stream_error;
+use crate::unpack::{decoded, stream_error};
 
 /// Most members of an image archive: three for each layer, and some. With more it is taken for a
 /// root file system.
@@ -65,10 +64,8 @@ pub(crate) fn classify(
     if let Some(format) = foreign_format(&head[..length]) {
         return Err(ImportError::ForeignFormat { format });
     }
-    let members = match list(rewound(file)?, limits) {
-        Ok(Some(members)) => members,
-        Ok(None) => return Ok(Kind::RootFileSystem),
-        Err(error) => return Err(error),
+    let Some(members) = list(rewound(file)?, limits)? else {
+        return Ok(Kind::RootFileSystem);
     };
     let oci = members.contains_key("oci-layout") && members.contains_key("index.json");
     if !oci && !members.contains_key("manifest.json") {
@@ -123,17 +120,10 @@ pub(crate) fn keep(
 }
 
 fn spool(source: File, scratch: &Path, limits: &ImageLimits) -> Result<File, ImportError> {
-    let gauge = Gauge::new(limits, limits.max_blob_bytes, Hashed::default());
-    let packed = Packed {
-        source,
-        gauge: gauge.clone(),
-    };
-    let stream = Unpacked {
-        source: decode(packed).map_err(ImportError::Read)?,
-        gauge: gauge.clone(),
-    };
+    let unreadable = |error| ImportError::Archive(Box::new(error));
+    let (stream, gauge) = decoded(source, limits, false).map_err(unreadable)?;
     keep(stream, scratch, limits).map_err(|error| match error {
-        ImportError::Read(error) => ImportError::Archive(Box::new(stream_error(&gauge, error))),
+        ImportError::Read(error) => unreadable(stream_error(&gauge, error)),
         other => other,
     })
 }
@@ -149,16 +139,9 @@ fn list(
     source: File,
     limits: &ImageLimits,
 ) -> Result<Option<HashMap<String, Member>>, ImportError> {
-    let gauge = Gauge::new(limits, limits.max_blob_bytes, Hashed::default());
-    let packed = Packed {
-        source,
-        gauge: gauge.clone(),
-    };
-    let stream = Unpacked {
-        source: decode(packed).map_err(ImportError::Read)?,
-        gauge: gauge.clone(),
-    };
-    let failed = |error| ImportError::Archive(Box::new(stream_error(&gauge, error)));
+    let unreadable = |error| ImportError::Archive(Box::new(error));
+    let (stream, gauge) = decoded(source, limits, false).map_err(unreadable)?;
+    let failed = |error| unreadable(stream_error(&gauge, error));
     let mut archive = Archive::new(stream);
     let mut members = HashMap::new();
     let mut entries = archive.entries().map_err(failed)?;

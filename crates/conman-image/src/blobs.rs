@@ -7,7 +7,7 @@ use oci_spec::image::{Descriptor, ImageConfiguration, ImageManifest};
 use serde::de::DeserializeOwned;
 
 use crate::beneath::read_bounded;
-use crate::digest::Digest;
+use crate::digest::{Digest, LayerId};
 use crate::image::Image;
 use crate::image_config::ImageConfig;
 use crate::import::ImportError;
@@ -47,14 +47,7 @@ pub(crate) struct Plan {
     pub(crate) config: ImageConfig,
     pub(crate) architecture: String,
     /// The lowest first.
-    pub(crate) layers: Vec<PlannedLayer>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlannedLayer {
-    pub(crate) layer: Digest,
-    pub(crate) blob: Digest,
-    pub(crate) size: u64,
+    pub(crate) layers: Vec<LayerId>,
 }
 
 pub(crate) fn digest_of(descriptor: &Descriptor, what: &str) -> Result<Digest, ImportError> {
@@ -64,13 +57,15 @@ pub(crate) fn digest_of(descriptor: &Descriptor, what: &str) -> Result<Digest, I
     })
 }
 
-/// The layers' blobs of a manifest, with known types and allowed sizes.
+/// The layers' blobs of a manifest, the lowest first, with their sizes. All parts have known types and allowed
+/// sizes.
 pub(crate) fn layer_blobs(
     manifest: &ImageManifest,
     store: &ImageStore,
 ) -> Result<Vec<(Digest, u64)>, ImportError> {
     let limits = store.limits();
-    check_layer_count(manifest.layers().len(), store)?;
+    let media_type = manifest.config().media_type();
+    check_type("the configuration", media_type.as_ref(), &CONFIG_TYPES)?;
     let numbered = manifest.layers().iter().enumerate();
     numbered
         .map(|(index, descriptor)| {
@@ -87,12 +82,8 @@ pub(crate) fn layer_blobs(
         .collect()
 }
 
-pub(crate) fn check_config_type(manifest: &ImageManifest) -> Result<(), ImportError> {
-    let media_type = manifest.config().media_type();
-    check_type("the configuration", media_type.as_ref(), &CONFIG_TYPES)
-}
-
-pub(crate) fn check_layer_count(count: usize, store: &ImageStore) -> Result<(), ImportError> {
+/// Reads the configuration of an image whose manifest has `count` layers.
+pub(crate) fn plan(config: &[u8], count: usize, store: &ImageStore) -> Result<Plan, ImportError> {
     let limit = store.limits().max_layers;
     if count > limit {
         return Err(ImportError::TooManyLayers { count, limit });
@@ -100,16 +91,11 @@ pub(crate) fn check_layer_count(count: usize, store: &ImageStore) -> Result<(), 
     if count == 0 {
         return Err(ImportError::NoLayers);
     }
-    Ok(())
-}
-
-/// Combines a manifest's layers with the configuration's digests of their unpacked form.
-pub(crate) fn plan(config: &[u8], blobs: &[(Digest, u64)]) -> Result<Plan, ImportError> {
     let parsed: ImageConfiguration = parse("the configuration", config)?;
     let layers = diff_ids(&parsed)?;
-    if layers.len() != blobs.len() {
+    if layers.len() != count {
         return Err(ImportError::LayerCount {
-            manifest: blobs.len(),
+            manifest: count,
             config: layers.len(),
         });
     }
@@ -117,19 +103,11 @@ pub(crate) fn plan(config: &[u8], blobs: &[(Digest, u64)]) -> Result<Plan, Impor
         id: Digest::of(config),
         config: ImageConfig::from_oci(&parsed)?,
         architecture: parsed.architecture().to_string(),
-        layers: layers
-            .into_iter()
-            .zip(blobs)
-            .map(|(layer, (blob, size))| PlannedLayer {
-                layer,
-                blob: *blob,
-                size: *size,
-            })
-            .collect(),
+        layers,
     })
 }
 
-pub(crate) fn diff_ids(config: &ImageConfiguration) -> Result<Vec<Digest>, ImportError> {
+fn diff_ids(config: &ImageConfiguration) -> Result<Vec<LayerId>, ImportError> {
     let numbered = config.rootfs().diff_ids().iter().enumerate();
     numbered
         .map(|(index, text)| {
@@ -148,69 +126,62 @@ pub(crate) fn import_manifest(
     manifest: &ImageManifest,
     name: &ImageName,
 ) -> Result<Image, ImportError> {
-    check_config_type(manifest)?;
     let layers = layer_blobs(manifest, store)?;
     let config = read_verified(store, blobs, manifest.config(), "the configuration")?;
-    let plan = plan(&config, &layers)?;
-    carry_out(store, blobs, plan, name)
+    let plan = plan(&config, layers.len(), store)?;
+    carry_out(store, plan, name, |index| {
+        open_layer(blobs, &layers[index].0, index)
+    })
 }
 
-/// Unpacks what the store lacks and names the image.
-pub(crate) fn carry_out(
+/// Unpacks what the store lacks and names the image. `open` opens the archive of a layer, by its index in the
+/// plan.
+pub(crate) fn carry_out<R: Read>(
     store: &ImageStore,
-    blobs: &dyn Blobs,
     plan: Plan,
     name: &ImageName,
+    open: impl Fn(usize) -> Result<R, ImportError>,
 ) -> Result<Image, ImportError> {
     let mut allowance = Allowance::new(store.limits());
     let count = plan.layers.len();
     let mut leases = Vec::with_capacity(count);
-    for (index, planned) in plan.layers.iter().enumerate() {
-        let number = index + 1;
-        let what = || format!("the blob of layer {number} ({})", planned.blob);
-        let open = || match blobs.open(&planned.blob) {
-            Ok(Some(blob)) => Ok(blob),
-            Ok(None) => Err(LayerFailure::Import(ImportError::Missing { what: what() })),
-            Err(source) => Err(LayerFailure::Import(ImportError::ReadPart {
-                what: what(),
-                source,
-            })),
-        };
-        let announced = Some((planned.blob, planned.size));
-        let lease = store
-            .inner
-            .layers
-            .ensure(planned.layer, announced, &mut allowance, open)
-            .map_err(|failure| failure.at(number, count, planned.layer))?;
-        leases.push(lease);
+    for (index, layer) in plan.layers.iter().enumerate() {
+        let numbered = |error| ImportError::layer(index + 1, count, *layer, error);
+        let layers = &store.inner.layers;
+        leases.push(layers.ensure(*layer, &mut allowance, || open(index), numbered)?);
     }
     let record = ImageRecord {
         config: plan.config,
         architecture: plan.architecture,
-        layers: plan.layers.iter().map(|planned| planned.layer).collect(),
+        layers: plan.layers,
         imported_at_s: 0,
     };
     Ok(store.record(name, plan.id, record, &leases)?)
 }
 
-/// A failure on the way to a layer, before its number is known.
-pub(crate) enum LayerFailure {
-    Layer(crate::layers::LayerError),
-    Import(ImportError),
+/// Opens the blob of the layer with this index.
+pub(crate) fn open_layer<'a>(
+    blobs: &'a dyn Blobs,
+    blob: &Digest,
+    index: usize,
+) -> Result<Box<dyn Read + 'a>, ImportError> {
+    open(blobs, blob, &format!("the blob of layer {}", index + 1))
 }
 
-impl LayerFailure {
-    pub(crate) fn at(self, number: usize, count: usize, layer: Digest) -> ImportError {
-        match self {
-            Self::Layer(error) => ImportError::layer(number, count, layer, error),
-            Self::Import(error) => error,
-        }
-    }
-}
-
-impl From<crate::layers::LayerError> for LayerFailure {
-    fn from(error: crate::layers::LayerError) -> Self {
-        Self::Layer(error)
+fn open<'a>(
+    blobs: &'a dyn Blobs,
+    blob: &Digest,
+    what: &str,
+) -> Result<Box<dyn Read + 'a>, ImportError> {
+    match blobs.open(blob) {
+        Ok(Some(source)) => Ok(source),
+        Ok(None) => Err(ImportError::Missing {
+            what: format!("{what} ({blob})"),
+        }),
+        Err(source) => Err(ImportError::ReadPart {
+            what: what.to_owned(),
+            source,
+        }),
     }
 }
 
@@ -222,10 +193,6 @@ pub(crate) fn read_verified(
     what: &str,
 ) -> Result<Vec<u8>, ImportError> {
     let expected = digest_of(descriptor, what)?;
-    let failed = |source| ImportError::ReadPart {
-        what: what.to_owned(),
-        source,
-    };
     let limit = store.limits().max_json_bytes;
     if descriptor.size() > limit {
         return Err(ImportError::TooLarge {
@@ -233,11 +200,12 @@ pub(crate) fn read_verified(
             limit,
         });
     }
-    let blob = blobs.open(&expected).map_err(failed)?;
-    let blob = blob.ok_or_else(|| ImportError::Missing {
-        what: format!("{what} ({expected})"),
+    let bytes = read_bounded(open(blobs, &expected, what)?, limit).map_err(|source| {
+        ImportError::ReadPart {
+            what: what.to_owned(),
+            source,
+        }
     })?;
-    let bytes = read_bounded(blob, limit).map_err(failed)?;
     verify(what, &bytes, expected, descriptor.size())?;
     Ok(bytes)
 }

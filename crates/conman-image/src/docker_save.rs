@@ -1,17 +1,13 @@
 //! Archives by `docker save`, and by apko: `manifest.json`, configurations, and layers, which apko compresses.
 
-use oci_spec::image::ImageConfiguration;
 use serde::Deserialize;
 
-use crate::archive::Members;
+use crate::archive::{Members, Section};
 use crate::beneath::read_bounded;
-use crate::blobs::{LayerFailure, check_layer_count, diff_ids, parse};
+use crate::blobs::{carry_out, parse, plan};
 use crate::digest::Digest;
 use crate::image::Image;
-use crate::image_config::ImageConfig;
 use crate::import::ImportError;
-use crate::index::ImageRecord;
-use crate::limits::Allowance;
 use crate::name::ImageName;
 use crate::store::ImageStore;
 
@@ -33,42 +29,17 @@ pub(crate) fn import(
     let saved: Vec<Saved> = parse("manifest.json", &read(store, members, "manifest.json")?)?;
     let saved = choose(saved, name)?;
     let bytes = read(store, members, &saved.config)?;
-    let id = Digest::of(&bytes);
-    verify_name(&saved.config, id)?;
-    let parsed: ImageConfiguration = parse("the configuration", &bytes)?;
-    let config = ImageConfig::from_oci(&parsed)?;
-    let layers = diff_ids(&parsed)?;
-    check_layer_count(layers.len(), store)?;
-    if layers.len() != saved.layers.len() {
-        return Err(ImportError::LayerCount {
-            manifest: saved.layers.len(),
-            config: layers.len(),
-        });
-    }
-    let mut allowance = Allowance::new(store.limits());
-    let mut leases = Vec::with_capacity(layers.len());
-    for (index, (layer, member)) in layers.iter().zip(&saved.layers).enumerate() {
-        let open = || {
-            members.open(member).ok_or_else(|| {
-                LayerFailure::Import(ImportError::Missing {
-                    what: shown(member),
-                })
-            })
-        };
-        let lease = store
-            .inner
-            .layers
-            .ensure(*layer, None, &mut allowance, open)
-            .map_err(|failure| failure.at(index + 1, layers.len(), *layer))?;
-        leases.push(lease);
-    }
-    let record = ImageRecord {
-        config,
-        architecture: parsed.architecture().to_string(),
-        layers,
-        imported_at_s: 0,
-    };
-    Ok(store.record(name, id, record, &leases)?)
+    verify_name(&saved.config, Digest::of(&bytes))?;
+    let plan = plan(&bytes, saved.layers.len(), store)?;
+    carry_out(store, plan, name, |index| {
+        open(members, &saved.layers[index])
+    })
+}
+
+fn open(members: &Members, member: &str) -> Result<Section, ImportError> {
+    members.open(member).ok_or_else(|| ImportError::Missing {
+        what: shown(member),
+    })
 }
 
 /// The only image, or the one with the name.
@@ -109,9 +80,7 @@ fn verify_name(member: &str, actual: Digest) -> Result<(), ImportError> {
 
 fn read(store: &ImageStore, members: &Members, member: &str) -> Result<Vec<u8>, ImportError> {
     let what = || shown(member);
-    let section = members
-        .open(member)
-        .ok_or_else(|| ImportError::Missing { what: what() })?;
+    let section = open(members, member)?;
     let size = section.size();
     let bytes = read_bounded(section, store.limits().max_json_bytes).map_err(|source| {
         ImportError::ReadPart {

@@ -19,7 +19,7 @@ use crate::digest::LayerId;
 use crate::limits::Allowance;
 use crate::owners::Move;
 use crate::store::{StoreError, failed};
-use crate::unpack::{Announced, UnpackError, UnpackedLayer, unpack};
+use crate::unpack::{UnpackError, UnpackedLayer, unpack};
 
 /// The tree in a layer's directory.
 pub(crate) const LAYER_ROOT: &str = "root";
@@ -39,7 +39,6 @@ pub enum LayerError {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct LayerFacts {
     pub(crate) file_bytes: u64,
-    pub(crate) entries: u64,
     pub(crate) skipped_devices: u64,
     pub(crate) hides_all_below: bool,
     /// First id of the range that its files belong to; 0: the ids are the image's.
@@ -153,23 +152,21 @@ impl Layers {
         LayerFacts::load(&self.directory.join(layer.hex())).is_some()
     }
 
-    /// Adds the layer with this digest; `open` is called only if it must be unpacked.
-    pub(crate) fn ensure<R: Read, E: From<LayerError>>(
+    /// Adds the layer with this digest; `open` is called only if it must be unpacked. `explain` adds to an error
+    /// which layer it is.
+    pub(crate) fn ensure<R: Read, E>(
         &self,
         layer: LayerId,
-        blob: Option<(crate::digest::Digest, u64)>,
         allowance: &mut Allowance,
         open: impl FnOnce() -> Result<R, E>,
+        explain: impl FnOnce(LayerError) -> E,
     ) -> Result<LayerLease, E> {
         let (lease, turn) = self.lease(layer);
         let _turn = lock(&turn);
         if !self.contains(&layer) {
-            let announced = Announced {
-                layer: Some(layer),
-                blob,
-            };
-            let draft = self.draft(open()?, announced, allowance).map_err(E::from)?;
-            self.publish(draft).map_err(|error| E::from(error.into()))?;
+            let draft = self.draft(open()?, Some(layer), allowance);
+            let published = draft.and_then(|draft| Ok(self.publish(draft)?));
+            published.map_err(explain)?;
         }
         Ok(lease)
     }
@@ -180,7 +177,7 @@ impl Layers {
         source: impl Read,
         allowance: &mut Allowance,
     ) -> Result<LayerLease, LayerError> {
-        let draft = self.draft(source, Announced::default(), allowance)?;
+        let draft = self.draft(source, None, allowance)?;
         let (lease, turn) = self.lease(draft.unpacked.id);
         let _turn = lock(&turn);
         if !self.contains(&draft.unpacked.id) {
@@ -243,7 +240,7 @@ impl Layers {
     fn draft(
         &self,
         source: impl Read,
-        announced: Announced,
+        expected: Option<LayerId>,
         allowance: &mut Allowance,
     ) -> Result<Draft, LayerError> {
         let scratch = tempfile::Builder::new()
@@ -257,7 +254,7 @@ impl Layers {
         let root = openat(CWD, &root_path, flags, Mode::empty()).map_err(made)?;
         rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).map_err(made)?;
         let synced = root.try_clone().map_err(failed("open", &root_path))?;
-        let unpacked = unpack(source, root, announced, allowance)?;
+        let unpacked = unpack(source, root, expected, allowance)?;
         if self.first_id != 0 {
             let moved = Move {
                 from: 0,
@@ -275,7 +272,6 @@ impl Layers {
         let path = draft.scratch.path();
         let facts = LayerFacts {
             file_bytes: draft.unpacked.file_bytes,
-            entries: draft.unpacked.entries,
             skipped_devices: draft.unpacked.skipped_devices,
             hides_all_below: draft.unpacked.hides_all_below,
             first_id: self.first_id,

@@ -33,13 +33,6 @@ pub enum Limit {
 /// Archives are made of blocks of this size.
 const BLOCK_BYTES: u64 = 512;
 
-/// Which ends are hashed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Hashed {
-    pub(crate) packed: bool,
-    pub(crate) stream: bool,
-}
-
 /// State shared by the two ends of an unpacking.
 #[derive(Debug)]
 pub(crate) struct Gauge {
@@ -52,9 +45,7 @@ pub(crate) struct Gauge {
     padding: Cell<usize>,
     ended: Cell<bool>,
     hit: Cell<Option<Limit>>,
-    packed_hash: RefCell<Option<Hasher>>,
-    stream_hash: RefCell<Option<Hasher>>,
-    max_packed_bytes: u64,
+    hash: RefCell<Option<Hasher>>,
     max_stream_bytes: u64,
     limits: ImageLimits,
 }
@@ -63,7 +54,8 @@ pub(crate) struct Gauge {
 const ENTRY_OVERHEAD_BYTES: u64 = 4096;
 
 impl Gauge {
-    pub(crate) fn new(limits: &ImageLimits, max_packed_bytes: u64, hashed: Hashed) -> Rc<Self> {
+    /// `hashed`: whether the uncompressed end is hashed.
+    pub(crate) fn new(limits: &ImageLimits, hashed: bool) -> Rc<Self> {
         let overhead = limits.max_entries.saturating_mul(ENTRY_OVERHEAD_BYTES);
         Rc::new(Self {
             packed_bytes: Cell::new(0),
@@ -73,9 +65,7 @@ impl Gauge {
             padding: Cell::new(0),
             ended: Cell::new(false),
             hit: Cell::new(None),
-            packed_hash: RefCell::new(hashed.packed.then(Hasher::default)),
-            stream_hash: RefCell::new(hashed.stream.then(Hasher::default)),
-            max_packed_bytes,
+            hash: RefCell::new(hashed.then(Hasher::default)),
             max_stream_bytes: limits.max_unpacked_bytes.saturating_add(overhead),
             limits: limits.clone(),
         })
@@ -110,20 +100,13 @@ impl Gauge {
         self.ended.get()
     }
 
-    pub(crate) fn packed_bytes(&self) -> u64 {
-        self.packed_bytes.get()
-    }
-
     pub(crate) fn stream_bytes(&self) -> u64 {
         self.stream_bytes.get()
     }
 
-    /// Digests of all bytes that passed, packed and unpacked, if they were requested.
-    pub(crate) fn take_digests(&self) -> (Option<Digest>, Option<Digest>) {
-        (
-            self.packed_hash.take().map(Hasher::finish),
-            self.stream_hash.take().map(Hasher::finish),
-        )
+    /// Digest of all unpacked bytes that passed, if it was requested.
+    pub(crate) fn take_digest(&self) -> Option<Digest> {
+        self.hash.take().map(Hasher::finish)
     }
 
     /// Whether `unpacked` bytes are too many for the bytes that were read.
@@ -157,11 +140,9 @@ impl<R: Read> Read for Packed<R> {
         let gauge = &self.gauge;
         let total = gauge.packed_bytes.get() + count as u64;
         gauge.packed_bytes.set(total);
-        if total > gauge.max_packed_bytes {
-            return Err(gauge.refuse(Limit::BlobBytes(gauge.max_packed_bytes)));
-        }
-        if let Some(hash) = gauge.packed_hash.borrow_mut().as_mut() {
-            hash.update(&buffer[..count]);
+        let limit = gauge.limits.max_blob_bytes;
+        if total > limit {
+            return Err(gauge.refuse(Limit::BlobBytes(limit)));
         }
         Ok(count)
     }
@@ -206,7 +187,7 @@ impl<R: Read> Read for Unpacked<R> {
                 }
             }
         }
-        if let Some(hash) = gauge.stream_hash.borrow_mut().as_mut() {
+        if let Some(hash) = gauge.hash.borrow_mut().as_mut() {
             hash.update(&buffer[..count]);
         }
         Ok(count)

@@ -5,8 +5,8 @@
 //! its callers, since its download is needed again; its waits and attempts are bounded. It
 //! downloads a few blobs at a time into `blobs/` and passes unpacking to a blocking thread.
 //!
-//! The digests of every manifest, configuration and blob are verified, and again those of
-//! unpacked layers. The size of a manifest is checked only once it has been read, because the
+//! The digests of every manifest, configuration and blob are verified, and those of unpacked
+//! layers. The size of a manifest is checked only once it has been read, because the
 //! client library reads it whole.
 
 mod download;
@@ -21,7 +21,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use oci_client::Reference;
 use tokio::sync::{Semaphore, watch};
 
-use crate::blobs::{Plan, carry_out, check_config_type, layer_blobs, plan};
+use crate::blobs::{Plan, carry_out, layer_blobs, open_layer, plan};
 use crate::digest::Digest;
 use crate::image::Image;
 use crate::name::ImageName;
@@ -263,26 +263,26 @@ impl Shared {
         let store = &self.store;
         let remote = Remote::new(reference, &self.config, store.limits().max_json_bytes)?;
         let manifest = remote.manifest().await?;
-        remote.read(check_config_type(&manifest))?;
         let blobs = remote.read(layer_blobs(&manifest, store))?;
         let config = remote.config(manifest.config()).await?;
-        let plan = remote.read(plan(&config, &blobs))?;
+        let plan = remote.read(plan(&config, blobs.len(), store))?;
 
         enter(PullPhase::Downloading);
         // From here on a collection does not remove the layers needed below.
         let leases: Vec<_> = plan
             .layers
             .iter()
-            .map(|planned| store.inner.layers.hold(planned.layer))
+            .map(|layer| store.inner.layers.hold(*layer))
             .collect();
-        self.download(&remote, &plan, states).await?;
+        self.download(&remote, &plan, &blobs, states).await?;
 
         enter(PullPhase::Unpacking);
         let (shared, name) = (self.clone(), name.clone());
         let unpacked = tokio::task::spawn_blocking(move || {
-            let blobs: Vec<Digest> = plan.layers.iter().map(|planned| planned.blob).collect();
-            let image = carry_out(&shared.store, &shared.downloads, plan, &name)?;
-            for blob in &blobs {
+            let image = carry_out(&shared.store, plan, &name, |index| {
+                open_layer(&shared.downloads, &blobs[index].0, index)
+            })?;
+            for (blob, _) in &blobs {
                 shared.downloads.remove(blob);
             }
             drop(leases);
@@ -296,17 +296,19 @@ impl Shared {
         &self,
         remote: &Remote,
         plan: &Plan,
+        blobs: &[(Digest, u64)],
         states: &watch::Sender<State>,
     ) -> Result<(), PullError> {
-        let (store, layers) = (self.store.clone(), plan.layers.clone());
+        let store = self.store.clone();
+        let layers: Vec<_> = plan.layers.iter().copied().zip(blobs.to_vec()).collect();
         let listing = tokio::task::spawn_blocking(move || {
             let mut seen = BTreeSet::new();
             layers
                 .into_iter()
                 .enumerate()
-                .filter(|(_, planned)| !store.inner.layers.contains(&planned.layer))
-                .filter(|(_, planned)| seen.insert(planned.blob))
-                .map(|(index, planned)| (format!("layer {}", index + 1), planned))
+                .filter(|(_, (layer, _))| !store.inner.layers.contains(layer))
+                .filter(|(_, (_, (blob, _)))| seen.insert(*blob))
+                .map(|(index, (_, (blob, size)))| (format!("layer {}", index + 1), blob, size))
                 .collect::<Vec<_>>()
         });
         let missing = listing.await.map_err(|_| PullError::Aborted {
@@ -315,24 +317,27 @@ impl Shared {
         states.send_modify(|state| {
             state.progress.layers = missing
                 .iter()
-                .map(|(_, planned)| LayerProgress {
-                    blob: planned.blob,
-                    total_bytes: planned.size,
+                .map(|(_, blob, size)| LayerProgress {
+                    blob: *blob,
+                    total_bytes: *size,
                     done_bytes: 0,
                 })
                 .collect();
         });
-        let downloads = missing
-            .into_iter()
-            .enumerate()
-            .map(|(row, (what, planned))| async move {
-                let progress = |done_bytes| {
-                    states.send_modify(|state| state.progress.layers[row].done_bytes = done_bytes);
-                };
-                self.downloads
-                    .fetch(remote, &what, planned.blob, planned.size, &progress)
-                    .await
-            });
+        let downloads =
+            missing
+                .into_iter()
+                .enumerate()
+                .map(|(row, (what, blob, size))| async move {
+                    let progress = |done_bytes| {
+                        states.send_modify(|state| {
+                            state.progress.layers[row].done_bytes = done_bytes
+                        });
+                    };
+                    self.downloads
+                        .fetch(remote, &what, blob, size, &progress)
+                        .await
+                });
         futures_util::stream::iter(downloads)
             .buffer_unordered(MAX_DOWNLOADS)
             .try_collect::<()>()

@@ -23,15 +23,8 @@ pub enum UnpackError {
         source: io::Error,
     },
 
-    #[error("{what} has the digest {actual}, but {expected} was expected")]
-    DigestMismatch {
-        what: &'static str,
-        expected: Digest,
-        actual: Digest,
-    },
-
-    #[error("the blob has {actual} bytes, but {expected} were expected")]
-    SizeMismatch { expected: u64, actual: u64 },
+    #[error("the unpacked layer has the digest {actual}, but {expected} was expected")]
+    DigestMismatch { expected: Digest, actual: Digest },
 
     #[error("cannot read the archive")]
     Read(#[source] io::Error),

@@ -32,9 +32,9 @@ pub use error::{EntryName, Refusal, UnpackError};
 pub(crate) use tree::{is_opaque, is_whiteout};
 
 use crate::compression;
-use crate::digest::Digest;
-use crate::limits::Allowance;
-use crate::meter::{Gauge, Hashed, Limit, Packed, Unpacked};
+use crate::digest::LayerId;
+use crate::limits::{Allowance, ImageLimits};
+use crate::meter::{Gauge, Limit, Packed, Unpacked};
 use entry_path::EntryPath;
 use pax::PaxRecords;
 use tree::{Attributes, Problem, Tree, finish_file};
@@ -53,20 +53,10 @@ const DIRECTORY_TIME_OVERHEAD_BYTES: usize = 64;
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 128 << 10;
 
-/// The expected digests and size of an archive.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Announced {
-    /// Digest of the unpacked archive.
-    pub(crate) layer: Option<Digest>,
-    /// Digest and size of the archive as it is read.
-    pub(crate) blob: Option<(Digest, u64)>,
-}
-
 /// The result of unpacking an archive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnpackedLayer {
-    pub(crate) id: Digest,
-    pub(crate) entries: u64,
+    pub(crate) id: LayerId,
     pub(crate) file_bytes: u64,
     /// Device nodes, which are not unpacked.
     pub(crate) skipped_devices: u64,
@@ -76,22 +66,62 @@ pub(crate) struct UnpackedLayer {
 
 /// Unpacks `source`, with any supported compression, into the empty directory `root`.
 ///
-/// The archive's end is reached and its digests are verified before this returns `Ok`.
+/// The archive's end is reached and its digest, if it is known, is verified before this returns `Ok`.
 pub(crate) fn unpack(
     source: impl Read,
     root: OwnedFd,
-    announced: Announced,
+    expected: Option<LayerId>,
     allowance: &mut Allowance,
 ) -> Result<UnpackedLayer, UnpackError> {
-    let max_packed = match announced.blob {
-        Some((_, size)) => size.min(allowance.limits.max_blob_bytes),
-        None => allowance.limits.max_blob_bytes,
+    let (stream, gauge) = decoded(source, &allowance.limits, true)?;
+    let mut unpacking = Unpacking {
+        tree: Tree::new(root),
+        gauge: gauge.clone(),
+        allowance,
+        directory_times: Vec::new(),
+        directory_time_bytes: 0,
+        file_bytes: 0,
+        skipped_devices: 0,
+        buffer: vec![0; COPY_BYTES],
     };
-    let hashed = Hashed {
-        packed: announced.blob.is_some(),
-        stream: true,
-    };
-    let gauge = Gauge::new(&allowance.limits, max_packed, hashed);
+    let mut stream = unpacking.all(stream)?;
+    let marked_end = !gauge.ended();
+    // The bytes after the archive's end marker belong to the digest.
+    io::copy(&mut stream, &mut io::sink()).map_err(|error| stream_error(&gauge, error))?;
+    let id = gauge.take_digest().expect("was asked for");
+    match expected {
+        Some(expected) if expected != id => {
+            return Err(UnpackError::DigestMismatch {
+                expected,
+                actual: id,
+            });
+        }
+        // There is no other sign of an archive that was cut between two entries.
+        None if !marked_end => {
+            return Err(UnpackError::Truncated {
+                bytes: gauge.stream_bytes(),
+            });
+        }
+        _ => {}
+    }
+    Ok(UnpackedLayer {
+        id,
+        file_bytes: unpacking.file_bytes,
+        skipped_devices: unpacking.skipped_devices,
+        hides_all_below: unpacking.tree.root_is_opaque,
+    })
+}
+
+type Decoded<'a> = Unpacked<Box<dyn Read + 'a>>;
+
+/// Decodes `source` by its first bytes, within the limits. `hashed`: the gauge computes the digest of what comes
+/// out.
+pub(crate) fn decoded<'a>(
+    source: impl Read + 'a,
+    limits: &ImageLimits,
+    hashed: bool,
+) -> Result<(Decoded<'a>, Rc<Gauge>), UnpackError> {
+    let gauge = Gauge::new(limits, hashed);
     let packed = Packed {
         source,
         gauge: gauge.clone(),
@@ -100,72 +130,7 @@ pub(crate) fn unpack(
         source: compression::decode(packed).map_err(|error| stream_error(&gauge, error))?,
         gauge: gauge.clone(),
     };
-    let mut unpacking = Unpacking {
-        tree: Tree::new(root),
-        gauge: gauge.clone(),
-        allowance,
-        directory_times: Vec::new(),
-        directory_time_bytes: 0,
-        entries: 0,
-        file_bytes: 0,
-        skipped_devices: 0,
-        buffer: vec![0; COPY_BYTES],
-    };
-    let stream = unpacking.all(stream)?;
-    let (entries, file_bytes) = (unpacking.entries, unpacking.file_bytes);
-    let skipped_devices = unpacking.skipped_devices;
-    let hides_all_below = unpacking.tree.root_is_opaque;
-
-    let marked_end = !gauge.ended();
-    let id = verify(stream, &gauge, announced)?;
-    if !marked_end && announced.layer.is_none() && announced.blob.is_none() {
-        // There is no other sign of an archive that was cut between two entries.
-        return Err(UnpackError::Truncated {
-            bytes: gauge.stream_bytes(),
-        });
-    }
-    Ok(UnpackedLayer {
-        id,
-        entries,
-        file_bytes,
-        skipped_devices,
-        hides_all_below,
-    })
-}
-
-/// Reads the bytes after the archive's end marker, which belong to the digests.
-fn verify(
-    mut stream: impl Read,
-    gauge: &Rc<Gauge>,
-    announced: Announced,
-) -> Result<Digest, UnpackError> {
-    io::copy(&mut stream, &mut io::sink()).map_err(|error| stream_error(gauge, error))?;
-    let (blob, layer) = gauge.take_digests();
-    if let Some((expected, size)) = announced.blob {
-        if gauge.packed_bytes() != size {
-            return Err(UnpackError::SizeMismatch {
-                expected: size,
-                actual: gauge.packed_bytes(),
-            });
-        }
-        check("the blob", expected, blob.expect("was asked for"))?;
-    }
-    let layer = layer.expect("was asked for");
-    if let Some(expected) = announced.layer {
-        check("the unpacked layer", expected, layer)?;
-    }
-    Ok(layer)
-}
-
-fn check(what: &'static str, expected: Digest, actual: Digest) -> Result<(), UnpackError> {
-    if expected == actual {
-        return Ok(());
-    }
-    Err(UnpackError::DigestMismatch {
-        what,
-        expected,
-        actual,
-    })
+    Ok((stream, gauge))
 }
 
 /// The meaning of an error of the archive's stream.
@@ -193,7 +158,6 @@ struct Unpacking<'a> {
     /// The times of directories, which are set once they are filled.
     directory_times: Vec<(Vec<u8>, Timespec)>,
     directory_time_bytes: usize,
-    entries: u64,
     file_bytes: u64,
     skipped_devices: u64,
     buffer: Vec<u8>,
@@ -228,7 +192,6 @@ impl Unpacking<'_> {
     }
 
     fn count_entry(&mut self) -> Result<(), UnpackError> {
-        self.entries += 1;
         match self.allowance.entries_left.checked_sub(1) {
             Some(left) => {
                 self.allowance.entries_left = left;
