@@ -3,7 +3,6 @@
 use std::sync::Once;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use oci_client::client::{BlobResponse, ClientConfig, ClientProtocol, SizedStream};
 use oci_client::errors::{OciDistributionError, OciEnvelope};
 use oci_client::secrets::RegistryAuth;
@@ -31,12 +30,16 @@ pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bound on a manifest or a configuration, including authentication.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Where a registry has documents and blobs.
+const MANIFESTS: &str = "manifests";
+const BLOBS: &str = "blobs";
+
 /// Most bytes that are read of an error answer.
 const MAX_ERROR_BYTES: u64 = 64 * 1_024;
 
 pub(super) struct Remote {
     client: Client,
-    /// For manifests, which `client` would read whole, however long they are.
+    /// For manifests and configurations, which `client` would read whole, however long they are.
     http: reqwest::Client,
     scheme: &'static str,
     reference: Reference,
@@ -105,8 +108,11 @@ impl Remote {
 
     /// The manifest for this machine, through an index if there is one.
     pub(super) async fn manifest(&self) -> Result<ImageManifest, PullError> {
-        let bytes = self.document("the manifest", &self.reference).await?;
-        let kind: Kind = self.read(parse("the manifest", &bytes))?;
+        let what = "the manifest";
+        let tag = self.reference.tag().unwrap_or("latest");
+        let version = self.reference.digest().unwrap_or(tag);
+        let bytes = self.document(what, MANIFESTS, version).await?;
+        let kind: Kind = self.read(parse(what, &bytes))?;
         let media_type = kind.media_type.as_deref();
         let is_index = match media_type {
             Some(media_type) => INDEX_TYPES.contains(&media_type),
@@ -114,28 +120,39 @@ impl Remote {
         };
         if !is_index {
             if let Some(media_type) = media_type {
-                self.read(check_type("the manifest", media_type, &MANIFEST_TYPES))?;
+                self.read(check_type(what, media_type, &MANIFEST_TYPES))?;
             }
-            return self.read(parse("the manifest", &bytes));
+            return self.read(parse(what, &bytes));
         }
         let index: ImageIndex = self.read(parse("the index", &bytes))?;
         let chosen = self.read(choose(&index, None))?;
         let media_type = chosen.media_type().to_string();
-        self.read(check_type(
-            "an image in the index",
-            &media_type,
-            &MANIFEST_TYPES,
-        ))?;
-        let digest = self.read(digest_of(chosen, "an image in the index"))?;
-        let pinned = self.reference.clone_with_digest(digest.to_string());
-        let bytes = self.document("the manifest", &pinned).await?;
-        self.read(verify("the manifest", &bytes, digest, chosen.size()))?;
-        self.read(parse("the manifest", &bytes))
+        let in_index = "an image in the index";
+        self.read(check_type(in_index, &media_type, &MANIFEST_TYPES))?;
+        let bytes = self.verified(what, MANIFESTS, chosen).await?;
+        self.read(parse(what, &bytes))
+    }
+
+    /// A configuration: small, and kept in memory.
+    pub(super) async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, PullError> {
+        self.verified("the configuration", BLOBS, descriptor).await
+    }
+
+    async fn verified(
+        &self,
+        what: &str,
+        place: &str,
+        descriptor: &Descriptor,
+    ) -> Result<Vec<u8>, PullError> {
+        let digest = self.read(digest_of(descriptor, what))?;
+        let bytes = self.document(what, place, &digest.to_string()).await?;
+        self.read(verify(what, &bytes, digest, descriptor.size()))?;
+        Ok(bytes)
     }
 
     /// Reads at most `max_json_bytes`, whatever the registry sends.
-    async fn document(&self, what: &str, reference: &Reference) -> Result<Vec<u8>, PullError> {
-        let bytes = tokio::time::timeout(DOCUMENT_TIMEOUT, self.manifest_bytes(reference))
+    async fn document(&self, what: &str, place: &str, version: &str) -> Result<Vec<u8>, PullError> {
+        let bytes = tokio::time::timeout(DOCUMENT_TIMEOUT, self.bytes_of(place, version))
             .await
             .map_err(|_| self.timed_out(what, DOCUMENT_TIMEOUT))?
             .map_err(|error| self.failed(what, error))?;
@@ -149,21 +166,21 @@ impl Remote {
     }
 
     /// `None` if it is longer than `max_json_bytes`.
-    async fn manifest_bytes(
+    async fn bytes_of(
         &self,
-        reference: &Reference,
+        place: &str,
+        version: &str,
     ) -> Result<Option<Vec<u8>>, OciDistributionError> {
-        let pull = RegistryOperation::Pull;
+        let (pull, reference) = (RegistryOperation::Pull, &self.reference);
         let token = self.client.auth(reference, &self.auth, pull).await?;
-        let version = reference.digest().or(reference.tag()).unwrap_or("latest");
         let url = format!(
-            "{}://{}/v2/{}/manifests/{version}",
+            "{}://{}/v2/{}/{place}/{version}",
             self.scheme,
             reference.resolve_registry(),
             reference.repository()
         );
-        let accepted: Vec<&str> = MANIFEST_TYPES.iter().chain(&INDEX_TYPES).copied().collect();
-        let request = self.http.get(&url).header(ACCEPT, accepted.join(", "));
+        let accepted = [MANIFEST_TYPES, INDEX_TYPES].concat().join(", ");
+        let request = self.http.get(&url).header(ACCEPT, accepted);
         let request = match (token, &self.auth) {
             (Some(token), _) => request.bearer_auth(token),
             (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
@@ -188,39 +205,6 @@ impl Remote {
                 message: String::from_utf8_lossy(&text).into_owned(),
             },
         })
-    }
-
-    /// A configuration: small, and kept in memory.
-    pub(super) async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, PullError> {
-        let what = "the configuration";
-        let digest = self.read(digest_of(descriptor, what))?;
-        if descriptor.size() > self.max_json_bytes {
-            return self.read(Err(ImportError::TooLarge {
-                what: what.to_owned(),
-                limit: self.max_json_bytes,
-            }));
-        }
-        let fetch = async {
-            let mut stream = self
-                .client
-                .pull_blob_stream(&self.reference, digest.to_string().as_str())
-                .await
-                .map_err(|error| self.failed(what, error))?;
-            let mut bytes = Vec::new();
-            while let Some(chunk) = stream.next().await {
-                let chunk = chunk.map_err(|error| self.failed(what, error.into()))?;
-                bytes.extend_from_slice(&chunk);
-                if bytes.len() as u64 > descriptor.size() {
-                    return Err(self.too_long(what, descriptor.size()));
-                }
-            }
-            Ok(bytes)
-        };
-        let bytes = tokio::time::timeout(DOCUMENT_TIMEOUT, fetch)
-            .await
-            .map_err(|_| self.timed_out(what, DOCUMENT_TIMEOUT))??;
-        self.read(verify(what, &bytes, digest, descriptor.size()))?;
-        Ok(bytes)
     }
 
     /// A blob from `offset` on, and whether the registry began there; otherwise it began at 0.
