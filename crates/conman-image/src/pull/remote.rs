@@ -112,6 +112,9 @@ impl Remote {
         let tag = self.reference.tag().unwrap_or("latest");
         let version = self.reference.digest().unwrap_or(tag);
         let bytes = self.document(what, MANIFESTS, version).await?;
+        if let Some(digest) = self.reference.digest() {
+            self.read(verify_pinned(what, &bytes, digest))?;
+        }
         let kind: Kind = self.read(parse(what, &bytes))?;
         let media_type = kind.media_type.as_deref();
         let is_index = match media_type {
@@ -259,6 +262,15 @@ impl Remote {
             source,
         })
     }
+}
+
+/// Fails if the document is another than the reference names by its digest.
+fn verify_pinned(what: &str, bytes: &[u8], digest: &str) -> Result<(), ImportError> {
+    let digest: Digest = digest.parse().map_err(|source| ImportError::Digest {
+        what: "the reference".to_owned(),
+        source,
+    })?;
+    verify(what, bytes, digest, bytes.len() as u64)
 }
 
 /// The body of an answer; `None` as soon as it is longer than `limit`.
