@@ -175,17 +175,17 @@ impl Unpacking<'_> {
             let mut entry = entry.map_err(failed)?;
             gauge.expect_data();
             self.count_entry()?;
-            self.entry(&mut entry)?;
+            self.entry(&mut entry)
+                .map_err(|problem| problem.at(&entry.path_bytes()))?;
             // The data of a directory or a link is skipped here, so that it counts as data and not
             // as the next entry's header.
             io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
         }
         gauge.expect_data();
         for (raw, modified) in std::mem::take(&mut self.directory_times).iter().rev() {
-            let path = EntryPath::parse(raw, &self.allowance.limits)
-                .map_err(|why| Problem::Refused(why).at(raw))?;
-            self.tree
-                .set_directory_time(&path, *modified)
+            EntryPath::parse(raw, &self.allowance.limits)
+                .map_err(Problem::from)
+                .and_then(|path| self.tree.set_directory_time(&path, *modified))
                 .map_err(|problem| problem.at(raw))?;
         }
         Ok(archive.into_inner())
@@ -219,65 +219,51 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), UnpackError> {
+    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), Problem> {
         self.charge(entry.size())?;
         let kind = entry.header().entry_type();
         if kind.is_pax_global_extensions() {
             return Ok(());
         }
         let raw = entry.path_bytes().into_owned();
-        let refused = |why: Refusal| Problem::Refused(why).at(&raw);
-        let records = PaxRecords::read(&self.gauge.headers(), entry).map_err(refused)?;
-        let path = EntryPath::parse(&raw, &self.allowance.limits).map_err(refused)?;
-        let attributes = attributes(entry.header(), &records).map_err(refused)?;
+        let records = PaxRecords::read(&self.gauge.headers(), entry)?;
+        let path = EntryPath::parse(&raw, &self.allowance.limits)?;
+        let attributes = attributes(entry.header(), &records)?;
 
         if let Some((parents, name)) = path.split() {
             // Every reader of the format ignores entries in a directory of that name, since the
             // name alone makes a whiteout.
             if parents.iter().any(|name| name.starts_with(WHITEOUT_PREFIX)) {
-                return Err(refused(Refusal::WhiteoutName));
+                return Err(Refusal::WhiteoutName.into());
             }
             if name.starts_with(WHITEOUT_PREFIX) {
-                return self
-                    .whiteout(parents, name)
-                    .map_err(|problem| problem.at(&raw));
+                return self.whiteout(parents, name);
             }
         }
         match kind {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 if is_old_directory(entry.header(), &raw) {
-                    return self.directory(&path, &attributes, &raw);
+                    return self.directory(&path, &attributes, raw);
                 }
-                self.file(entry, &path, &attributes, &records, &raw)
+                self.file(entry, &path, &attributes, &records)
             }
-            EntryType::Directory => self.directory(&path, &attributes, &raw),
+            EntryType::Directory => self.directory(&path, &attributes, raw),
             EntryType::Symlink => {
-                let target = entry
-                    .link_name_bytes()
-                    .ok_or_else(|| refused(Refusal::BadLink))?;
-                self.tree
-                    .symlink(&path, &target, &attributes)
-                    .map_err(|problem| problem.at(&raw))
+                let target = entry.link_name_bytes().ok_or(Refusal::BadLink)?;
+                self.tree.symlink(&path, &target, &attributes)
             }
             EntryType::Link => {
-                let target = entry
-                    .link_name_bytes()
-                    .ok_or_else(|| refused(Refusal::BadLink))?;
+                let target = entry.link_name_bytes().ok_or(Refusal::BadLink)?;
                 let target = EntryPath::parse(&target, &self.allowance.limits)
-                    .map_err(|why| refused(Refusal::LinkTarget(Box::new(why))))?;
-                self.tree
-                    .hard_link(&path, &target)
-                    .map_err(|problem| problem.at(&raw))
+                    .map_err(|why| Refusal::LinkTarget(Box::new(why)))?;
+                self.tree.hard_link(&path, &target)
             }
-            EntryType::Fifo => self
-                .tree
-                .fifo(&path, &attributes)
-                .map_err(|problem| problem.at(&raw)),
+            EntryType::Fifo => self.tree.fifo(&path, &attributes),
             EntryType::Char | EntryType::Block => {
                 self.skipped_devices += 1;
                 Ok(())
             }
-            other => Err(refused(Refusal::UnknownKind(other.as_byte()))),
+            other => Err(Refusal::UnknownKind(other.as_byte()).into()),
         }
     }
 
@@ -298,15 +284,12 @@ impl Unpacking<'_> {
         &mut self,
         path: &EntryPath,
         attributes: &Attributes,
-        raw: &[u8],
-    ) -> Result<(), UnpackError> {
-        self.tree
-            .directory(path, attributes)
-            .map_err(|problem| problem.at(raw))?;
+        raw: Vec<u8>,
+    ) -> Result<(), Problem> {
+        self.tree.directory(path, attributes)?;
         self.directory_time_bytes += raw.len() + DIRECTORY_TIME_OVERHEAD_BYTES;
         if self.directory_time_bytes <= MAX_DIRECTORY_TIME_BYTES {
-            self.directory_times
-                .push((raw.to_vec(), attributes.modified));
+            self.directory_times.push((raw, attributes.modified));
         }
         Ok(())
     }
@@ -317,18 +300,16 @@ impl Unpacking<'_> {
         path: &EntryPath,
         attributes: &Attributes,
         records: &PaxRecords,
-        raw: &[u8],
-    ) -> Result<(), UnpackError> {
+    ) -> Result<(), Problem> {
         let size = entry.size();
-        let mut file =
-            std::fs::File::from(self.tree.file(path).map_err(|problem| problem.at(raw))?);
+        let mut file = std::fs::File::from(self.tree.file(path)?);
         let mut written = 0_u64;
         loop {
             let count = match entry.read(&mut self.buffer) {
                 Ok(0) => break,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(stream_error(&self.gauge, error)),
+                Err(error) => return Err(stream_error(&self.gauge, error).into()),
             };
             written += count as u64;
             // The stream's check does not count holes.
@@ -336,20 +317,14 @@ impl Unpacking<'_> {
                 .check_ratio(self.file_bytes + written)
                 .map_err(UnpackError::Limit)?;
             file.write_all(&self.buffer[..count])
-                .map_err(|source| UnpackError::Write {
-                    action: "write",
-                    entry: EntryName::new(raw),
-                    source,
-                })?;
+                .map_err(|source| Problem::System("write", source))?;
         }
         if written < size {
-            return Err(UnpackError::Truncated {
-                bytes: self.gauge.stream_bytes(),
-            });
+            let bytes = self.gauge.stream_bytes();
+            return Err(UnpackError::Truncated { bytes }.into());
         }
         self.file_bytes += written;
         finish_file(&file.into(), attributes, records.capability.as_deref())
-            .map_err(|problem| problem.at(raw))
     }
 }
 

@@ -6,7 +6,8 @@
 //! archive planted.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -75,7 +76,9 @@ type Outcome<T> = Result<T, Problem>;
 #[derive(Debug)]
 pub(super) enum Problem {
     Refused(Refusal),
-    System(&'static str, Errno),
+    System(&'static str, io::Error),
+    /// Of the archive, whichever its entry.
+    Archive(UnpackError),
 }
 
 impl Problem {
@@ -83,11 +86,12 @@ impl Problem {
         let entry = EntryName::new(raw);
         match self {
             Self::Refused(why) => UnpackError::Refused { entry, why },
-            Self::System(action, errno) => UnpackError::Write {
+            Self::System(action, source) => UnpackError::Write {
                 action,
                 entry,
-                source: errno.into(),
+                source,
             },
+            Self::Archive(error) => error,
         }
     }
 }
@@ -98,8 +102,14 @@ impl From<Refusal> for Problem {
     }
 }
 
+impl From<UnpackError> for Problem {
+    fn from(error: UnpackError) -> Self {
+        Self::Archive(error)
+    }
+}
+
 fn during(action: &'static str) -> impl Fn(Errno) -> Problem {
-    move |errno| Problem::System(action, errno)
+    move |errno| Problem::System(action, errno.into())
 }
 
 impl Tree {
@@ -118,26 +128,14 @@ impl Tree {
             return dress(&self.root, attributes);
         };
         let parent = self.enter(parents)?;
-        let opaque = match present(parent, name)? {
-            Present::Directory => None,
-            Present::Nothing => Some(false),
-            Present::Whiteout => {
-                remove(parent, name)?;
-                Some(true)
-            }
+        let present = match present(parent, name)? {
             Present::Other(_) => {
                 remove(parent, name)?;
-                Some(false)
+                Present::Nothing
             }
+            present => present,
         };
-        if opaque.is_some() {
-            mkdirat(parent, os(name), IMPLIED_DIRECTORY).map_err(during("make the directory"))?;
-        }
-        let directory = open_directory(parent, name)?;
-        if opaque == Some(true) {
-            set_opaque(&directory)?;
-        }
-        dress(&directory, attributes)
+        dress(&make_directory(parent, name, &present)?, attributes)
     }
 
     /// Makes an empty regular file, in place of any other file of that name.
@@ -191,7 +189,7 @@ impl Tree {
             Err(Errno::NOTDIR) => {
                 return Err(Refusal::LinkTarget(Box::new(Refusal::ThroughFile)).into());
             }
-            Err(errno) => return Err(Problem::System("find the target of", errno)),
+            Err(errno) => return Err(during("find the target of")(errno)),
         };
         let source = match present(from.as_fd(), target_name)? {
             Present::Nothing => return Err(Refusal::LinkTargetMissing.into()),
@@ -278,10 +276,7 @@ impl Tree {
     }
 
     /// The directory of an entry and its name there, with the name free.
-    fn clear<'a>(
-        &'a mut self,
-        path: &'a EntryPath,
-    ) -> Outcome<(rustix::fd::BorrowedFd<'a>, &'a [u8])> {
+    fn clear<'a>(&'a mut self, path: &'a EntryPath) -> Outcome<(BorrowedFd<'a>, &'a [u8])> {
         let Some((parents, name)) = path.split() else {
             return Err(Refusal::RootNotDirectory.into());
         };
@@ -304,14 +299,14 @@ impl Tree {
     }
 
     /// Opens a directory; creates it and its parents if they are missing.
-    fn enter(&mut self, names: &[Vec<u8>]) -> Outcome<rustix::fd::BorrowedFd<'_>> {
+    fn enter(&mut self, names: &[Vec<u8>]) -> Outcome<BorrowedFd<'_>> {
         let known = matches!(&self.recent, Some((path, _)) if path == names);
         if !known {
             let directory = match self.look_up(names) {
                 Ok(directory) => directory,
                 Err(Errno::LOOP) => return Err(Refusal::ThroughSymlink.into()),
                 Err(Errno::NOENT | Errno::NOTDIR) => self.make_parents(names)?,
-                Err(errno) => return Err(Problem::System("find the directory of", errno)),
+                Err(errno) => return Err(during("find the directory of")(errno)),
             };
             self.recent = Some((names.to_vec(), directory));
         }
@@ -322,36 +317,36 @@ impl Tree {
     fn make_parents(&self, names: &[Vec<u8>]) -> Outcome<OwnedFd> {
         let mut directory = self.look_up(&[]).map_err(during("open the root of"))?;
         for name in names {
-            let opaque = match present(directory.as_fd(), name)? {
-                Present::Directory => None,
-                Present::Nothing => Some(false),
-                Present::Whiteout => {
-                    remove(directory.as_fd(), name)?;
-                    Some(true)
-                }
-                Present::Other(stat)
-                    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink =>
-                {
-                    return Err(Refusal::ThroughSymlink.into());
-                }
-                Present::Other(_) => return Err(Refusal::ThroughFile.into()),
-            };
-            if opaque.is_some() {
-                mkdirat(&directory, os(name), IMPLIED_DIRECTORY)
-                    .map_err(during("make the directory of"))?;
+            let present = present(directory.as_fd(), name)?;
+            if let Present::Other(stat) = &present {
+                return Err(match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::Symlink => Refusal::ThroughSymlink.into(),
+                    _ => Refusal::ThroughFile.into(),
+                });
             }
-            let next = open_directory(directory.as_fd(), name)?;
-            if let Some(opaque) = opaque {
-                // Independent of the umask.
-                fchmod(&next, IMPLIED_DIRECTORY).map_err(during("set the mode of"))?;
-                if opaque {
-                    set_opaque(&next)?;
-                }
-            }
-            directory = next;
+            directory = make_directory(directory.as_fd(), name, &present)?;
         }
         Ok(directory)
     }
+}
+
+/// Opens a directory; makes it if it is missing. In place of a whiteout it hides what the layers below have there.
+fn make_directory(parent: BorrowedFd<'_>, name: &[u8], present: &Present) -> Outcome<OwnedFd> {
+    if let Present::Directory = present {
+        return open_directory(parent, name);
+    }
+    let opaque = matches!(present, Present::Whiteout);
+    if opaque {
+        remove(parent, name)?;
+    }
+    mkdirat(parent, os(name), IMPLIED_DIRECTORY).map_err(during("make the directory"))?;
+    let directory = open_directory(parent, name)?;
+    // Independent of the umask.
+    fchmod(&directory, IMPLIED_DIRECTORY).map_err(during("set the mode of"))?;
+    if opaque {
+        set_opaque(&directory)?;
+    }
+    Ok(directory)
 }
 
 /// Sets a written file's attributes and, from `capability`, its file capabilities.
@@ -366,7 +361,7 @@ pub(super) fn finish_file(
         match fsetxattr(file, "security.capability", capability, XattrFlags::empty()) {
             Ok(()) => {}
             Err(Errno::INVAL) => return Err(Refusal::BadCapability.into()),
-            Err(errno) => return Err(Problem::System("set the capabilities of", errno)),
+            Err(errno) => return Err(during("set the capabilities of")(errno)),
         }
     }
     futimens(file, &attributes.times()).map_err(during("set the time of"))
@@ -403,7 +398,7 @@ fn set_opaque(directory: &OwnedFd) -> Outcome<()> {
     fsetxattr(directory, OPAQUE_XATTR, b"y", XattrFlags::empty()).map_err(during("mark as opaque"))
 }
 
-fn present(parent: rustix::fd::BorrowedFd<'_>, name: &[u8]) -> Outcome<Present> {
+fn present(parent: BorrowedFd<'_>, name: &[u8]) -> Outcome<Present> {
     match statat(parent, os(name), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) if is_whiteout(&stat) => Ok(Present::Whiteout),
         Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
@@ -411,11 +406,11 @@ fn present(parent: rustix::fd::BorrowedFd<'_>, name: &[u8]) -> Outcome<Present> 
         }
         Ok(stat) => Ok(Present::Other(stat)),
         Err(Errno::NOENT) => Ok(Present::Nothing),
-        Err(errno) => Err(Problem::System("look at", errno)),
+        Err(errno) => Err(during("look at")(errno)),
     }
 }
 
-fn remove(parent: rustix::fd::BorrowedFd<'_>, name: &[u8]) -> Outcome<()> {
+fn remove(parent: BorrowedFd<'_>, name: &[u8]) -> Outcome<()> {
     unlinkat(parent, os(name), AtFlags::empty()).map_err(during("replace"))
 }
 
