@@ -1,13 +1,13 @@
 //! Resolves an image's user, by the image's `/etc/passwd` and `/etc/group`.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 
-use crate::beneath::{open_file, read_bounded};
+use crate::beneath::{open, open_file, read_bounded};
 use crate::unpack::{is_opaque, is_whiteout};
 
 /// Most bytes of `/etc/passwd` and `/etc/group` that are read.
@@ -173,51 +173,27 @@ fn open_root(path: &Path) -> Result<OwnedFd, UserError> {
 /// `/etc/NAME` as an overlay of the stack would show it; empty if it is absent.
 fn read_etc(roots: &[OwnedFd], name: &str, file: &'static str) -> Result<String, UserError> {
     let failed = |source| UserError::Read { file, source };
+    let at = |errno: Errno| failed(errno.into());
+    let path = Path::new("etc").join(name);
     for root in roots {
-        match look(root, "etc").map_err(|errno| failed(errno.into()))? {
-            Found::Nothing => continue,
-            Found::Hidden => break,
-            Found::Symlink => return Err(UserError::Symlink { file }),
-            Found::File => break,
-            Found::Directory => {}
-        }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let etc =
-            openat(root, "etc", flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-        match look(&etc, name).map_err(|errno| failed(errno.into()))? {
-            Found::Nothing if is_opaque(&etc).map_err(|errno| failed(errno.into()))? => break,
-            Found::Nothing => {}
-            Found::Hidden => break,
-            Found::Symlink => return Err(UserError::Symlink { file }),
-            Found::Directory | Found::File => {
-                let opened = open_file(&etc, Path::new(name)).map_err(failed)?;
+        match open(root, &path, OFlags::PATH) {
+            Ok(found) if is_whiteout(&fstat(&found).map_err(at)?) => break,
+            Ok(_) => {
+                let opened = open_file(root, &path).map_err(failed)?;
                 let bytes = read_bounded(opened, MAX_FILE_BYTES).map_err(failed)?;
                 return Ok(String::from_utf8_lossy(&bytes).into_owned());
             }
+            Err(Errno::LOOP) => return Err(UserError::Symlink { file }),
+            // `etc` is a file, or removed by this layer.
+            Err(Errno::NOTDIR) => break,
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(at(errno)),
+        }
+        match open(root, Path::new("etc"), OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(etc) if is_opaque(&etc).map_err(at)? => break,
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(at(errno)),
         }
     }
     Ok(String::new())
-}
-
-enum Found {
-    Nothing,
-    /// Removed by this layer.
-    Hidden,
-    Symlink,
-    Directory,
-    File,
-}
-
-fn look(directory: impl AsFd, name: &str) -> Result<Found, Errno> {
-    let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(Found::Nothing),
-        Err(errno) => return Err(errno),
-    };
-    Ok(match FileType::from_raw_mode(stat.st_mode) {
-        _ if is_whiteout(&stat) => Found::Hidden,
-        FileType::Symlink => Found::Symlink,
-        FileType::Directory => Found::Directory,
-        _ => Found::File,
-    })
 }
