@@ -34,33 +34,16 @@ impl Digest {
 
     /// Only the 64 digits, which name files.
     pub fn hex(&self) -> String {
-        use fmt::Write as _;
-        self.0
-            .iter()
-            .fold(String::with_capacity(64), |mut hex, byte| {
-                let _ = write!(hex, "{byte:02x}");
-                hex
-            })
+        hex::encode(self.0)
     }
 
     /// Reads 64 digits without the algorithm's name.
-    pub fn from_hex(hex: &str) -> Result<Self, DigestError> {
-        let bad = || DigestError(hex.chars().take(QUOTED_CHARS).collect());
-        let digits = hex.as_bytes();
-        if digits.len() != 64 {
-            return Err(bad());
-        }
+    pub fn from_hex(digits: &str) -> Result<Self, DigestError> {
         let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            let value = |digit: u8| match digit {
-                b'0'..=b'9' => Some(digit - b'0'),
-                b'a'..=b'f' => Some(digit - b'a' + 10),
-                _ => None,
-            };
-            *byte = match (value(pair[0]), value(pair[1])) {
-                (Some(high), Some(low)) => high << 4 | low,
-                _ => return Err(bad()),
-            };
+        let read = hex::decode_to_slice(digits, &mut bytes);
+        // Upper case would give a digest two names.
+        if read.is_err() || digits.bytes().any(|digit| digit.is_ascii_uppercase()) {
+            return Err(DigestError(digits.chars().take(QUOTED_CHARS).collect()));
         }
         Ok(Self(bytes))
     }
