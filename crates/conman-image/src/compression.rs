@@ -62,27 +62,13 @@ pub(crate) fn foreign_format(head: &[u8]) -> Option<&'static str> {
 }
 
 /// Decodes `source` by its first bytes.
-pub(crate) fn decode<'a>(source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
-    let mut head = [0; SNIFFED_BYTES];
-    let mut source = source;
-    let length = read_full(&mut source, &mut head)?;
-    let compression = Compression::detect(&head[..length]);
-    let whole = io::Cursor::new(head[..length].to_vec()).chain(source);
+pub(crate) fn decode<'a>(mut source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let mut head = Vec::new();
+    let mut sniffed = (&mut source).take(SNIFFED_BYTES as u64);
+    sniffed.read_to_end(&mut head)?;
+    let compression = Compression::detect(&head);
+    let whole = io::Cursor::new(head).chain(source);
     Ok(compression.decoder(BufReader::with_capacity(64 << 10, whole)))
-}
-
-/// Reads until `buffer` is full or the stream ends.
-pub(crate) fn read_full(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match source.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
 }
 
 /// All the frames of a zstd stream, with their checksums verified.

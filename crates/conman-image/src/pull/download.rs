@@ -164,13 +164,10 @@ impl Downloads {
                 file.set_len(0).await.map_err(fatal)?;
                 have = 0;
             }
-            have = copy(stream, &mut file, have, size, progress)
-                .await
-                .map_err(|broken| match broken {
-                    Copying::TooLong => Broken::Fatal(remote.too_long(what, size)),
-                    Copying::Write(error) => fatal(error),
-                    Copying::Stream(error) => Broken::Passing(error),
-                })?;
+            have = copy(stream, &mut file, have, size, progress, fatal).await?;
+        }
+        if have > size {
+            return Err(Broken::Fatal(remote.too_long(what, size)));
         }
         file.sync_all().await.map_err(fatal)?;
         if have < size {
@@ -192,39 +189,35 @@ impl Downloads {
     }
 }
 
-enum Copying {
-    TooLong,
-    Write(io::Error),
-    Stream(io::Error),
-}
-
+/// Appends a stream to the file until more than `size` bytes are there. Returns their number.
 async fn copy(
     mut stream: SizedStream,
     file: &mut tokio::fs::File,
     mut have: u64,
     size: u64,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<u64, Copying> {
+    fatal: impl Fn(io::Error) -> Broken,
+) -> Result<u64, Broken> {
     let outcome = loop {
         let chunk = match tokio::time::timeout(STALL_TIMEOUT, stream.next()).await {
             Ok(Some(Ok(chunk))) => chunk,
             // The stream's check of a digest; ours follows, on the file's content.
             Ok(Some(Err(_))) if have == size => break Ok(have),
-            Ok(Some(Err(error))) => break Err(Copying::Stream(error)),
+            Ok(Some(Err(error))) => break Err(Broken::Passing(error)),
             Ok(None) => break Ok(have),
-            Err(_) => break Err(Copying::Stream(io::ErrorKind::TimedOut.into())),
+            Err(_) => break Err(Broken::Passing(io::ErrorKind::TimedOut.into())),
         };
         have += chunk.len() as u64;
         if have > size {
-            break Err(Copying::TooLong);
+            break Ok(have);
         }
         if let Err(error) = file.write_all(&chunk).await {
-            break Err(Copying::Write(error));
+            break Err(fatal(error));
         }
         progress(have);
     };
     // Tokio's file writes in the background; the next attempt reads its length.
-    file.flush().await.map_err(Copying::Write)?;
+    file.flush().await.map_err(fatal)?;
     outcome
 }
 
