@@ -22,7 +22,9 @@ use netlink_packet_route::link::{
 use rustix::io::Errno;
 
 use crate::link_identity::link_mac;
-use crate::link_messages::{add_route, address, all_links, bring_up, delete_link, link_named};
+use crate::link_messages::{
+    FoundLink, add_route, address, all_links, bring_up, delete_link, link_named,
+};
 use crate::netlink::{Change, RouteSocket};
 use crate::writer::{Namespace, has_ipv6};
 
@@ -133,7 +135,7 @@ pub fn list(namespace: Namespace) -> Result<Vec<SessionLink>, LinkError> {
     let links = inside.dump(&all_links()).map_err(failed)?;
     let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let addresses = inside.dump(&addresses).map_err(failed)?;
-    let links = links.into_iter().filter_map(Found::of);
+    let links = links.into_iter().filter_map(FoundLink::of);
     let finished = links.filter(|link| link.group == FINISHED);
     let listed = finished.filter_map(|link| {
         Some(SessionLink {
@@ -164,7 +166,7 @@ pub fn sweep(namespace: Namespace) -> io::Result<usize> {
     let mut inside = RouteSocket::from_fd(namespace.socket)?;
     let links = inside.dump(&all_links())?.into_iter();
     let unfinished = links
-        .filter_map(Found::of)
+        .filter_map(FoundLink::of)
         .filter(|link| link.group == UNFINISHED);
     let changes: Vec<Change> = unfinished.map(|link| delete_link(link.index)).collect();
     inside.change_all(&changes)?;
@@ -242,7 +244,7 @@ impl NewLink {
     }
 
     /// The message to the host that creates the link inside the namespace.
-    fn creation(&self, name: &str, parent: &Found, namespace: RawFd) -> RouteNetlinkMessage {
+    fn creation(&self, name: &str, parent: &FoundLink, namespace: RawFd) -> RouteNetlinkMessage {
         let mut inside = LinkMessage::default();
         inside.attributes = vec![
             LinkAttribute::NetNsFd(namespace),
@@ -313,48 +315,6 @@ impl NewLink {
     }
 }
 
-/// A link as the kernel describes it.
-struct Found {
-    index: u32,
-    name: String,
-    group: u32,
-    mtu: u32,
-    alias: String,
-    kind: Option<InfoKind>,
-}
-
-impl Found {
-    fn of(message: RouteNetlinkMessage) -> Option<Self> {
-        let RouteNetlinkMessage::NewLink(message) = message else {
-            return None;
-        };
-        let mut found = Self {
-            index: message.header.index,
-            name: String::new(),
-            group: 0,
-            mtu: 0,
-            alias: String::new(),
-            kind: None,
-        };
-        for attribute in message.attributes {
-            match attribute {
-                LinkAttribute::IfName(name) => found.name = name,
-                LinkAttribute::Group(group) => found.group = group,
-                LinkAttribute::Mtu(mtu) => found.mtu = mtu,
-                LinkAttribute::IfAlias(alias) => found.alias = alias,
-                LinkAttribute::LinkInfo(info) => {
-                    found.kind = info.into_iter().find_map(|one| match one {
-                        LinkInfo::Kind(kind) => Some(kind),
-                        _ => None,
-                    });
-                }
-                _ => {}
-            }
-        }
-        Some(found)
-    }
-}
-
 /// `DESTINATION [via GATEWAY]`
 fn parse_route(text: &str) -> Option<NewRoute> {
     let (destination, gateway) = match text.split_once(" via ") {
@@ -385,9 +345,9 @@ fn mistake(field: impl Into<String>, message: String) -> FieldError {
     }
 }
 
-fn find(socket: &mut RouteSocket, name: &str) -> Result<Option<Found>, LinkError> {
+fn find(socket: &mut RouteSocket, name: &str) -> Result<Option<FoundLink>, LinkError> {
     match socket.get(&link_named(name)) {
-        Ok(message) => Ok(Found::of(message)),
+        Ok(message) => Ok(FoundLink::of(message)),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => Ok(None),
         Err(source) => Err(LinkError::netlink("find", &name, source)),
     }

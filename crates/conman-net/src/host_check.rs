@@ -12,9 +12,8 @@ use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::link_identity::LinkIdentity;
-use crate::link_messages::{Link, all_links};
+use crate::link_messages::{FoundLink, Link, all_links};
 use crate::netlink::RouteSocket;
-use crate::plane::FoundLink;
 use crate::pool::{Addresses, PoolNetworks};
 
 /// The settings without which the host forwards nothing, of each family.

@@ -105,6 +105,45 @@ impl Link {
     }
 }
 
+/// A link as the kernel describes it.
+#[derive(Default)]
+pub(crate) struct FoundLink {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) group: u32,
+    pub(crate) mtu: u32,
+    pub(crate) alias: String,
+    pub(crate) kind: Option<InfoKind>,
+}
+
+impl FoundLink {
+    pub(crate) fn of(message: RouteNetlinkMessage) -> Option<Self> {
+        let RouteNetlinkMessage::NewLink(message) = message else {
+            return None;
+        };
+        let mut found = Self {
+            index: message.header.index,
+            ..Self::default()
+        };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => found.name = name,
+                LinkAttribute::Group(group) => found.group = group,
+                LinkAttribute::Mtu(mtu) => found.mtu = mtu,
+                LinkAttribute::IfAlias(alias) => found.alias = alias,
+                LinkAttribute::LinkInfo(info) => {
+                    found.kind = info.into_iter().find_map(|one| match one {
+                        LinkInfo::Kind(kind) => Some(kind),
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Some(found)
+    }
+}
+
 /// The request for the list of all links.
 pub(crate) fn all_links() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetLink(LinkMessage::default())

@@ -5,15 +5,15 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::host_check::{self, HostError};
 use crate::link_identity::{LinkIdentity, link_index};
-use crate::link_messages::{Link, all_links, delete_group, delete_link, find_link, set_group};
+use crate::link_messages::{
+    FoundLink, Link, all_links, delete_group, delete_link, find_link, set_group,
+};
 use crate::link_watch;
 use crate::namespaces::Namespaces;
 use crate::pool::{AddressPool, Addresses, PoolExhausted, PoolNetworks};
@@ -283,35 +283,4 @@ impl Plane {
 /// A panic while the lock is held cannot leave half a change: each is a few map operations.
 pub(crate) fn lock(links: &Mutex<Links>) -> MutexGuard<'_, Links> {
     links.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A link of the host.
-pub(crate) struct FoundLink {
-    pub(crate) index: u32,
-    pub(crate) name: String,
-    group: u32,
-}
-
-impl FoundLink {
-    pub(crate) fn of(message: RouteNetlinkMessage) -> Option<Self> {
-        let RouteNetlinkMessage::NewLink(LinkMessage {
-            header, attributes, ..
-        }) = message
-        else {
-            return None;
-        };
-        let mut link = Self {
-            index: header.index,
-            name: String::new(),
-            group: 0,
-        };
-        for attribute in attributes {
-            match attribute {
-                LinkAttribute::IfName(name) => link.name = name,
-                LinkAttribute::Group(group) => link.group = group,
-                _ => {}
-            }
-        }
-        Some(link)
-    }
 }

@@ -20,14 +20,11 @@ fn new_link(to: &str) -> NewLink {
     }
 }
 
-fn parent() -> Found {
-    Found {
+fn parent() -> FoundLink {
+    FoundLink {
         index: 3,
-        name: String::new(),
-        group: 0,
         mtu: 1_500,
-        alias: String::new(),
-        kind: None,
+        ..FoundLink::default()
     }
 }
 
@@ -136,7 +133,7 @@ fn a_crash_between_any_two_messages_leaves_nothing_after_a_sweep() {
                 let listed = list(session()).expect("listed");
                 assert_eq!(listed.len(), whole, "{to} {sent}: {listed:?}");
                 let ports = host.dump(&all_links()).expect("listed").into_iter();
-                let ports = ports.filter_map(Found::of);
+                let ports = ports.filter_map(FoundLink::of);
                 let ports = ports.filter(|link| link.name.starts_with("cmlink")).count();
                 assert_eq!(
                     ports,
