@@ -1,9 +1,8 @@
 //! The thread that learns which links disappear.
 //!
-//! The kernel drops notifications when they do not fit into the socket's buffer, and reports that with
-//! ENOBUFS. Then the thread lists all links instead.
+//! The kernel drops notifications when they do not fit into the socket's buffer. A sweep finds out about the
+//! links that these were about.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
@@ -12,11 +11,9 @@ use std::time::Duration;
 use netlink_packet_core::{NetlinkHeader, NetlinkPayload};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size, set_socket_timeout};
 
-use crate::link_messages::all_links;
-use crate::netlink::{RouteSocket, open_netlink, receive, set_receive_buffer};
+use crate::netlink::{open_netlink, receive};
 use crate::plane::{Links, lock};
 
 /// The kernel's group of notifications about links (`RTMGRP_LINK`).
@@ -31,89 +28,38 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Starts the thread in the network namespace of the calling thread. It ends with the last other holder of
 /// the links.
 pub(crate) fn start(links: &Arc<Mutex<Links>>, buffer_bytes: usize) -> io::Result<()> {
-    metrics::describe_counter!(
-        "conman_net_rereads_total",
-        "Lists of all links that were read because notifications were lost"
-    );
-    let mut watch = Watch {
-        notifications: open_netlink(None, LINK_GROUP)?,
-        lists: RouteSocket::open()?,
-        links: Arc::downgrade(links),
-    };
-    set_receive_buffer(watch.notifications.as_fd(), buffer_bytes)?;
-    set_socket_timeout(&watch.notifications, Timeout::Recv, Some(CHECK_INTERVAL))?;
+    let notifications = open_netlink(None, LINK_GROUP)?;
+    set_socket_recv_buffer_size(&notifications, buffer_bytes)?;
+    set_socket_timeout(&notifications, Timeout::Recv, Some(CHECK_INTERVAL))?;
+    let links = Arc::downgrade(links);
     std::thread::Builder::new()
         .name("conman-links".to_owned())
-        .spawn(move || watch.run())?;
+        .spawn(move || watch(&notifications, &links))?;
     Ok(())
 }
 
-struct Watch {
-    notifications: OwnedFd,
-    lists: RouteSocket,
-    links: Weak<Mutex<Links>>,
-}
-
-impl Watch {
-    fn run(&mut self) {
-        let mut buffer = vec![0; DATAGRAM_BYTES];
-        let mut missed = false;
-        loop {
-            // The kernel drops all notifications, and reports that no more, until the queue is empty.
-            let flags = match missed {
-                true => RecvFlags::DONTWAIT,
-                false => RecvFlags::empty(),
-            };
-            let notified = receive(self.notifications.as_fd(), &mut buffer, flags);
-            let Some(links) = self.links.upgrade() else {
-                return;
-            };
-            match notified {
-                Ok(messages) => {
-                    for index in messages.into_iter().filter_map(deleted_link) {
-                        lock(&links).link_is_gone(index);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !missed {
-                        continue;
-                    }
-                    match self.reread(&links) {
-                        Ok(()) => missed = false,
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot list links; addresses stay in use");
-                            std::thread::park_timeout(CHECK_INTERVAL);
-                        }
-                    }
-                }
-                // Whatever the reason, notifications may be lost.
-                Err(error) => {
-                    if Errno::from_io_error(&error) != Some(Errno::NOBUFS) {
-                        tracing::warn!(%error, "cannot read a notification about links");
-                    }
-                    missed = true;
+fn watch(notifications: &OwnedFd, links: &Weak<Mutex<Links>>) {
+    let mut buffer = vec![0; DATAGRAM_BYTES];
+    loop {
+        let notified = receive(notifications.as_fd(), &mut buffer);
+        let Some(links) = links.upgrade() else {
+            return;
+        };
+        match notified {
+            Ok(messages) => {
+                for index in messages.into_iter().filter_map(deleted_link) {
+                    lock(&links).link_is_gone(index);
                 }
             }
+            Err(error) => match Errno::from_io_error(&error) {
+                // There is none, or some were lost.
+                Some(Errno::AGAIN | Errno::NOBUFS) => {}
+                _ => {
+                    tracing::warn!(%error, "cannot read a notification about links");
+                    std::thread::park_timeout(CHECK_INTERVAL);
+                }
+            },
         }
-    }
-
-    /// Finds out which links are gone from a list of those that exist.
-    fn reread(&mut self, known: &Mutex<Links>) -> io::Result<()> {
-        metrics::counter!("conman_net_rereads_total").increment(1);
-        // Before the list: one that begins to leave later is not judged by it.
-        let leaving = lock(known).leaving();
-        let links = self.lists.dump(&all_links())?;
-        let present: BTreeSet<u32> = links
-            .iter()
-            .filter_map(|message| match message {
-                RouteNetlinkMessage::NewLink(link) => Some(link.header.index),
-                _ => None,
-            })
-            .collect();
-        for index in leaving.difference(&present) {
-            lock(known).link_is_gone(*index);
-        }
-        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ use netlink_packet_core::{
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::sockopt::{Timeout, set_socket_recv_buffer_size, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
 };
@@ -187,7 +187,7 @@ impl RouteSocket {
     }
 
     fn receive(&mut self) -> io::Result<Vec<(NetlinkHeader, NetlinkPayload<RouteNetlinkMessage>)>> {
-        receive(self.socket.as_fd(), &mut self.buffer, RecvFlags::empty())
+        receive(self.socket.as_fd(), &mut self.buffer)
     }
 }
 
@@ -206,18 +206,13 @@ pub(crate) fn open_netlink(
     Ok(socket)
 }
 
-/// Sets the size of the receive buffer in bytes, up to the host's `net.core.rmem_max`.
-pub(crate) fn set_receive_buffer(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
-    Ok(set_socket_recv_buffer_size(socket, bytes)?)
-}
-
 /// Receives one datagram, and parses its messages. ENOBUFS means that messages were lost.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
-    flags: RecvFlags,
 ) -> io::Result<Vec<(NetlinkHeader, NetlinkPayload<RouteNetlinkMessage>)>> {
-    let (_, length) = rustix::io::retry_on_intr(|| recv(socket, &mut *buffer, flags))?;
+    let attempt = || recv(socket, &mut *buffer, RecvFlags::empty());
+    let (_, length) = rustix::io::retry_on_intr(attempt)?;
     let mut rest = buffer.get(..length).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidData,

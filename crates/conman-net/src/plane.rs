@@ -38,7 +38,7 @@ pub struct PlaneOptions {
     pub networks: PoolNetworks,
     /// Of links, in bytes.
     pub mtu: u32,
-    /// Buffer for the kernel's notifications about links.
+    /// Buffer for the kernel's notifications about links, up to the host's `net.core.rmem_max`.
     pub notification_bytes: usize,
 }
 
@@ -83,7 +83,7 @@ impl Links {
     }
 
     /// Indexes of links that may exist although their owners have ended.
-    pub(crate) fn leaving(&self) -> BTreeSet<u32> {
+    fn leaving(&self) -> BTreeSet<u32> {
         let mut leaving = self.pool.leaving();
         leaving.extend(self.namespaces.closed());
         leaving
@@ -211,7 +211,8 @@ impl Plane {
     }
 
     /// Deletes the links of this instance that have no owner, which a crash has left, and then, for as long as
-    /// it is polled, those that outlive their owners, at once where many owners have ended together.
+    /// it is polled, those that outlive their owners, at once where many owners have ended together. Finds out
+    /// which links are gone if the kernel's notification was lost.
     pub async fn sweep(&self) {
         let mut outlived = BTreeSet::new();
         let mut all = true;
@@ -230,18 +231,24 @@ impl Plane {
                 Err(error) => tracing::warn!(%error, "cannot delete links without an owner"),
             }
             all &= swept.is_err();
-            outlived = self.links().pool.leaving();
+            outlived = self.links().leaving();
             // Cancel safe, as everything here: a later sweep continues.
             let _ = timeout(SWEEP_INTERVAL, self.many_waiting.notified()).await;
-            let leaving = self.links().pool.leaving();
+            let leaving = self.links().leaving();
             outlived.retain(|index| leaving.contains(index));
         }
     }
 
     /// Returns the number of deleted links: those without a living owner that `chosen` accepts.
     async fn sweep_links(&self, chosen: impl Fn(u32) -> bool) -> io::Result<usize> {
+        // Before the list: one that begins to leave later is not judged by it.
+        let leaving = self.links().leaving();
         let links = self.writer.dump(all_links()).await?;
         let links: Vec<FoundLink> = links.into_iter().filter_map(FoundLink::of).collect();
+        let present = links.iter().map(|link| link.index).collect();
+        for index in leaving.difference(&present) {
+            self.links().link_is_gone(*index);
+        }
         let living = self.links().living();
         let swept: Vec<u32> = links
             .iter()
