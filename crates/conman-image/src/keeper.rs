@@ -143,11 +143,6 @@ impl ImageKeeper {
         loop {
             let piece = pieces.next().await;
             let last = !matches!(piece, Some(Ok(_)));
-            let piece = match piece {
-                Some(Ok(bytes)) => Piece::Bytes(bytes),
-                Some(Err(error)) => Piece::Broken(error),
-                None => Piece::End,
-            };
             // The receiver is dropped once the import has failed; its result has the reason.
             if sender.send(piece).await.is_err() || last {
                 break;
@@ -192,12 +187,8 @@ fn joined<T>(
     outcome.map_err(|_| KeeperError::Panicked { doing })
 }
 
-enum Piece {
-    Bytes(Bytes),
-    Broken(io::Error),
-    /// Without it, the upload is incomplete.
-    End,
-}
+/// `None` is the end. Without it, the upload is incomplete.
+type Piece = Option<io::Result<Bytes>>;
 
 /// The receiving thread's end of an upload.
 struct Pieces {
@@ -220,9 +211,8 @@ impl Read for Pieces {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() && !self.ended {
             match self.receiver.blocking_recv() {
-                Some(Piece::Bytes(bytes)) => self.current = bytes,
-                Some(Piece::End) => self.ended = true,
-                Some(Piece::Broken(error)) => return Err(error),
+                Some(Some(piece)) => self.current = piece?,
+                Some(None) => self.ended = true,
                 None => {
                     return Err(io::Error::new(
                         io::ErrorKind::UnexpectedEof,
