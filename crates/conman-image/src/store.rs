@@ -73,7 +73,7 @@ pub(crate) struct Inner {
     _lock: File,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct State {
     index: Index,
     pins: BTreeMap<ImageId, usize>,
@@ -159,31 +159,27 @@ impl ImageStore {
 
     /// All images, including unnamed ones.
     pub fn list(&self) -> Vec<ImageSummary> {
-        let (index, pinned) = {
-            let state = self.inner.state();
-            (state.index.clone(), state.pinned())
-        };
-        summaries(&index, &pinned, &self.inner.directory.join(LAYERS))
+        let state = self.inner.state().clone();
+        let ids = state.index.images.keys();
+        ids.filter_map(|id| self.inner.summary(&state, id))
+            .collect()
     }
 
     /// One entry of [`ImageStore::list`].
     pub fn summary(&self, name: &ImageName) -> Option<ImageSummary> {
-        let (index, pinned) = {
-            let state = self.inner.state();
-            (state.index.clone(), state.pinned())
-        };
-        let id = index.names.get(name)?;
-        summary(&index, &pinned, &self.inner.directory.join(LAYERS), id)
+        let state = self.inner.state().clone();
+        self.inner.summary(&state, state.index.names.get(name)?)
     }
 
     pub fn get(&self, name: &ImageName) -> Option<Image> {
-        find(&self.inner.state().index, &self.inner.directory, name)
+        self.inner.named(&self.inner.state().index, name)
     }
 
     /// Keeps an image and its layers from being collected while the guard lives.
     pub fn pin(&self, name: &ImageName) -> Result<ImageGuard, StoreError> {
         let mut state = self.inner.state();
-        let image = find(&state.index, &self.inner.directory, name).ok_or_else(|| no_such(name))?;
+        let image = self.inner.named(&state.index, name);
+        let image = image.ok_or_else(|| no_such(name))?;
         self.pin_found(&mut state, image, name)
     }
 
@@ -192,9 +188,8 @@ impl ImageStore {
     /// collection of the new process.
     pub fn pin_id(&self, id: &ImageId) -> Result<ImageGuard, StoreError> {
         let mut state = self.inner.state();
-        let record = state.index.images.get(id);
-        let record = record.ok_or(StoreError::NoSuchId { id: *id })?;
-        let image = Image::new(*id, record, &self.inner.directory.join(LAYERS));
+        let image = self.inner.image(&state.index, id);
+        let image = image.ok_or(StoreError::NoSuchId { id: *id })?;
         self.pin_found(&mut state, image, id)
     }
 
@@ -232,10 +227,10 @@ impl ImageStore {
         let mut index = state.index.clone();
         let id = index.names.remove(name).ok_or_else(|| no_such(name))?;
         self.inner.commit(&mut state, index)?;
-        let (index, pinned) = (state.index.clone(), state.pinned());
+        let after = state.clone();
         drop(state);
-        summary(&index, &pinned, &self.inner.directory.join(LAYERS), &id)
-            .ok_or_else(|| no_such(name))
+        let summary = self.inner.summary(&after, &id);
+        summary.ok_or_else(|| no_such(name))
     }
 
     /// Free bytes for conman on the store's file system.
@@ -253,7 +248,7 @@ impl ImageStore {
         let mut report = GcReport::default();
         let doomed = {
             let mut state = self.inner.state();
-            let pinned = state.pinned();
+            let pinned = state.pins.keys().copied().collect();
             let mut index = state.index.clone();
             report.images = index.forget_unnamed(&pinned);
             if !report.images.is_empty() {
@@ -292,7 +287,8 @@ impl ImageStore {
         index.images.insert(id, record);
         index.names.insert(name.clone(), id);
         self.inner.commit(&mut state, index)?;
-        find(&state.index, &self.inner.directory, name).ok_or_else(|| no_such(name))
+        let image = self.inner.named(&state.index, name);
+        image.ok_or_else(|| no_such(name))
     }
 
     pub(crate) fn unpin(&self, image: &ImageId) {
@@ -314,17 +310,27 @@ impl ImageStore {
     }
 }
 
-impl State {
-    fn pinned(&self) -> BTreeSet<ImageId> {
-        self.pins.keys().copied().collect()
-    }
-}
-
 impl Inner {
     /// The index is replaced as a whole and changes do not panic half-way, so a poisoned lock still
     /// guards a valid state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn image(&self, index: &Index, id: &ImageId) -> Option<Image> {
+        let record = index.images.get(id)?;
+        Some(Image::new(*id, record, &self.directory.join(LAYERS)))
+    }
+
+    fn named(&self, index: &Index, name: &ImageName) -> Option<Image> {
+        self.image(index, index.names.get(name)?)
+    }
+
+    fn summary(&self, state: &State, id: &ImageId) -> Option<ImageSummary> {
+        let image = self.image(&state.index, id)?;
+        let record = state.index.images.get(id)?;
+        let (names, in_use) = (state.index.names_of(id), state.pins.contains_key(id));
+        Some(ImageSummary::new(image, record, names, in_use))
     }
 
     /// The file first: a change that cannot be written does not take effect in memory either.
@@ -380,35 +386,6 @@ fn follow(index: &Index, directory: &Path) {
     if let Err(error) = records::follow(index, directory) {
         tracing::warn!(%error, "cannot write an image's record");
     }
-}
-
-fn find(index: &Index, directory: &Path, name: &ImageName) -> Option<Image> {
-    let id = index.names.get(name)?;
-    Some(Image::new(
-        *id,
-        index.images.get(id)?,
-        &directory.join(LAYERS),
-    ))
-}
-
-fn summaries(index: &Index, pinned: &BTreeSet<ImageId>, layers: &Path) -> Vec<ImageSummary> {
-    index
-        .images
-        .keys()
-        .filter_map(|id| summary(index, pinned, layers, id))
-        .collect()
-}
-
-fn summary(
-    index: &Index,
-    pinned: &BTreeSet<ImageId>,
-    layers: &Path,
-    id: &ImageId,
-) -> Option<ImageSummary> {
-    let record = index.images.get(id)?;
-    let image = Image::new(*id, record, layers);
-    let names = index.names_of(id);
-    Some(ImageSummary::new(image, record, names, pinned.contains(id)))
 }
 
 fn no_such(name: &ImageName) -> StoreError {
