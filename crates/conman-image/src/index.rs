@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use crate::beneath::read_bounded;
 use crate::digest::{ImageId, LayerId};
 use crate::image_config::ImageConfig;
 use crate::name::ImageName;
+use crate::records::replace;
 
 pub(crate) const INDEX_FILE: &str = "images.json";
 
@@ -87,8 +88,8 @@ impl Index {
         Ok(index)
     }
 
-    /// Replaces the file atomically.
-    pub(crate) fn store(&self, directory: &Path) -> io::Result<()> {
+    /// Replaces the file atomically. The draft is in `scratch`.
+    pub(crate) fn store(&self, directory: &Path, scratch: &Path) -> io::Result<()> {
         let json = serde_json::to_vec_pretty(self)?;
         if json.len() as u64 > MAX_INDEX_BYTES {
             // Otherwise the next start could not read it.
@@ -97,13 +98,7 @@ impl Index {
                 format!("the index is longer than {MAX_INDEX_BYTES} bytes: remove images first"),
             ));
         }
-        let mut file = tempfile::Builder::new()
-            .prefix(".images")
-            .tempfile_in(directory)?;
-        file.write_all(&json)?;
-        file.as_file().sync_all()?;
-        file.persist(directory.join(INDEX_FILE))
-            .map_err(|failed| failed.error)?;
+        replace(&directory.join(INDEX_FILE), &json, scratch)?;
         File::open(directory)?.sync_all()
     }
 

@@ -20,7 +20,6 @@ use crate::name::ImageName;
 pub(crate) const RECORDS: &str = "records";
 
 const SUFFIX: &str = ".json";
-const DRAFT: &str = ".draft";
 
 /// Most bytes of a record: configurations have far lower limits.
 const MAX_RECORD_BYTES: u64 = 16 << 20;
@@ -33,7 +32,7 @@ struct Kept {
 
 /// Writes the records of all images that have changed, and continues after an error: a failure
 /// may have left any of them out of date.
-pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
+pub(crate) fn follow(index: &Index, directory: &Path, scratch: &Path) -> io::Result<()> {
     let records = directory.join(RECORDS);
     let mut names: BTreeMap<&ImageId, Vec<ImageName>> = BTreeMap::new();
     for (name, image) in &index.names {
@@ -45,7 +44,7 @@ pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
             names: names.remove(id).unwrap_or_default(),
             image: image.clone(),
         };
-        if let Err(error) = write(&records, id, &kept) {
+        if let Err(error) = write(&records, id, &kept, scratch) {
             outcome = Err(error);
         }
     }
@@ -59,19 +58,22 @@ pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
     outcome
 }
 
-fn write(records: &Path, id: &ImageId, kept: &Kept) -> io::Result<()> {
+fn write(records: &Path, id: &ImageId, kept: &Kept, scratch: &Path) -> io::Result<()> {
     let json = serde_json::to_vec(kept)?;
     let path = records.join(format!("{}{SUFFIX}", id.hex()));
     let present = File::open(&path).and_then(|file| read_bounded(file, MAX_RECORD_BYTES));
     if present.is_ok_and(|present| present == json) {
         return Ok(());
     }
-    let mut draft = tempfile::Builder::new()
-        .prefix(DRAFT)
-        .tempfile_in(records)?;
-    draft.write_all(&json)?;
+    replace(&path, &json, scratch)
+}
+
+/// Replaces a file of the store, completely or not at all.
+pub(crate) fn replace(path: &Path, content: &[u8], scratch: &Path) -> io::Result<()> {
+    let mut draft = tempfile::NamedTempFile::new_in(scratch)?;
+    draft.write_all(content)?;
     draft.as_file().sync_all()?;
-    draft.persist(&path).map_err(|failed| failed.error)?;
+    draft.persist(path).map_err(|failed| failed.error)?;
     Ok(())
 }
 

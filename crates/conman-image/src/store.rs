@@ -125,7 +125,6 @@ impl ImageStore {
             make_private(&directory.join(part))?;
         }
         sweep(&directory.join(SCRATCH))?;
-        sweep_index_drafts(directory)?;
         let index = load_or_restore(directory)?;
         follow(&index, directory);
         let layers = Layers::new(directory.join(LAYERS), directory.join(SCRATCH), first_id);
@@ -336,7 +335,7 @@ impl Inner {
     /// The file first: a change that cannot be written does not take effect in memory either.
     fn commit(&self, state: &mut State, index: Index) -> Result<(), StoreError> {
         index
-            .store(&self.directory)
+            .store(&self.directory, &self.directory.join(SCRATCH))
             .map_err(failed("write the index of", &self.directory))?;
         follow(&index, &self.directory);
         state.index = index;
@@ -366,7 +365,7 @@ fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
         _ => fs::hard_link(&path, &aside).map_err(failed("keep a copy of", &path))?,
     }
     index
-        .store(directory)
+        .store(directory, &directory.join(SCRATCH))
         .map_err(failed("write the index of", directory))?;
     tracing::error!(
         %error, images = index.images.len(), names = index.names.len(), aside = %aside.display(),
@@ -383,7 +382,7 @@ fn has_entries(directory: &Path) -> Result<bool, StoreError> {
 
 /// The next change or opening repairs a failure; until then only the index has the image.
 fn follow(index: &Index, directory: &Path) {
-    if let Err(error) = records::follow(index, directory) {
+    if let Err(error) = records::follow(index, directory, &directory.join(SCRATCH)) {
         tracing::warn!(%error, "cannot write an image's record");
     }
 }
@@ -442,17 +441,6 @@ fn sweep_blobs(blobs: &Path) -> Result<u64, StoreError> {
         }
     }
     Ok(freed)
-}
-
-fn sweep_index_drafts(directory: &Path) -> Result<(), StoreError> {
-    for entry in fs::read_dir(directory).map_err(failed("read", directory))? {
-        let entry = entry.map_err(failed("read", directory))?;
-        if entry.file_name().to_string_lossy().starts_with(".images") {
-            let path = entry.path();
-            fs::remove_file(&path).map_err(failed("sweep", &path))?;
-        }
-    }
-    Ok(())
 }
 
 /// Where a layer's files are.
