@@ -6,9 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 use crate::link_identity::link_index;
@@ -37,25 +36,29 @@ impl PoolNetworks {
     /// Parses networks such as `10.88.0.0/16` and `fd00:88::/64`.
     pub fn parse<T: AsRef<str>>(texts: &[T]) -> Result<Self, PoolError> {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
-        for text in texts.iter().map(AsRef::as_ref) {
-            if let Ok(network) = Ipv4Net::from_str(text) {
-                check(
-                    network,
-                    network.trunc(),
-                    (8..=30).contains(&network.prefix_len()),
-                )?;
-                v4.push(network);
-            } else if let Ok(network) = Ipv6Net::from_str(text) {
-                check(
-                    network,
-                    network.trunc(),
-                    (16..=112).contains(&network.prefix_len()),
-                )?;
-                v6.push(network);
-            } else {
-                return Err(PoolError::NotANetwork {
-                    text: text.to_owned(),
+        for text in texts {
+            let text: &str = text.as_ref();
+            let network: IpNet = text.parse().map_err(|_| PoolError::NotANetwork {
+                text: text.to_owned(),
+            })?;
+            if network != network.trunc() {
+                return Err(PoolError::HostBits {
+                    network: network.to_string(),
+                    correct: network.trunc().to_string(),
                 });
+            }
+            let sizes = match network {
+                IpNet::V4(_) => 8..=30,
+                IpNet::V6(_) => 16..=112,
+            };
+            if !sizes.contains(&network.prefix_len()) {
+                return Err(PoolError::Size {
+                    network: network.to_string(),
+                });
+            }
+            match network {
+                IpNet::V4(network) => v4.push(network),
+                IpNet::V6(network) => v6.push(network),
             }
         }
         match (&v4[..], &v6[..]) {
@@ -94,21 +97,6 @@ impl PoolNetworks {
     fn offsets(&self) -> std::ops::RangeInclusive<u32> {
         1..=(u32::MAX >> self.v4.prefix_len()) - 1
     }
-}
-
-fn check<N: fmt::Display + PartialEq>(network: N, correct: N, size: bool) -> Result<(), PoolError> {
-    if network != correct {
-        return Err(PoolError::HostBits {
-            network: network.to_string(),
-            correct: correct.to_string(),
-        });
-    }
-    if size {
-        return Ok(());
-    }
-    Err(PoolError::Size {
-        network: network.to_string(),
-    })
 }
 
 /// The addresses of one link.
