@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use conman_linux::replace_file;
 use serde::{Deserialize, Serialize};
 
 use crate::beneath::read_bounded;
@@ -32,7 +33,7 @@ struct Kept {
 
 /// Writes the records of all images that have changed, and continues after an error: a failure
 /// may have left any of them out of date.
-pub(crate) fn follow(index: &Index, directory: &Path, scratch: &Path) -> io::Result<()> {
+pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
     let records = directory.join(RECORDS);
     let mut names: BTreeMap<&ImageId, Vec<ImageName>> = BTreeMap::new();
     for (name, image) in &index.names {
@@ -44,7 +45,7 @@ pub(crate) fn follow(index: &Index, directory: &Path, scratch: &Path) -> io::Res
             names: names.remove(id).unwrap_or_default(),
             image: image.clone(),
         };
-        if let Err(error) = write(&records, id, &kept, scratch) {
+        if let Err(error) = write(&records, id, &kept) {
             outcome = Err(error);
         }
     }
@@ -58,23 +59,14 @@ pub(crate) fn follow(index: &Index, directory: &Path, scratch: &Path) -> io::Res
     outcome
 }
 
-fn write(records: &Path, id: &ImageId, kept: &Kept, scratch: &Path) -> io::Result<()> {
+fn write(records: &Path, id: &ImageId, kept: &Kept) -> io::Result<()> {
     let json = serde_json::to_vec(kept)?;
     let path = records.join(format!("{}{SUFFIX}", id.hex()));
     let present = File::open(&path).and_then(|file| read_bounded(file, MAX_RECORD_BYTES));
     if present.is_ok_and(|present| present == json) {
         return Ok(());
     }
-    replace(&path, &json, scratch)
-}
-
-/// Replaces a file of the store, completely or not at all.
-pub(crate) fn replace(path: &Path, content: &[u8], scratch: &Path) -> io::Result<()> {
-    let mut draft = tempfile::NamedTempFile::new_in(scratch)?;
-    draft.write_all(content)?;
-    draft.as_file().sync_all()?;
-    draft.persist(path).map_err(|failed| failed.error)?;
-    Ok(())
+    replace_file(&path, &json)
 }
 
 /// An index of all records. If several have a name, the latest one gets it.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use conman_linux::remove_if_present;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::digest::{ImageId, LayerId};
@@ -335,7 +336,7 @@ impl Inner {
     /// The file first: a change that cannot be written does not take effect in memory either.
     fn commit(&self, state: &mut State, index: Index) -> Result<(), StoreError> {
         index
-            .store(&self.directory, &self.directory.join(SCRATCH))
+            .store(&self.directory)
             .map_err(failed("write the index of", &self.directory))?;
         follow(&index, &self.directory);
         state.index = index;
@@ -358,14 +359,10 @@ fn load_or_restore(directory: &Path) -> Result<Index, StoreError> {
         // There are images, but no records that this version can read.
         return Err(failed("read", &path)(error));
     }
-    match fs::remove_file(&aside) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(failed("remove", &aside)(error));
-        }
-        _ => fs::hard_link(&path, &aside).map_err(failed("keep a copy of", &path))?,
-    }
+    remove_if_present(&aside).map_err(failed("remove", &aside))?;
+    fs::hard_link(&path, &aside).map_err(failed("keep a copy of", &path))?;
     index
-        .store(directory, &directory.join(SCRATCH))
+        .store(directory)
         .map_err(failed("write the index of", directory))?;
     tracing::error!(
         %error, images = index.images.len(), names = index.names.len(), aside = %aside.display(),
@@ -382,7 +379,7 @@ fn has_entries(directory: &Path) -> Result<bool, StoreError> {
 
 /// The next change or opening repairs a failure; until then only the index has the image.
 fn follow(index: &Index, directory: &Path) {
-    if let Err(error) = records::follow(index, directory, &directory.join(SCRATCH)) {
+    if let Err(error) = records::follow(index, directory) {
         tracing::warn!(%error, "cannot write an image's record");
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// protocol. Another version is refused. Fields that readers may ignore are added without a new one.
 pub const FORMAT: u32 = 2;
 
-/// Longest file that is read.
+/// Longest file, unless another limit is given.
 const MAX_BYTES: u64 = 16_384;
 
 /// A small file with a struct or map as its content.
@@ -20,7 +20,10 @@ const MAX_BYTES: u64 = 16_384;
 /// Fields that a later conman adds are ignored. A file of another [`FORMAT`] is an error of the kind
 /// [`ErrorKind::Unsupported`], damage one of another kind. All methods block on the disk.
 #[derive(Debug, Clone)]
-pub struct StateFile(PathBuf);
+pub struct StateFile {
+    path: PathBuf,
+    max_bytes: u64,
+}
 
 #[derive(Serialize)]
 struct Versioned<'a, T> {
@@ -38,22 +41,28 @@ struct Head {
 impl StateFile {
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        Self(path)
+        Self::with_limit(path, MAX_BYTES)
+    }
+
+    /// A file that may have up to `max_bytes`.
+    #[must_use]
+    pub fn with_limit(path: PathBuf, max_bytes: u64) -> Self {
+        Self { path, max_bytes }
     }
 
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// Returns the content, or `None` if there is no file.
     pub fn read<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
-        let file = match File::open(&self.0) {
+        let file = match File::open(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
         let mut bytes = Vec::new();
-        file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+        file.take(self.max_bytes).read_to_end(&mut bytes)?;
         // First and separately: another version may have other fields.
         let Head { version } = serde_json::from_slice(&bytes)?;
         let found = version.unwrap_or(1);
@@ -66,40 +75,46 @@ impl StateFile {
 
     /// Replaces the file durably.
     pub fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
-        replace_file(&self.0, &versioned(content)?)
+        replace_file(&self.path, &self.versioned(content)?)
     }
 
     /// Replaces the file without waiting for the disk: after a crash of the machine it may be missing or
     /// damaged.
     pub fn write_unsynced<T: Serialize>(&self, content: &T) -> io::Result<()> {
-        replace(&self.0, &versioned(content)?, false)
+        replace(&self.path, &self.versioned(content)?, false)
     }
 
     /// Creates the file durably, unless there is one. Of several processes one succeeds. Returns whether
     /// this one did.
     pub fn create<T: Serialize>(&self, content: &T) -> io::Result<bool> {
-        let draft = with_suffix(&self.0, &format!(".new.{}", std::process::id()));
-        write_draft(&draft, &versioned(content)?, true)?;
-        let created = match fs::hard_link(&draft, &self.0) {
+        let draft = with_suffix(&self.path, &format!(".new.{}", std::process::id()));
+        write_draft(&draft, &self.versioned(content)?, true)?;
+        let created = match fs::hard_link(&draft, &self.path) {
             Ok(()) => true,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
             Err(error) => return Err(error),
         };
         fs::remove_file(&draft)?;
-        sync_parent(&self.0)?;
+        sync_parent(&self.path)?;
         Ok(created)
     }
 
     /// Removes the file durably, if there is one.
     pub fn remove(&self) -> io::Result<()> {
-        remove_if_present(&self.0)?;
-        sync_parent(&self.0)
+        remove_if_present(&self.path)?;
+        sync_parent(&self.path)
     }
-}
 
-fn versioned<T: Serialize>(content: &T) -> io::Result<Vec<u8>> {
-    let version = FORMAT;
-    Ok(serde_json::to_vec(&Versioned { version, content })?)
+    /// Fails if [`StateFile::read`] could not read all of it.
+    fn versioned<T: Serialize>(&self, content: &T) -> io::Result<Vec<u8>> {
+        let version = FORMAT;
+        let bytes = serde_json::to_vec(&Versioned { version, content })?;
+        if bytes.len() as u64 > self.max_bytes {
+            let what = format!("it would be longer than {} bytes", self.max_bytes);
+            return Err(io::Error::new(ErrorKind::FileTooLarge, what));
+        }
+        Ok(bytes)
+    }
 }
 
 /// Writes a file durably: after a crash either the old or the new file is there. Only its owner may read it.

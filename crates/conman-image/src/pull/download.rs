@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use conman_linux::remove_if_present;
 use futures_util::StreamExt as _;
 use oci_client::client::SizedStream;
 use tokio::io::AsyncWriteExt as _;
@@ -120,12 +121,8 @@ impl Downloads {
     /// Removes a blob that has been unpacked.
     pub(super) fn remove(&self, digest: &Digest) {
         let path = self.directory.join(digest.hex());
-        match std::fs::remove_file(&path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a download");
-            }
+        if let Err(error) = remove_if_present(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a download");
         }
     }
 
