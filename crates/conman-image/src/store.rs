@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use conman_linux::remove_if_present;
+use conman_linux::{empty_directory, remove_if_present};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::digest::{ImageId, LayerId};
@@ -125,10 +125,11 @@ impl ImageStore {
         for part in [LAYERS, BLOBS, SCRATCH, RECORDS] {
             make_private(&directory.join(part))?;
         }
-        sweep(&directory.join(SCRATCH))?;
+        let scratch = directory.join(SCRATCH);
+        empty_directory(&scratch).map_err(failed("empty", &scratch))?;
         let index = load_or_restore(directory)?;
         follow(&index, directory);
-        let layers = Layers::new(directory.join(LAYERS), directory.join(SCRATCH), first_id);
+        let layers = Layers::new(directory.join(LAYERS), scratch, first_id);
         layers.own_all()?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -400,21 +401,6 @@ fn make_private(directory: &Path) -> Result<(), StoreError> {
         .map_err(failed("make", directory))?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700))
         .map_err(failed("close to others", directory))
-}
-
-fn sweep(scratch: &Path) -> Result<(), StoreError> {
-    for entry in fs::read_dir(scratch).map_err(failed("read", scratch))? {
-        let entry = entry.map_err(failed("read", scratch))?;
-        let path = entry.path();
-        let kind = entry.file_type().map_err(failed("look at", &path))?;
-        if kind.is_dir() {
-            fs::remove_dir_all(&path)
-        } else {
-            fs::remove_file(&path)
-        }
-        .map_err(failed("sweep", &path))?;
-    }
-    Ok(())
 }
 
 /// Downloads that no pull has touched for this long will not be resumed.
