@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Stage, is_root, lacks, name};
-use conman_image::{Digest, Image, ImageStore, PullConfig, PullError, PullPhase, Puller};
+use conman_image::{
+    Digest, Image, ImageStore, ImportError, PullConfig, PullError, PullPhase, Puller,
+};
 
 const SOURCE: &str = "conman-test:busybox";
 
@@ -481,4 +483,39 @@ async fn no_more_of_a_manifest_is_read_than_it_may_be_long() {
     // What is allowed, and what the sockets' buffers take.
     let sent = sent.load(Ordering::Relaxed);
     assert!(sent < 64 << 20, "{sent}");
+}
+
+/// Answers every request with this manifest.
+fn registry_of(manifest: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            if stream.read(&mut [0; 4_096]).unwrap_or(0) == 0 {
+                continue;
+            }
+            let length = manifest.len();
+            let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length:";
+            let _ = write!(stream, "{head} {length}\r\n\r\n{manifest}");
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_reference_with_a_digest_gets_no_other_manifest() {
+    let stage = Stage::new();
+    let port = registry_of("{}");
+    let reference = format!("127.0.0.1:{port}/test/other@{}", Digest::of(b"another"));
+    let (puller, name) = (puller(&stage.store()), name("other:1"));
+    let pulled = puller.pull(&reference, &name, |_| {}).await;
+    let error = pulled.expect_err("another manifest");
+    let PullError::Import { source, .. } = &*error else {
+        panic!("{error:?}");
+    };
+    assert!(
+        matches!(source, ImportError::DigestMismatch { .. }),
+        "{source:?}"
+    );
 }
