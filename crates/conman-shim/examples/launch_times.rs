@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use conman_linux::{CgroupLimits, CgroupPart, Cgroups, PidFd, raise_nofile, resident_bytes};
 use conman_shim::{
-    Client, Hardening, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Request, RootSpec,
+    Client, Hardening, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request, RootSpec,
     ShimOptions, run,
 };
 
@@ -186,12 +186,15 @@ fn start_all(
                 return Ok(());
             }
             let asked = Instant::now();
-            let launched = client.launch(spec(number))?;
+            let launch = Request::Launch(Box::new(spec(number)));
+            let Reply::Launched { pid, phases } = client.ask(launch)? else {
+                return Err("unexpected answer to a launch".into());
+            };
             let start = Start {
                 number,
-                phases: launched.phases,
+                phases,
                 call: asked.elapsed(),
-                process: launched.process.ok_or("a container ended at once")?,
+                process: PidFd::open(pid)?,
             };
             let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
             done.push(start);

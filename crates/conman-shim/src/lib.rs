@@ -29,7 +29,6 @@
 //! the client, which is the daemon.
 #![forbid(unsafe_code)]
 
-mod attachment;
 mod client;
 mod connection;
 mod containers;
@@ -64,8 +63,7 @@ mod tests;
 
 use std::fs::File;
 
-pub use attachment::Attachment;
-pub use client::{Client, ClientError, Launched};
+pub use client::{Client, ClientError};
 pub use files::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use ids::{IdPool, RANGE_SIZE, SHARED_IDS};
 pub use options::ShimOptions;

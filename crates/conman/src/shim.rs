@@ -228,9 +228,9 @@ fn connect(state_dir: &Path) -> Result<Option<Client>> {
     let socket = ShimPlace::of(&state_dir::instance(state_dir)?).socket();
     match Client::connect(&socket, PATIENCE) {
         Ok(client) => Ok(Some(client)),
-        Err(ClientError::Io { source, .. })
+        Err(ClientError::Io(error))
             if matches!(
-                source.kind(),
+                error.kind(),
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused
             ) =>
         {

@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use conman_linux::{CgroupLimits, Cgroups};
-use conman_shim::{Client, Hardening, LaunchSpec, NetworkSpec, ProgramSpec, RootSpec};
+use conman_linux::{CgroupLimits, Cgroups, PidFd};
+use conman_shim::{
+    Client, Hardening, LaunchSpec, NetworkSpec, ProgramSpec, Reply, Request, RootSpec,
+};
 use tempfile::TempDir;
 
 use crate::image;
@@ -239,12 +241,15 @@ impl Shim {
         layer: Option<Layer>,
     ) -> Option<String> {
         let name = format!("{probe}.{}", layer.map_or(0, |layer| 1 + layer as u8));
-        let launched = client
-            .launch(self.spec(&name, probe, only(layer)))
-            .unwrap_or_else(|error| panic!("{name}: {error}: {error:?}"));
+        let launch = Request::Launch(Box::new(self.spec(&name, probe, only(layer))));
+        let process = match client.ask(launch) {
+            // None is left if it has ended already.
+            Ok(Reply::Launched { pid, .. }) => PidFd::open(pid).ok(),
+            answer => panic!("{name}: {answer:?}"),
+        };
         let log = self.path("logs").join(&name);
         let line = wait_for(PATIENCE, async || {
-            let ended = launched.process.as_ref().is_none_or(|process| {
+            let ended = process.as_ref().is_none_or(|process| {
                 process
                     .wait_dead(Duration::ZERO)
                     .expect("the kernel answers")
@@ -256,7 +261,7 @@ impl Shim {
                 .or_else(|| ended.then(|| format!("broken: it ended early: {text}")))
         });
         let line = line.await.unwrap_or_else(|| "broken: no answer".to_owned());
-        if let Some(process) = launched.process {
+        if let Some(process) = process {
             process.kill().expect("killed");
             process.wait_dead(PATIENCE).expect("waited");
         }

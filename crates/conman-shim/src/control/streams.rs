@@ -391,11 +391,11 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::time::Duration;
 
-    use super::*;
-    use crate::attachment::Attachment;
-    use crate::stream_messages::{Position, StreamEvent};
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-    const TIMEOUT: Duration = Duration::from_secs(5);
+    use super::*;
+    use crate::socket::{receive_event, send_input};
+    use crate::stream_messages::{Position, StreamEvent};
 
     /// Serves what is ready, as the loop does.
     fn serve(table: &mut StreamTable, poller: &Poller) {
@@ -422,9 +422,11 @@ mod tests {
         (table, poller, far.map(std::fs::File::from))
     }
 
-    fn attach(table: &mut StreamTable, poller: &Poller) -> Attachment {
+    fn attach(table: &mut StreamTable, poller: &Poller) -> OwnedFd {
         let fd = table.attach(poller, "a.1_1", None, None, true);
-        Attachment::new(fd.expect("attached"))
+        let fd = fd.expect("attached");
+        set_socket_timeout(&fd, Timeout::Recv, Some(Duration::from_secs(5))).expect("set");
+        fd
     }
 
     #[test]
@@ -432,8 +434,11 @@ mod tests {
         let (mut table, poller, [_stdin, mut stdout, mut stderr]) = pipes();
         stdout.write_all(b"before").expect("written");
         serve(&mut table, &poller);
-        let mut watcher = attach(&mut table, &poller);
-        let mut next = |wanted| assert_eq!(watcher.next(TIMEOUT).expect("an event"), Some(wanted));
+        let watcher = attach(&mut table, &poller);
+        let next = |wanted| {
+            let event = receive_event(&watcher, &mut Vec::new());
+            assert_eq!(event.expect("an event"), Some(wanted));
+        };
         let (offset, dropped) = (0, 0);
         next(StreamEvent::Position(Position { offset, dropped }));
         next(StreamEvent::Output(
@@ -456,8 +461,8 @@ mod tests {
     fn input_reaches_the_program_up_to_its_end_and_closed_streams_have_no_watcher() {
         let (mut table, poller, [mut stdin, _stdout, _stderr]) = pipes();
         let watcher = attach(&mut table, &poller);
-        watcher.send_input(b"hello").expect("sent");
-        watcher.send(&StreamInput::End).expect("sent");
+        send_input(&watcher, &StreamInput::Bytes(b"hello".to_vec())).expect("sent");
+        send_input(&watcher, &StreamInput::End).expect("sent");
         serve(&mut table, &poller);
         let mut text = String::new();
         stdin.read_to_string(&mut text).expect("its end");
@@ -475,8 +480,9 @@ mod tests {
         let (streams, watchers) = (1, 2);
         let waiting = |table: &StreamTable| table.by_name["a.1_1"].1.waiting.len();
         let mut sent = 0;
+        let input = StreamInput::Bytes(vec![b'x'; MAX_INPUT_BYTES]);
         // The pipe, what waits here, and the socket.
-        while watcher.send_input(&[b'x'; MAX_INPUT_BYTES]).is_ok() {
+        while send_input(&watcher, &input).is_ok() {
             sent += MAX_INPUT_BYTES;
             table.serve_watcher(&poller, watchers, EventFlags::IN);
             assert!(sent < 8 << 20, "it takes everything");

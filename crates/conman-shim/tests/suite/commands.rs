@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use conman_linux::{Cgroups, Freezer, Signal};
 use conman_shim::{
-    CallError, Client, ClientError, ContainerState, ExecSpec, Hardening, KeptCommandSpec,
-    KeptStreamsSpec, LaunchError, Launched, Reply, Request,
+    CallError, ClientError, ContainerState, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec,
+    LaunchError, Reply, Request,
 };
 
 use crate::support::{
-    Calls, Shim, available, next_end, stopped_launcher, subscribe, until, wait_dead,
+    Calls, Client, Launched, Shim, available, next_end, stopped_launcher, subscribe, until,
+    wait_dead,
 };
 
 fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {

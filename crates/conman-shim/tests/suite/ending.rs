@@ -4,10 +4,10 @@ use std::fs;
 use std::time::Duration;
 
 use conman_linux::{Cgroups, Freezer, PidFd, Signal};
-use conman_shim::{Client, ClientError, FenceState, Request};
+use conman_shim::{ClientError, FenceState, Request};
 
 use crate::support::fencing::{arm, fenced, is_fenced, state, unfence};
-use crate::support::{Shim, available, hosts, stopped_launcher, until, wait_dead};
+use crate::support::{Client, Shim, available, hosts, stopped_launcher, until, wait_dead};
 
 /// Long after the test, and before the one of [`unfence`], which is to be later.
 const AFTER_MS: u64 = 50_000;
@@ -102,7 +102,7 @@ fn waited_on(flags: &[&str], freezer: &Freezer) {
     assert!(!process(&shim).is_dead().expect("asked"), "it has ended");
     // Now nothing of it can appear.
     match client.ask(Request::NotStarted { name: late }) {
-        Ok(_) | Err(ClientError::Io { .. }) => {}
+        Ok(_) | Err(ClientError::Io(_)) => {}
         Err(error) => panic!("{error:?}"),
     }
     wait_ended(&mut shim);

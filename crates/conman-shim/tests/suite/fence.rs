@@ -3,11 +3,11 @@
 use std::fs;
 
 use conman_linux::Freezer;
-use conman_shim::{CallError, Client, ClientError, FenceState, Request, VERSION};
+use conman_shim::{CallError, ClientError, FenceState, Request, VERSION};
 
 use crate::support::fencing::{MS, arm, fenced, freezer, is_fenced, state, unfence};
 use crate::support::{
-    Shim, available, boottime_ns, has_own_ids, hosts, next_end, subscribe, until, wait_dead,
+    Client, Shim, available, boottime_ns, has_own_ids, hosts, next_end, subscribe, until, wait_dead,
 };
 
 #[test]

@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use conman_linux::{Cgroups, Freezer, PidFd};
-use conman_shim::{CallError, Client, ClientError, ContainerState, Request};
+use conman_shim::{CallError, ClientError, ContainerState, Request};
 
 use crate::support::fencing::{arm, fenced, is_fenced, unfence};
-use crate::support::{Shim, available, hosts, lacks, next_end, subscribe, until};
+use crate::support::{Client, Shim, available, hosts, lacks, next_end, subscribe, until};
 
 const IMAGE: &str = "conman-test:busybox";
 

@@ -4,13 +4,13 @@ use std::fs;
 use std::time::Duration;
 
 use conman_shim::{
-    Attachment, CallError, Client, ClientError, CommandView, ContainerState, ExecSpec, Hardening,
-    KEPT_OUTPUT_BYTES, KeptCommandSpec, KeptStreamsSpec, OutputStream, Position, Reply, Request,
-    StreamEvent, StreamInput,
+    CallError, ClientError, CommandView, ContainerState, ExecSpec, Hardening, KEPT_OUTPUT_BYTES,
+    KeptCommandSpec, KeptStreamsSpec, OutputStream, Position, Reply, Request, StreamEvent,
+    StreamInput,
 };
 
 use crate::support::probe::{Arg, Probe};
-use crate::support::{Shim, available, next_end, subscribe, until};
+use crate::support::{Attachment, Client, Shim, available, next_end, subscribe, until};
 
 /// What one container may have, and what its kept output may cost the shim.
 const MOST: usize = 128;

@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_shim::{
-    CallError, Client, ClientError, ContainerState, FenceState, LaunchError, Reply, Request,
-    VERSION,
+    CallError, ClientError, ContainerState, FenceState, LaunchError, Reply, Request, VERSION,
 };
 
 use crate::support::{
-    SOON, Shim, available, boottime_ns, copy_program, next_end, subscribe, until, wait_dead,
-    write_program,
+    Client, SOON, Shim, available, boottime_ns, copy_program, next_end, subscribe, until,
+    wait_dead, write_program,
 };
 
 /// The same program at another path, as an upgrade would bring it.

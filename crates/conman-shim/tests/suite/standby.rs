@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use conman_linux::{PidFd, Signal};
-use conman_shim::{Client, Launched, Request, VERSION};
+use conman_shim::{Request, VERSION};
 
 use crate::support::fencing::{arm, is_fenced, unfence};
 use crate::support::{
-    SOON, Shim, available, boottime_ns, copy_program, until, wait_dead, write_program,
+    Client, Launched, SOON, Shim, available, boottime_ns, copy_program, until, wait_dead,
+    write_program,
 };
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conman-shim");

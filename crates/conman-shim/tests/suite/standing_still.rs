@@ -1,10 +1,10 @@
 //! A shim that stood still itself while its fence was due: stopped, traced, or with its machine.
 
 use conman_linux::{Cgroups, Freezer, PidFd, Signal};
-use conman_shim::{Client, FenceState, Request};
+use conman_shim::{FenceState, Request};
 
 use crate::support::fencing::{MS, arm, is_fenced, state, unfence};
-use crate::support::{Shim, available, boottime_ns, hosts, until, wait_dead};
+use crate::support::{Client, Shim, available, boottime_ns, hosts, until, wait_dead};
 
 /// The fence's K where a test waits for longer.
 const FREEZE_MS: u64 = 3_000;

@@ -5,9 +5,9 @@ use std::fs::{File, read_to_string};
 use std::io::Write;
 
 use conman_linux::{CgroupLayout, CgroupPart, Freezer};
-use conman_shim::{CallError, Client, ClientError, ContainerState, LaunchError, Reply, Request};
+use conman_shim::{CallError, ClientError, ContainerState, LaunchError, Reply, Request};
 
-use crate::support::{Shim, available, next_end, subscribe, until, wait_dead};
+use crate::support::{Client, Shim, available, next_end, subscribe, until, wait_dead};
 
 /// The freezer of version 1, where what is frozen does not die of a signal; says on standard error
 /// that this host has none.

@@ -7,11 +7,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conman_shim::{
-    Attachment, Client, ContainerState, ExecSpec, Hardening, KEPT_OUTPUT_BYTES, KeptCommandSpec,
-    KeptStreamsSpec, Request, StreamEvent, StreamInput, TerminalSize,
+    ContainerState, ExecSpec, Hardening, KEPT_OUTPUT_BYTES, KeptCommandSpec, KeptStreamsSpec,
+    Request, StreamEvent, StreamInput, TerminalSize,
 };
 
-use crate::support::{SOON, Shim, available, copy_program, next_end, subscribe, until, wait_dead};
+use crate::support::{
+    Attachment, Client, SOON, Shim, available, copy_program, next_end, subscribe, until, wait_dead,
+};
 
 const SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
 

@@ -1,9 +1,9 @@
 //! Asking the fence.
 
 use conman_linux::Freezer;
-use conman_shim::{CallError, Client, ClientError, FenceState, Reply, Request};
+use conman_shim::{CallError, ClientError, FenceState, Reply, Request};
 
-use super::{boottime_ns, until};
+use super::{Client, boottime_ns, until};
 
 pub(crate) const MS: u64 = 1_000_000;
 

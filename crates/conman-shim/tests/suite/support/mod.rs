@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "every test program takes what it needs")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so there")]
 
+mod attachment;
+mod client;
 pub(crate) mod fencing;
 pub(crate) mod probe;
 
@@ -20,9 +22,12 @@ use conman_linux::{
     CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, Signal, proc_scan,
 };
 use conman_shim::{
-    Call, Client, ClientError, Hardening, LaunchSpec, Launched, Message, NetworkSpec, ProgramSpec,
-    Reply, Request, RootSpec, SHARED_IDS, VERSION, encode,
+    Call, ClientError, Hardening, LaunchSpec, Message, NetworkSpec, ProgramSpec, Reply, Request,
+    RootSpec, SHARED_IDS, VERSION, encode,
 };
+
+pub(crate) use attachment::Attachment;
+pub(crate) use client::{Client, Launched};
 
 /// Bound on whatever should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
@@ -157,7 +162,7 @@ impl Shim {
         loop {
             match Client::connect(&self.socket(), SOON) {
                 Ok(client) => return client,
-                Err(ClientError::Io { .. }) if Instant::now() < deadline => pause(),
+                Err(ClientError::Io(_)) if Instant::now() < deadline => pause(),
                 Err(error) => panic!("{error:?}"),
             }
         }

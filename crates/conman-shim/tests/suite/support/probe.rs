@@ -7,9 +7,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use conman_shim::{ContainerState, Hardening, LaunchSpec, Launched};
+use conman_shim::{ContainerState, Hardening, LaunchSpec};
 
-use crate::support::{Shim, next_end, subscribe};
+use crate::support::{Launched, Shim, next_end, subscribe};
 
 /// Where the program is loaded.
 const BASE: u64 = 0x40_0000;
