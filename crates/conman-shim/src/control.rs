@@ -88,8 +88,6 @@ pub(crate) struct Control {
     replacement: Replacement,
     /// It was ordered to end, and waits until nothing runs, or until this time.
     ending_until_ns: Option<u64>,
-    /// Protections of the fence against a shortage of memory that are missing.
-    unprotected: Vec<String>,
 }
 
 impl Control {

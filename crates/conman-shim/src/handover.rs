@@ -66,8 +66,6 @@ pub(crate) struct Handover {
     pub(crate) condemned: Vec<String>,
     /// The client that asked for the replacement, and its call.
     pub(crate) asked_by: Option<(u64, u64)>,
-    /// How often the shim has been replaced.
-    pub(crate) replacements: u32,
     /// How long the fence waits for proof that everything is frozen; it overrides the arguments.
     pub(crate) freeze_ms: Option<u64>,
 }
@@ -326,7 +324,6 @@ mod tests {
                 subscribed: false,
             }],
             doomed: vec![77],
-            replacements: 2,
             ..Handover::default()
         };
         Sealed {

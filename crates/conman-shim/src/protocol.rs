@@ -62,8 +62,6 @@ pub enum Request {
     Kill {
         name: String,
     },
-    /// SIGKILL to all containers.
-    KillAll,
     /// Any other signal to its init.
     Signal {
         name: String,
@@ -85,8 +83,6 @@ pub enum Request {
     FreezePatience {
         freeze_ms: u64,
     },
-    /// Removes the deadline. Refused when it has passed.
-    Disarm,
     /// Closes the fence as if the deadline had passed.
     FreezeAll,
     /// Thaws what the fence froze: these, or all that are not being killed. They run until the deadline,
@@ -166,22 +162,13 @@ pub enum Message {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Hello {
-        version: u32,
         pid: i32,
         features: Option<Features>,
-        /// How often its program has been replaced.
-        replacements: u32,
-        /// Protections against a shortage of memory that the fence lacks, as sentences.
-        unprotected: Vec<String>,
         /// How long the fence waits before it kills what is not frozen.
         freeze_ms: u64,
     },
     /// Comes with a socket.
     Attached,
-    /// The requested program runs.
-    Replaced {
-        replacements: u32,
-    },
     Launched {
         pid: i32,
         phases: Phases,

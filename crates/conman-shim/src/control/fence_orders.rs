@@ -42,17 +42,6 @@ impl Control {
         Reply::Done
     }
 
-    /// Removes the deadline; with a closed fence only [`Control::unfence`] does it.
-    pub(super) fn disarm(&mut self) -> Result<Reply, CallError> {
-        if self.fence.is_closed() {
-            return Err(CallError::Fenced);
-        }
-        self.arm(None);
-        self.record_fence();
-        self.on_time();
-        Ok(self.fence_reply())
-    }
-
     /// Opens the fence: these containers, or all that need not die, run until the deadline, or without
     /// limit if there is none.
     pub(super) fn unfence(
@@ -91,9 +80,9 @@ impl Control {
             return Err(error);
         }
         if until_ns.is_none() {
-            return self.disarm();
+            self.arm(None);
         }
-        if was_closed {
+        if until_ns.is_none() || was_closed {
             self.record_fence();
         }
         self.on_time();

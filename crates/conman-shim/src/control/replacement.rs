@@ -45,8 +45,6 @@ pub(super) struct Replacement {
     /// The program's path at its start; the file may have been replaced since.
     program: PathBuf,
     request: Option<ReplacementRequest>,
-    /// How often the shim's program has been replaced.
-    count: u32,
 }
 
 #[derive(Debug)]
@@ -80,20 +78,15 @@ struct FileIdentity {
 }
 
 impl Replacement {
-    pub(super) fn new(program: PathBuf, count: u32) -> Self {
+    pub(super) fn new(program: PathBuf) -> Self {
         Self {
             program,
             request: None,
-            count,
         }
     }
 
     pub(super) fn program(&self) -> &Path {
         &self.program
-    }
-
-    pub(super) fn count(&self) -> u32 {
-        self.count
     }
 
     /// Checks that a replacement may begin; `refused` says why not.
@@ -339,7 +332,7 @@ mod tests {
     /// A replacement whose candidate is checked, and the candidate's end of the socket.
     fn checking() -> (Replacement, OwnedFd) {
         let program = PathBuf::from("/program");
-        let mut replacement = Replacement::new(program.clone(), 0);
+        let mut replacement = Replacement::new(program.clone());
         let (socket, theirs) = seqpacket::pair().expect("a pair");
         rustix::io::ioctl_fionbio(&socket, true).expect("set");
         // A descriptor in place of the candidate's process: no signal reaches anything.

@@ -95,7 +95,6 @@ impl Control {
             doomed: self.containers.only_reaped().collect(),
             condemned: self.forbidden_starts.iter().map(str::to_owned).collect(),
             asked_by: caller,
-            replacements: self.replacement.count() + 1,
             freeze_ms: Some(self.fence.freeze_ms()),
             ..Handover::default()
         };

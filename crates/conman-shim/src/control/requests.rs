@@ -88,7 +88,6 @@ impl Control {
             Request::Find { name } => self.find(&name),
             Request::Acknowledge { names } => self.acknowledge(&names)?,
             Request::Kill { name } => self.kill_one(name)?,
-            Request::KillAll => self.kill_all()?,
             Request::Signal { name, signal } => self.signal(&name, signal)?,
             Request::Freeze { name } => self.freeze(&name)?,
             Request::Thaw { name } => self.thaw(&name)?,
@@ -100,7 +99,6 @@ impl Control {
                 self.extend_deadline(until_boottime_ns)
             }
             Request::FreezePatience { freeze_ms } => self.set_freeze_patience(freeze_ms),
-            Request::Disarm => self.disarm()?,
             Request::FreezeAll => self.freeze_all(),
             Request::Unfence {
                 until_boottime_ns,
@@ -119,11 +117,8 @@ impl Control {
         }
         self.clients.greet(client);
         Ok(Reply::Hello {
-            version: VERSION,
             pid: rustix::process::getpid().as_raw_nonzero().get(),
             features: self.launching.features.clone(),
-            replacements: self.replacement.count(),
-            unprotected: self.unprotected.clone(),
             freeze_ms: self.fence.freeze_ms(),
         })
     }
@@ -246,29 +241,6 @@ impl Control {
         if self.containers.kill_ordered(name, self.fence.is_armed()) {
             self.record(name);
         }
-    }
-
-    pub(super) fn kill_all(&mut self) -> Result<Reply, CallError> {
-        let mut failed = None;
-        let (mut appearing, mut killed) = (Vec::new(), Vec::new());
-        for (name, container) in self.containers.iter() {
-            if container.is_alive() {
-                if let Err(error) = self.kill(container) {
-                    failed = Some(host_error("kill", name)(error));
-                }
-                killed.push(name.clone());
-            }
-            if container.may_appear() {
-                appearing.push(name.clone());
-            }
-        }
-        for name in killed {
-            self.containers.kill_sent(&name, boottime_ns());
-        }
-        for name in appearing {
-            self.kill_ordered(&name);
-        }
-        failed.map_or(Ok(Reply::Done), Err)
     }
 
     pub(super) fn signal(&mut self, name: &str, signal: i32) -> Result<Reply, CallError> {

@@ -48,7 +48,7 @@ impl Control {
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
         let listener = listen(&options)?;
         // If the file is replaced meanwhile, the kernel only reports that this program is not there.
-        let replacement = Replacement::new(program, 0);
+        let replacement = Replacement::new(program);
         let mut control = Self::build(options, lock, listener, replacement)?;
         control.adopt(kept)?;
         if let Some(doubt) = doubt {
@@ -66,7 +66,7 @@ impl Control {
         let handover = &mut sealed.handover;
         let lock = File::from(inherited_fd(handover.lock)?);
         let listener = inherited_fd(handover.listener)?;
-        let replacement = Replacement::new(std::env::current_exe()?, handover.replacements);
+        let replacement = Replacement::new(std::env::current_exe()?);
         let mut control = Self::build(options, lock, listener, replacement)?;
         if let Some(freeze_ms) = handover.freeze_ms {
             control.fence.set_freeze_ms(freeze_ms);
@@ -77,13 +77,9 @@ impl Control {
             .resume(&control.poller, handover, &sealed.blobs)?;
         control.begin()?;
         if let Some((client, call)) = handover.asked_by {
-            let replacements = control.replacement.count();
-            control.reply(client, call, Reply::Replaced { replacements }, None);
+            control.reply(client, call, Reply::Done, None);
         }
-        tracing::info!(
-            replacements = control.replacement.count(),
-            "replaced the shim's program"
-        );
+        tracing::info!("replaced the shim's program");
         Ok(control)
     }
 
@@ -118,7 +114,6 @@ impl Control {
             streams: StreamTable::default(),
             replacement,
             ending_until_ns: None,
-            unprotected: Vec::new(),
         })
     }
 
@@ -145,7 +140,7 @@ impl Control {
         self.ensure_launcher()?;
         self.ensure_sweeper()?;
         self.launching.flush();
-        self.unprotected = protect();
+        protect();
         // Signals of children that ended in between were lost.
         self.reap_all()
     }
@@ -161,16 +156,15 @@ fn hold_signals() -> io::Result<SigSet> {
     Ok(mask)
 }
 
-/// Protects the fence against a shortage of memory. What is not permitted is skipped, and reported.
-fn protect() -> Vec<String> {
-    let mut missing = Vec::new();
+/// Protects the fence against a shortage of memory. What is not permitted is skipped, and logged.
+fn protect() {
     // As low as is permitted: without the capability not below its earlier value.
     let score = OOM_SCORES.into_iter().find(|score| {
         let text = score.to_string();
         std::fs::write("/proc/self/oom_score_adj", text).is_ok()
     });
     if score != OOM_SCORES.first().copied() {
-        missing.push("the OOM killer may choose the shim (it lacks CAP_SYS_RESOURCE)".to_owned());
+        tracing::warn!("the OOM killer may choose the shim (it lacks CAP_SYS_RESOURCE)");
     }
     // Without the capability allocations would fail at the limit.
     let capable = rustix::thread::capabilities(None)
@@ -178,12 +172,8 @@ fn protect() -> Vec<String> {
     // Lock pages when they are used, so that a large program is not loaded whole.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     if !capable || mlockall(flags).is_err() {
-        missing.push("the shim's memory may be swapped out (it lacks CAP_IPC_LOCK)".to_owned());
+        tracing::warn!("the shim's memory may be swapped out (it lacks CAP_IPC_LOCK)");
     }
-    for what in &missing {
-        tracing::warn!("{what}");
-    }
-    missing
 }
 
 fn listen(options: &ShimOptions) -> io::Result<OwnedFd> {

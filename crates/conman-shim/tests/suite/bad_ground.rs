@@ -200,7 +200,7 @@ fn a_filesystem_without_room_fails_a_start_at_whatever_point_it_fills() {
         let before = settled(&shim);
         match client.launch(spec) {
             Ok(launched) => {
-                client.ask(Request::KillAll).expect("killed");
+                client.kill_all().expect("killed");
                 wait_dead(&launched);
             }
             Err(ClientError::Refused(CallError::Launch {

@@ -82,7 +82,7 @@ fn a_command_runs_in_the_containers_namespaces_cgroups_and_bounds() {
         ("c.1", ContainerState::Exited { code: 5 })
     );
     assert_eq!(ended.exec_in.as_deref(), Some("home.1"));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -154,7 +154,7 @@ fn a_command_that_cannot_run_is_told_and_harms_nobody() {
         run(&mut client, command(&shim, "fine", "echo well")).expect("executed"),
         "well\n"
     );
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -176,7 +176,7 @@ fn a_frozen_container_is_not_entered() {
         run(&mut client, command(&shim, "late", "echo now")).expect("executed"),
         "now\n"
     );
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -205,7 +205,7 @@ fn a_command_that_waits_for_a_frozen_container_holds_up_no_start() {
         freezer.thaw(&cgroup).expect("thawed");
         let text = waiting.join().expect("joined").expect("executed");
         assert_eq!(text, "now\n");
-        client.ask(Request::KillAll).expect("killed");
+        client.kill_all().expect("killed");
         wait_dead(&other);
     });
     wait_dead(&launched);
@@ -288,7 +288,7 @@ fn a_working_directory_outside_the_container_or_a_missing_one_is_refused() {
     // It was not made.
     let text = run(&mut client, command(&shim, "ls", "ls /")).expect("executed");
     assert!(!text.contains("gone"), "{text}");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -315,7 +315,7 @@ fn a_directory_that_became_a_link_to_a_descriptor_is_not_entered() {
         let error = run(&mut client, spec).expect_err("refused");
         assert!(error.to_string().contains("working directory"), "{error}");
     }
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -359,7 +359,7 @@ fn a_program_begins_with_its_streams_and_none_of_the_launchers_descriptors() {
         client.launch(spec).expect_err("no program")
     });
     assert!(open.len() <= 1, "{open:?}");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -428,7 +428,7 @@ fn a_throttled_container_full_of_commands_holds_up_nobody_and_dies_soon() {
     wait_dead(&throttled);
     let took = killed.elapsed();
     assert!(took < Duration::from_secs(2), "it died for {took:?}");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&other);
 }
 
@@ -466,7 +466,7 @@ fn commands_beyond_a_containers_share_are_refused_and_another_containers_are_not
         let (_, reply) = calls.next();
         assert!(matches!(reply, Reply::Launched { .. }), "{reply:?}");
     }
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&home);
     wait_dead(&other);
 }
@@ -506,6 +506,6 @@ fn the_oom_killer_prefers_a_session_whatever_it_writes_and_spares_the_shim() {
             .expect("a number")
     };
     assert!(!has_resource || score(shim.process.id()) < 0);
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }

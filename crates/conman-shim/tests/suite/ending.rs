@@ -65,7 +65,7 @@ fn ended_on(flags: &[&str], freezer: &Freezer) {
     assert!(freezer.is_frozen(&cgroup).expect("asked"), "{flags:?}");
     client.ask(unfence(None)).expect("opened");
     assert!(until(|| shim.log("held.1").len() > length), "it runs again");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -109,7 +109,7 @@ fn waited_on(flags: &[&str], freezer: &Freezer) {
     shim.succeed();
     let mut client = shim.client();
     assert!(is_fenced(&mut client));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 

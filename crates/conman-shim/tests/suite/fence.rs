@@ -43,7 +43,7 @@ fn armed_for(flags: &[&str], freezer: &Freezer, after_ms: u64) -> bool {
         Ok(after) => after,
         Err(error) => {
             assert!(boottime_ns() >= first, "{error:?}");
-            client.ask(Request::KillAll).expect("killed");
+            client.kill_all().expect("killed");
             wait_dead(&before);
             return false;
         }
@@ -64,7 +64,7 @@ fn armed_for(flags: &[&str], freezer: &Freezer, after_ms: u64) -> bool {
         let cgroup = format!("{}/{name}", shim.cgroup);
         assert!(!freezer.is_frozen(&cgroup).expect("asked"), "{name}");
     }
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&before);
     wait_dead(&after);
     true
@@ -134,7 +134,7 @@ fn named_on(flags: &[&str], freezer: &Freezer) {
     assert!(frozen("other.1"));
     let length = shim.log("mine.1").len();
     assert!(until(|| shim.log("mine.1").len() > length), "it runs again");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&mine);
     wait_dead(&other);
 }
@@ -248,7 +248,7 @@ fn lost_on(flags: &[&str], freezer: &Freezer, how: &str, damage: Damage) {
         let ids = |pid| std::fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("it lives");
         assert_ne!(ids(next.pid), ids(launched.pid));
     }
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
     wait_dead(&next);
     // Nothing lives: nothing to be afraid of.
@@ -292,7 +292,7 @@ fn whoever_is_not_named_does_not_run_when_the_cgroup_above_all_is_thawed() {
     let before = shim.log("mine.1").len();
     assert!(until(|| shim.log("mine.1").len() > before), "it runs again");
     assert_eq!(shim.log("other.1").len(), length, "it ran");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     for one in &all {
         wait_dead(one);
     }
@@ -319,7 +319,7 @@ fn what_a_client_froze_is_not_thawed_by_the_fence() {
     assert!(freezer().is_frozen(&cgroup).expect("asked"));
     client.ask(Request::Thaw { name }).expect("thawed");
     assert!(!freezer().is_frozen(&cgroup).expect("asked"));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -373,7 +373,7 @@ fn closing_on(flags: &[&str], freezer: &Freezer) {
             let cgroup = format!("{}/{name}", shim.cgroup);
             assert!(freezer.is_frozen(&cgroup).expect("asked"), "{name}");
         }
-        client.ask(Request::KillAll).expect("killed");
+        client.kill_all().expect("killed");
         for (_, launched) in &begun {
             wait_dead(launched);
         }
@@ -432,7 +432,7 @@ fn what_was_condemned_before_its_start_was_ordered_never_begins() {
     never_begins(&shim, &mut client, "lost.1");
     let next = client.launch(shim.spec("lost.2", "exec sleep 1000"));
     let next = next.expect("another generation may");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&next);
 }
 
@@ -474,7 +474,12 @@ fn what_was_condemned_early_does_not_begin_by_a_later_shim_either() {
     client.ask(replace).expect("replaced");
     never_begins(&shim, &mut client, "lost.1");
     // Armed anew, it knows it as well.
-    client.ask(Request::Disarm).expect("disarmed");
+    let disarm = Request::Unfence {
+        until_boottime_ns: None,
+        names: None,
+    };
+    client.ask(disarm).expect("disarmed");
+    assert_eq!(state(&mut client), FenceState::Unarmed);
     arm(&mut client, 600_000);
     never_begins(&shim, &mut client, "lost.1");
 }
@@ -497,7 +502,7 @@ fn what_was_condemned_early_does_not_begin_by_the_program_that_replaces_the_shim
     }
     let next = client.launch(shim.spec("lost.3", "exec sleep 1000"));
     let next = next.expect("another generation may");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&next);
 }
 

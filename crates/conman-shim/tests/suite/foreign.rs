@@ -395,7 +395,7 @@ fn sliced_on(flags: &[&str], freezer: &Freezer) {
     let before = docked.log();
     client.ask(unfence(None)).expect("opened");
     assert!(until(|| docked.log() > before), "it runs again");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     assert!(process.wait_dead(crate::support::SOON).expect("waited"));
     drop(docked);
     let cgroups = Cgroups::detect().expect("detected");

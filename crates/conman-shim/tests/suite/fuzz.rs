@@ -135,7 +135,6 @@ fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
         names().prop_map(|names| Request::Acknowledge { names }),
         Just(Request::Subscribe),
         Just(Request::Fence),
-        Just(Request::Disarm),
         any::<u64>().prop_map(|until_boottime_ns| Request::ExtendDeadline { until_boottime_ns }),
         (
             proptest::option::of(any::<u64>()),

@@ -150,7 +150,7 @@ fn every_byte_comes_back_to_every_watcher_and_the_input_has_an_end() {
         (&late.stdout[..], &late.stderr[..]),
         (&bytes[39_990..], &b"done\n"[..])
     );
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn what_a_watcher_missed_is_counted_and_the_command_is_not_slowed() {
         commands(&mut client, "home.1")[0].output_bytes,
         Some(dropped + got)
     );
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_command_continues_while_the_shim_becomes_another_program() {
     assert_eq!(commands(&mut client, "home.1")[0].inner_pid, pid);
     watcher.attachment.send(&StreamInput::End).expect("sent");
     assert!(watcher.has_all() && other.has_all());
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_commands_own_pid_is_told_and_its_time_ends_it_with_its_group() {
     }));
     let view = &commands(&mut client, "home.1")[0];
     assert_eq!(view.inner_pid.map(|pid| format!("{pid}\n")), Some(printed));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn many_commands_that_nobody_reads_are_bounded_and_make_room_once_they_have_ende
     let all = commands(&mut client, "home.1");
     let has = |name: &str| all.iter().any(|one| one.name == name);
     assert!(!has("home.1_003") && has("home.1_007") && has("home.1_more"));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -352,6 +352,6 @@ fn a_command_that_holds_its_pipes_lock_delays_neither_others_nor_its_death() {
     assert!(other.has_all());
     assert_eq!(other.stdout, b"here\n");
 
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     while next_end(&mut client).name != "home.1" {}
 }

@@ -105,7 +105,7 @@ fn a_unified_hierarchy_alone_limits_or_refuses_to_start_without_the_limit() {
     let unified = alone(CgroupPart::Unified);
     assert_eq!(unified.pids_below(&cgroup), [launched.pid]);
     assert_eq!(alone(CgroupPart::V1).pids_below(&cgroup), [0_i32; 0]);
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 
@@ -127,7 +127,7 @@ fn where_none_is_born_in_its_cgroup_it_joins_before_its_program_runs() {
     // Its cgroup namespace begins there.
     assert!(until(|| shim.log("joined.1").contains("0::/\n")));
     let process = launched.process.as_ref().expect("a hold");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     assert!(process.wait_dead(SOON).expect("waited"));
     let features = shim.client().features().cloned().expect("told");
     assert!(!features.birth_in_cgroup && !features.cgroup_kill);
@@ -195,7 +195,7 @@ fn where_no_owners_are_mapped_containers_share_a_range_of_ids() {
             let own = fs::read_to_string(format!("/proc/{}/root/own", one.pid));
             assert_eq!(own.expect("it lives"), name);
         }
-        client.ask(Request::KillAll).expect("killed");
+        client.kill_all().expect("killed");
         for one in &launched {
             wait_dead(one);
         }
@@ -351,5 +351,5 @@ fn all_containers_share_what_processors_they_have_in_total() {
     assert_eq!(of("less.1").as_deref(), Some("30000"));
     // Either at the birth or a moment later.
     assert!(until(|| of("more.1").as_deref() == Some("70000")));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }

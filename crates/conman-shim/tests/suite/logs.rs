@@ -5,7 +5,6 @@ use std::os::unix::fs::{FileExt as _, MetadataExt};
 use std::path::Path;
 
 use conman_linux::PidFd;
-use conman_shim::Request;
 
 use crate::support::{SOON, Shim, available, until, wait_dead};
 
@@ -53,7 +52,7 @@ fn a_log_stays_bounded_is_followed_and_outlives_the_shim() {
         let (length, taken) = size(&path);
         length > before + 2 * BOUND && taken <= BOUND
     }));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
     assert!(until(|| size(&path).1 <= BOUND));
     while lines.take(&mut reader) {}
@@ -161,6 +160,6 @@ fn a_killed_sweeper_is_followed_by_another_that_knows_every_log() {
         let (length, taken) = size(&path);
         length > 2 * BOUND && taken <= BOUND
     }));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }

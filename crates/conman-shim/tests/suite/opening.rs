@@ -103,7 +103,7 @@ fn cut_short_on(flags: &[&str], freezer: &Freezer) {
         );
         assert!(!process.is_dead().expect("asked"), "{flags:?}: {name}");
     }
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     for one in &all {
         wait_dead(one);
     }
@@ -142,7 +142,7 @@ fn a_fence_closes_and_opens_though_the_cgroup_above_all_was_removed() {
         let launched = client.launch(shim.spec("next.1", RUNS_ON));
         let launched = launched.expect("launched");
         assert!(until(|| !shim.log("next.1").is_empty()), "it does not run");
-        client.ask(Request::KillAll).expect("killed");
+        client.kill_all().expect("killed");
         wait_dead(&launched);
     }
 }

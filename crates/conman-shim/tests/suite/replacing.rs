@@ -50,17 +50,13 @@ fn containers_connections_and_ends_outlive_the_program() {
     wait_dead(&ended);
     assert_eq!(next_end(&mut client).name, "ended.1");
     let path = newer(&shim);
-    for number in 1..=3 {
-        let reply = replace(&mut client, &path).expect("replaced");
-        assert_eq!(
-            reply,
-            Reply::Replaced {
-                replacements: number
-            }
-        );
+    let former = Path::new(env!("CARGO_BIN_EXE_conman-shim"));
+    for program in [path.as_path(), former, path.as_path()] {
+        let reply = replace(&mut client, program).expect("replaced");
+        assert_eq!(reply, Reply::Done);
+        let runs = fs::read_link(format!("/proc/{pid}/exe")).expect("it lives");
+        assert_eq!(runs, program);
     }
-    let program = fs::read_link(format!("/proc/{pid}/exe")).expect("it lives");
-    assert_eq!(program, path);
     // The same connection, and a new one.
     let views = client.list().expect("listed");
     let states: Vec<_> = views.iter().map(|v| (v.name.as_str(), v.state)).collect();
@@ -217,7 +213,7 @@ fn a_program_that_cannot_take_over_leaves_everything_as_it_is() {
         .launch(shim.spec("second.1", "true"))
         .expect("launched");
     wait_dead(&second);
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 

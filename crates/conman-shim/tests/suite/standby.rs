@@ -90,7 +90,7 @@ fn of_two_shims_on_standby_one_at_a_time_succeeds_one_that_dies() {
     assert_eq!(client.shim_pid(), second.pid());
     let views = client.list().expect("listed");
     assert!(views.iter().any(|view| view.state.is_alive()), "{views:?}");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&kept);
 }
 
@@ -146,7 +146,7 @@ impl Succession {
     }
 
     fn end(mut self) {
-        self.client.ask(Request::KillAll).expect("killed");
+        self.client.kill_all().expect("killed");
         wait_dead(&self.kept);
     }
 }

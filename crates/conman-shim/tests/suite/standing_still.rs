@@ -43,7 +43,7 @@ fn late_on(flags: &[&str], freezer: &Freezer) {
     assert!(!process.is_dead().expect("asked"), "{flags:?}: it is dead");
     client.ask(unfence(None)).expect("opened");
     assert!(!freezer.is_frozen(&cgroup).expect("asked"), "{flags:?}");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&launched);
 }
 

@@ -107,7 +107,7 @@ fn what_outlives_its_failed_start_keeps_its_name_and_its_death_is_told_by_a_late
     client
         .launch(shim.spec("held.1", "true"))
         .expect("its name is free");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&well);
 }
 
@@ -162,7 +162,7 @@ fn what_was_swept_without_a_note_of_it_is_not_swept_again_where_a_container_runs
     assert!(scratch.exists());
     let state = read_to_string(&path).expect("readable");
     assert!(!state.contains("\"ticket\":98"), "{state}");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&runs);
     wait_dead(&last);
 }

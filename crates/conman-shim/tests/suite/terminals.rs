@@ -218,7 +218,7 @@ fn an_editor_shows_the_same_screen_to_whoever_attaches_again() {
         text,
         "the first line\nand one between\na second one, typed\n"
     );
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_pager_redraws_for_another_size() {
     });
     assert!(redraws, "{}", screen.text());
     screen.type_in(b"q");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn who_does_not_read_is_skipped_and_holds_up_nobody() {
     assert!(slow.shows(|text| text.contains("done")), "{}", slow.text());
     assert!(slow.dropped > KEPT_OUTPUT_BYTES as u64, "{}", slow.dropped);
     assert_eq!(slow.settle(), quick.settle());
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn what_nobody_reads_does_not_fill_the_shim() {
         assert!(sent < 64 << 20, "it takes everything");
     }
     assert_eq!(client.list().expect("listed").len(), 2);
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 #[test]
@@ -386,5 +386,5 @@ fn what_is_no_message_of_a_watchers_ends_its_connection_alone() {
     let mut screen = Screen::attach(&mut client, "home.1_cat");
     screen.type_in(b"still here\r");
     assert!(screen.shows(|text| text.matches("still here").count() == 2));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }

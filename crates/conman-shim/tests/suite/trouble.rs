@@ -74,7 +74,7 @@ fn a_launcher_killed_at_any_point_of_a_start_leaves_nothing_of_it() {
         .map(|view| view.name)
         .collect();
     assert_eq!(listed, expected);
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&last);
     for (_, launched) in &begun {
         wait_dead(launched);
@@ -247,7 +247,7 @@ fn ids_of_containers_that_were_taken_over_are_not_given_out_again() {
     let before = bases.len();
     bases.dedup();
     assert_eq!(bases.len(), before, "{bases:?}");
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     for one in &launched {
         wait_dead(one);
     }
@@ -291,7 +291,7 @@ fn ids_that_two_are_said_to_have_stay_the_first_ones() {
         .launch(shim.spec("c.1", "exec sleep 1000"))
         .expect("launched");
     assert_ne!(first_id(third.pid), first_id(first.pid));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&first);
     wait_dead(&third);
 }
@@ -334,7 +334,7 @@ fn a_shim_killed_at_any_point_of_a_start_leaves_nothing_that_nobody_knows() {
     assert!(answered.iter().all(|name| listed.contains(name)));
     listed.sort();
     assert_only(&shim, &listed);
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
 }
 
 /// First of a container's own ids.
@@ -392,7 +392,7 @@ fn what_an_interrupted_start_left_is_removed_however_deep_and_no_start_waits_for
     let gone = || until(|| !shim.path("scratch/deep.1").exists());
     assert!(gone() || gone() || gone(), "it stays");
     assert_only(&shim, &["next.1".to_owned()]);
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     wait_dead(&next);
 }
 

@@ -155,7 +155,7 @@ fn handed_over_on(flags: &[&str]) -> bool {
     if refused.is_none() {
         assert!(until(|| boottime_ns() > deadline));
         fs::write(&go, "\n").expect("told to go on");
-        assert!(matches!(replacer.next(), (id, Reply::Replaced { .. }) if id == replaced));
+        assert!(matches!(replacer.next(), (id, Reply::Done) if id == replaced));
     }
     if handed_over {
         let (id, reply) = calls.next();
@@ -173,6 +173,6 @@ fn handed_over_on(flags: &[&str]) -> bool {
         };
         matches!(state, FenceState::Fenced { .. })
     }));
-    client.ask(Request::KillAll).expect("killed");
+    client.kill_all().expect("killed");
     handed_over
 }

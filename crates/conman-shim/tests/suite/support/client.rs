@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use conman_linux::{Features, Mount, PidFd};
 use conman_shim::{
-    Call, ClientError, ContainerView, ExecSpec, LaunchSpec, Message, Phases, Reply, Request,
-    TerminalSize, VERSION, encode, socket,
+    Call, CallError, ClientError, ContainerView, ExecSpec, LaunchSpec, Message, Phases, Reply,
+    Request, TerminalSize, VERSION, encode, socket,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -170,6 +170,20 @@ impl Client {
                 _ => return Err(ClientError::Unexpected),
             }
         }
+    }
+
+    /// Kills all containers and commands that live.
+    pub(crate) fn kill_all(&mut self) -> Result<(), ClientError> {
+        for view in self.list()?.into_iter().filter(|one| one.state.is_alive()) {
+            match self.ask(Request::Kill { name: view.name }) {
+                // A command ends with its container.
+                Err(ClientError::Refused(
+                    CallError::Ended { .. } | CallError::NoSuchContainer { .. },
+                )) => {}
+                outcome => drop(outcome?),
+            }
+        }
+        Ok(())
     }
 
     /// Sends any other request.
