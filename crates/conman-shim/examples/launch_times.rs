@@ -222,19 +222,7 @@ fn start_all(
     Ok(starts)
 }
 
-const HEADINGS: [&str; 11] = [
-    "cgroup",
-    "files",
-    "clone",
-    "root",
-    "(network)",
-    "setup",
-    "(quota)",
-    "(mounts)",
-    "(harden)",
-    "total",
-    "call",
-];
+const HEADINGS: [&str; 6] = ["cgroup", "files", "clone", "root", "setup", "call"];
 
 /// The value below which `share` hundredths of them lie.
 fn percentile(starts: &[Start], share: usize, pick: impl Fn(&Start) -> u64) -> u64 {
@@ -250,17 +238,12 @@ fn call_us(start: &Start) -> u64 {
 
 /// Microseconds.
 fn tell_window(alive: usize, starts: &[Start]) {
-    let picks: [fn(&Start) -> u64; 11] = [
+    let picks: [fn(&Start) -> u64; 6] = [
         |start| start.phases.cgroup_us,
         |start| start.phases.files_us,
         |start| start.phases.clone_us,
         |start| start.phases.root_us,
-        |start| start.phases.network_us,
         |start| start.phases.setup_us,
-        |start| start.phases.quota_us,
-        |start| start.phases.mounts_us,
-        |start| start.phases.harden_us,
-        |start| start.phases.total_us,
         call_us,
     ];
     for (name, share) in [("p10", 10), ("p50", 50), ("p99", 99)] {

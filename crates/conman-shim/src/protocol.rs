@@ -289,7 +289,7 @@ pub enum FenceState {
     },
 }
 
-/// How long the parts of a start took, in microseconds.
+/// How long the consecutive parts of a start took, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Phases {
     /// Cgroups made and limited.
@@ -302,16 +302,6 @@ pub struct Phases {
     pub root_us: u64,
     /// Of the child: from the order to continue to the program's exec.
     pub setup_us: u64,
-    /// In parallel to `cgroup_us`, `files_us` and `root_us`: the child's network namespace and procfs.
-    pub network_us: u64,
-    /// In parallel to `setup_us`: setting the CPU limit.
-    pub quota_us: u64,
-    /// Of `setup_us`: cgroups joined, mounts.
-    pub mounts_us: u64,
-    /// Of `setup_us`: privileges, system call filter.
-    pub harden_us: u64,
-    /// From the launcher's receipt of the order to the program's exec.
-    pub total_us: u64,
 }
 
 /// Why a start failed. Nothing of the container is left then, unless stated otherwise.

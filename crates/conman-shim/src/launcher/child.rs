@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
-use std::time::Instant;
 
 use conman_linux::{
     Capabilities, Features, Mount, MountAttributes, Namespaces, NewFilesystem, become_user,
@@ -59,11 +58,7 @@ const NULL_DEVICE: &str = "null";
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ChildReport {
     /// The next step is exec.
-    Executing {
-        network_us: u64,
-        mounts_us: u64,
-        harden_us: u64,
-    },
+    Executing,
     /// The command's process, seen from outside; it waits for [`GO`].
     Entered { pid: i32 },
     /// It exits.
@@ -157,7 +152,6 @@ impl Child<'_> {
     }
 
     fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
-        let begin = Instant::now();
         network::set_up(self.spec.network)?;
         rustix::system::sethostname(self.spec.hostname.as_bytes())
             .map_err(|errno| step("set the host name")(errno.into()))?;
@@ -165,7 +159,6 @@ impl Child<'_> {
         let proc = proc.map_err(step("make procfs"))?;
         self.link
             .map_or(Ok(()), |link| network::offer(link, &proc))?;
-        let mut network_us = micros(begin, Instant::now());
         let Handed {
             overlay,
             log,
@@ -175,7 +168,6 @@ impl Child<'_> {
             binds,
             entrances,
         } = self.wait_for_root()?;
-        let begin = Instant::now();
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
         unshare_namespaces(Namespaces::NEWCGROUP).map_err(namespace_step(
             "make a cgroup namespace",
@@ -198,7 +190,6 @@ impl Child<'_> {
             self.restrict(&overlay, MountAttributes::MOUNT_ATTR_RDONLY)
                 .map_err(step("make the root read-only"))?;
         }
-        let mounted = Instant::now();
         let terminal = self.spec.terminal.is_some();
         let errors = log_stderr.as_ref().unwrap_or(&log);
         connect_streams(&log, errors, terminal).map_err(step("connect the standard streams"))?;
@@ -208,10 +199,7 @@ impl Child<'_> {
             ioctl_tiocsctty(rustix::stdio::stdin())
                 .map_err(|errno| step("take the terminal")(errno.into()))?;
         }
-        let waiting = Instant::now();
         self.link.map_or(Ok(()), network::wait_for_link)?;
-        let connected = Instant::now();
-        network_us += micros(waiting, connected);
         Privileges {
             program: &self.spec.program,
             hardening: &self.spec.hardening,
@@ -219,12 +207,8 @@ impl Child<'_> {
             filter: self.filter,
         }
         .apply()?;
-        let report = ChildReport::Executing {
-            network_us,
-            mounts_us: micros(begin, mounted),
-            harden_us: micros(connected, Instant::now()),
-        };
-        let bytes = encode(&report).map_err(|error| step("report")(io::Error::other(error)))?;
+        let report = encode(&ChildReport::Executing);
+        let bytes = report.map_err(|error| step("report")(io::Error::other(error)))?;
         seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))?;
         if self.spec.limits.cpu_millis.is_some() {
             wait_to_go_on(self.socket)?;
@@ -344,10 +328,6 @@ pub(super) fn wait_to_go_on(socket: &OwnedFd) -> Result<(), LaunchError> {
         Some(received) if received.bytes == GO => Ok(()),
         _ => Err(LaunchError::LauncherDied),
     }
-}
-
-fn micros(from: Instant, to: Instant) -> u64 {
-    u64::try_from(to.duration_since(from).as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Replaces the launcher's standard streams by /dev/null.

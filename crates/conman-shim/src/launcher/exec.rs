@@ -200,11 +200,7 @@ impl Inside<'_> {
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
         enter(&program.workdir).map_err(workdir_failed(&program.workdir))?;
         self.privileges.apply()?;
-        self.report(&ChildReport::Executing {
-            network_us: 0,
-            mounts_us: 0,
-            harden_us: 0,
-        });
+        self.report(&ChildReport::Executing);
         match (&self.order.spec.files, self.streams) {
             (Some(order), [input, output, _]) => {
                 // As an exec would: its end shows the launcher that this has begun.

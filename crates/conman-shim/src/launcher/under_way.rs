@@ -158,18 +158,13 @@ impl UnderWay {
                 cloned(pid).map_err(step("report"))?;
                 self.go_on()
             }
-            ChildReport::Executing {
-                network_us,
-                mounts_us,
-                harden_us,
-            } if !matches!(self.stage, Stage::Entering(_)) && !self.executing => {
-                self.phases.network_us = network_us;
-                self.phases.mounts_us = mounts_us;
-                self.phases.harden_us = harden_us;
+            ChildReport::Executing
+                if !matches!(self.stage, Stage::Entering(_)) && !self.executing =>
+            {
                 self.executing = true;
                 self.limit_cpu()
             }
-            ChildReport::Executing { .. } => Err(LaunchError::EndedEarly),
+            ChildReport::Executing => Err(LaunchError::EndedEarly),
         }
     }
 
@@ -178,10 +173,7 @@ impl UnderWay {
         let Stage::Container(made) = &self.stage else {
             return Ok(());
         };
-        let begun = Instant::now();
         if made.limit_cpu()? {
-            let micros = begun.elapsed().as_micros();
-            self.phases.quota_us = u64::try_from(micros).unwrap_or(u64::MAX);
             go_on(&self.socket)?;
         }
         Ok(())
@@ -209,7 +201,6 @@ impl UnderWay {
         }
         let mut phases = std::mem::take(&mut self.phases);
         phases.setup_us = self.clock.lap();
-        phases.total_us = self.clock.total();
         Ok(phases)
     }
 }
@@ -233,16 +224,13 @@ pub(super) fn last_words(socket: &OwnedFd) -> LaunchError {
 /// Measures phases one after the other.
 #[derive(Debug)]
 pub(super) struct Clock {
-    begin: Instant,
     last: Instant,
 }
 
 impl Clock {
     pub(super) fn start() -> Self {
-        let now = Instant::now();
         Self {
-            begin: now,
-            last: now,
+            last: Instant::now(),
         }
     }
 
@@ -251,9 +239,5 @@ impl Clock {
         let micros = now.duration_since(self.last).as_micros();
         self.last = now;
         u64::try_from(micros).unwrap_or(u64::MAX)
-    }
-
-    fn total(&self) -> u64 {
-        u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 }
