@@ -3,7 +3,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use conman_linux::{Cgroups, proc_scan};
+use conman_linux::Cgroups;
 use conman_proto::{
     EnsureResponse, PreemptReport, RuntimeKind, Session, SessionId, SessionState, StopReport,
 };
@@ -280,7 +280,7 @@ impl Daemon {
 
     /// Ends everything at once, waits until nothing is left, stops the daemon.
     pub(crate) async fn stop_all(mut self) -> Result<()> {
-        if !proc_scan::alive_below(&self.cgroup()).is_empty() {
+        if !conman_observer::alive_below(&self.cgroup()).is_empty() {
             self.preempt().await?;
         }
         self.clean().await?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::{Table, presets};
-use conman_linux::resident_bytes;
+use conman_observer::resident_bytes;
 use conman_proto::RuntimeKind;
 use serde_json::json;
 use tokio::process::Command;

@@ -1,7 +1,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use conman_linux::proc_scan;
 
 /// Poll interval: short compared to what is measured, long enough not to use up a core.
 const POLL: Duration = Duration::from_millis(4);
@@ -17,7 +16,7 @@ pub(crate) struct Observer {
 impl Observer {
     /// Records every live process below a cgroup.
     pub(crate) fn of_cgroup(cgroup: &str) -> Result<Self> {
-        let alive: Vec<_> = proc_scan::alive_below(cgroup)
+        let alive: Vec<_> = conman_observer::alive_below(cgroup)
             .into_iter()
             .map(|process| (process.pid, process.start_time_ticks))
             .collect();
@@ -63,7 +62,7 @@ impl Observer {
             }
         }
         let seen = Instant::now();
-        let left = proc_scan::alive_below(&self.cgroup);
+        let left = conman_observer::alive_below(&self.cgroup);
         if !left.is_empty() {
             bail!("{} processes appeared while the others died", left.len());
         }

@@ -90,7 +90,7 @@ async fn measure(options: &Pausing, daemon: &Daemon) -> Result<Measured> {
     let resident = || -> u64 {
         let sizes = pids
             .iter()
-            .filter_map(|pid| conman_linux::resident_bytes(*pid).ok());
+            .filter_map(|pid| conman_observer::resident_bytes(*pid).ok());
         sizes.sum()
     };
     let running_bytes = resident();

@@ -139,7 +139,7 @@ impl Own {
             .with_context(|| format!("listing the descriptors of process {pid}"))?
             .count();
         Ok(Self {
-            resident_bytes: conman_linux::resident_bytes(pid)
+            resident_bytes: conman_observer::resident_bytes(pid)
                 .with_context(|| format!("reading the memory of process {pid}"))?,
             descriptors,
         })

@@ -67,12 +67,6 @@ impl Cgroups {
         self.hierarchies.iter().any(|hierarchy| hierarchy.unified)
     }
 
-    /// Whether there is any v1 hierarchy.
-    #[must_use]
-    pub fn has_v1(&self) -> bool {
-        self.hierarchies.iter().any(|hierarchy| !hierarchy.unified)
-    }
-
     /// Every process in the cgroup and below, in any hierarchy, each once. What disappears meanwhile or cannot
     /// be read is left out ([`Self::try_pids_below`] reports it); a path that is not plain has no processes.
     #[must_use]
@@ -244,7 +238,7 @@ pub(crate) fn is_at_or_below(cgroup: &str, ancestor: &str) -> bool {
 }
 
 /// Lines are `id:controllers:path`; the path of a removed v2 cgroup has a suffix.
-pub(crate) fn parse_proc_cgroup(text: &str) -> Vec<String> {
+fn parse_proc_cgroup(text: &str) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
     for path in text.lines().filter_map(|line| line.splitn(3, ':').nth(2)) {
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);

@@ -18,7 +18,7 @@ fn trim() {
 #[cfg(all(test, target_env = "gnu"))]
 mod tests {
     use super::*;
-    use crate::process_facts::resident_bytes;
+    use conman_observer::resident_bytes;
 
     #[test]
     fn free_memory_between_blocks_in_use_goes_back_to_the_kernel() {

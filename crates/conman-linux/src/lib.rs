@@ -35,7 +35,6 @@ mod mounts;
 mod netns_sockets;
 mod pidfd;
 mod privileges;
-pub mod proc_scan;
 mod proc_stat;
 mod process_facts;
 mod project_quota;
@@ -75,8 +74,7 @@ pub use privileges::{
     no_new_privileges, set_effective, with_effective,
 };
 pub use process_facts::{
-    Lineage, inner_pid, is_namespace_init, pid_namespace, raise_nofile, resident_bytes,
-    try_is_namespace_init,
+    Lineage, inner_pid, is_namespace_init, raise_nofile, try_is_namespace_init,
 };
 pub use project_quota::ProjectQuotas;
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};

@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use conman_linux::{CgroupLimits, CgroupPart, Cgroups, PidFd, raise_nofile, resident_bytes};
+use conman_linux::{CgroupLimits, CgroupPart, Cgroups, PidFd, raise_nofile};
+use conman_observer::resident_bytes;
 use conman_shim::{
     Client, Hardening, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request, RootSpec,
     ShimOptions, run,

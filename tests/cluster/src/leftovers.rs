@@ -35,7 +35,7 @@ pub fn leftovers(layout: &Layout) -> Vec<Leftover> {
     }
     for instance in instances(layout) {
         let cgroup = cgroup(&instance);
-        for one in conman_linux::proc_scan::alive_below(&cgroup) {
+        for one in conman_observer::alive_below(&cgroup) {
             found.push(format!("process {} in the cgroup {cgroup}", one.pid));
         }
         if let Ok(cgroups) = Cgroups::detect()

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use conman_e2e::Api;
 use conman_linux::Signal;
-use conman_linux::proc_scan::{ProcEntry, alive_below};
+use conman_observer::{ProcEntry, alive_below};
 use http::{Method, StatusCode};
 
 use crate::builder::log_tail;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use conman_linux::proc_scan::{ProcEntry, alive_below};
+use conman_observer::{ProcEntry, alive_below};
 use http::{Method, StatusCode};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_core::DEFAULT_BIND_FIRST_ID;
 use conman_e2e::{Answer, Api, Conman, Docker, Native};
-use conman_linux::proc_scan::ProcEntry;
+use conman_observer::ProcEntry;
 use conman_proto::ExecResult;
 use http::StatusCode;
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use conman_linux::{CgroupError, CgroupLayout, CgroupWeight, Cgroups, Freezer, proc_scan};
+use conman_linux::{CgroupError, CgroupLayout, CgroupWeight, Cgroups, Freezer};
 
 use crate::support::{Process, SOON};
 
@@ -210,7 +210,7 @@ fn an_observer_sees_the_living_of_a_cgroup_and_no_zombie() {
     group.put("a", &first);
     group.put("b", &second);
     let alive = || {
-        let mut pids: Vec<i32> = proc_scan::alive_below(&group.path)
+        let mut pids: Vec<i32> = conman_observer::alive_below(&group.path)
             .iter()
             .map(|entry| entry.pid)
             .collect();
@@ -226,7 +226,7 @@ fn an_observer_sees_the_living_of_a_cgroup_and_no_zombie() {
     pidfd.kill().expect("signal");
     assert!(pidfd.wait_dead(SOON).expect("poll"));
     assert_eq!(alive(), [second.pid()]);
-    let zombies = proc_scan::scan(|entry| entry.pid == first.pid());
+    let zombies = conman_observer::scan(|entry| entry.pid == first.pid());
     assert!(zombies[0].is_zombie(), "{zombies:?}");
     assert_eq!(zombies[0].start_time_ticks, identity.start_time_ticks);
     first.reap();

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_linux::proc_scan;
-use conman_linux::{PidFd, ProcessError, ProcessIdentity, Signal, pid_namespace};
+use conman_linux::{PidFd, ProcessError, ProcessIdentity, Signal};
+use conman_observer::{pid_namespace, scan};
 
 use crate::support::{Namespace, Process, SOON};
 
@@ -15,7 +15,7 @@ const STUBBORN_FAMILY: &str = "trap '' TERM INT HUP; for n in 1 2 3 4 5; do slee
 
 fn members(init: i32) -> Vec<PidFd> {
     let namespace = pid_namespace(init).expect("the init lives");
-    proc_scan::scan(|entry| entry.pid_namespace == Some(namespace))
+    scan(|entry| entry.pid_namespace == Some(namespace))
         .iter()
         .filter_map(|entry| PidFd::open(entry.pid).ok())
         .collect()

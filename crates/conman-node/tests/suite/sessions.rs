@@ -450,7 +450,7 @@ fn a_start_whose_answer_was_lost_stays_owned_until_its_container_is_found_and_de
 
     daemon.faults().clear();
     let next = daemon.start("alice", &idle());
-    let own = conman_linux::proc_scan::alive_below(&stage.cgroup("alice", next.generation)).len();
+    let own = conman_observer::alive_below(&stage.cgroup("alice", next.generation)).len();
     assert_eq!(
         stage.alive(),
         own,

@@ -4,7 +4,7 @@
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so there")]
 
-use conman_linux::{Cgroups, proc_scan};
+use conman_linux::Cgroups;
 use conman_shim::{ContainerState, Hardening, LaunchSpec};
 
 use crate::support::probe::{Arg, Probe, nothing_but_namespaces, run_probe};
@@ -375,7 +375,7 @@ fn a_fork_bomb_stays_within_its_limit_and_dies_with_its_init() {
     let process = launched.process.as_ref().expect("a hold");
     process.kill().expect("killed");
     assert!(process.wait_dead(SOON).expect("waited"));
-    assert!(proc_scan::alive_below(&cgroup).is_empty());
+    assert!(conman_observer::alive_below(&cgroup).is_empty());
 }
 
 #[test]

@@ -238,7 +238,7 @@ fn many_commands_that_nobody_reads_are_bounded_and_make_room_once_they_have_ende
     let shim = Shim::start();
     let mut client = home(&shim);
     let resident =
-        || conman_linux::resident_bytes(shim.process.id().cast_signed()).expect("it runs");
+        || conman_observer::resident_bytes(shim.process.id().cast_signed()).expect("it runs");
     let before = resident();
     let script = "head -c 262144 /dev/zero; echo done >&2; exec sleep 1000";
     for number in 0..MOST {

@@ -1,4 +1,5 @@
-use conman_linux::{PidFd, Signal, pid_namespace};
+use conman_linux::{PidFd, Signal};
+use conman_observer::pid_namespace;
 
 use super::stage::{PATIENCE, Stage, random_instance, until};
 use conman_runtime::RuntimeError;

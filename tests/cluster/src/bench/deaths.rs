@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use conman_linux::proc_scan::alive_below;
+use conman_observer::alive_below;
 use tokio::sync::oneshot;
 
 /// Between two looks: short against what is measured, long enough not to take a processor.

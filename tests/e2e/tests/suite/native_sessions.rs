@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use conman_e2e::{Api, Conman, Native, ROOT, eventually, eventually_some, native, websocket};
 use conman_linux::Cgroups;
-use conman_linux::proc_scan::ProcEntry;
+use conman_observer::ProcEntry;
 use conman_proto::{
     ExecResult, PreemptReport, RuntimeKind, Session, SessionList, SessionState, SessionStats,
     StatsList,
@@ -229,9 +229,7 @@ async fn limits_hold_and_hurt_nobody_else() {
     api.ensure("bomb", &bomb).await;
     let count = || {
         let processes = conman.processes();
-        let own = |one: &&conman_linux::proc_scan::ProcEntry| {
-            one.is_below(&format!("/conman-{}/bomb.1", conman.instance()))
-        };
+        let own = |one: &&ProcEntry| one.is_below(&format!("/conman-{}/bomb.1", conman.instance()));
         processes.iter().filter(own).count()
     };
     assert!(count() <= 16, "{}", count());

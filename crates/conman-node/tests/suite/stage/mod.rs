@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use conman_core::naming::{CgroupDriver, cgroup_parent, instance_cgroup};
 use conman_core::{Instance, SpecPolicy, Template};
-use conman_linux::{Cgroups, PidFd, proc_scan};
+use conman_linux::{Cgroups, PidFd};
 use conman_node::{EmergencyThread, Node, NodeOptions};
 use conman_proto::{
     EventKind, Generation, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
@@ -210,7 +210,7 @@ impl Stage {
     /// Processes of this instance's containers that run, as an observer sees them.
     pub(crate) fn alive(&self) -> usize {
         let below = instance_cgroup(&self.instance, CgroupDriver::Cgroupfs);
-        proc_scan::alive_below(&below).len()
+        conman_observer::alive_below(&below).len()
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, Signal, proc_scan,
+    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, Signal,
 };
 use conman_shim::{
     Call, ClientError, Hardening, LaunchSpec, Message, NetworkSpec, ProgramSpec, Reply, Request,
@@ -259,7 +259,7 @@ impl Shim {
 
 impl Drop for Shim {
     fn drop(&mut self) {
-        let alive = || proc_scan::alive_below(&self.cgroup);
+        let alive = || conman_observer::alive_below(&self.cgroup);
         for process in alive() {
             if let Ok(process) = PidFd::open(process.pid) {
                 let _ = process.kill();
