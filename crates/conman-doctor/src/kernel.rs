@@ -90,13 +90,8 @@ mod tests {
     fn everything() -> Features {
         Features {
             release: "6.15.0".to_owned(),
-            overlay_fd_layers: true,
-            mapped_layers: true,
-            mount_attributes: true,
+            present: Interface::ALL.into(),
             unified_cgroups: true,
-            birth_in_cgroup: true,
-            cgroup_kill: true,
-            exit_status_by_pidfd: true,
             user_namespaces: true,
         }
     }

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -12,45 +13,35 @@ use crate::mounts::{Mount, NewFilesystem};
 pub struct Features {
     /// `uname -r`.
     pub release: String,
-    /// Layers of an overlay given as descriptors; otherwise by path.
-    pub overlay_fd_layers: bool,
-    /// Overlay layers whose owners are mapped (5.19). Without them no container has its own range of ids.
-    pub mapped_layers: bool,
-    /// mount_setattr(2) (5.12), which also maps the owners of other mounts.
-    pub mount_attributes: bool,
+    pub present: BTreeSet<Interface>,
     /// The unified cgroup hierarchy, alone or with v1.
     pub unified_cgroups: bool,
-    /// Processes are created in their cgroup of the unified hierarchy (clone3(2), 5.7); otherwise they join it
-    /// before they do anything.
-    #[serde(default)]
-    pub birth_in_cgroup: bool,
-    /// `cgroup.kill` (5.14); otherwise processes are killed one by one.
-    pub cgroup_kill: bool,
-    /// A non-child's exit status through its pidfd (6.15).
-    pub exit_status_by_pidfd: bool,
     /// User namespaces are allowed.
     pub user_namespaces: bool,
 }
 
-/// A newer kernel interface, by its field in [`Features`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A newer kernel interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Interface {
+    /// Layers of an overlay given as descriptors; otherwise by path.
     OverlayFdLayers,
+    /// Overlay layers whose owners are mapped. Without them no container has its own range of ids.
     MappedLayers,
+    /// mount_setattr(2), which also maps the owners of other mounts.
     MountAttributes,
-    BirthInCgroup,
+    /// `cgroup.kill`; otherwise processes are killed one by one.
     CgroupKill,
+    /// A non-child's exit status through its pidfd.
     ExitStatusByPidfd,
 }
 
 impl Interface {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::OverlayFdLayers,
         Self::MappedLayers,
         Self::MountAttributes,
-        Self::BirthInCgroup,
         Self::CgroupKill,
         Self::ExitStatusByPidfd,
     ];
@@ -58,57 +49,59 @@ impl Interface {
     /// The name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::OverlayFdLayers => "overlay_fd_layers",
-            Self::MappedLayers => "mapped_layers",
-            Self::MountAttributes => "mount_attributes",
-            Self::BirthInCgroup => "birth_in_cgroup",
-            Self::CgroupKill => "cgroup_kill",
-            Self::ExitStatusByPidfd => "exit_status_by_pidfd",
-        }
+        self.facts().0
     }
 
     /// The first kernel that has it.
     #[must_use]
     pub fn since(self) -> &'static str {
-        match self {
-            Self::OverlayFdLayers => "6.13",
-            Self::MappedLayers => "5.19",
-            Self::MountAttributes => "5.12",
-            Self::BirthInCgroup => "5.7",
-            Self::CgroupKill => "5.14",
-            Self::ExitStatusByPidfd => "6.15",
-        }
+        self.facts().1
     }
 
     /// What happens without it.
     #[must_use]
     pub fn without(self) -> &'static str {
-        match self {
-            Self::OverlayFdLayers => {
-                "roots are mounted in the launcher's namespace for a moment, by the numbers of \
-                 their layers' descriptors"
-            }
-            Self::MappedLayers => {
-                "all containers share one unprivileged range of ids, so that limits by user are \
-                 theirs together and file capabilities of images have no effect"
-            }
-            Self::MountAttributes => {
-                "owners of binds are not mapped, so a writable bind is refused unless the host mounts \
-                 its file system nosuid"
-            }
-            Self::BirthInCgroup => "a process joins its cgroup before its program runs",
-            Self::CgroupKill => "the processes of a cgroup are killed one by one",
-            Self::ExitStatusByPidfd => {
-                "the exit status of a container whose shim has died is unknown"
-            }
-        }
+        self.facts().2
     }
 
     /// Returns the interface with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+
+    /// Its name, the first kernel that has it, and what happens without it.
+    fn facts(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::OverlayFdLayers => (
+                "overlay_fd_layers",
+                "6.13",
+                "roots are mounted in the launcher's namespace for a moment, by the numbers of \
+                 their layers' descriptors",
+            ),
+            Self::MappedLayers => (
+                "mapped_layers",
+                "5.19",
+                "all containers share one unprivileged range of ids, so that limits by user are \
+                 theirs together and file capabilities of images have no effect",
+            ),
+            Self::MountAttributes => (
+                "mount_attributes",
+                "5.12",
+                "owners of binds are not mapped, so a writable bind is refused unless the host mounts \
+                 its file system nosuid",
+            ),
+            Self::CgroupKill => (
+                "cgroup_kill",
+                "5.14",
+                "the processes of a cgroup are killed one by one",
+            ),
+            Self::ExitStatusByPidfd => (
+                "exit_status_by_pidfd",
+                "6.15",
+                "the exit status of a container whose shim has died is unknown",
+            ),
+        }
     }
 }
 
@@ -125,37 +118,16 @@ impl Features {
     /// Whether this interface is present.
     #[must_use]
     pub fn has(&self, interface: Interface) -> bool {
-        match interface {
-            Interface::OverlayFdLayers => self.overlay_fd_layers,
-            Interface::MappedLayers => self.mapped_layers,
-            Interface::MountAttributes => self.mount_attributes,
-            Interface::BirthInCgroup => self.birth_in_cgroup,
-            Interface::CgroupKill => self.cgroup_kill,
-            Interface::ExitStatusByPidfd => self.exit_status_by_pidfd,
-        }
-    }
-
-    /// The missing interfaces.
-    pub fn lacking(&self) -> impl Iterator<Item = Interface> {
-        Interface::ALL.into_iter().filter(|one| !self.has(*one))
+        self.present.contains(&interface)
     }
 
     /// The same host, as if its kernel lacked these; for testing the fallbacks.
     #[must_use]
     pub fn without(mut self, lacking: &[Interface]) -> Self {
-        for interface in lacking {
-            match interface {
-                Interface::OverlayFdLayers => self.overlay_fd_layers = false,
-                Interface::MappedLayers => self.mapped_layers = false,
-                Interface::MountAttributes => {
-                    // The same call maps owners.
-                    self.mount_attributes = false;
-                    self.mapped_layers = false;
-                }
-                Interface::BirthInCgroup => self.birth_in_cgroup = false,
-                Interface::CgroupKill => self.cgroup_kill = false,
-                Interface::ExitStatusByPidfd => self.exit_status_by_pidfd = false,
-            }
+        self.present.retain(|one| !lacking.contains(one));
+        if !self.has(Interface::MountAttributes) {
+            // The same call maps owners.
+            self.present.remove(&Interface::MappedLayers);
         }
         self
     }
@@ -172,14 +144,16 @@ impl Features {
         let mount_attributes = Mount::copy_of(rustix::fs::CWD, Path::new("/"))
             .and_then(|copy| copy.set_attributes(crate::MountAttributes::MOUNT_ATTR_RDONLY))
             .is_ok();
+        let is_present = |one: &Interface| match one {
+            Interface::OverlayFdLayers => overlay_takes_descriptors().unwrap_or(false),
+            Interface::MappedLayers => mount_attributes && version >= (5, 19),
+            Interface::MountAttributes => mount_attributes,
+            Interface::CgroupKill => unified_cgroups && version >= (5, 14),
+            Interface::ExitStatusByPidfd => version >= (6, 15),
+        };
         Ok(Self {
-            overlay_fd_layers: overlay_takes_descriptors().unwrap_or(false),
-            mapped_layers: mount_attributes && version >= (5, 19),
-            mount_attributes,
+            present: Interface::ALL.into_iter().filter(is_present).collect(),
             unified_cgroups,
-            birth_in_cgroup: unified_cgroups && version >= (5, 7),
-            cgroup_kill: unified_cgroups && version >= (5, 14),
-            exit_status_by_pidfd: version >= (6, 15),
             user_namespaces: std::fs::read_to_string("/proc/sys/user/max_user_namespaces")
                 .is_ok_and(|text| text.trim() != "0"),
             release,

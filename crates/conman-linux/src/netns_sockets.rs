@@ -251,16 +251,11 @@ pub fn network_namespace(process: &PidFd) -> io::Result<OwnedFd> {
     Ok(namespace.into())
 }
 
-/// Kernels before 5.8 have no setns(2) on a pidfd: there `/proc` is used.
 fn enter(process: &PidFd) -> io::Result<()> {
-    match move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::NETWORK) {
-        Ok(()) => Ok(()),
-        Err(Errno::INVAL) => Ok(move_into_link_name_space(
-            network_namespace(process)?.as_fd(),
-            Some(LinkNameSpaceType::Network),
-        )?),
-        Err(errno) => Err(errno.into()),
-    }
+    Ok(move_into_thread_name_spaces(
+        process.as_fd(),
+        ThreadNameSpaceType::NETWORK,
+    )?)
 }
 
 fn make_socket(home: &Home, family: AddressFamily, kind: SocketType) -> io::Result<OwnedFd> {

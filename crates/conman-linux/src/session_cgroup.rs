@@ -57,8 +57,6 @@ pub struct CgroupMaker {
     unified: Option<Hierarchy>,
     /// v1 hierarchies to join, each once.
     joined: Vec<Hierarchy>,
-    /// Whether processes are created in the unified hierarchy instead of joining it.
-    birth: bool,
     /// Parents that are known to be ready.
     ready: RefCell<BTreeSet<PathBuf>>,
 }
@@ -77,11 +75,6 @@ pub struct SessionCgroup {
 }
 
 impl CgroupMaker {
-    /// Finds the mounted hierarchies. Later mounts are not noticed.
-    pub fn detect() -> io::Result<Self> {
-        Ok(Self::of(&CgroupLayout::detect()?))
-    }
-
     /// Uses only these hierarchies.
     #[must_use]
     pub fn of(layout: &CgroupLayout) -> Self {
@@ -95,34 +88,7 @@ impl CgroupMaker {
         Self {
             unified,
             joined: found.iter().filter(wanted).cloned().collect(),
-            birth: true,
             ready: RefCell::default(),
-        }
-    }
-
-    /// Lets processes join the unified hierarchy instead of being created there; for testing the fallback.
-    #[must_use]
-    pub fn without_birth(self) -> Self {
-        Self {
-            birth: false,
-            ..self
-        }
-    }
-
-    /// Creates a fresh cgroup with its limits, and its parents if missing. After an error it is removed again.
-    pub fn make(
-        &self,
-        path: &str,
-        limits: &CgroupLimits,
-    ) -> Result<SessionCgroup, MakeCgroupError> {
-        let mut cgroup = self.begin(path)?;
-        let limited = self.limit(&mut cgroup, limits);
-        match limited.and_then(|()| cgroup.limit_cpu()) {
-            Ok(_) => Ok(cgroup),
-            Err(error) => {
-                cgroup.take_back();
-                Err(error)
-            }
         }
     }
 
@@ -181,7 +147,7 @@ impl CgroupMaker {
         let mut cgroup = SessionCgroup::empty(path)?;
         for hierarchy in self.joined.iter().chain(&self.unified) {
             if let Some(directory) = hierarchy.directory(path).filter(|path| path.is_dir()) {
-                self.open_in(hierarchy, &directory, &mut cgroup)?;
+                cgroup.open_in(hierarchy, &directory)?;
             }
         }
         Ok(cgroup)
@@ -202,28 +168,7 @@ impl CgroupMaker {
         self.ready_parents(hierarchy, &directory)?;
         make_directory(&directory)?;
         cgroup.made.push(directory.clone());
-        self.open_in(hierarchy, &directory, cgroup)
-    }
-
-    fn open_in(
-        &self,
-        hierarchy: &Hierarchy,
-        directory: &Path,
-        cgroup: &mut SessionCgroup,
-    ) -> Result<(), MakeCgroupError> {
-        if hierarchy.unified && self.birth {
-            cgroup.unified = Some(open(directory, false)?);
-            return Ok(());
-        }
-        let entrance = if hierarchy.unified {
-            "cgroup.procs"
-        } else {
-            "tasks"
-        };
-        cgroup
-            .entrances
-            .push(open(&directory.join(entrance), true)?);
-        Ok(())
+        cgroup.open_in(hierarchy, &directory)
     }
 
     /// Creates the cgroups above `directory`; in the unified hierarchy enables the controllers in them.
@@ -300,10 +245,14 @@ impl SessionCgroup {
         })
     }
 
-    /// Its path, the same in every hierarchy.
-    #[must_use]
-    pub fn path(&self) -> &str {
-        &self.path
+    fn open_in(&mut self, hierarchy: &Hierarchy, directory: &Path) -> Result<(), MakeCgroupError> {
+        if hierarchy.unified {
+            self.unified = Some(open(directory, false)?);
+        } else {
+            let entrance = open(&directory.join("tasks"), true)?;
+            self.entrances.push(entrance);
+        }
+        Ok(())
     }
 
     /// Its directory in the unified hierarchy, to create a process in.

@@ -8,8 +8,8 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use conman_linux::{
-    Capabilities, Features, Mount, MountAttributes, Namespaces, NewFilesystem, become_user,
-    create_dir_in_root, join_cgroups, unshare_namespaces,
+    Capabilities, Features, Interface, Mount, MountAttributes, Namespaces, NewFilesystem,
+    become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty, setsid};
@@ -313,7 +313,7 @@ impl Child<'_> {
 
     /// For a mount that is attached, including /proc. Only this process can see it yet.
     fn restrict(&self, mount: &Mount, attributes: MountAttributes) -> io::Result<()> {
-        if self.features.mount_attributes {
+        if self.features.has(Interface::MountAttributes) {
             mount.set_attributes(attributes)
         } else {
             mount.set_attributes_when_attached(attributes)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_linux::{
-    CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer,
+    CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, Interface,
     MakeCgroupError, Mount, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
 use rustix::fs::OFlags;
@@ -126,11 +126,7 @@ impl Launcher {
         }
         Ok(Self {
             total_cpu_millis: options.total_cpu_millis,
-            cgroups: if features.birth_in_cgroup {
-                cgroups
-            } else {
-                cgroups.without_birth()
-            },
+            cgroups,
             all_cgroups: Cgroups::of(&layout),
             freezer,
             sweeping: Sweeping::default(),
@@ -291,7 +287,7 @@ impl Launcher {
     ) -> Result<Vec<Mount>, LaunchError> {
         let mut owners = BindOwners {
             sole: &self.sole,
-            supported: self.features.mount_attributes,
+            supported: self.features.has(Interface::MountAttributes),
             container: user_namespace,
             ids,
             namespace: None,

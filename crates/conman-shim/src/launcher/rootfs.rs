@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use conman_linux::{Features, Mount, MountAttributes, NewFilesystem};
+use conman_linux::{Features, Interface, Mount, MountAttributes, NewFilesystem};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -87,7 +87,7 @@ pub(super) fn overlay(
     let store = Mount::copy_of(CWD, &root.store).map_err(step("open the store of layers"))?;
     if !root.shared_ids {
         let map = "map the owners of the layers' files";
-        if !features.mapped_layers {
+        if !features.has(Interface::MappedLayers) {
             let reason = "this needs Linux 5.19, or layers that were unpacked for the shared range \
                           of ids";
             return Err(step(map)(io::Error::new(
@@ -98,7 +98,7 @@ pub(super) fn overlay(
         store.map_owners(user_namespace).map_err(step(map))?;
     }
     // Attached only where the overlay needs a path; detached again below.
-    let attached = if features.overlay_fd_layers {
+    let attached = if features.has(Interface::OverlayFdLayers) {
         None
     } else {
         Some(Attached::new(&store).map_err(step("attach the layers"))?)

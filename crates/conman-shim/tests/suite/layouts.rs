@@ -110,11 +110,11 @@ fn a_unified_hierarchy_alone_limits_or_refuses_to_start_without_the_limit() {
 }
 
 #[test]
-fn where_none_is_born_in_its_cgroup_it_joins_before_its_program_runs() {
+fn where_the_kernel_kills_no_cgroup_all_of_its_processes_are_killed() {
     if !available() || !has(CgroupPart::Unified) {
         return;
     }
-    let shim = Shim::start_with(&["--without", "birth_in_cgroup", "--without", "cgroup_kill"]);
+    let shim = Shim::start_with(&["--without", "cgroup_kill"]);
     let mut client = shim.client();
     let script = "cat /proc/self/cgroup; exec sleep 1000";
     let launched = client
@@ -130,7 +130,7 @@ fn where_none_is_born_in_its_cgroup_it_joins_before_its_program_runs() {
     client.kill_all().expect("killed");
     assert!(process.wait_dead(SOON).expect("waited"));
     let features = shim.client().features().cloned().expect("told");
-    assert!(!features.birth_in_cgroup && !features.cgroup_kill);
+    assert!(!features.has(Interface::CgroupKill));
 }
 
 #[test]

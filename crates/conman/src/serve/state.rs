@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use conman_core::Instance;
 use conman_etcd::Orders;
 use conman_image::ImageStore;
-use conman_linux::Features;
+use conman_linux::{Features, Interface};
 use conman_proto::Generation;
 use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, Registry, SoloFleet};
 use conman_shim::SHARED_IDS;
@@ -84,7 +84,7 @@ impl State {
 /// containers, before the first collection.
 fn images(directory: &Path, config: &Config) -> Result<ImageStore> {
     let features = Features::probe().context("cannot detect the kernel's features")?;
-    let first_id = if features.mapped_layers {
+    let first_id = if features.has(Interface::MappedLayers) {
         0
     } else {
         SHARED_IDS

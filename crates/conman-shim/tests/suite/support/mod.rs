@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, PidFd, Signal,
+    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, Interface, PidFd, Signal,
 };
 use conman_shim::{
     Call, ClientError, Hardening, LaunchSpec, Message, NetworkSpec, ProgramSpec, Reply, Request,
@@ -68,7 +68,11 @@ pub(crate) fn lacks(why: &str) {
 /// Whether this kernel cannot map the owners of layers, so that all tests use the shared range.
 fn shares_ids() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| !Features::probe().expect("probed").mapped_layers)
+    *ANSWER.get_or_init(|| {
+        !Features::probe()
+            .expect("probed")
+            .has(Interface::MappedLayers)
+    })
 }
 
 /// Whether each container has ids of its own; says on standard error that this kernel's have not.
@@ -81,7 +85,9 @@ pub(crate) fn has_own_ids() -> bool {
 
 /// Whether this kernel maps the owners of binds; says on standard error that it does not.
 pub(crate) fn maps_binds() -> bool {
-    let maps = Features::probe().expect("probed").mount_attributes;
+    let maps = Features::probe()
+        .expect("probed")
+        .has(Interface::MountAttributes);
     if !maps {
         eprintln!("skipped: this kernel cannot map the owners of binds (Linux 5.12 can)");
     }
