@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use conman_linux::inherited_fd;
@@ -112,15 +112,6 @@ pub(crate) struct KeptStart {
     pub(crate) fds: Vec<RawFd>,
 }
 
-/// The answer of a program that was only checked.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Verdict {
-    pub(crate) version: u32,
-    pub(crate) containers: usize,
-    /// Why it cannot; `None` when it can.
-    pub(crate) refused: Option<String>,
-}
-
 /// What the executing shim asks of this program.
 #[derive(Debug)]
 pub(crate) enum HandoverOrder {
@@ -146,37 +137,18 @@ pub(crate) fn asked() -> io::Result<HandoverOrder> {
     }
 }
 
-/// Answers a check.
+/// Answers a check, with the reason if this program cannot take over.
 pub(crate) fn check(memory: OwnedFd, socket: &OwnedFd) -> io::Result<()> {
-    let verdict = match Sealed::open(memory) {
-        Ok(sealed) => Verdict {
-            version: VERSION,
-            containers: sealed.handover.lines.len(),
-            refused: None,
-        },
-        Err(error) => Verdict {
-            version: VERSION,
-            containers: 0,
-            refused: Some(error.to_string()),
-        },
-    };
+    let verdict = Sealed::open(memory).map(drop);
+    let verdict = verdict.map_err(|error| error.to_string());
     let bytes = encode(&verdict).map_err(io::Error::other)?;
     seqpacket::send(socket, &bytes, &[])
 }
 
 /// Whether a check's answer is of a program that can take over.
 pub(crate) fn judge(bytes: &[u8]) -> Result<(), String> {
-    let verdict: Verdict = decode(bytes).map_err(|_| "its answer is not a shim's".to_owned())?;
-    if let Some(reason) = verdict.refused {
-        return Err(reason);
-    }
-    if verdict.version != VERSION {
-        return Err(format!(
-            "it takes handovers of version {}, not {VERSION}",
-            verdict.version
-        ));
-    }
-    Ok(())
+    let verdict: Result<Result<(), String>, _> = decode(bytes);
+    verdict.unwrap_or_else(|_| Err("its answer is not a shim's".to_owned()))
 }
 
 /// A handover with its blobs.
@@ -214,14 +186,14 @@ impl Sealed {
         if !seals.contains(SEALS) {
             return Err(bad("the handover is not sealed"));
         }
-        let file = File::from(memory);
+        let mut file = File::from(memory);
         let length = file.metadata()?.len();
         if length > MAX_BYTES {
             return Err(bad("the handover is too long"));
         }
         let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
-        let mut reader = AtStart { file: &file, at: 0 };
-        reader.by_ref().take(MAX_BYTES).read_to_end(&mut bytes)?;
+        file.rewind()?;
+        file.take(MAX_BYTES).read_to_end(&mut bytes)?;
         Self::parse(&bytes)
     }
 
@@ -278,20 +250,6 @@ impl Handover {
     }
 }
 
-/// Reads from the beginning, regardless of the file's position.
-struct AtStart<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for AtStart<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = std::os::unix::fs::FileExt::read_at(self.file, buffer, self.at)?;
-        self.at += read as u64;
-        Ok(read)
-    }
-}
-
 /// The number of a descriptor, for a handover.
 pub(crate) fn number(fd: impl AsFd) -> RawFd {
     fd.as_fd().as_raw_fd()
@@ -335,7 +293,7 @@ mod tests {
     fn bytes() -> Vec<u8> {
         let mut file = File::from(sealed().write().expect("written"));
         let mut bytes = Vec::new();
-        io::Seek::rewind(&mut file).expect("rewound");
+        file.rewind().expect("rewound");
         file.read_to_end(&mut bytes).expect("read");
         bytes
     }
@@ -373,11 +331,10 @@ mod tests {
     #[test]
     fn an_answer_that_no_shim_gives_is_no_consent() {
         assert!(judge(b"").is_err());
-        assert!(judge(b"{\"version\":2}").is_err());
-        assert!(judge(br#"{"version":99,"containers":0,"refused":null}"#).is_err());
-        assert!(judge(br#"{"version":2,"containers":0,"refused":"no"}"#).is_err());
+        assert!(judge(b"{}").is_err() && judge(b"null").is_err());
         assert!(judge(br#"{"version":1,"containers":0,"refused":null}"#).is_err());
-        assert!(judge(br#"{"version":2,"containers":0,"refused":null,"more":1}"#).is_ok());
+        assert_eq!(judge(br#"{"Err":"no"}"#), Err("no".to_owned()));
+        assert_eq!(judge(br#"{"Ok":null}"#), Ok(()));
     }
 
     proptest! {

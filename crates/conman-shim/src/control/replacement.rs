@@ -380,9 +380,7 @@ mod tests {
         let mut buffer = seqpacket::buffer();
         assert_eq!(replacement.candidate_answered(&mut buffer, 0), []);
         assert_eq!(replacement.on_time(CHECK_NS - 1), []);
-        let version = crate::protocol::VERSION;
-        let consent = format!(r#"{{"version":{version},"containers":0,"refused":null}}"#);
-        seqpacket::send(&theirs, consent.as_bytes(), &[]).expect("sent");
+        seqpacket::send(&theirs, br#"{"Ok":null}"#, &[]).expect("sent");
         let effects = replacement.candidate_answered(&mut buffer, 1);
         assert_eq!(effects, [Effect::HoldStarts(true)]);
         assert!(replacement.is_draining());
@@ -396,8 +394,7 @@ mod tests {
     fn a_candidate_that_refuses_or_is_silent_changes_nothing() {
         let mut buffer = seqpacket::buffer();
         let (mut replacement, theirs) = checking();
-        let refusal = br#"{"version":1,"containers":0,"refused":"no"}"#;
-        seqpacket::send(&theirs, refusal, &[]).expect("sent");
+        seqpacket::send(&theirs, br#"{"Err":"no"}"#, &[]).expect("sent");
         let effects = replacement.candidate_answered(&mut buffer, 1);
         given_up(&replacement, &effects, "no");
         let (mut replacement, _theirs) = checking();

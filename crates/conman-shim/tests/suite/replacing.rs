@@ -186,7 +186,7 @@ fn a_program_that_cannot_take_over_leaves_everything_as_it_is() {
     let other_version = script(
         &shim,
         "#!/bin/bash\nset -- $CONMAN_SHIM_HANDOVER\n\
-         printf '{\"version\":99,\"containers\":0,\"refused\":null}' >&$3\n",
+         printf '{\"Err\":\"it takes version 99\"}' >&$3\n",
     );
     let candidates = [
         (shim.path("missing"), "No such file"),
