@@ -9,12 +9,13 @@
 //! The cost: every memory cgroup takes from the beginning the memory that it would take in the end, 16
 //! bytes for each superblock.
 
-use std::fs::{File, create_dir};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::create_dir;
+use std::io;
 use std::path::Path;
 
-use conman_linux::{CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process};
+use conman_linux::{
+    CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process, replace_file,
+};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{WaitOptions, waitpid};
 
@@ -67,7 +68,7 @@ impl Preparing {
         };
         let process = clone_process(sole, &how, work);
         // Recorded first: an attempt that runs out of memory must not be repeated.
-        if let Err(error) = note(file, &mark) {
+        if let Err(error) = replace_file(file, mark.as_bytes()) {
             tracing::warn!(
                 file = %file.display(),
                 %error,
@@ -89,23 +90,6 @@ impl Preparing {
             self.process = None;
         }
     }
-}
-
-/// Replaces the file with one that only root may read or write.
-fn note(file: &Path, mark: &str) -> io::Result<()> {
-    let draft = file.with_extension("draft");
-    match std::fs::remove_file(&draft) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut options = File::options();
-    let mut open = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&draft)?;
-    open.write_all(mark.as_bytes())?;
-    std::fs::rename(&draft, file)
 }
 
 /// The number of superblocks for which the kernel has been prepared since this boot.
@@ -145,7 +129,7 @@ mod tests {
         std::fs::write(&file, "old").expect("written");
         let shared = std::fs::Permissions::from_mode(0o666);
         std::fs::set_permissions(&file, shared).expect("set");
-        note(&file, "boot 7\n").expect("noted");
+        replace_file(&file, b"boot 7\n").expect("noted");
         assert_eq!(prepared(&file, "boot"), 7);
         let mode = std::fs::metadata(&file).expect("it is there").permissions();
         assert_eq!(mode.mode() & 0o7777, 0o600);
