@@ -278,7 +278,6 @@ mod tests {
     fn view(name: &str, state: ContainerState) -> ContainerView {
         ContainerView {
             name: name.to_owned(),
-            cgroup: format!("conman/{name}"),
             pid: 7,
             state,
             exec_in: None,

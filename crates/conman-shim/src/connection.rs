@@ -89,7 +89,6 @@ mod tests {
         let mut connection = Connection::new(ours);
         let container = ContainerView {
             name: "a.1".to_owned(),
-            cgroup: "/conman-x/a.1".to_owned(),
             pid: 7,
             state: ContainerState::Lost,
             exec_in: None,

@@ -207,7 +207,6 @@ pub enum Reply {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerView {
     pub name: String,
-    pub cgroup: String,
     /// Its init in the shim's PID namespace.
     pub pid: i32,
     pub state: ContainerState,

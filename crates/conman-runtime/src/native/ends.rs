@@ -115,7 +115,6 @@ mod tests {
     fn view(name: &str, exec_in: Option<&str>, state: ContainerState) -> ContainerView {
         ContainerView {
             name: name.to_owned(),
-            cgroup: "/conman-1/a.1".to_owned(),
             pid: 7,
             state,
             exec_in: exec_in.map(str::to_owned),

@@ -153,7 +153,6 @@ impl Container {
     pub(crate) fn view(&self, name: &str) -> ContainerView {
         ContainerView {
             name: name.to_owned(),
-            cgroup: self.cgroup.clone(),
             pid: self.pid,
             state: self.state,
             exec_in: self.exec_in.clone(),

@@ -86,7 +86,7 @@ impl Control {
         self.give_back(left.ids);
         self.append_or_log(&Record::Swept { ticket });
         if let Some(name) = left.name {
-            self.start_failed(name, left.cgroup, left.killed);
+            self.start_failed(name, left.killed);
         }
     }
 

@@ -302,7 +302,7 @@ impl Control {
         self.forget(&start.name);
         if let Some(own) = start.own {
             self.give_back(Some(own.ids));
-            self.start_failed(start.name, start.cgroup, report_end);
+            self.start_failed(start.name, report_end);
         }
         let error = CallError::Launch { error };
         self.reply(start.client, start.call, Reply::Failed { error }, None);
@@ -316,7 +316,7 @@ impl Control {
 
     /// Nothing of a start exists or can appear any more. The client that ordered it gets the failure; a
     /// client that ordered its death gets a notification.
-    pub(super) fn start_failed(&mut self, name: String, cgroup: String, report_end: bool) {
+    pub(super) fn start_failed(&mut self, name: String, report_end: bool) {
         for event in [
             FenceEvent::StartOver(slot(&name)),
             FenceEvent::Died(slot(&name)),
@@ -327,7 +327,6 @@ impl Control {
         if report_end {
             let container = ContainerView {
                 name,
-                cgroup,
                 pid: 0,
                 state: ContainerState::Lost,
                 exec_in: None,
