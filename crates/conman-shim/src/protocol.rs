@@ -126,10 +126,6 @@ pub enum Request {
         /// Do not ask the program to redraw.
         quiet: bool,
     },
-    Resize {
-        name: String,
-        size: TerminalSize,
-    },
     /// Executes this program, an absolute path; without one the shim's own again. The process, its children
     /// and its connections stay. If the new program cannot take over, the old one stays too.
     Replace {

@@ -77,10 +77,6 @@ impl Control {
                 let fd = streams.attach(&self.poller, &name, size, after, quiet)?;
                 return Ok(Answer::WithFd(Reply::Attached, fd));
             }
-            Request::Resize { name, size } => {
-                self.streams.resize(&name, size)?;
-                Reply::Done
-            }
             Request::List { after } => {
                 let (containers, more) = self.containers.page(after.as_deref());
                 Reply::Containers { containers, more }

@@ -184,16 +184,6 @@ impl StreamTable {
         Ok(())
     }
 
-    pub(super) fn resize(&mut self, name: &str, size: TerminalSize) -> Result<(), CallError> {
-        let Some((_, streams)) = self.by_name.get_mut(name) else {
-            return Err(host_error("resize", name)(io::Error::other(
-                "it has no terminal",
-            )));
-        };
-        streams.take(StreamInput::Resize(size));
-        Ok(())
-    }
-
     /// The program writes, or reads its input.
     pub(super) fn serve(&mut self, poller: &Poller, number: u64) {
         let (number, end) = (number / ENDS, number % ENDS);

@@ -168,7 +168,6 @@ fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
         ),
         (name(), proptest::option::of(name()))
             .prop_map(|(container, after)| Request::Commands { container, after }),
-        (name(), size()).prop_map(|(name, size)| Request::Resize { name, size }),
     ];
     prop_oneof![whole, of_one]
 }
