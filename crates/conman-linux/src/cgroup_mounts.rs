@@ -4,8 +4,6 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
-
 /// The cgroup hierarchies to use: all mounted ones, or a part of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupLayout {
@@ -13,10 +11,8 @@ pub struct CgroupLayout {
 }
 
 /// Which of the mounted hierarchies to use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupPart {
-    #[default]
     All,
     /// As if the host had only v1.
     V1,

@@ -14,6 +14,7 @@ use conman_core::ownership::FenceEvent;
 use conman_linux::inner_pid;
 
 use super::recording::start_ticks;
+use super::streams::{MAX_STREAMS, MAX_WITH_COMMANDS};
 use super::{Control, boottime_ns, full, host_error, open_child, spec_error};
 use crate::containers::{Container, KeptCommand, MAX_CONTAINERS};
 use crate::fence::slot;
@@ -86,11 +87,10 @@ impl Control {
         let mut fds = binds;
         if let Some(size) = spec.terminal {
             let owner = (ids + spec.program.uid, ids + spec.program.gid);
-            match self
-                .streams
-                .open_terminal(&self.poller, &spec.name, size, Some(owner))
-            {
-                Ok(slave) => fds.insert(0, slave),
+            let terminal = KeptStreamsSpec::Terminal(size);
+            let (table, poller) = (&mut self.streams, &self.poller);
+            match table.open(poller, &spec.name, terminal, Some(owner), MAX_STREAMS) {
+                Ok([slave, ..]) => fds.insert(0, slave),
                 Err(error) => {
                     self.ids.give_back(ids);
                     return Err(error);
@@ -154,9 +154,8 @@ impl Control {
         let kept = match &spec.kept {
             Some(kept) => {
                 self.make_room(&spec.container)?;
-                let far = self
-                    .streams
-                    .open(&self.poller, &name, kept.streams, owner)?;
+                let (table, poller) = (&mut self.streams, &self.poller);
+                let far = table.open(poller, &name, kept.streams, owner, MAX_WITH_COMMANDS)?;
                 streams.extend(far);
                 spec.terminal = matches!(kept.streams, KeptStreamsSpec::Terminal(_));
                 Some(kept_command(kept))

@@ -29,10 +29,10 @@ use crate::stream_messages::{MAX_INPUT_BYTES, OutputStream, StreamInput};
 use crate::streams::{Place, Streams, Watcher};
 
 /// Containers and commands with streams at a time; the kept output is the largest part of the shim's memory.
-const MAX_STREAMS: usize = 3_072;
+pub(super) const MAX_STREAMS: usize = 3_072;
 
 /// Of these, only containers' terminals may be the last ones: commands do not keep containers from starting.
-const MAX_WITH_COMMANDS: usize = 2_048;
+pub(super) const MAX_WITH_COMMANDS: usize = 2_048;
 
 /// Watchers at a time, of all streams together.
 const MAX_WATCHERS: usize = 1_024;
@@ -66,31 +66,20 @@ pub(super) struct StreamTable {
 }
 
 impl StreamTable {
-    /// Opens a terminal for a container, and returns its slave.
-    pub(super) fn open_terminal(
-        &mut self,
-        poller: &Poller,
-        name: &str,
-        size: TerminalSize,
-        owner: Option<(u32, u32)>,
-    ) -> Result<OwnedFd, CallError> {
-        let failed = |error| host_error("open a terminal for", name)(error);
-        self.check_room(MAX_STREAMS)?;
-        let (streams, slave) = Streams::terminal(size, owner).map_err(failed)?;
-        self.add(poller, name, streams).map_err(failed)?;
-        Ok(slave)
-    }
-
-    /// Opens a command's streams, and returns the far ends.
+    /// Opens the streams of a container or command, unless there are as many as `most`, and returns the far
+    /// ends; of a terminal all are the same.
     pub(super) fn open(
         &mut self,
         poller: &Poller,
         name: &str,
         spec: KeptStreamsSpec,
         owner: Option<(u32, u32)>,
+        most: usize,
     ) -> Result<[OwnedFd; 3], CallError> {
         let failed = |error| host_error("open streams for", name)(error);
-        self.check_room(MAX_WITH_COMMANDS)?;
+        if self.by_name.len() >= most {
+            return Err(full("terminals and kept commands"));
+        }
         let (streams, far) = match spec {
             KeptStreamsSpec::Terminal(size) => Streams::terminal(size, owner)
                 .and_then(|(streams, slave)| {
@@ -101,13 +90,6 @@ impl StreamTable {
         };
         self.add(poller, name, streams).map_err(failed)?;
         Ok(far)
-    }
-
-    fn check_room(&self, most: usize) -> Result<(), CallError> {
-        if self.by_name.len() >= most {
-            return Err(full("terminals and kept commands"));
-        }
-        Ok(())
     }
 
     fn add(&mut self, poller: &Poller, name: &str, streams: Streams) -> io::Result<()> {
@@ -408,7 +390,7 @@ mod tests {
         let poller = Poller::new().expect("an epoll");
         let mut table = StreamTable::default();
         let spec = KeptStreamsSpec::Pipes { stdin: true };
-        let far = table.open(&poller, "a.1_1", spec, None).expect("pipes");
+        let far = table.open(&poller, "a.1_1", spec, None, 1).expect("pipes");
         (table, poller, far.map(std::fs::File::from))
     }
 
