@@ -133,7 +133,7 @@ fn measure(plan: &Plan) -> Result<(), Failure> {
 
 fn measure_with(directory: &Path, cgroup: &str, plan: &Plan, shim: &Child) -> Result<(), Failure> {
     let socket = directory.join("shim.sock");
-    let mut client = connect(&socket)?;
+    drop(connect(&socket)?);
     let before = Memory::now()?;
     let begin = Instant::now();
     let starts = start_all(&socket, plan, |number| {
