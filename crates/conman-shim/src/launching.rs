@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::containers::{Container, KeptCommand};
 use crate::handover::{Handover, KeptStart, number};
 use crate::helper::Helper;
-use crate::launcher::{self, Order, Report};
+use crate::launcher::{self, Order, Report, Sweep};
 use crate::options::ShimOptions;
 use crate::protocol::{decode, encode};
 use crate::seqpacket;
@@ -450,11 +450,11 @@ impl Launching {
 }
 
 fn sweep_order(ticket: u64, left: &StartRemains) -> io::Result<Waiting> {
-    let order = Order::Sweep {
+    let order = Order::Sweep(Sweep {
         ticket,
         cgroup: left.cgroup.clone(),
         scratch: left.scratch.clone(),
-    };
+    });
     Ok(Waiting {
         ticket: None,
         bytes: encode(&order).map_err(io::Error::other)?,

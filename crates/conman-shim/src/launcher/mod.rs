@@ -61,7 +61,6 @@ mod under_way;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use conman_linux::{Capabilities, Features, SoleThread, set_effective};
@@ -73,6 +72,7 @@ use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases, decode, encode};
 use crate::seqpacket;
 use crate::spec::{ExecSpec, LaunchSpec};
+pub(crate) use sweeping::Sweep;
 use under_way::{Failure, UnderWay};
 
 /// Containers in setup; further orders wait. Commands do not count: the shim sends few for each
@@ -86,11 +86,7 @@ pub(crate) enum Order {
     /// Comes with a pidfd of the container's init and the three streams.
     Exec(Box<Command>),
     /// Remove, in the background, what a start of this or of a dead launcher may have left.
-    Sweep {
-        ticket: u64,
-        cgroup: String,
-        scratch: PathBuf,
-    },
+    Sweep(Sweep),
     /// Lets a killed container die that is throttled.
     LiftCpuLimit {
         cgroup: String,
@@ -269,16 +265,8 @@ impl Serving<'_> {
                 let outcome = self.launcher.exec(&command, fds, &mut helper);
                 (command.ticket, outcome.map_err(Failure::from))
             }
-            Order::Sweep {
-                ticket,
-                cgroup,
-                scratch,
-            } => {
-                self.launcher.sweeping.add(sweeping::Sweep {
-                    ticket,
-                    cgroup,
-                    scratch,
-                });
+            Order::Sweep(sweep) => {
+                self.launcher.sweeping.add(sweep);
                 return Ok(true);
             }
             Order::LiftCpuLimit { cgroup } => {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use conman_linux::{Cgroups, Freezer, remove_tree_partly};
 use rustix::event::{Timespec, poll};
+use serde::{Deserialize, Serialize};
 
 /// Entries removed in one step: some milliseconds.
 const ENTRIES_A_STEP: usize = 512;
@@ -27,11 +28,11 @@ const CGROUP_TRIES: u32 = 50;
 const PLACE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What one start may have left.
-#[derive(Debug)]
-pub(super) struct Sweep {
-    pub(super) ticket: u64,
-    pub(super) cgroup: String,
-    pub(super) scratch: PathBuf,
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sweep {
+    pub(crate) ticket: u64,
+    pub(crate) cgroup: String,
+    pub(crate) scratch: PathBuf,
 }
 
 #[derive(Debug)]
