@@ -7,45 +7,43 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use conman_linux::StateFile;
 use conman_proto::EventKind;
 use conman_registry::NewEvent;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
-use crate::disk_queue::DiskQueue;
 use crate::error::CordonError;
-
-/// How long to wait for a change of the file. A change that the disk delays is made later.
-const DISK_PATIENCE: Duration = Duration::from_secs(3);
-
-/// Changes of the file that may wait for the disk: those of an operator.
-const MAX_WAITING: usize = 16;
+use crate::state_writer::StateWriter;
 
 #[derive(Debug)]
 pub(crate) struct Cordon {
     is_set: AtomicBool,
-    file: StateFile,
-    queue: DiskQueue,
+    file: StateWriter<Saved>,
 }
 
 /// The file's content.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Saved {
     /// For people who read the file.
     cordoned_at: Timestamp,
 }
 
+impl Saved {
+    fn now() -> Option<Self> {
+        Some(Self {
+            cordoned_at: Timestamp::now(),
+        })
+    }
+}
+
 impl Cordon {
-    pub(crate) fn new(state_dir: &Path) -> Self {
-        Self {
+    pub(crate) fn new(state_dir: &Path) -> io::Result<Self> {
+        Ok(Self {
             is_set: AtomicBool::new(false),
-            file: StateFile::new(state_dir.join("cordon.json")),
-            queue: DiskQueue::new(DISK_PATIENCE, MAX_WAITING),
-        }
+            file: StateWriter::start(state_dir.join("cordon.json"))?,
+        })
     }
 
     pub(crate) fn is_set(&self) -> bool {
@@ -55,10 +53,7 @@ impl Cordon {
     /// Continues an earlier daemon's cordon. A file that cannot be read counts as one: admitting
     /// sessions by mistake is worse.
     pub(crate) async fn resume(&self) {
-        let file = self.file.clone();
-        let read = tokio::task::spawn_blocking(move || file.read::<Saved>()).await;
-        let saved = read.unwrap_or_else(|error| Err(io::Error::other(error)));
-        let is_set = match saved {
+        let is_set = match self.file.read().await {
             Ok(None) => false,
             Ok(Some(_)) => {
                 tracing::info!("the node stays cordoned, as under the previous daemon");
@@ -77,12 +72,8 @@ impl Cordon {
 pub(crate) async fn cordon(context: &Arc<Context>) {
     let cordon = &context.cordon;
     let was_set = cordon.is_set.swap(true, Ordering::AcqRel);
-    let file = cordon.file.clone();
-    let cordoned_at = Timestamp::now();
-    let write = move || file.write(&Saved { cordoned_at });
     let mut message = "cordoned: no new sessions; those present stay".to_owned();
-    if let Err(error) = cordon.queue.make(write).await {
-        tracing::warn!(%error, "cannot save the cordon");
+    if let Err(error) = cordon.file.make(Saved::now()).await {
         message = format!("{message}; a restarted daemon may admit sessions again: {error}");
     }
     if !was_set {
@@ -97,8 +88,10 @@ pub(crate) async fn cordon(context: &Arc<Context>) {
 /// The file cannot be removed; then the node stays cordoned.
 pub(crate) async fn uncordon(context: &Arc<Context>) -> Result<(), CordonError> {
     let cordon = &context.cordon;
-    let file = cordon.file.clone();
-    if let Err(source) = cordon.queue.make(move || file.remove()).await {
+    if let Err(source) = cordon.file.make(None).await {
+        if cordon.is_set() {
+            cordon.file.set(Saved::now());
+        }
         return Err(CordonError {
             path: cordon.file.path().to_owned(),
             source: Arc::new(source),

@@ -39,7 +39,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 pub use self::handle::DrainHandle;
 pub use self::order::MAX_PARALLEL;
-use self::order::{Order, OrderFile};
+use self::order::Order;
 pub(crate) use self::prediction::plan_now;
 use self::prediction::{Turns, candidates, plan_for};
 use self::signalled::{DrainSignal, NOTE_PATIENCE, SignalledSessions, note_signalled};
@@ -47,13 +47,11 @@ use crate::context::Context;
 use crate::error::DrainError;
 use crate::leave::LeaveCause;
 use crate::session::{SessionHandle, StopOrder, View};
+use crate::state_writer::StateWriter;
 
 /// Interval between checks whether the remaining sessions have ended. Stuck sessions end without
 /// further action, if at all.
 const STUCK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Pause before the drain's file is written again after a failure.
-const WRITE_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long a turn waits for another node to start its session.
 const MOVE_PATIENCE: Duration = Duration::from_secs(30);
@@ -73,7 +71,8 @@ const MAX_NAMED: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct Drain {
     current: Mutex<Option<Current>>,
-    file: OrderFile,
+    /// Makes the drain outlive its daemon.
+    file: StateWriter<Order>,
     pub(crate) signalled: SignalledSessions,
     /// Locked while the file and `current` change together; only this module changes them.
     changing: tokio::sync::Mutex<()>,
@@ -89,21 +88,19 @@ struct Current {
     unreleased: Vec<Unreleased>,
     moved: Vec<Moved>,
     moved_count: u64,
-    /// A task is writing the order, and retries until it succeeds.
-    is_being_written: bool,
-    /// Dropped by an undrain, which stops the tasks.
-    ends: watch::Sender<()>,
+    /// Dropped by an undrain, which stops the task.
+    _ends: watch::Sender<()>,
 }
 
 impl Drain {
-    pub(crate) fn new(state_dir: &Path) -> Self {
-        Self {
+    pub(crate) fn new(state_dir: &Path) -> io::Result<Self> {
+        Ok(Self {
             current: Mutex::default(),
-            file: OrderFile::new(state_dir.join("drain.json")),
+            file: StateWriter::start(state_dir.join("drain.json"))?,
             signalled: SignalledSessions::new(state_dir),
             changing: tokio::sync::Mutex::default(),
             rebalancing: Arc::default(),
-        }
+        })
     }
 
     /// No panic can happen while the lock is held with a partial change.
@@ -121,7 +118,13 @@ impl Drain {
 
 /// Continues the drain of an earlier daemon, if there was one.
 pub(crate) async fn resume(context: &Arc<Context>) {
-    let Some(order) = context.drain.file.read().await else {
+    let read = context.drain.file.read().await;
+    let read = read.unwrap_or_else(|error| {
+        // Draining by mistake is safer than admitting sessions on a machine that is about to stop.
+        tracing::warn!(%error, "cannot read whether the node is being drained; draining");
+        Some(Order::of(&DrainRequest::default()))
+    });
+    let Some(order) = read else {
         return;
     };
     tracing::info!(
@@ -150,67 +153,24 @@ pub(crate) async fn drain(
     if none_obeys && let Err(error) = context.drain.signalled.clear().await {
         tracing::warn!(%error, "cannot clear the list of sessions that an earlier drain signalled");
     }
-    let written = context.drain.file.write(&order).await;
+    let written = context.drain.file.make(Some(order.clone())).await;
     begin(context, order, written.as_ref().err());
-    if written.is_err() {
-        see_to_writing(context, WRITE_AGAIN);
-    }
     report(context).ok_or(DrainError::NotDraining)
-}
-
-/// Writes the current drain to its file, after any change of the file under way. Called while
-/// `changing` is locked.
-fn see_to_writing(context: &Arc<Context>, first_pause: Duration) {
-    let mut current = context.drain.lock();
-    // A task that writes already has not succeeded yet, so it also writes after this.
-    if let Some(current) = current.as_mut().filter(|one| !one.is_being_written) {
-        current.is_being_written = true;
-        let (order, ended) = (current.order.clone(), current.ends.subscribe());
-        tokio::spawn(write_later(Arc::clone(context), order, ended, first_pause));
-    }
-}
-
-/// Retries until the order is written, or the drain is cancelled.
-async fn write_later(
-    context: Arc<Context>,
-    order: Order,
-    mut ended: watch::Receiver<()>,
-    mut pause: Duration,
-) {
-    loop {
-        tokio::select! {
-            // Cancel safe: it only reports that the sender was dropped.
-            _ = ended.changed() => return,
-            // Cancel safe: a timer has no state.
-            () = sleep(pause) => {}
-        }
-        pause = WRITE_AGAIN;
-        // The lock keeps the drain from being cancelled meanwhile.
-        let _changing = context.drain.changing.lock().await;
-        if ended.has_changed().is_err() {
-            return;
-        }
-        match context.drain.file.write(&order).await {
-            Ok(()) => {
-                if let Some(current) = context.drain.lock().as_mut() {
-                    current.is_being_written = false;
-                }
-                tracing::info!("saved the drain: it outlives this daemon");
-                return;
-            }
-            Err(error) => tracing::debug!(%error, "cannot save the drain yet"),
-        }
-    }
 }
 
 /// Cancels a drain. Stops that were ordered are carried out; the other sessions stay, and new ones are
 /// admitted.
 pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
     let _changing = context.drain.changing.lock().await;
-    if let Err(source) = context.drain.file.remove().await {
+    if let Err(source) = context.drain.file.make(None).await {
+        let order = context
+            .drain
+            .lock()
+            .as_ref()
+            .map(|current| current.order.clone());
+        let stays = order.is_some();
         // The disk may still remove the file later, so the drain that stays is written after it.
-        see_to_writing(context, Duration::ZERO);
-        let stays = context.drain.reason().is_some();
+        context.drain.file.set(order);
         return Err(DrainError::NotWritten {
             path: context.drain.file.path().to_owned(),
             outcome: match source.kind() {
@@ -261,7 +221,6 @@ fn begin(context: &Arc<Context>, order: Order, unwritten: Option<&io::Error>) {
     let mut message = format!("draining: {}", order.reason);
     if let Some(error) = unwritten {
         let path = context.drain.file.path().display();
-        tracing::warn!(%path, %error, "cannot save the drain; retrying");
         message = format!(
             "{message}; a restarted daemon would not continue the drain until {path} can be \
              written, which is retried: {error}"
@@ -274,8 +233,7 @@ fn begin(context: &Arc<Context>, order: Order, unwritten: Option<&io::Error>) {
         unreleased: Vec::new(),
         moved: Vec::new(),
         moved_count: 0,
-        is_being_written: false,
-        ends,
+        _ends: ends,
     });
     context.leave.announce(LeaveCause::Drain);
     context.note(NewEvent::of_node(EventKind::DrainStarted, message));

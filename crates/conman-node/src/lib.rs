@@ -11,6 +11,8 @@
 //!   about to stop,
 //! - the emergency thread (`emergency`), an OS thread with its own tokio runtime, joined to the
 //!   rest by the kill table and one bounded channel of commands,
+//! - three threads, one for each state file of the node's orders (`state_writer`): a drain, a cordon, a
+//!   preemption,
 //! - while the node is being drained, one task that stops its sessions one after the other (`drain`),
 //! - four background tasks: `cleanup` (fed by a set of dead containers), `end_orders` (fed by the
 //!   registry's pending orders to end sessions), `reconcile` (containers without a record) and
@@ -72,6 +74,7 @@ mod runtime_health;
 mod session;
 mod session_table;
 mod sessions;
+mod state_writer;
 mod stats;
 mod status;
 mod stuck;

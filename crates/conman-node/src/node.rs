@@ -74,6 +74,7 @@ impl Node {
             return Err(NodeStartError::NoRuntime);
         }
         let thread = |action| move |source| NodeStartError::Thread { action, source };
+        let file_thread = thread("start a thread that writes a state file");
         let sockets = NetnsSockets::start()
             .map_err(thread("start the threads that make sockets in namespaces"))?;
         let sockets = Arc::new(sockets);
@@ -88,8 +89,7 @@ impl Node {
             journal: Arc::clone(&journal),
             budget_ms: options.preempt_budget_ms,
             instance: options.instance.clone(),
-            file: emergency::PreemptionFile::start(&options.state_dir)
-                .map_err(thread("start the thread that writes down preemptions"))?,
+            file: emergency::preemption_file::start(&options.state_dir).map_err(file_thread)?,
         };
         let context = Arc::new(Context {
             starts: Arc::new(Semaphore::new(options.limits.max_starting.max(1))),
@@ -107,8 +107,8 @@ impl Node {
             held: Arc::default(),
             cleanup: CleanupQueue::default(),
             end_orders: EndOrders::default(),
-            cordon: Cordon::new(&options.state_dir),
-            drain: Drain::new(&options.state_dir),
+            cordon: Cordon::new(&options.state_dir).map_err(file_thread)?,
+            drain: Drain::new(&options.state_dir).map_err(file_thread)?,
             leave,
             relocate: OnceLock::new(),
             stray_expected: Notify::new(),
@@ -350,7 +350,8 @@ fn spawn_background(context: &Arc<Context>, health: &Arc<RuntimeHealth>) -> Vec<
 /// Continues an earlier daemon's preemption: kills what that daemon left.
 async fn resume_preemption(context: &Arc<Context>, preemption: &PreemptionHandle) {
     let state_dir = context.options.state_dir.clone();
-    let recalled = tokio::task::spawn_blocking(move || emergency::recall(&state_dir)).await;
+    let recall = move || emergency::preemption_file::recall(&state_dir);
+    let recalled = tokio::task::spawn_blocking(recall).await;
     let Some(reason) = recalled.ok().flatten() else {
         return;
     };

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use conman_core::{Instance, SpecPolicy};
-use conman_linux::NetnsSockets;
+use conman_linux::{NetnsSockets, StateFile};
 use conman_net::egress::{Egress, EgressOptions};
 use conman_registry::Journal;
 use conman_testkit::ModelRegistry;
@@ -18,7 +18,7 @@ use crate::NodeOptions;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A node without sessions or runtimes.
-fn empty_node(state_dir: &Path) -> Arc<Context> {
+fn empty_node(state_dir: &Path, drain: Drain) -> Arc<Context> {
     let sockets = Arc::new(NetnsSockets::start().expect("threads"));
     let egress = Egress::start(EgressOptions::default());
     let journal = Journal::open(&state_dir.join("journal"), "test-node", 1_000);
@@ -41,8 +41,8 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
         held: Arc::default(),
         cleanup: crate::cleanup::CleanupQueue::default(),
         end_orders: crate::end_orders::EndOrders::default(),
-        cordon: crate::cordon::Cordon::new(state_dir),
-        drain: Drain::new(state_dir),
+        cordon: crate::cordon::Cordon::new(state_dir).expect("a thread"),
+        drain,
         leave: Arc::new(crate::leave::Leave::new(Duration::ZERO)),
         relocate: OnceLock::new(),
         stray_expected: Notify::new(),
@@ -50,36 +50,58 @@ fn empty_node(state_dir: &Path) -> Arc<Context> {
     })
 }
 
-/// Blocks all changes of the file until the returned sender is used.
-async fn hang(file: &OrderFile) -> Sender<()> {
-    let (disk, answers) = channel::<()>();
-    let held = file.queue.make(move || {
-        // Fails when the test is over.
-        let _ = answers.recv();
-        Ok(())
-    });
-    assert!(held.await.is_err(), "it is held up");
-    disk
-}
+/// A disk on which one change can be held up.
+#[derive(Default)]
+struct Disk(Arc<Mutex<Option<Receiver<()>>>>);
 
-/// Waits until all changes requested so far are made.
-async fn settle(file: &OrderFile) {
-    let began = Instant::now();
-    while file.queue.make(|| Ok(())).await.is_err() {
-        assert!(began.elapsed() < PATIENCE);
+impl Disk {
+    /// Returns a drain with a file on the disk, and its changes once they are made: whether it is written or
+    /// removed.
+    fn drain(&self, state_dir: &Path) -> (Drain, Receiver<bool>) {
+        let (made, changes) = channel();
+        let held = Arc::clone(&self.0);
+        let write = move |file: &StateFile, order: Option<&Order>| -> io::Result<()> {
+            let answers = held.lock().expect("no panic").take();
+            if let Some(answers) = answers {
+                // Fails when the test is over.
+                let _ = answers.recv();
+            }
+            match order {
+                Some(order) => file.write(order)?,
+                None => file.remove()?,
+            }
+            made.send(order.is_some()).map_err(io::Error::other)
+        };
+        let path = state_dir.join("drain.json");
+        let file = StateWriter::written_by(path, Duration::from_millis(1), write);
+        let drain = Drain {
+            file: file.expect("a thread"),
+            ..Drain::new(state_dir).expect("a thread")
+        };
+        (drain, changes)
+    }
+
+    /// Holds up the next change of the file until the returned sender is used.
+    fn hang(&self) -> Sender<()> {
+        let (disk, answers) = channel();
+        *self.0.lock().expect("no panic") = Some(answers);
+        disk
     }
 }
 
 #[tokio::test]
 async fn a_drain_whose_file_is_removed_late_is_written_down_again() {
     let dir = tempfile::tempdir().expect("a directory");
-    let context = empty_node(dir.path());
+    let disk = Disk::default();
+    let (on_disk, changes) = disk.drain(dir.path());
+    let is_written = || changes.recv_timeout(PATIENCE).expect("a change");
+    let context = empty_node(dir.path(), on_disk);
     let written = dir.path().join("drain.json");
     let request = DrainRequest::default();
     drain(&context, &request).await.expect("it begins");
-    assert!(written.exists());
+    assert!(is_written() && written.exists());
 
-    let disk = hang(&context.drain.file).await;
+    let held = disk.hang();
     let refused = undrain(&context).await.expect_err("it may be removed yet");
     let told = refused.to_string();
     assert!(
@@ -88,22 +110,19 @@ async fn a_drain_whose_file_is_removed_late_is_written_down_again() {
     );
     let again = drain(&context, &request).await.expect("it continues");
     assert_eq!(again.reason, "the node is being drained");
-    disk.send(()).expect("the disk hangs");
-    settle(&context.drain.file).await;
-    let began = Instant::now();
-    while !written.exists() {
-        assert!(began.elapsed() < PATIENCE, "the next daemon would admit");
-        sleep(Duration::from_millis(5)).await;
-    }
+    held.send(()).expect("the disk hangs");
+    assert!(!is_written());
+    assert!(is_written(), "the next daemon would admit");
+    assert!(written.exists());
 
     undrain(&context).await.expect("it is taken back");
-    settle(&context.drain.file).await;
-    assert!(!written.exists());
-    let disk = hang(&context.drain.file).await;
+    assert!(!is_written() && !written.exists());
+    let held = disk.hang();
     let refused = undrain(&context).await.expect_err("the outcome is unknown");
     let told = refused.to_string();
     assert!(told.ends_with("nothing was changed"), "{told}");
-    disk.send(()).expect("the disk hangs");
-    settle(&context.drain.file).await;
+    held.send(()).expect("the disk hangs");
+    // Removed again, after what was held up.
+    assert!(!is_written() && !is_written());
     assert!(!written.exists());
 }

@@ -20,7 +20,7 @@ mod log;
 mod metadata;
 mod notice_source;
 mod preemption;
-mod preemption_file;
+pub(crate) mod preemption_file;
 mod preemption_state;
 mod releases;
 mod target;
@@ -35,13 +35,13 @@ use jiff::Timestamp;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use self::preemption_file::PreemptionFile;
 use self::preemption_state::Origin;
 use crate::kill_table::KillTable;
 use crate::leave::Leave;
 
 pub use self::handle::{PendingReport, PreemptionHandle};
 pub use self::notice_source::{NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions};
-pub(crate) use self::preemption_file::{PreemptionFile, recall};
 pub use self::thread::EmergencyThread;
 
 /// Source of a notice that ends the daemon and says nothing about the machine.

@@ -2,10 +2,12 @@
 
 use conman_testkit::ModelRegistry;
 use tempfile::TempDir;
+use tokio::sync::watch;
 
 use super::log::Log;
 use super::thread::EmergencyLoop;
 use super::*;
+use crate::state_writer::Wanted;
 
 const GCE_PREEMPTED: Origin = Origin::Source {
     name: "gce",
@@ -19,12 +21,14 @@ const GCE_MAINTENANCE: Origin = Origin::Source {
 /// The emergency thread's work, a step at a time.
 struct Thread {
     work: EmergencyLoop,
+    saved: watch::Receiver<Wanted<String>>,
     _dir: TempDir,
 }
 
 impl Thread {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
+        let (file, saved) = PreemptionFile::unwritten();
         let journal = Journal::open(dir.path(), "test-node", 1_000).expect("a journal");
         let means = Means {
             table: Arc::default(),
@@ -33,10 +37,11 @@ impl Thread {
             journal: Arc::new(journal),
             budget_ms: 1_000,
             instance: Instance::new([0xfe; 4]),
-            file: PreemptionFile::unwritten(),
+            file,
         };
         Self {
             work: EmergencyLoop::new(means, Log::start().expect("a thread")),
+            saved,
             _dir: dir,
         }
     }
@@ -47,17 +52,23 @@ impl Thread {
         let reply = oneshot::channel().0;
         let notice = Notice::now(source, origin, &reason, Some(1_000), reply);
         self.work.take(notice);
-        self.work.means.file.last_change()
+        self.last_change()
     }
 
     fn readmit(&mut self, by: Origin) -> Option<Option<String>> {
         self.work.readmit(by);
-        self.work.means.file.last_change()
+        self.last_change()
+    }
+
+    /// Returns what is to be saved since the last call: a reason, or none.
+    fn last_change(&mut self) -> Option<Option<String>> {
+        let is_new = self.saved.has_changed().expect("the writer is there");
+        is_new.then(|| self.saved.borrow_and_update().1.clone())
     }
 
     async fn finish(&mut self) -> Option<Option<String>> {
         self.work.finish_running().await;
-        self.work.means.file.last_change()
+        self.last_change()
     }
 }
 

@@ -194,7 +194,7 @@ impl EmergencyLoop {
 
     pub(super) fn take(&mut self, notice: Notice) {
         if notice.outlives_daemon() {
-            self.means.file.keep(notice.reason.clone());
+            self.means.file.set(Some(notice.reason.clone()));
         }
         let budget_ms = notice.budget_ms.unwrap_or(self.means.budget_ms);
         // A notice from before the node was up leaves as much time for releases as any.
@@ -233,11 +233,13 @@ impl EmergencyLoop {
     pub(super) fn readmit(&mut self, by: Origin) {
         match self.state.on_readmit(by) {
             OnReadmit::Reopen => {
-                self.means.file.forget();
+                self.means.file.set(None);
                 self.reopen();
             }
             // At once: this daemon may end before the preemption is finished.
-            OnReadmit::Later => self.means.file.forget(),
+            OnReadmit::Later => {
+                self.means.file.set(None);
+            }
             OnReadmit::Ignore => {}
         }
     }
