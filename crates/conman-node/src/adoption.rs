@@ -20,7 +20,6 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::context::Context;
-use crate::drain::signalled::DrainSignal;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
 use crate::events::end_event;
@@ -104,6 +103,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         .collect();
     let paused = paused(context, &found).await;
     let mut adopted = Adopted::default();
+    let mut none_obeys = true;
     let mut ended: Vec<_> = Vec::new();
     for (record, finding) in found {
         match finding {
@@ -116,8 +116,9 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                     other => other,
                 };
                 // Each record is of another session, and no other task starts a life yet.
-                let word = told.get(&key(&record)).filter(|word| word.holds());
-                take_on(context, &record, beginning, word, &mut adopted);
+                let why = told.get(&key(&record));
+                none_obeys &= why.is_none();
+                take_on(context, &record, beginning, why, &mut adopted);
                 if let Some(handle) = context.sessions.current(&record.id) {
                     handle.pausing.set(is_paused);
                 }
@@ -131,6 +132,11 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                 ended.push((record, *ending));
             }
         }
+    }
+    if none_obeys {
+        let signalled = context.drain.signalled.clone();
+        // What stays is removed by the next daemon.
+        let _ = tokio::task::spawn_blocking(move || signalled.clear()).await;
     }
     // The oldest are forgotten first, so the order matters.
     ended.sort_by_key(|(_, ending)| ending.ended_at);
@@ -188,7 +194,7 @@ fn identity(container: &ContainerIdentity) -> ProcessIdentity {
 async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
-    told: &HashMap<ContainerKey, DrainSignal>,
+    told: &HashMap<ContainerKey, String>,
 ) -> Result<Vec<Release>, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
     let gone = found
@@ -270,7 +276,7 @@ fn key(record: &SessionRecord) -> ContainerKey {
 }
 
 /// Sessions that an earlier daemon's drain signalled, and why.
-async fn told(context: &Context) -> HashMap<ContainerKey, DrainSignal> {
+async fn told(context: &Context) -> HashMap<ContainerKey, String> {
     let told = context.drain.signalled.clone();
     let read = tokio::task::spawn_blocking(move || told.read()).await;
     read.unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -299,7 +305,7 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
 }
 
 /// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
-fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, rebooted())
@@ -307,8 +313,8 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>)
         RecordState::Running { .. } | RecordState::Starting if fenced => {
             (false, EndCause::NodeLost, FENCED.to_owned())
         }
-        RecordState::Running { .. } | RecordState::Starting if let Some(word) = told => {
-            (false, EndCause::Drained, word.why.clone())
+        RecordState::Running { .. } | RecordState::Starting if let Some(why) = told => {
+            (false, EndCause::Drained, why.clone())
         }
         RecordState::Running { .. } => {
             let reason = "it ended while conman was not running".to_owned();
@@ -386,7 +392,7 @@ fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
     beginning: Beginning,
-    told: Option<&DrainSignal>,
+    told: Option<&String>,
     adopted: &mut Adopted,
 ) -> bool {
     let generation = record.generation;
@@ -446,10 +452,10 @@ fn take_on(
     {
         handle.order_stop(EndCause::Deleted, reason);
     }
-    if let Some(word) = told {
+    if let Some(why) = told {
         handle.leaving.order(StopOrder {
             cause: EndCause::Drained,
-            why: word.why.clone(),
+            why: why.clone(),
         });
     }
     let runtime = context.runtime(record.spec.runtime).cloned();

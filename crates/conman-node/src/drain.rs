@@ -42,7 +42,7 @@ pub use self::order::MAX_PARALLEL;
 use self::order::Order;
 pub(crate) use self::prediction::plan_now;
 use self::prediction::{Turns, candidates, plan_for};
-use self::signalled::{DrainSignal, NOTE_PATIENCE, SignalledSessions, note_signalled};
+use self::signalled::{SignalledSessions, note_signalled};
 use crate::context::Context;
 use crate::error::DrainError;
 use crate::leave::LeaveCause;
@@ -144,15 +144,6 @@ pub(crate) async fn drain(
         return Ok(report);
     }
     let order = Order::of(request);
-    // A session that a cancelled drain signalled may still obey.
-    let none_obeys = !context
-        .sessions
-        .live()
-        .iter()
-        .any(|one| one.leaving.is_told());
-    if none_obeys && let Err(error) = context.drain.signalled.clear().await {
-        tracing::warn!(%error, "cannot clear the list of sessions that an earlier drain signalled");
-    }
     let written = context.drain.file.make(Some(order.clone())).await;
     begin(context, order, written.as_ref().err());
     report(context).ok_or(DrainError::NotDraining)
@@ -331,12 +322,7 @@ async fn take_turn(
             cause: EndCause::Drained,
             why: why.clone(),
         });
-        note_signalled(
-            &context,
-            &handle,
-            DrainSignal::new(&why, NOTE_PATIENCE + grace),
-        )
-        .await;
+        note_signalled(&context, &handle, &why).await;
         let until = Instant::now() + grace;
         match process.signal(signal) {
             Ok(_) => {

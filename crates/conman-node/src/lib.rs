@@ -43,7 +43,6 @@ mod cleanup;
 mod container_kill;
 mod context;
 mod cordon;
-mod disk_queue;
 mod disk_watch;
 mod drain;
 mod emergency;

@@ -1,7 +1,9 @@
 //! A file with the sessions that a drain has signalled: their exit while no daemon runs counts as ordered.
 //!
 //! Lines of JSON, each written before its signal is sent. A line that was cut by the daemon's death is
-//! ignored: no signal was sent yet. Not synced, since a machine that crashes loses its sessions anyway.
+//! ignored: no signal was sent yet. Not synced, since a machine that crashes loses its sessions anyway. A
+//! line never applies to a later life of its session, which has another generation, so only the next daemon
+//! removes the file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,92 +16,67 @@ use std::time::Duration;
 use conman_linux::remove_if_present;
 use conman_runtime::ContainerKey;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use crate::context::Context;
-use crate::disk_queue::DiskQueue;
 use crate::session::SessionHandle;
 
 /// Longest file that is read. A line has some hundred bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// How long a signal waits for its line to be written.
-pub(crate) const NOTE_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Lines that may wait for the disk, each in memory: more than the sessions of a node.
-const MAX_WAITING: usize = 65_536;
+const NOTE_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
     session: conman_proto::SessionId,
     generation: conman_proto::Generation,
-    #[serde(flatten)]
-    signal: DrainSignal,
-}
-
-/// Why a session was signalled.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DrainSignal {
-    pub(crate) why: String,
-    /// End of its grace, in time since boot. A machine that reboots has lost its sessions.
-    until_ms: u64,
-}
-
-impl DrainSignal {
-    pub(crate) fn new(why: &str, grace: Duration) -> Self {
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        Self {
-            why: why.to_owned(),
-            until_ms: now_ms().saturating_add(grace_ms),
-        }
-    }
-
-    /// Whether a session that still lives may be obeying.
-    pub(crate) fn holds(&self) -> bool {
-        now_ms() < self.until_ms
-    }
-}
-
-fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    let ms = u64::try_from(now.tv_nsec / 1_000_000).unwrap_or(0);
-    seconds.saturating_mul(1_000).saturating_add(ms)
+    why: String,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct SignalledSessions {
     file: PathBuf,
-    queue: Arc<DiskQueue>,
+    /// Locked while a line is written, so that a disk that hangs blocks one thread only.
+    writing: Arc<Mutex<()>>,
 }
 
 impl SignalledSessions {
     pub(crate) fn new(state_dir: &Path) -> Self {
         Self {
             file: state_dir.join("drain-told.jsonl"),
-            queue: Arc::new(DiskQueue::new(NOTE_PATIENCE, MAX_WAITING)),
+            writing: Arc::default(),
         }
     }
 
-    /// Notes a session before it is signalled. If the disk is slow, the note is written later.
-    pub(crate) async fn note(&self, key: &ContainerKey, signal: DrainSignal) -> io::Result<()> {
+    /// Notes why a session is signalled, before it is. Waits for a slow disk for a bounded time.
+    pub(crate) async fn note(&self, key: &ContainerKey, why: &str) -> io::Result<()> {
         let line = Line {
             session: key.session.clone(),
             generation: key.generation,
-            signal,
+            why: why.to_owned(),
         };
         let text = serde_json::to_string(&line).map_err(io::Error::other)?;
         let path = self.file.clone();
-        let append = move || {
-            let mut options = File::options();
-            let mut file = options.append(true).create(true).mode(0o600).open(path)?;
-            // On a new line, even after one that was cut.
-            file.write_all(format!("\n{text}\n").as_bytes())
+        let append = async {
+            let writing = Arc::clone(&self.writing).lock_owned().await;
+            let append = move || {
+                let _writing = writing;
+                let mut options = File::options();
+                let mut file = options.append(true).create(true).mode(0o600).open(path)?;
+                // On a new line, even after one that was cut.
+                file.write_all(format!("\n{text}\n").as_bytes())
+            };
+            spawn_blocking(append).await.map_err(io::Error::other)?
         };
-        self.queue.make(append).await
+        let slow = |_| io::Error::new(ErrorKind::TimedOut, "the disk does not answer in time");
+        timeout(NOTE_PATIENCE, append).await.map_err(slow)?
     }
 
     /// Returns all signalled sessions, and why. Blocks on the disk.
-    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, DrainSignal>> {
+    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, String>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashMap::new()),
             file => file?,
@@ -109,28 +86,23 @@ impl SignalledSessions {
         let lines = text.split(|byte| *byte == b'\n');
         Ok(lines
             .filter_map(|line| serde_json::from_slice::<Line>(line).ok())
-            .map(|line| {
-                let key = ContainerKey::new(line.session, line.generation);
-                (key, line.signal)
-            })
+            .map(|line| (ContainerKey::new(line.session, line.generation), line.why))
             .collect())
     }
 
-    /// Clears the file, once all signalled sessions have ended. Later notes stay, even if the disk delays
-    /// this.
-    pub(crate) async fn clear(&self) -> io::Result<()> {
-        let path = self.file.clone();
-        self.queue.make(move || remove_if_present(&path)).await
+    /// Removes the file, before the first note of a daemon. Blocks on the disk.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        remove_if_present(&self.file)
     }
 }
 
 /// For the next daemon, in case this one ends before the program does.
-pub(super) async fn note_signalled(context: &Context, handle: &SessionHandle, signal: DrainSignal) {
+pub(super) async fn note_signalled(context: &Context, handle: &SessionHandle, why: &str) {
     let Some(generation) = handle.generation() else {
         return;
     };
     let key = ContainerKey::new(handle.id.clone(), generation);
-    if let Err(error) = context.drain.signalled.note(&key, signal).await {
+    if let Err(error) = context.drain.signalled.note(&key, why).await {
         tracing::warn!(
             session = %handle.id,
             %error,
@@ -143,7 +115,6 @@ pub(super) async fn note_signalled(context: &Context, handle: &SessionHandle, si
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::mpsc::channel;
 
     use super::*;
 
@@ -156,44 +127,28 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let told = SignalledSessions::new(dir.path());
         assert!(told.read().expect("none yet").is_empty());
-        let signal = || DrainSignal::new("drained: new kernel", Duration::from_secs(3_600));
-        told.note(&key("ann"), signal()).await.expect("noted");
+        let why = "drained: new kernel";
+        told.note(&key("ann"), why).await.expect("noted");
         let whole = fs::read(&told.file).expect("read");
         let cut = &whole[..whole.len() - 5];
         fs::write(&told.file, [&whole[..], cut].concat()).expect("cut");
-        told.note(&key("ben"), signal()).await.expect("noted");
+        told.note(&key("ben"), why).await.expect("noted");
         let all = told.read().expect("read");
         assert_eq!(all.len(), 2, "{all:?}");
-        assert_eq!(all[&key("ben")].why, "drained: new kernel");
-        assert!(all[&key("ben")].holds());
-        assert!(!DrainSignal::new("", Duration::ZERO).holds());
-        told.clear().await.expect("cleared");
+        assert_eq!(all[&key("ben")], why);
+        told.clear().expect("cleared");
         assert!(told.read().expect("none").is_empty());
     }
 
     #[tokio::test]
-    async fn what_is_noted_while_the_disk_holds_up_an_earlier_removal_stays() {
+    async fn a_disk_that_hangs_delays_no_signal_for_long() {
         let dir = tempfile::tempdir().expect("a directory");
         let told = SignalledSessions::new(dir.path());
-        let signal = || DrainSignal::new("drained: new kernel", Duration::from_secs(3_600));
-        told.note(&key("old"), signal()).await.expect("noted");
-        let (disk, answers) = channel::<()>();
-        let path = told.file.clone();
-        let clear = told.queue.make(move || {
-            // Fails when the test is over.
-            let _ = answers.recv();
-            remove_if_present(&path)
-        });
-        let slow = clear.await.expect_err("it is held up");
-        assert_eq!(slow.kind(), ErrorKind::TimedOut);
-        let slow = told.note(&key("ann"), signal()).await;
+        let hangs = Arc::clone(&told.writing).lock_owned().await;
+        let slow = told.note(&key("ann"), "drained: new kernel").await;
         let slow = slow.expect_err("its signal waits no longer");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);
-        disk.send(()).expect("the disk hangs");
-        // After everything else, however long that takes.
-        while told.note(&key("ben"), signal()).await.is_err() {}
-        let all = told.read().expect("read");
-        assert!(all.contains_key(&key("ann")), "{all:?}");
-        assert!(!all.contains_key(&key("old")), "{all:?}");
+        drop(hangs);
+        told.note(&key("ben"), "").await.expect("noted");
     }
 }
