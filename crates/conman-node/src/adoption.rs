@@ -336,16 +336,10 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> E
         } => (Some(*started_at), phases.clone()),
         _ => (None, Phases::default()),
     };
-    let ended_at = Timestamp::now();
     Ending {
-        failed,
-        cause: Some(cause),
-        failed_phase: None,
-        reason,
-        exit_code: None,
-        ended_at,
         started_at,
         phases,
+        ..Ending::now(failed, cause, reason)
     }
 }
 

@@ -20,7 +20,6 @@ use conman_registry::{Ending, RegistryError, Release};
 use conman_runtime::{ContainerKey, Runtime};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use jiff::Timestamp;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
@@ -240,16 +239,7 @@ async fn certify(context: &Context, turns: &Turns, key: &ContainerKey, why: &str
     let release = Release {
         id: key.session.clone(),
         generation: key.generation,
-        ending: Ending {
-            failed: true,
-            cause: Some(EndCause::Disowned),
-            failed_phase: None,
-            reason: why.to_owned(),
-            exit_code: None,
-            ended_at: Timestamp::now(),
-            started_at: None,
-            phases: Default::default(),
-        },
+        ending: Ending::now(true, EndCause::Disowned, why),
     };
     let bound = context.options.bounds.registry;
     let released = timeout(bound, context.registry.release(vec![release])).await;

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use conman_core::EndCause;
 use conman_proto::{EventKind, ResolvedSpec, StopReport};
-use conman_registry::{Ending, Phases, RegistryError, Release, SessionRecord};
-use jiff::Timestamp;
+use conman_registry::{Ending, RegistryError, Release, SessionRecord};
 use tokio::time::Instant;
 
 use crate::context::Context;
@@ -55,16 +54,7 @@ async fn end(
         Err(error) => return Err(not_noted(error)),
     };
     let generation = claimed.generation;
-    let ending = Ending {
-        failed: false,
-        cause: Some(EndCause::Deleted),
-        failed_phase: None,
-        reason: why.clone(),
-        exit_code: None,
-        ended_at: Timestamp::now(),
-        started_at: None,
-        phases: Phases::default(),
-    };
+    let ending = Ending::now(false, EndCause::Deleted, why.clone());
     let release = Release {
         id: id.clone(),
         generation,

@@ -98,6 +98,21 @@ pub struct Ending {
 }
 
 impl Ending {
+    /// An end at this moment of a life of which nothing more is known.
+    #[must_use]
+    pub fn now(failed: bool, cause: EndCause, reason: impl Into<String>) -> Self {
+        Self {
+            failed,
+            cause: Some(cause),
+            failed_phase: None,
+            reason: reason.into(),
+            exit_code: None,
+            ended_at: Timestamp::now(),
+            started_at: None,
+            phases: Phases::default(),
+        }
+    }
+
     #[must_use]
     pub fn cause(&self) -> EndCause {
         self.cause.unwrap_or(EndCause::Unknown)

@@ -7,7 +7,6 @@ use conman_core::EndCause;
 use conman_core::ownership::{BootTime, Event, NodeProtocol, Slot, Stake};
 use conman_proto::Generation;
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 
 use super::super::codec::SessionDetails;
 use super::super::notes;
@@ -329,24 +328,15 @@ fn unheard(record: &SessionRecord) -> Ending {
     if started_at.is_none() && record.container.is_none() {
         return abandoned();
     }
+    // Without a start time, it counts as a failed start for the limit of restarts.
+    let cause = started_at.map_or(EndCause::StartFailed, |_| EndCause::Unknown);
     Ending {
-        // Without a start time, it counts as a failed start for the limit of restarts.
-        cause: Some(started_at.map_or(EndCause::StartFailed, |_| EndCause::Unknown)),
-        reason: "it has ended for an unknown reason".to_owned(),
         started_at,
-        ..abandoned()
+        ..Ending::now(true, cause, "it has ended for an unknown reason")
     }
 }
 
 fn abandoned() -> Ending {
-    Ending {
-        failed: true,
-        cause: Some(EndCause::StartFailed),
-        failed_phase: None,
-        reason: "its start was given up before anything was created".to_owned(),
-        exit_code: None,
-        ended_at: Timestamp::now(),
-        started_at: None,
-        phases: Default::default(),
-    }
+    let why = "its start was given up before anything was created";
+    Ending::now(true, EndCause::StartFailed, why)
 }

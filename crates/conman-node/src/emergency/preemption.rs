@@ -407,15 +407,11 @@ impl Preemption {
         let Some(target) = self.targets.get(id) else {
             return;
         };
+        let reason = format!("{PREEMPTED}: {}", self.reason);
         let mut ending = Ending {
-            failed: false,
-            cause: Some(EndCause::Preempted),
-            failed_phase: None,
-            reason: format!("{PREEMPTED}: {}", self.reason),
-            exit_code: None,
-            ended_at: Timestamp::now(),
             started_at: target.entry.started_at,
             phases: target.entry.phases.clone(),
+            ..Ending::now(false, EndCause::Preempted, reason)
         };
         session::attribute_to_deletion(target.entry.stop.borrow().as_ref(), &mut ending);
         self.releases.push(Release {

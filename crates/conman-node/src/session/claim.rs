@@ -7,7 +7,6 @@ use conman_core::EndCause;
 use conman_proto::{ResolvedSpec, SessionId};
 use conman_registry::{Ending, RecordState, RegistryError, Release, SessionRecord};
 use conman_runtime::ContainerKey;
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 
 use super::answer::StartOutcome;
@@ -45,20 +44,10 @@ pub(super) async fn claim(
     if !prove_nothing_runs(context, &record).await {
         return Err(owned);
     }
-    let ending = Ending {
-        failed: true,
-        cause: Some(EndCause::StartFailed),
-        failed_phase: None,
-        reason: "its claim was not answered".to_owned(),
-        exit_code: None,
-        ended_at: Timestamp::now(),
-        started_at: None,
-        phases: Default::default(),
-    };
     let release = Release {
         id: id.clone(),
         generation: record.generation,
-        ending,
+        ending: Ending::now(true, EndCause::StartFailed, "its claim was not answered"),
     };
     for result in registry.release(vec![release]).await {
         result?;

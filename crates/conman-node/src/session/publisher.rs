@@ -257,14 +257,8 @@ impl Publisher {
         let ending = ending.unwrap_or_else(|| {
             let outcome = cause.outcome(None);
             Ending {
-                failed: outcome.failed,
-                cause: Some(end.cause),
                 failed_phase: end.phase,
-                reason: outcome.reason,
-                exit_code: None,
-                ended_at: Timestamp::now(),
-                started_at: None,
-                phases: Phases::default(),
+                ..Ending::now(outcome.failed, end.cause, outcome.reason)
             }
         });
         let (end, told) = (ending.end(), ending.cause());

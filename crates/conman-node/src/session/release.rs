@@ -84,14 +84,11 @@ pub(super) async fn ending(
         outcome.reason.push_str(&output);
     }
     Ending {
-        failed: outcome.failed,
-        cause: Some(cause.end_cause()),
         failed_phase: life.failed_phase.map(str::to_owned),
-        reason: outcome.reason,
         exit_code,
-        ended_at: Timestamp::now(),
         started_at: life.started_at,
         phases: life.phases,
+        ..Ending::now(outcome.failed, cause.end_cause(), outcome.reason)
     }
 }
 

@@ -159,16 +159,8 @@ impl Writer {
     /// and nothing else would release them.
     fn stage_abandoned(&mut self, stage: &mut Stage) {
         for (id, generation) in self.abandoned.clone() {
-            let ending = Ending {
-                failed: true,
-                cause: Some(EndCause::StartFailed),
-                failed_phase: None,
-                reason: "the start was given up before it was recorded".to_owned(),
-                exit_code: None,
-                ended_at: Timestamp::now(),
-                started_at: None,
-                phases: Default::default(),
-            };
+            let why = "the start was given up before it was recorded";
+            let ending = Ending::now(true, EndCause::StartFailed, why);
             if let Err(error) = self.change(stage, &id, generation, &Change::Release(ending)) {
                 tracing::warn!(session = %id, %error, "cannot release an abandoned claim");
             }
