@@ -226,10 +226,7 @@ impl AccessHandle {
         let log = runtime.logs(&key, options).await;
         let log = log.map_err(|source| match source {
             RuntimeError::NoSuchContainer { .. } => AccessError::NotKept { id: id.clone() },
-            source => AccessError::Runtime {
-                id: id.clone(),
-                source,
-            },
+            source => failed(id)(source),
         })?;
         Ok(match place {
             Some(place) => {
@@ -436,24 +433,34 @@ pub(crate) fn running<'a>(
     context: &'a Context,
     id: &SessionId,
 ) -> Result<Running<'a>, AccessError> {
-    let (handle, generation) = shown(context, id)?;
-    let state = handle.state();
-    if state == SessionState::Running && is_fenced(context) {
-        return Err(AccessError::Fenced { id: id.clone() });
-    }
-    if state != SessionState::Running {
-        return Err(AccessError::NotRunning {
-            id: id.clone(),
-            state,
-        });
-    }
-    let runtime = runtime_of(context, &handle)?;
-    let key = ContainerKey::new(id.clone(), generation);
+    let (handle, _) = shown(context, id)?;
+    let (runtime, key) = container_of(context, &handle)?;
     Ok(Running {
         handle,
         runtime,
         key,
     })
+}
+
+/// Returns the container of a session that runs.
+pub(crate) fn container_of<'a>(
+    context: &'a Context,
+    handle: &SessionHandle,
+) -> Result<(&'a Arc<dyn Runtime>, ContainerKey), AccessError> {
+    let id = handle.id.clone();
+    let state = handle.state();
+    if state == SessionState::Running && is_fenced(context) {
+        return Err(AccessError::Fenced { id });
+    }
+    let (SessionState::Running, false, Some(generation)) =
+        (state, handle.is_ending(), handle.generation())
+    else {
+        return Err(AccessError::NotRunning { id, state });
+    };
+    Ok((
+        runtime_of(context, handle)?,
+        ContainerKey::new(id, generation),
+    ))
 }
 
 pub(crate) fn failed(id: &SessionId) -> impl FnOnce(RuntimeError) -> AccessError {

@@ -11,10 +11,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_proto::{EventKind, SessionId, SessionState};
-use conman_runtime::{ContainerKey, Runtime, RuntimeError};
+use conman_proto::EventKind;
 use tokio::sync::{Mutex, watch};
 
+use crate::access::{container_of, failed};
 use crate::context::Context;
 use crate::error::AccessError;
 use crate::session::SessionHandle;
@@ -55,7 +55,7 @@ pub(crate) async fn pause(
     begun: u64,
     why: &str,
 ) -> Result<(), AccessError> {
-    let (runtime, key) = running(context, handle)?;
+    let (runtime, key) = container_of(context, handle)?;
     {
         let _changing = handle.pausing.changing.lock().await;
         if handle.pausing.is_paused() {
@@ -68,7 +68,7 @@ pub(crate) async fn pause(
             if runtime.resume(&key).await.is_ok() {
                 handle.pausing.set(false);
             }
-            return Err(failed(&handle.id, error));
+            return Err(failed(&handle.id)(error));
         }
     }
     tracing::info!(session = %handle.id, "paused");
@@ -93,13 +93,13 @@ pub(crate) async fn pause(
 
 /// Resumes a session; one that is not paused continues.
 pub(crate) async fn resume(context: &Context, handle: &SessionHandle) -> Result<(), AccessError> {
-    let (runtime, key) = running(context, handle)?;
+    let (runtime, key) = container_of(context, handle)?;
     let _changing = handle.pausing.changing.lock().await;
     if !handle.pausing.is_paused() {
         return Ok(());
     }
     let resumed = runtime.resume(&key).await;
-    resumed.map_err(|error| failed(&handle.id, error))?;
+    resumed.map_err(failed(&handle.id))?;
     handle.pausing.set(false);
     // It is idle from now on, not since before the pause.
     drop(handle.activity.begin());
@@ -111,36 +111,4 @@ pub(crate) async fn resume(context: &Context, handle: &SessionHandle) -> Result<
         "resumed",
     );
     Ok(())
-}
-
-fn running<'a>(
-    context: &'a Context,
-    handle: &SessionHandle,
-) -> Result<(&'a Arc<dyn Runtime>, ContainerKey), AccessError> {
-    let id = || handle.id.clone();
-    if context.options.standing.borrow().is_frozen() {
-        return Err(AccessError::Fenced { id: id() });
-    }
-    let state = handle.state();
-    let generation = handle.generation();
-    let (SessionState::Running, false, Some(generation)) = (state, handle.is_ending(), generation)
-    else {
-        return Err(AccessError::NotRunning { id: id(), state });
-    };
-    let kind = handle.spec().runtime;
-    let runtime = context.runtime(kind).ok_or_else(|| {
-        let error = RuntimeError::Unavailable {
-            runtime: kind,
-            action: "reach the container",
-            reason: "this node is no longer configured to use it".to_owned(),
-        };
-        failed(&handle.id, error)
-    })?;
-    let session = id();
-    Ok((runtime, ContainerKey::new(session, generation)))
-}
-
-fn failed(id: &SessionId, source: RuntimeError) -> AccessError {
-    let id = id.clone();
-    AccessError::Runtime { id, source }
 }
