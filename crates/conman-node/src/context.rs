@@ -40,7 +40,7 @@ pub(crate) struct Context {
     pub(crate) starts: Arc<Semaphore>,
     pub(crate) host_limits: HostLimits,
     /// Waiting connections of all sessions.
-    pub(crate) held: Arc<HeldCount>,
+    pub(crate) held: HeldCount,
     pub(crate) cleanup: CleanupQueue,
     pub(crate) end_orders: EndOrders,
     pub(crate) cordon: Cordon,

@@ -1,70 +1,46 @@
 //! Connections that wait for a session to start, bounded for each session and in all.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{RouteError, Waiting};
 use crate::options::NodeLimits;
 use crate::session::SessionHandle;
 
-/// Counts held connections up to a limit.
-#[derive(Debug, Default)]
-pub(crate) struct HeldCount(AtomicUsize);
+/// Counts held connections: each has a reference, and so has the owner of the count.
+pub(crate) type HeldCount = Arc<()>;
 
-impl HeldCount {
-    fn add(&self, limit: usize) -> bool {
-        let next = |held: usize| (held < limit).then_some(held + 1);
-        self.0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-            .is_ok()
-    }
-
-    fn subtract(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
+/// Returns the number of connections that are held now.
+pub(crate) fn held_now(count: &HeldCount) -> usize {
+    Arc::strong_count(count) - 1
 }
 
 /// A held connection, which counts for its session and for the node until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
-    node: Arc<HeldCount>,
-    session: Arc<HeldCount>,
+    _node: HeldCount,
+    _session: HeldCount,
 }
 
 impl Held {
+    /// Of connections that begin at the same moment, each may take the last place.
     pub(crate) fn begin(
-        node: &Arc<HeldCount>,
+        node: &HeldCount,
         session: &SessionHandle,
         limits: &NodeLimits,
     ) -> Result<Self, RouteError> {
-        if !session.held.add(limits.max_held_per_session) {
-            return Err(RouteError::TooManyWaiting {
-                what: Waiting::Session(session.id.clone()),
-                limit: limits.max_held_per_session,
+        let is_full = |count, limit| held_now(count) >= limit;
+        let (what, limit) = if is_full(&session.held, limits.max_held_per_session) {
+            let what = Waiting::Session(session.id.clone());
+            (what, limits.max_held_per_session)
+        } else if is_full(node, limits.max_held) {
+            (Waiting::Node, limits.max_held)
+        } else {
+            return Ok(Self {
+                _node: Arc::clone(node),
+                _session: Arc::clone(&session.held),
             });
-        }
-        if !node.add(limits.max_held) {
-            session.held.subtract();
-            return Err(RouteError::TooManyWaiting {
-                what: Waiting::Node,
-                limit: limits.max_held,
-            });
-        }
-        Ok(Self {
-            node: Arc::clone(node),
-            session: Arc::clone(&session.held),
-        })
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.node.subtract();
-        self.session.subtract();
+        };
+        Err(RouteError::TooManyWaiting { what, limit })
     }
 }
 
@@ -81,7 +57,7 @@ mod tests {
     #[test]
     fn a_full_session_leaves_room_for_others_until_the_node_is_full() {
         let (alice, bob) = (session("alice"), session("bob"));
-        let node = Arc::new(HeldCount::default());
+        let node = HeldCount::default();
         let limits = NodeLimits {
             max_held: 3,
             max_held_per_session: 2,
@@ -98,6 +74,7 @@ mod tests {
         assert!(refused.to_string().contains("this node"), "{refused}");
 
         drop((first, second, third));
-        assert_eq!((node.get(), alice.held.get(), bob.held.get()), (0, 0, 0));
+        let held = [&node, &alice.held, &bob.held].map(held_now);
+        assert_eq!(held, [0, 0, 0]);
     }
 }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use crate::context::Context;
 use crate::disk_watch;
+use crate::hold::held_now;
 use crate::host_limits::HostLimit;
 use crate::runtime_health::RuntimeHealth;
 use crate::view::Counts;
@@ -139,7 +140,7 @@ impl StatusHandle {
         }
         let through = context.leave.through().in_flight() as f64;
         metrics::gauge!("conman_through_connections").set(through);
-        metrics::gauge!("conman_held_connections").set(context.held.get() as f64);
+        metrics::gauge!("conman_held_connections").set(held_now(&context.held) as f64);
         metrics::gauge!("conman_cleanups_waiting").set(context.cleanup.len() as f64);
     }
 

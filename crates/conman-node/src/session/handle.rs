@@ -67,7 +67,7 @@ pub(crate) struct SessionHandle {
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
-    pub(crate) held: Arc<HeldCount>,
+    pub(crate) held: HeldCount,
     pub(crate) pausing: Pausing,
     pub(crate) leaving: Arc<Leaving>,
     /// Places for clients that are attached to its terminals, or follow the log of one.
@@ -88,7 +88,7 @@ impl SessionHandle {
             closing: Arc::new(watch::Sender::new(None)),
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
-            held: Arc::new(HeldCount::default()),
+            held: HeldCount::default(),
             pausing: Pausing::default(),
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
