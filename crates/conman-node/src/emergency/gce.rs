@@ -73,10 +73,7 @@ impl Signal {
 }
 
 fn open(endpoint: &str) -> Result<Box<dyn NoticeSource>, String> {
-    let endpoint: Endpoint = endpoint
-        .parse()
-        .map_err(|_| "must be http://HOST or http://HOST:PORT".to_owned())?;
-    Ok(Box::new(endpoint))
+    Ok(Box::new(endpoint.parse::<Endpoint>()?))
 }
 
 impl NoticeSource for Endpoint {

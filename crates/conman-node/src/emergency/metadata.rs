@@ -9,6 +9,7 @@ use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -30,12 +31,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bound on a whole exchange, with a margin for a server that ends its wait late.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(HANG_S + 30);
 
-/// A metadata server's address.
+/// A metadata server's `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Endpoint {
-    host: String,
-    port: u16,
-}
+pub(super) struct Endpoint(String);
 
 impl std::str::FromStr for Endpoint {
     type Err = String;
@@ -43,14 +41,13 @@ impl std::str::FromStr for Endpoint {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || "must be http://HOST or http://HOST:PORT".to_owned();
         let uri: Uri = text.parse().map_err(|_| wrong())?;
-        let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
-        match uri.host().filter(|host| !host.is_empty()) {
-            Some(host) if is_bare && uri.scheme_str() == Some("http") => Ok(Self {
-                host: host.trim_matches(['[', ']']).to_owned(),
-                port: uri.port_u16().unwrap_or(80),
-            }),
-            _ => Err(wrong()),
-        }
+        let is_bare = uri.scheme_str() == Some("http")
+            && matches!(uri.path(), "" | "/")
+            && uri.query().is_none();
+        let host = uri.host().filter(|host| !host.is_empty() && is_bare);
+        let port = uri.port_u16().unwrap_or(80);
+        host.map(|host| Self(format!("{host}:{port}")))
+            .ok_or_else(wrong)
     }
 }
 
@@ -61,25 +58,21 @@ pub(super) struct Value {
     pub(super) etag: Option<String>,
 }
 
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why a value could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MetadataError {
     #[error("cannot connect")]
     Connect(#[source] std::io::Error),
     #[error("the exchange failed")]
-    Exchange(#[source] hyper::Error),
+    Exchange(#[source] BoxError),
     #[error("no answer in time")]
     TimedOut,
     #[error("the response lacks `Metadata-Flavor: Google`, so this is not a metadata server")]
     NotMetadataServer,
     #[error("it answered {0}")]
     Status(StatusCode),
-    #[error("the response is too long or incomplete")]
-    Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the response is not text")]
-    NotText,
-    #[error("the request cannot be made")]
-    Request(#[source] http::Error),
 }
 
 impl Endpoint {
@@ -92,81 +85,47 @@ impl Endpoint {
     }
 
     async fn exchange(&self, key: &str, etag: Option<&str>) -> Result<Value, MetadataError> {
-        let stream = timeout(
-            CONNECT_TIMEOUT,
-            TcpStream::connect((self.host.as_str(), self.port)),
-        )
-        .await
-        .map_err(|_| MetadataError::TimedOut)?
-        .map_err(MetadataError::Connect)?;
+        let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.0.as_str()))
+            .await
+            .map_err(|_| MetadataError::TimedOut)?
+            .map_err(MetadataError::Connect)?;
         let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
             .max_buf_size(16 * 1024)
             .handshake::<_, Empty<Bytes>>(TokioIo::new(stream))
             .await
-            .map_err(MetadataError::Exchange)?;
-        let exchange = async {
-            let response = sender
-                .send_request(self.request(key, etag)?)
-                .await
-                .map_err(MetadataError::Exchange)?;
-            let (parts, body) = response.into_parts();
-            // Check this before the status: another server's answer says nothing about this machine.
-            if !is_metadata_server(&parts.headers) {
-                return Err(MetadataError::NotMetadataServer);
-            }
-            if parts.status != StatusCode::OK {
-                return Err(MetadataError::Status(parts.status));
-            }
-            let body = Limited::new(body, MAX_BODY_BYTES)
-                .collect()
-                .await
-                .map_err(MetadataError::Body)?;
-            let text =
-                String::from_utf8(body.to_bytes().into()).map_err(|_| MetadataError::NotText)?;
-            Ok(Value {
-                text: text.trim().to_owned(),
-                etag: etag_of(&parts.headers),
-            })
-        };
-        tokio::pin!(connection);
-        tokio::pin!(exchange);
-        let mut connected = true;
-        loop {
-            tokio::select! {
-                // Cancel safe: both are dropped together with this future, and the connection with
-                // them; the server keeps no state of it.
-                value = &mut exchange => return value,
-                // A failure of the connection is reported by the exchange.
-                _ = &mut connection, if connected => connected = false,
-            }
+            .map_err(failed)?;
+        // Ends when the sender and the body are dropped. The exchange reports its failure.
+        tokio::spawn(connection);
+        let mut target = format!("/computeMetadata/v1/instance/{key}");
+        if let Some(etag) = etag {
+            let etag = escaped(etag);
+            target += &format!("?wait_for_change=true&timeout_sec={HANG_S}&last_etag={etag}");
         }
-    }
-
-    fn request(
-        &self,
-        key: &str,
-        etag: Option<&str>,
-    ) -> Result<Request<Empty<Bytes>>, MetadataError> {
-        let wait = match etag {
-            Some(etag) => {
-                format!(
-                    "?wait_for_change=true&timeout_sec={HANG_S}&last_etag={}",
-                    escaped(etag)
-                )
-            }
-            None => String::new(),
-        };
-        let authority = if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        };
-        Request::get(format!("/computeMetadata/v1/instance/{key}{wait}"))
-            .header(HOST, authority)
+        let request = Request::get(target)
+            .header(HOST, self.0.as_str())
             .header(FLAVOR, FLAVOR_VALUE)
             .body(Empty::new())
-            .map_err(MetadataError::Request)
+            .map_err(failed)?;
+        let response = sender.send_request(request).await.map_err(failed)?;
+        let (parts, body) = response.into_parts();
+        // Check this before the status: another server's answer says nothing about this machine.
+        if !is_metadata_server(&parts.headers) {
+            return Err(MetadataError::NotMetadataServer);
+        }
+        if parts.status != StatusCode::OK {
+            return Err(MetadataError::Status(parts.status));
+        }
+        let body = Limited::new(body, MAX_BODY_BYTES);
+        let bytes = body.collect().await.map_err(failed)?.to_bytes();
+        Ok(Value {
+            text: String::from_utf8_lossy(&bytes).trim().to_owned(),
+            etag: etag_of(&parts.headers),
+        })
     }
+}
+
+fn failed(error: impl Into<BoxError>) -> MetadataError {
+    MetadataError::Exchange(error.into())
 }
 
 fn is_metadata_server(headers: &HeaderMap) -> bool {
@@ -180,17 +139,9 @@ fn etag_of(headers: &HeaderMap) -> Option<String> {
     (!etag.is_empty() && etag.len() <= MAX_ETAG_BYTES).then(|| etag.to_owned())
 }
 
-/// An ETag is opaque; characters that are not allowed in a query become `%XX`.
-fn escaped(etag: &str) -> String {
-    let mut text = String::with_capacity(etag.len());
-    for byte in etag.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    text
+/// An ETag is opaque: it may have characters that are not allowed in a query.
+fn escaped(etag: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(etag, NON_ALPHANUMERIC)
 }
 
 #[cfg(test)]
@@ -199,19 +150,17 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_a_scheme_a_host_and_perhaps_a_port() {
-        let endpoint = |text: &str| text.parse::<Endpoint>().map(|e| (e.host, e.port));
-        assert_eq!(
-            endpoint("http://metadata.google.internal").expect("default"),
-            ("metadata.google.internal".to_owned(), 80)
-        );
-        assert_eq!(
-            endpoint("http://127.0.0.1:8080/").expect("loopback"),
-            ("127.0.0.1".to_owned(), 8080)
-        );
-        assert_eq!(
-            endpoint("http://[::1]:80").expect("v6"),
-            ("::1".to_owned(), 80)
-        );
+        let endpoint = |text: &str| text.parse::<Endpoint>().map(|endpoint| endpoint.0);
+        for (text, address) in [
+            (
+                "http://metadata.google.internal",
+                "metadata.google.internal:80",
+            ),
+            ("http://127.0.0.1:8080/", "127.0.0.1:8080"),
+            ("http://[::1]:80", "[::1]:80"),
+        ] {
+            assert_eq!(endpoint(text).as_deref(), Ok(address));
+        }
         for bad in [
             "https://metadata.google.internal",
             "metadata",
@@ -224,6 +173,6 @@ mod tests {
 
     #[test]
     fn an_etag_stays_one_query_value() {
-        assert_eq!(escaped("a1&b=\"2\""), "a1%26b%3D%222%22");
+        assert_eq!(escaped("a1&b=\"2\"").to_string(), "a1%26b%3D%222%22");
     }
 }
