@@ -62,13 +62,11 @@ pub(crate) async fn connect(route: &Route) -> Result<Stream, Unforwarded> {
     Ok(stream)
 }
 
-/// Starts HTTP on a connection along `way`; `upgradable` when the request to come may turn it into a
-/// tunnel.
+/// Starts HTTP on a connection along `way`.
 pub(crate) async fn handshake(
     stream: Stream,
     way: &Way,
     options: &ProxyOptions,
-    upgradable: bool,
 ) -> Result<Wire, hyper::Error> {
     // A request that another node forwards may have grown on its way.
     let (more_bytes, more_headers) = match way {
@@ -85,17 +83,10 @@ pub(crate) async fn handshake(
         .await?;
     // The task ends with the connection: when the session closes it, or the sender and the last
     // body on it are dropped.
-    if upgradable {
-        tokio::spawn(async move {
-            let ended = connection.with_upgrades().await;
-            tracing::trace!(error = ?ended.err(), "upgradable connection to a session ended");
-        });
-    } else {
-        tokio::spawn(async move {
-            let ended = connection.await;
-            tracing::trace!(error = ?ended.err(), "connection to a session ended");
-        });
-    }
+    tokio::spawn(async move {
+        let ended = connection.with_upgrades().await;
+        tracing::trace!(error = ?ended.err(), "connection to a session ended");
+    });
     Ok(Wire { sender, awaited })
 }
 

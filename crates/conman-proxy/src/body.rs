@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
-use tokio::time::Sleep;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::ProxyOptions;
 use crate::client_io::Ticket;
@@ -65,7 +64,7 @@ pub(crate) struct RequestBody {
     /// Leads to the body until it is requested.
     claim: Option<BodyClaim>,
     /// Set while the session has not requested the body of an `Expect: 100-continue`.
-    wait: Option<ContinueWait>,
+    wait: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     stall: Watchdog,
     stall_timeout: Duration,
     trust_forwarded: bool,
@@ -81,12 +80,10 @@ impl RequestBody {
     ) -> Self {
         Self {
             inner: Some(inner),
-            claim: None,
-            wait: None,
-            stall: Watchdog::default(),
             stall_timeout,
             trust_forwarded,
             fault,
+            ..Self::empty()
         }
     }
 
@@ -117,34 +114,15 @@ impl RequestBody {
     /// Holds the body back until the returned sender is used or the time is up.
     pub(crate) fn await_continue(&mut self) -> oneshot::Sender<()> {
         let (sender, signal) = oneshot::channel();
-        let timer = Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT));
-        self.wait = Some(ContinueWait {
-            signal: Some(signal),
-            timer,
-        });
-        sender
-    }
-}
-
-struct ContinueWait {
-    /// `None` once its sender is dropped: a receiver may not be polled after its end.
-    signal: Option<oneshot::Receiver<()>>,
-    timer: Pin<Box<Sleep>>,
-}
-
-impl ContinueWait {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // A dropped sender means a final answer. Whether the session still wants a body shows in
-        // whether it closes the connection.
-        if let Some(signal) = &mut self.signal
-            && let Poll::Ready(told) = Pin::new(signal).poll(cx)
-        {
-            if told.is_ok() {
-                return Poll::Ready(());
+        let until = Instant::now() + CONTINUE_TIMEOUT;
+        self.wait = Some(Box::pin(async move {
+            // A dropped sender means a final answer. Whether the session still wants a body shows in
+            // whether it closes the connection.
+            if let Ok(Err(_)) = timeout_at(until, signal).await {
+                sleep_until(until).await;
             }
-            self.signal = None;
-        }
-        self.timer.as_mut().poll(cx)
+        }));
+        sender
     }
 }
 
@@ -158,7 +136,7 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         if let Some(wait) = &mut this.wait {
-            ready!(wait.poll(cx));
+            ready!(wait.as_mut().poll(cx));
             this.wait = None;
         }
         if let Some(claim) = &this.claim {
@@ -202,14 +180,6 @@ impl Body for RequestBody {
         self.inner
             .as_ref()
             .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
-    }
-}
-
-impl fmt::Debug for RequestBody {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("RequestBody")
-            .finish_non_exhaustive()
     }
 }
 
@@ -334,13 +304,5 @@ impl Body for ResponseBody {
             }
             Source::Session(body) => body.inner.size_hint(),
         }
-    }
-}
-
-impl fmt::Debug for ResponseBody {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("ResponseBody")
-            .finish_non_exhaustive()
     }
 }

@@ -25,7 +25,7 @@ use crate::peers::{LIVENESS, PeerTarget};
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front, Stage};
 use crate::{
-    Directory, Gate, PeerFront, PeerRefusal, PortRequest, ProxyOptions, Route, Verdict, Way,
+    Directory, Gate, PeerFront, PeerRefusal, PortRequest, ProxyOptions, Route, Verdict, Way, hold,
 };
 
 /// How often a session that closed its port before it ended is looked up again.
@@ -102,8 +102,7 @@ async fn from_client(
         may_start: permission.may_start,
     };
     let lookup = directory.route(id, wait.may_start);
-    let hold = &worker.hold;
-    let route = hold.wait(lookup, id, wait.until, options, &worker.meters);
+    let route = hold::wait(worker, lookup, id, wait.until);
     let asked = port.map(|port| PortRequest {
         port,
         public_only: permission.denied.is_some(),
@@ -263,10 +262,7 @@ async fn open_route(
         let lookup = wait
             .directory
             .route_again(&route, &refusal, times, wait.may_start);
-        route = worker
-            .hold
-            .wait(lookup, &id, wait.until, &worker.options, &worker.meters)
-            .await?;
+        route = hold::wait(worker, lookup, &id, wait.until).await?;
     }
     Ok(route)
 }

@@ -38,7 +38,7 @@ pub(crate) async fn forward(
             None => {
                 let options = &worker.options;
                 let stream = backend::connect(route).await?;
-                let handshake = backend::handshake(stream, &route.way, options, false).await;
+                let handshake = backend::handshake(stream, &route.way, options).await;
                 handshake.map_err(|error| unanswered(route, error, &fault))?
             }
         };

@@ -117,15 +117,8 @@ pub(crate) struct Provenance<'request> {
 impl Provenance<'_> {
     /// Puts it into the request's fields, which [`strip_forged`] has processed.
     pub(crate) fn apply(&self, headers: &mut HeaderMap) {
-        match headers.get(&X_FORWARDED_FOR) {
-            Some(_) => {
-                let chain = joined(headers, &X_FORWARDED_FOR, self.peer);
-                headers.insert(X_FORWARDED_FOR.clone(), chain);
-            }
-            None => {
-                headers.insert(X_FORWARDED_FOR.clone(), self.peer.clone());
-            }
-        }
+        let chain = joined(headers, &X_FORWARDED_FOR, self.peer);
+        headers.insert(X_FORWARDED_FOR.clone(), chain);
         // A trusted proxy's host and scheme stay; those of an untrusted one have been removed.
         headers
             .entry(&X_FORWARDED_HOST)
@@ -158,7 +151,6 @@ pub(crate) fn name_session(headers: &mut HeaderMap, session: &SessionId, generat
     );
 }
 
-/// The values of a field as one list with one more entry.
 /// Adds the port for the session's node; removes it for the session.
 pub(crate) fn name_port(headers: &mut HeaderMap, port: Option<PortRequest>) {
     let Some(PortRequest { port, public_only }) = port else {
@@ -206,6 +198,7 @@ pub(crate) fn restore_prefix(parts: &mut Parts, own: &str) {
     }
 }
 
+/// The values of a field as one list with one more entry.
 fn joined(headers: &HeaderMap, name: &HeaderName, last: &HeaderValue) -> HeaderValue {
     let mut list = Vec::new();
     for value in headers.get_all(name) {

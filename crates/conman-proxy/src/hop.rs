@@ -17,7 +17,7 @@ use crate::peers::{EXPECT_OF_HOP, X_CONMAN_EXPECT};
 use crate::pool::{Lease, Wire};
 use crate::upgrade::{self, Offer};
 use crate::worker::ClientConnection;
-use crate::{Directory, PeerRefusal, Route, Way, backend};
+use crate::{Directory, PeerRefusal, Route, Way, backend, hold};
 
 /// How often one request may be misdirected before it is answered with an error: each time the
 /// session has moved, or its node was lost, and was looked up again.
@@ -82,16 +82,7 @@ pub(crate) async fn forward(
         let lookup = wait
             .directory
             .route_again(&route, &refusal, times, wait.may_start);
-        let found = worker
-            .hold
-            .wait(
-                lookup,
-                &route.session,
-                wait.until,
-                &worker.options,
-                &worker.meters,
-            )
-            .await?;
+        let found = hold::wait(worker, lookup, &route.session, wait.until).await?;
         route = found.at(route.port)?;
     }
 }
@@ -300,7 +291,7 @@ async fn connected(client: &ClientConnection, route: &Route) -> Result<Wire, Pee
         Err(Unforwarded::ConnectFailed { source, .. }) => return Err(unreachable(&source)),
         Err(other) => return Err(unreachable(&other)),
     };
-    backend::handshake(stream, &route.way, options, true)
+    backend::handshake(stream, &route.way, options)
         .await
         .map_err(|error| unreachable(&error))
 }

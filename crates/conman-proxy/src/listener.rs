@@ -62,7 +62,7 @@ impl Acceptor {
         Self {
             listener,
             workers,
-            places: Places::new(front.name(), options.max_connections),
+            places: Places::new(front.names().metrics, options.max_connections),
             no_room: answer::no_room(to_nodes),
             farewells: Arc::new(Semaphore::new(MAX_FAREWELLS)),
             meters,

@@ -50,9 +50,6 @@ pub(crate) struct Counted {
     level: fn(&Meters) -> &Level,
 }
 
-/// One held request, until dropped.
-pub(crate) struct Held<'meters>(&'meters Level);
-
 impl Meters {
     /// `listener` distinguishes the proxies of one process.
     pub(crate) fn new(listener: &'static str) -> Self {
@@ -126,9 +123,8 @@ impl Meters {
         self.panics.increment(1);
     }
 
-    pub(crate) fn hold(&self) -> Held<'_> {
-        self.held.rise();
-        Held(&self.held)
+    pub(crate) fn held(self: &Arc<Self>) -> Counted {
+        Counted::new(self, |meters| &meters.held)
     }
 
     pub(crate) fn connection(self: &Arc<Self>) -> Counted {
@@ -183,11 +179,5 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         (self.level)(&self.meters).fall();
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.fall();
     }
 }

@@ -1,5 +1,4 @@
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +24,6 @@ const MAX_PER_PEER: usize = 128;
 /// generation's can never carry a request of a newer one, or vice versa. Connections to a node
 /// carry requests for all of its sessions, each with its generation, and are separated by the
 /// node's incarnation.
-#[derive(Debug)]
 pub(crate) struct Pool {
     shelves: Mutex<Shelves>,
     idle_timeout: Duration,
@@ -61,13 +59,12 @@ fn end_of(route: &Route) -> (End, u64) {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shelves {
     by_end: HashMap<End, Shelf>,
     idle: usize,
 }
 
-#[derive(Debug)]
 struct Shelf {
     version: u64,
     /// The one used last is at the end.
@@ -203,24 +200,5 @@ impl Lease {
         if self.reusable {
             self.pool.put(self.end, self.version, self.wire);
         }
-    }
-}
-
-impl fmt::Debug for Idle {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Idle")
-            .field("since", &self.since)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Lease")
-            .field("end", &self.end)
-            .field("version", &self.version)
-            .finish_non_exhaustive()
     }
 }

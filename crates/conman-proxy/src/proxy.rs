@@ -8,10 +8,9 @@ use std::time::Duration;
 use conman_core::Departure;
 use conman_vitals::essential;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use crate::hold::Hold;
 use crate::listener::{Acceptor, WorkerQueue};
 use crate::meters::Meters;
 use crate::pool::Pool;
@@ -77,9 +76,11 @@ impl Proxy {
         let local_addr = listener.local_addr()?;
         let options = Arc::new(options);
         let front = Arc::new(front);
-        let meters = Arc::new(Meters::new(front.name()));
+        let names = front.names();
+        let meters = Arc::new(Meters::new(names.metrics));
         let refusals = Arc::new(RefusalLog::default());
-        let hold = Arc::new(Hold::new(options.max_held));
+        let max_held = options.max_held.min(Semaphore::MAX_PERMITS);
+        let hold_places = Arc::new(Semaphore::new(max_held));
         let (stage, stage_seen) = watch::channel(Stage::Serving);
         // Only its end is used.
         let (alive, ended) = mpsc::channel(1);
@@ -88,7 +89,7 @@ impl Proxy {
             let context = Arc::new(WorkerContext {
                 options: Arc::clone(&options),
                 front: Arc::clone(&front),
-                hold: Arc::clone(&hold),
+                hold_places: Arc::clone(&hold_places),
                 meters: Arc::clone(&meters),
                 pool: Arc::new(Pool::new(options.pool_idle_timeout)),
                 refusals: Arc::clone(&refusals),
@@ -96,9 +97,9 @@ impl Proxy {
                 stage: stage_seen.clone(),
             });
             let (queue, accepted) = mpsc::channel(WORKER_QUEUE);
-            let pulse = options.vitals.task(front.worker());
+            let pulse = options.vitals.task(names.worker);
             run_thread(
-                format!("conman-{}-{number}", front.thread()),
+                format!("conman-{}-{number}", names.thread),
                 alive.clone(),
                 move |runtime| {
                     let running = worker::run(context, accepted, &pulse);
@@ -111,7 +112,7 @@ impl Proxy {
             });
         }
         let acceptor_meters = Arc::clone(&meters);
-        let pulse = options.vitals.task(front.acceptor());
+        let pulse = options.vitals.task(names.acceptor);
         run_thread("conman-accept".to_owned(), alive, move |runtime| {
             runtime.block_on(essential(pulse.name(), async {
                 match tokio::net::TcpListener::from_std(listener) {

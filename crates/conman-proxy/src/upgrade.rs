@@ -97,7 +97,7 @@ pub(crate) async fn forward(
         }
     } else {
         let stream = backend::connect(route).await?;
-        backend::handshake(stream, &route.way, options, true)
+        backend::handshake(stream, &route.way, options)
             .await
             .map_err(unanswered)?
     };

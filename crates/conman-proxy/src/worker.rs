@@ -16,12 +16,11 @@ use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::task::TaskTracker;
 
 use crate::client_io::{ClientIo, Exchanges};
-use crate::hold::Hold;
 use crate::meters::{Counted, Meters};
 use crate::pool::Pool;
 use crate::{Directory, Gate, PeerFront, ProxyOptions, Stream, backend, exchange};
@@ -76,7 +75,8 @@ impl RefusalLog {
 pub(crate) struct WorkerContext {
     pub(crate) options: Arc<ProxyOptions>,
     pub(crate) front: Arc<Front>,
-    pub(crate) hold: Arc<Hold>,
+    /// A permit for each request that may be held.
+    pub(crate) hold_places: Arc<Semaphore>,
     pub(crate) meters: Arc<Meters>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) refusals: Arc<RefusalLog>,
@@ -94,36 +94,30 @@ pub(crate) enum Front {
     Peers(PeerFront),
 }
 
+/// The names of a listener's parts.
+pub(crate) struct Names {
+    pub(crate) metrics: &'static str,
+    pub(crate) thread: &'static str,
+    /// Each worker and the acceptor, as watched tasks.
+    pub(crate) worker: &'static str,
+    pub(crate) acceptor: &'static str,
+}
+
 impl Front {
-    /// Its name in metrics.
-    pub(crate) fn name(&self) -> &'static str {
+    pub(crate) fn names(&self) -> Names {
         match self {
-            Self::Clients { .. } => "sessions",
-            Self::Peers(_) => "peers",
-        }
-    }
-
-    /// Its name in names of threads.
-    pub(crate) fn thread(&self) -> &'static str {
-        match self {
-            Self::Clients { .. } => "proxy",
-            Self::Peers(_) => "peers",
-        }
-    }
-
-    /// Name of each worker as a watched task.
-    pub(crate) fn worker(&self) -> &'static str {
-        match self {
-            Self::Clients { .. } => "sessions proxy",
-            Self::Peers(_) => "peers proxy",
-        }
-    }
-
-    /// Name of the acceptor as a watched task.
-    pub(crate) fn acceptor(&self) -> &'static str {
-        match self {
-            Self::Clients { .. } => "sessions acceptor",
-            Self::Peers(_) => "peers acceptor",
+            Self::Clients { .. } => Names {
+                metrics: "sessions",
+                thread: "proxy",
+                worker: "sessions proxy",
+                acceptor: "sessions acceptor",
+            },
+            Self::Peers(_) => Names {
+                metrics: "peers",
+                thread: "peers",
+                worker: "peers proxy",
+                acceptor: "peers acceptor",
+            },
         }
     }
 }
