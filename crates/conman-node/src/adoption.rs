@@ -39,19 +39,11 @@ pub(crate) struct Adopted {
 
 impl fmt::Display for Adopted {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            running,
-            starting,
-            stopping,
-            released,
-            unresolved,
-            ended,
-        } = self;
         write!(
             formatter,
-            "adopted {running} running, {starting} starting and {stopping} stopping sessions; \
-             released {released} whose process was gone; {unresolved} unanswered starts are being \
-             looked for; {ended} ended ones are known"
+            "adopted {} running, {} starting and {} stopping sessions; released {} whose process \
+             was gone; {} unanswered starts are being looked for; {} ended ones are known",
+            self.running, self.starting, self.stopping, self.released, self.unresolved, self.ended
         )
     }
 }
@@ -118,10 +110,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                 // Each record is of another session, and no other task starts a life yet.
                 let why = told.get(&key(&record));
                 none_obeys &= why.is_none();
-                take_on(context, &record, beginning, why, &mut adopted);
-                if let Some(handle) = context.sessions.current(&record.id) {
-                    handle.pausing.set(is_paused);
-                }
+                take_on(context, &record, (beginning, is_paused), why, &mut adopted);
             }
             Finding::Gone => {
                 adopted.released += 1;
@@ -385,7 +374,7 @@ fn booted_since(record: &SessionRecord) -> bool {
 fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
-    beginning: Beginning,
+    (beginning, is_paused): (Beginning, bool),
     told: Option<&String>,
     adopted: &mut Adopted,
 ) -> bool {
@@ -396,36 +385,24 @@ fn take_on(
         recorded: record.container.is_some(),
         ..View::starting()
     };
-    let (count, stage) = match &beginning {
-        Beginning::Running(process) => {
-            view.state = SessionState::Running;
-            view.process = Some(Arc::clone(process));
-            (
-                &mut adopted.running,
-                Stage::Running(generation, Arc::clone(process)),
-            )
-        }
+    let (count, state, process) = match &beginning {
+        Beginning::Running(process) => (&mut adopted.running, SessionState::Running, Some(process)),
         Beginning::Unready(process) => {
-            view.process = Some(Arc::clone(process));
-            (
-                &mut adopted.starting,
-                Stage::Running(generation, Arc::clone(process)),
-            )
+            (&mut adopted.starting, SessionState::Starting, Some(process))
         }
         Beginning::KillTarget(process, _, reason) => {
-            view.state = SessionState::Stopping;
             view.reason = Some(reason.clone());
-            view.process = Some(Arc::clone(process));
-            (
-                &mut adopted.stopping,
-                Stage::Running(generation, Arc::clone(process)),
-            )
+            (&mut adopted.stopping, SessionState::Stopping, Some(process))
         }
         Beginning::Unresolved(_) | Beginning::Fresh(_) => {
-            view.state = SessionState::Stopping;
-            (&mut adopted.unresolved, Stage::Sent(generation))
+            (&mut adopted.unresolved, SessionState::Stopping, None)
         }
     };
+    view.state = state;
+    view.process = process.cloned();
+    let stage = process.map_or(Stage::Sent(generation), |process| {
+        Stage::Running(generation, Arc::clone(process))
+    });
     let mut was_paused = false;
     if let RecordState::Running {
         started_at,
@@ -461,7 +438,9 @@ fn take_on(
     *count += 1;
     let message = "taken over from an earlier daemon";
     context.note_session(EventKind::SessionAdopted, &record.id, generation, message);
-    session::spawn(Arc::clone(context), handle, beginning);
+    session::spawn(Arc::clone(context), Arc::clone(&handle), beginning);
+    // Its task records a change.
+    handle.pausing.set(is_paused);
     true
 }
 
@@ -471,7 +450,7 @@ pub(crate) fn take_on_unresolved(context: &Arc<Context>, record: &SessionRecord)
     take_on(
         context,
         record,
-        Beginning::Unresolved(unfinished(record)),
+        (Beginning::Unresolved(unfinished(record)), false),
         None,
         &mut adopted,
     )
