@@ -279,7 +279,7 @@ async fn hold(
                     _ = handle.wait_for(|present| present.state != view.state) => {}
                     // When nothing can change it any more, the daemon ends.
                     Ok(()) = standing.changed() => {
-                        if fenced && !is_fenced(context) {
+                        if fenced && !context.is_fenced() {
                             ended_if_lost(context, &handle).await;
                         }
                     }
@@ -336,10 +336,6 @@ async fn hold(
     }
 }
 
-fn is_fenced(context: &Context) -> bool {
-    context.options.standing.borrow().is_frozen()
-}
-
 /// Waits until the end of a session that this node lost while it was fenced is carried out. The end
 /// is ordered once the node is live again.
 async fn ended_if_lost(context: &Context, handle: &SessionHandle) {
@@ -386,7 +382,7 @@ fn to_running(
             id: handle.id.clone(),
         });
     };
-    if is_fenced(context) || handle.pausing.is_paused() {
+    if context.is_fenced() || handle.pausing.is_paused() {
         return Ok(None);
     }
     let (generation, process) = {
@@ -449,7 +445,7 @@ pub(crate) fn container_of<'a>(
 ) -> Result<(&'a Arc<dyn Runtime>, ContainerKey), AccessError> {
     let id = handle.id.clone();
     let state = handle.state();
-    if state == SessionState::Running && is_fenced(context) {
+    if state == SessionState::Running && context.is_fenced() {
         return Err(AccessError::Fenced { id });
     }
     let (SessionState::Running, false, Some(generation)) =

@@ -75,6 +75,11 @@ impl Context {
         self.runtimes.get(&kind)
     }
 
+    /// Whether nothing of this node may run until its ownership is renewed.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.options.standing.borrow().is_frozen()
+    }
+
     pub(crate) fn files_dir(&self, key: &ContainerKey) -> PathBuf {
         self.options
             .state_dir

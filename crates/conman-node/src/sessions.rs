@@ -225,7 +225,7 @@ impl SessionsHandle {
     /// Returns a session of another node, as its record shows it.
     #[must_use]
     pub fn recorded(&self, node: &str, record: &SessionRecord) -> Session {
-        view::recorded(&self.context, node, record)
+        view::recorded(&self.context, node, record.clone())
     }
 
     /// Returns where a browser reaches a session.

@@ -11,35 +11,26 @@ use crate::session::SessionHandle;
 
 pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
     let view = handle.view();
-    let spec = handle.spec();
-    let phases_ms = phases_ms(&view.phases);
-    Session {
+    let record = SessionRecord {
         id: handle.id.clone(),
+        // A life without a generation is not shown; this is for a start that was never recorded.
+        generation: view.generation.unwrap_or(conman_proto::Generation::FIRST),
+        state: RecordState::Starting,
+        spec: Arc::unwrap_or_clone(handle.spec()),
+        container: None,
+        created_at: view.created_at,
+    };
+    Session {
         state: state(context, handle),
         reason: view.reason,
         end: view.end,
         exit_code: view.exit_code,
-        url: spec
-            .default_port()
-            .map(|_| context.options.urls.url(&handle.id)),
-        browser_url: spec
-            .default_port()
-            .map(|_| context.options.browser_urls.url(&handle.id)),
-        port_url: port_url(context, &handle.id, &spec),
-        node: context.options.name.clone(),
-        runtime: spec.runtime,
-        // A life without a generation is not shown; this is for a start that was never recorded.
-        generation: view.generation.unwrap_or(conman_proto::Generation::FIRST),
         pid: view.process.map(|process| process.pid()),
-        port: spec.port,
-        network: spec.network.clone(),
-        template: spec.template.clone(),
-        created_at: view.created_at,
         started_at: view.started_at,
         ended_at: view.ended_at,
-        phases_ms,
+        phases_ms: phases_ms(&view.phases),
         connections: handle.activity.in_flight(),
-        spec: Arc::unwrap_or_clone(spec),
+        ..recorded(context, &context.options.name, record)
     }
 }
 
@@ -47,16 +38,12 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
 pub(crate) fn state(context: &Context, handle: &SessionHandle) -> SessionState {
     match handle.state() {
         // While fenced, nothing of this node runs until its ownership is renewed.
-        SessionState::Starting | SessionState::Running if is_fenced(context) => {
+        SessionState::Starting | SessionState::Running if context.is_fenced() => {
             SessionState::Frozen
         }
         SessionState::Running if handle.pausing.is_paused() => SessionState::Paused,
         state => state,
     }
-}
-
-fn is_fenced(context: &Context) -> bool {
-    context.options.standing.borrow().is_frozen()
 }
 
 /// Number of sessions by state.
@@ -81,7 +68,7 @@ impl Counts {
 }
 
 /// A session as its record shows it; it may be another node's.
-pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) -> Session {
+pub(crate) fn recorded(context: &Context, node: &str, record: SessionRecord) -> Session {
     let spec = &record.spec;
     let (state, reason, ending) = match &record.state {
         RecordState::Starting => (SessionState::Starting, None, None),
@@ -135,7 +122,7 @@ pub(crate) fn recorded(context: &Context, node: &str, record: &SessionRecord) ->
         ended_at: ending.map(|ending| ending.ended_at),
         phases_ms: phases_ms(&phases),
         connections: 0,
-        spec: spec.clone(),
+        spec: record.spec,
     }
 }
 
