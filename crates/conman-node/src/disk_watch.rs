@@ -153,7 +153,7 @@ fn note(context: &Context, space: Space) {
     } else if limit.is_none() && before {
         tracing::info!(free_bytes = space.free_bytes, "the disk is no longer short");
     }
-    context.host_limits.set_disk(limit);
+    context.host_limits.set(None, limit);
 }
 
 /// The warning that the disk is short.

@@ -17,16 +17,15 @@ pub struct HostLimit {
 
 #[derive(Debug, Default)]
 pub(crate) struct HostLimits {
-    /// No entry for a runtime without a binding limit.
-    latest: Mutex<BTreeMap<RuntimeKind, HostLimit>>,
-    /// Set while the disk is short, for all runtimes.
-    disk: Mutex<Option<HostLimit>>,
+    /// For one runtime or, while the disk is short, for all. No entry without a binding limit.
+    latest: Mutex<BTreeMap<Option<RuntimeKind>, HostLimit>>,
     /// A start was refused: the latest report may be outdated.
     pub(crate) met: Notify,
 }
 
 impl HostLimits {
-    pub(crate) fn set(&self, runtime: RuntimeKind, limit: Option<HostLimit>) {
+    /// Sets the limit for a runtime, or for all while the disk is short.
+    pub(crate) fn set(&self, runtime: Option<RuntimeKind>, limit: Option<HostLimit>) {
         let mut latest = self.lock();
         match limit {
             Some(limit) => latest.insert(runtime, limit),
@@ -34,24 +33,18 @@ impl HostLimits {
         };
     }
 
-    pub(crate) fn set_disk(&self, limit: Option<HostLimit>) {
-        *self.lock_disk() = limit;
-    }
-
     pub(crate) fn disk(&self) -> Option<HostLimit> {
-        self.lock_disk().clone()
+        self.lock().get(&None).cloned()
     }
 
     pub(crate) fn of(&self, runtime: RuntimeKind) -> Option<HostLimit> {
-        self.disk().or_else(|| self.lock().get(&runtime).cloned())
-    }
-
-    fn lock_disk(&self) -> MutexGuard<'_, Option<HostLimit>> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+        let latest = self.lock();
+        let limit = latest.get(&None).or_else(|| latest.get(&Some(runtime)));
+        limit.cloned()
     }
 
     /// A panic cannot leave a partial change: each change is one map operation.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<RuntimeKind, HostLimit>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Option<RuntimeKind>, HostLimit>> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

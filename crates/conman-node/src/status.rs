@@ -77,7 +77,7 @@ impl StatusHandle {
 
     /// Sets the limit of the host that binds first for sessions of a runtime, if one does.
     pub fn limit_by_host(&self, runtime: RuntimeKind, limit: Option<HostLimit>) {
-        self.context.host_limits.set(runtime, limit);
+        self.context.host_limits.set(Some(runtime), limit);
     }
 
     /// Returns once a start was refused because of a limit of the host. Cancel safe: the next call returns

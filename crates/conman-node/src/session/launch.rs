@@ -4,17 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_runtime::{ContainerKey, Runtime, Started};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::answer::{Launched, StepFailure};
 use super::handle::SessionHandle;
-use crate::container_kill::kill_container;
+use super::unanswered_start::kill_init;
 use crate::context::Context;
 use crate::error::FailureKind;
 use crate::phases;
-
-/// Interval between polls for processes of a start that is not wanted any more.
-const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Pause between two requests whether the start may be sent.
 const ASK_PAUSE: Duration = Duration::from_millis(100);
@@ -135,12 +132,5 @@ async fn kill_when_unwanted(
     let mut stop = handle.stop.subscribe();
     // The sender lives in the handle, so this cannot fail.
     let _ = stop.wait_for(Option::is_some).await;
-    let mut ticks = interval(KILL_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        if let Some(init) = kill_container(runtime, key).init {
-            return init.pid();
-        }
-        ticks.tick().await;
-    }
+    kill_init(runtime, key).await
 }

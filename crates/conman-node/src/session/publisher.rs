@@ -66,10 +66,8 @@ impl Publisher {
         let restarted = spec.restarted.as_ref();
         if let Some(restarted) = restarted.filter(|restarted| restarted.count > 0) {
             let message = format!(
-                "restarted, since node {} was {} (the {} in a row)",
-                restarted.from,
-                restarted.because,
-                nth(restarted.count)
+                "restarted, since node {} was {} (number {} in a row)",
+                restarted.from, restarted.because, restarted.count
             );
             let generation = Some(claimed.generation);
             self.note(EventKind::SessionRestarted, generation, message);
@@ -328,15 +326,6 @@ impl Publisher {
             Cause::Asked(..) => "asked",
         };
         metrics::counter!("conman_sessions_ended_total", "cause" => cause).increment(1);
-    }
-}
-
-fn nth(number: u32) -> String {
-    match number {
-        1 => "first".to_owned(),
-        2 => "second".to_owned(),
-        3 => "third".to_owned(),
-        _ => format!("{number}th"),
     }
 }
 

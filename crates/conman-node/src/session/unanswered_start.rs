@@ -34,7 +34,8 @@ pub(crate) async fn resolve(runtime: Arc<dyn Runtime>, key: ContainerKey) -> Sta
     }
 }
 
-async fn kill_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
+/// Kills every process that the start creates. Completes with the init's PID once that was killed.
+pub(super) async fn kill_init(runtime: &dyn Runtime, key: &ContainerKey) -> i32 {
     let mut ticks = interval(KILL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
