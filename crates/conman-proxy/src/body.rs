@@ -139,11 +139,13 @@ impl Body for RequestBody {
             ready!(wait.as_mut().poll(cx));
             this.wait = None;
         }
-        if let Some(claim) = &this.claim {
-            let Ok(inner) = ready!(claim.poll(cx)) else {
+        if let Some(claim) = &mut this.claim {
+            let inner = ready!(claim.poll(cx));
+            this.claim = None;
+            let Ok(inner) = inner else {
                 return Poll::Ready(Some(Err(BodyError::Revoked)));
             };
-            (this.inner, this.claim) = (Some(inner), None);
+            this.inner = Some(inner);
         }
         let Some(inner) = &mut this.inner else {
             return Poll::Ready(None);
@@ -175,7 +177,7 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         if let Some(claim) = &self.claim {
-            return claim.size();
+            return claim.size;
         }
         self.inner
             .as_ref()

@@ -1,8 +1,10 @@
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 
 use http_body::{Body as _, SizeHint};
 use hyper::body::Incoming;
+use tokio::sync::oneshot;
 
 /// A deferred body: a request's body until it is decided which node takes it.
 ///
@@ -19,15 +21,16 @@ struct State {
     body: Option<Incoming>,
     /// Number of the valid claim.
     claim: u64,
-    granted: bool,
-    waiting: Option<Waker>,
+    /// Its holder, until the body is granted; dropped when the claim is revoked.
+    holder: Option<oneshot::Sender<Incoming>>,
 }
 
 /// A right to the body, until it is revoked.
 #[derive(Debug)]
 pub(crate) struct BodyClaim {
-    deferred: Arc<DeferredBody>,
-    number: u64,
+    pub(crate) number: u64,
+    pub(crate) size: SizeHint,
+    body: oneshot::Receiver<Incoming>,
 }
 
 /// The claim was revoked.
@@ -41,62 +44,41 @@ impl DeferredBody {
             state: Mutex::new(State {
                 body: Some(body),
                 claim: 0,
-                granted: false,
-                waiting: None,
+                holder: None,
             }),
         })
     }
 
     /// A new claim, which revokes all earlier ones; `None` once the body was given away.
-    pub(crate) fn claim(self: &Arc<Self>) -> Option<BodyClaim> {
-        let mut state = self.lock();
+    pub(crate) fn claim(&self) -> Option<BodyClaim> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.body.as_ref()?;
+        let (holder, body) = oneshot::channel();
         state.claim += 1;
-        state.granted = false;
-        if let Some(waiting) = state.waiting.take() {
-            waiting.wake();
-        }
+        state.holder = Some(holder);
         Some(BodyClaim {
             number: state.claim,
-            deferred: Arc::clone(self),
+            size: self.size,
+            body,
         })
     }
 
     /// Gives the body to the holder of the valid claim.
     pub(crate) fn grant(&self, number: u64) {
-        let mut state = self.lock();
-        if state.claim == number {
-            state.granted = true;
-            if let Some(waiting) = state.waiting.take() {
-                waiting.wake();
-            }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.claim == number
+            && let Some(holder) = state.holder.take()
+            && let Some(body) = state.body.take()
+        {
+            // A holder that has given up leaves it to the next one.
+            state.body = holder.send(body).err();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl BodyClaim {
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub(crate) fn size(&self) -> SizeHint {
-        self.deferred.size
-    }
-
-    /// The body, once it is requested.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Revoked>> {
-        let mut state = self.deferred.lock();
-        if state.claim != self.number {
-            return Poll::Ready(Err(Revoked));
-        }
-        if state.granted {
-            return Poll::Ready(state.body.take().ok_or(Revoked));
-        }
-        state.waiting = Some(cx.waker().clone());
-        Poll::Pending
+    /// The body, once it is requested. Not to be called again after that.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Revoked>> {
+        Pin::new(&mut self.body).poll(cx).map_err(|_| Revoked)
     }
 }

@@ -224,7 +224,7 @@ fn claim<'body>(
         ));
     };
     let claim = deferred.claim()?;
-    let number = claim.number();
+    let number = claim.number;
     let body = RequestBody::claimed(claim, &client.worker.options, Arc::clone(fault));
     let mut request = Request::from_parts(head.clone(), body);
     let headers = request.headers_mut();

@@ -167,7 +167,7 @@ impl BodySource {
             Self::Own(body) => body,
             Self::Deferred(deferred) => match deferred.claim() {
                 Some(claim) => {
-                    deferred.grant(claim.number());
+                    deferred.grant(claim.number);
                     RequestBody::claimed(claim, options, Arc::clone(fault))
                 }
                 None => RequestBody::empty(),
