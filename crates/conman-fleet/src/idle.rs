@@ -46,6 +46,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) struct Wire {
     sender: SendRequest<UnsyncBoxBody<Bytes, BoxError>>,
     opened: Instant,
+    /// When its latest answer was read.
+    idle_since: Instant,
     /// This node's certificates when it was opened.
     certificates: Option<Arc<ClientConfig>>,
 }
@@ -77,6 +79,7 @@ impl Wire {
         Ok(Self {
             sender,
             opened,
+            idle_since: opened,
             certificates,
         })
     }
@@ -113,13 +116,11 @@ impl Wire {
     }
 
     /// Whether it may take another request: it must use this node's current certificates.
-    fn is_fit(&self, certificates: Option<&Arc<ClientConfig>>, now: Instant) -> bool {
-        let same = match (&self.certificates, certificates) {
-            (Some(had), Some(has)) => Arc::ptr_eq(had, has),
-            (None, None) => true,
-            (Some(_), None) | (None, Some(_)) => false,
-        };
-        same && !self.sender.is_closed() && now.duration_since(self.opened) < MAX_AGE
+    fn is_fit(&self, certificates: Option<&Arc<ClientConfig>>) -> bool {
+        self.certificates.as_ref().map(Arc::as_ptr) == certificates.map(Arc::as_ptr)
+            && !self.sender.is_closed()
+            && self.opened.elapsed() < MAX_AGE
+            && self.idle_since.elapsed() < MAX_IDLE_FOR
     }
 }
 
@@ -140,23 +141,9 @@ fn refused(dialer: &Dialer, to: &PeerAddress) -> RefusedBy {
     }
 }
 
-/// Idle connections to all nodes.
+/// Idle connections to all nodes. The most recently used one of a node is last.
 #[derive(Debug, Default)]
-pub(crate) struct Idle(Mutex<HashMap<PeerAddress, Vec<IdleWire>>>);
-
-/// The most recently used one of a node is last.
-#[derive(Debug)]
-struct IdleWire {
-    wire: Wire,
-    since: Instant,
-}
-
-impl IdleWire {
-    fn is_fit(&self, certificates: Option<&Arc<ClientConfig>>) -> bool {
-        let now = Instant::now();
-        self.wire.is_fit(certificates, now) && now.duration_since(self.since) < MAX_IDLE_FOR
-    }
-}
+pub(crate) struct Idle(Mutex<HashMap<PeerAddress, Vec<Wire>>>);
 
 impl Idle {
     /// A connection to the node that can take a request now.
@@ -164,8 +151,8 @@ impl Idle {
         let certificates = dialer.certificates();
         let mut by_node = self.lock();
         let wires = by_node.get_mut(to)?;
-        wires.retain(|idle| idle.is_fit(certificates.as_ref()));
-        wires.pop().map(|idle| idle.wire)
+        wires.retain(|wire| wire.is_fit(certificates.as_ref()));
+        wires.pop()
     }
 
     /// Returns a connection to the pool once its answer has been read to the end; closes it if it
@@ -181,14 +168,14 @@ impl Idle {
         });
     }
 
-    fn put(&self, to: PeerAddress, wire: Wire) {
-        let since = Instant::now();
+    fn put(&self, to: PeerAddress, mut wire: Wire) {
+        wire.idle_since = Instant::now();
         let mut by_node = self.lock();
         let count = |by_node: &HashMap<_, Vec<_>>| by_node.values().map(Vec::len).sum::<usize>();
         if count(&by_node) >= MAX_IDLE {
             // The other nodes close connections that stay idle.
             by_node.retain(|_, wires| {
-                wires.retain(|idle| !idle.wire.sender.is_closed());
+                wires.retain(|wire| !wire.sender.is_closed());
                 !wires.is_empty()
             });
         }
@@ -197,7 +184,7 @@ impl Idle {
         }
         let wires = by_node.entry(to).or_default();
         if wires.len() < MAX_A_NODE {
-            wires.push(IdleWire { wire, since });
+            wires.push(wire);
         }
     }
 
@@ -208,7 +195,7 @@ impl Idle {
     }
 
     /// The map is consistent after every step, so a panic elsewhere does no harm.
-    fn lock(&self) -> MutexGuard<'_, HashMap<PeerAddress, Vec<IdleWire>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PeerAddress, Vec<Wire>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
