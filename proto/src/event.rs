@@ -223,8 +223,8 @@ pub struct EventPage {
     pub cursor: String,
     /// Whether events between the asked position and the first one here were already dropped.
     pub truncated: bool,
-    /// Whether nothing more is stored that can be told now: a page may be short because a node takes
-    /// its time. Nodes that cannot be asked are told of by an event.
+    /// Whether nothing more is stored that can be told now. Nodes that cannot be asked are told of by
+    /// an event.
     #[serde(default)]
     pub complete: bool,
 }

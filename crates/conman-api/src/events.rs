@@ -1,62 +1,57 @@
 //! The events of all nodes as one stream.
 //!
 //! ```text
-//! journal ─> local ──────────────────────────┐
-//! another node's journal ─> its local ─hop─> remote ─> merge ─> the client
+//! journal ─────────────────────────────────────┐
+//! another node's journal ─> local ─hop─> remote ─> merge ─> the client
 //! ```
 //!
-//! [`local`] converts one journal to frames: for this node's clients and, as lines, for other
-//! nodes. [`remote`] requests another node's frames for as long as needed. [`merge`] orders them
-//! and gives each event a [`cursor`] to resume from. Nothing runs in the background: a stream
-//! advances when its client reads. Meanwhile one event of each node is held, besides the
-//! connections' buffers.
+//! [`local`] reads pages of this node's journal, for its clients and for other nodes. [`remote`]
+//! requests one page after the other of another node. [`merge`] passes their events on as they
+//! arrive, and gives each one a [`cursor`] to resume from. [`fleet_page`] reads one page from all
+//! nodes. Nothing runs in the background: a stream advances when its client reads. Meanwhile one
+//! short page of each node is held.
 
 mod cursor;
+mod fleet_page;
 mod local;
 mod merge;
 mod notes;
 mod places;
 mod remote;
 
+use std::sync::Arc;
+
+use conman_auth::Caller;
+use conman_fleet::FleetMap;
 use conman_proto::{Event, EventKind, SessionId};
+use conman_registry::PeerStanding;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use cursor::{Cursor, Position};
-pub(crate) use local::frames;
-pub(crate) use merge::{Merged, OnlyOf};
+pub(crate) use cursor::Position;
+pub(crate) use fleet_page::read_fleet_page;
+pub(crate) use local::{awaited_page, page};
+pub(crate) use merge::Merged;
 pub use places::StreamPlaces;
 
-/// A message about one node's journal.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Frame {
-    Event(Event),
-    /// All requested events up to here were sent. Comes at the beginning, after the stored events,
-    /// and periodically.
-    Reached {
-        seq: u64,
-        /// Whether all stored events were sent.
-        live: bool,
-        /// Whether events between the requested position and the first one were already dropped.
-        truncated: bool,
-    },
-}
-
-/// The events that are requested of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct From {
-    /// Those with a greater position; `None`: only future ones.
-    pub(crate) after: Option<u64>,
-    /// Those not earlier than this, in milliseconds since 1970.
-    pub(crate) since_ms: u64,
+/// A request for a page of one journal.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PageRequest {
+    /// Only events with a greater position.
+    pub(crate) after: u64,
+    pub(crate) limit: usize,
+    pub(crate) filter: EventFilter,
+    /// Whether to wait a while if there is no event yet.
+    pub(crate) waits: bool,
 }
 
 /// The events that a client wants.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EventFilter {
     pub(crate) session: Option<SessionId>,
     /// Empty: all but the phases of starts.
     pub(crate) kinds: Vec<EventKind>,
+    /// Those not earlier than this, in milliseconds since 1970.
+    pub(crate) since_ms: u64,
 }
 
 impl EventFilter {
@@ -70,6 +65,49 @@ impl EventFilter {
             true => event.kind != EventKind::SessionPhase,
             false => self.kinds.contains(&event.kind),
         };
-        event.kind == EventKind::EventsLost || (is_session() && is_kind())
+        let at_ms = u64::try_from(event.at.as_millisecond()).unwrap_or(0);
+        let is_wanted = || at_ms >= self.since_ms && is_session() && is_kind();
+        event.kind == EventKind::EventsLost || is_wanted()
+    }
+}
+
+/// The events of a fleet that a client wants.
+#[derive(Debug)]
+pub(crate) struct FleetEvents {
+    pub(crate) map: Arc<FleetMap>,
+    /// Of this node; `None`: of all nodes.
+    pub(crate) only: Option<String>,
+    pub(crate) filter: EventFilter,
+    pub(crate) caller: Caller,
+}
+
+impl FleetEvents {
+    fn includes(&self, node: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| only == node)
+    }
+
+    /// The other nodes whose events are wanted. One that was declared dead must be named: its name
+    /// stays known for a day, and its address may be another node's.
+    fn others(&self) -> Vec<Arc<str>> {
+        let peers = self.map.fleet().peers();
+        let others = peers.iter().filter(|peer| {
+            let counts = self.only.is_some() || peer.standing != PeerStanding::Fenced;
+            counts && peer.name != self.map.me() && self.includes(&peer.name)
+        });
+        others.map(|peer| Arc::from(&*peer.name)).collect()
+    }
+
+    /// The request to a node: after a position, and since a time.
+    fn request(&self, (after, since_ms): (u64, u64), limit: usize) -> PageRequest {
+        let filter = EventFilter {
+            since_ms,
+            ..self.filter.clone()
+        };
+        PageRequest {
+            after,
+            limit,
+            filter,
+            waits: false,
+        }
     }
 }

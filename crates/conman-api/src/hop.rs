@@ -41,7 +41,7 @@ use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 pub(crate) use placement_request::{NODE_LABEL, labels_of};
 
-/// On streamed answers to nodes: this node's name.
+/// On pages of events for nodes: this node's name.
 pub(crate) const X_CONMAN_NODE: HeaderName = HeaderName::from_static("x-conman-node");
 const NOT_OWNER: HeaderValue = HeaderValue::from_static("not-owner");
 

@@ -9,7 +9,7 @@ pub const READY: &str = "/peer/sessions/{id}/ready";
 pub const RESTART: &str = "/peer/sessions/{id}/restart";
 /// A node's journal of a session (GET).
 pub const TIMELINE: &str = "/peer/sessions/{id}/timeline";
-/// A node's events, as frames (GET).
+/// A page of a node's events (GET).
 pub const EVENTS: &str = "/peer/events";
 
 /// [`READY`]: `may_start` if a connection may start it, `is_lost` if its `former` node is lost.

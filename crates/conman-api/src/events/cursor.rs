@@ -3,20 +3,21 @@
 //! Its text is `f1-SINCE-NODE.SEQ-NODE.SEQ…`, in hexadecimal. Nodes are hashes of their names,
 //! which bounds the text for all names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use super::From;
+use jiff::Timestamp;
 
 /// Largest sequence number that JSON readers keep exact.
 const MAX_SEQ: u64 = (1 << 53) - 1;
 
 /// Most nodes in a cursor, and thus in a stream: keeps the id of an event within 8 KiB.
-const MAX_NODES: usize = 256;
+pub(super) const MAX_NODES: usize = 256;
 
 /// Clocks of two nodes are assumed to differ by at most this.
-pub(super) const MAX_SKEW_MS: u64 = 30_000;
+const MAX_SKEW_MS: u64 = 30_000;
 
 const PREFIX: &str = "f1";
 
@@ -45,26 +46,36 @@ pub(crate) struct Cursor {
 pub(crate) struct NoPosition;
 
 impl Cursor {
+    /// Where a stream or page of node `me` begins; without a position, with future events.
+    pub(super) fn begin(position: Option<Position>, me: &str) -> Self {
+        let now_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
+        match position {
+            None => Self::since(now_ms),
+            Some(Position::Own(0)) => Self::since(0),
+            Some(Position::Own(seq)) => {
+                let mut cursor = Self::since(now_ms);
+                cursor.set(me, seq);
+                cursor
+            }
+            Some(Position::Fleet(cursor)) => cursor,
+        }
+    }
+
     /// Everything that happened since then.
-    pub(crate) const fn since(since_ms: u64) -> Self {
+    const fn since(since_ms: u64) -> Self {
         Self {
             since_ms,
             nodes: BTreeMap::new(),
         }
     }
 
-    /// The request to a node.
-    pub(crate) fn of(&self, node: &str) -> From {
+    /// The events to request of a node: those after a position, and since a time in milliseconds
+    /// since 1970.
+    pub(super) fn of(&self, node: &str) -> (u64, u64) {
         match self.seq(node) {
-            Some(seq) => From {
-                after: Some(seq),
-                since_ms: 0,
-            },
+            Some(seq) => (seq, 0),
             // By the clock of that node, which may be behind.
-            None => From {
-                after: Some(0),
-                since_ms: self.since_ms.saturating_sub(MAX_SKEW_MS),
-            },
+            None => (0, self.since_ms.saturating_sub(MAX_SKEW_MS)),
         }
     }
 
@@ -73,24 +84,18 @@ impl Cursor {
     }
 
     /// Records how far a node's journal was read.
-    pub(crate) fn set(&mut self, node: &str, seq: u64) {
+    pub(super) fn set(&mut self, node: &str, seq: u64) {
         self.nodes.insert(hash(node), seq);
     }
 
-    /// Whether there is room for a node's position next to those of the present nodes. Positions of
-    /// lost nodes are dropped first.
-    pub(crate) fn has_room<'a>(
-        &mut self,
-        node: &str,
-        pending: usize,
-        present: impl Iterator<Item = &'a str>,
-    ) -> bool {
-        if self.nodes.contains_key(&hash(node)) || self.nodes.len() + pending < MAX_NODES {
-            return true;
+    /// Makes room for the positions of these nodes, at most [`MAX_NODES`]: drops those of others if
+    /// there would be too many.
+    pub(super) fn make_room<'a>(&mut self, nodes: impl Iterator<Item = &'a Arc<str>>) {
+        let nodes: BTreeSet<u64> = nodes.map(|node| hash(node)).collect();
+        let is_other = |node: &&u64| !nodes.contains(*node);
+        if nodes.len() + self.nodes.keys().filter(is_other).count() > MAX_NODES {
+            self.nodes.retain(|node, _| nodes.contains(node));
         }
-        let present: Vec<u64> = present.map(hash).collect();
-        self.nodes.retain(|node, _| present.contains(node));
-        self.nodes.len() + pending < MAX_NODES
     }
 }
 
@@ -158,10 +163,9 @@ mod tests {
         }
         let text = cursor.to_string();
         assert_eq!(text.parse(), Ok(Position::Fleet(cursor.clone())));
-        assert_eq!(cursor.of("n2").after, Some(17));
-        let new = cursor.of("n4");
+        assert_eq!(cursor.of("n2"), (17, 0));
         let since_ms = 1_780_000_000_000 - MAX_SKEW_MS;
-        assert_eq!((new.after, new.since_ms), (Some(0), since_ms));
+        assert_eq!(cursor.of("n4"), (0, since_ms));
         assert_eq!("42".parse(), Ok(Position::Own(42)));
     }
 
@@ -190,21 +194,23 @@ mod tests {
     #[test]
     fn a_cursor_stays_bounded_and_gives_up_nodes_that_are_gone() {
         let mut cursor = Cursor::since(MAX_SEQ);
-        let names: Vec<String> = (0..MAX_NODES).map(|number| format!("n{number}")).collect();
+        let names = (0..MAX_NODES).map(|number| Arc::<str>::from(format!("n{number}")));
+        let names: Vec<Arc<str>> = names.collect();
+        cursor.make_room(names.iter());
         for name in &names {
-            assert!(cursor.has_room(name, 0, std::iter::empty()));
             cursor.set(name, MAX_SEQ);
         }
         let text = cursor.to_string();
         assert!(text.len() <= 8 * 1024, "{}", text.len());
         assert_eq!(text.parse(), Ok(Position::Fleet(cursor.clone())));
-        let all = || names.iter().map(String::as_str);
-        assert!(!cursor.has_room("new", 0, all()));
-        assert!(cursor.has_room("n0", 0, all()));
-        assert!(!cursor.has_room("new", 1, all().skip(1)));
-        assert!(cursor.has_room("new", 0, all().skip(1)));
+        cursor.make_room(names.iter());
+        assert_eq!(cursor.seq("n0"), Some(MAX_SEQ));
+        let new = Arc::from("new");
+        cursor.make_room(names.iter().skip(1).chain([&new]));
         assert_eq!(cursor.seq("n0"), None);
         assert_eq!(cursor.seq("n1"), Some(MAX_SEQ));
+        cursor.set("new", MAX_SEQ);
+        assert!(cursor.to_string().parse::<Position>().is_ok());
         let more = format!("{text}-1.1");
         assert_eq!(more.parse::<Position>(), Err(NoPosition));
     }

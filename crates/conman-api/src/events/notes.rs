@@ -3,12 +3,7 @@
 use conman_proto::{Event, EventKind};
 use jiff::Timestamp;
 
-/// Whether events of this kind are in a journal, so that they have a position in it.
-pub(super) fn is_recorded(kind: EventKind) -> bool {
-    !matches!(kind, EventKind::NodeUnreachable | EventKind::NodeReached)
-}
-
-pub(super) fn unreachable(node: &str, seq: Option<u64>, why: &str) -> Event {
+pub(super) fn unreachable(node: &str, seq: u64, why: &str) -> Event {
     let message = format!(
         "the events of node {node} are missing from here on, and follow when it can be reached \
          again: {why}"
@@ -16,14 +11,20 @@ pub(super) fn unreachable(node: &str, seq: Option<u64>, why: &str) -> Event {
     note(EventKind::NodeUnreachable, node, seq, message)
 }
 
-pub(super) fn back(node: &str, seq: Option<u64>) -> Event {
+pub(super) fn back(node: &str, seq: u64) -> Event {
     let message = format!("node {node} can be reached again; its events of the meantime follow");
     note(EventKind::NodeReached, node, seq, message)
 }
 
-fn note(kind: EventKind, node: &str, seq: Option<u64>, message: String) -> Event {
+pub(super) fn lost(node: &str, seq: u64) -> Event {
+    let message =
+        format!("events after {seq} were already dropped from the journal, or it was lost");
+    note(EventKind::EventsLost, node, seq, message)
+}
+
+fn note(kind: EventKind, node: &str, seq: u64, message: String) -> Event {
     Event {
-        seq: seq.unwrap_or(0),
+        seq,
         at: Timestamp::now(),
         kind,
         node: node.to_owned(),

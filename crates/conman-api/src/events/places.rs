@@ -1,10 +1,8 @@
 //! Bounds how many streams merge other nodes' events at a time, in all and for one caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use conman_auth::Caller;
-use conman_core::RateLimitedLog;
 
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 
@@ -15,30 +13,9 @@ const MOST: usize = 100;
 /// few.
 const MOST_A_CALLER: usize = MOST / 4;
 
-/// Minimum interval between warnings about one node, from any stream.
-const REPEAT_AFTER: Duration = Duration::from_mins(10);
-
 /// The places for streams of the fleet's events on this node.
 #[derive(Debug, Clone, Default)]
-pub struct StreamPlaces(Arc<Places>);
-
-#[derive(Debug)]
-struct Places {
-    taken: Mutex<Vec<Caller>>,
-    began: Instant,
-    /// Rate limit of the warning that streams have no room for a node.
-    warnings: RateLimitedLog,
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        Self {
-            taken: Mutex::default(),
-            began: Instant::now(),
-            warnings: RateLimitedLog::new(REPEAT_AFTER),
-        }
-    }
-}
+pub struct StreamPlaces(Arc<Mutex<Vec<Caller>>>);
 
 /// One place, given back when it is dropped.
 #[derive(Debug)]
@@ -73,21 +50,7 @@ impl StreamPlaces {
 
     /// A panic while the lock is held leaves the list valid.
     fn taken(&self) -> MutexGuard<'_, Vec<Caller>> {
-        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl StreamPlace {
-    /// Logs, rate-limited, that this stream leaves out a node.
-    pub(super) fn has_no_room_for(&self, node: &str) {
-        let places = &self.places.0;
-        if let Some(withheld) = places.warnings.allow(node, places.began.elapsed()) {
-            tracing::warn!(
-                node,
-                withheld,
-                "no room for this node in a stream of events"
-            );
-        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Events: a resumable stream, a page of it, and one session's part.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -15,7 +16,9 @@ use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, Uri};
 use tokio_util::sync::CancellationToken;
 
-use crate::events::{EventFilter, Merged, OnlyOf, Position};
+use crate::events::{
+    EventFilter, FleetEvents, Merged, PageRequest, Position, page, read_fleet_page,
+};
 use crate::hop::ByPeer;
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -35,7 +38,7 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
 /// What happens
 ///
 /// Server-sent events, one JSON `Event` each, of all nodes of the fleet. Events of one node are in
-/// their order; the stored events of several nodes are ordered by time. The stream's ids are opaque; a
+/// their order; those of several nodes come as they arrive. The stream's ids are opaque; a
 /// client that reconnects with `Last-Event-ID` (or `?after=`) continues from its position on every
 /// node, also after restarts of daemons and through another node. The first message has only an id,
 /// so that this works before the first event, too. Without a position the stream begins with the next
@@ -50,7 +53,7 @@ const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;
 /// With `local=true`, and on a node without a fleet, the stream has only this node's events, and their
 /// ids are their `seq`.
 ///
-/// With `?follow=false` the answer is one page of events after `after` as JSON.
+/// With `?follow=false` the answer is one page of events after `after` as JSON, ordered by time.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "get_events",
     params(
@@ -108,8 +111,9 @@ pub(crate) async fn events(
     query.finish()?;
     let only = only_of(&state, node)?;
     let after = last_seen.or(after);
-    let limit = limit.unwrap_or(DEFAULT_PAGE);
+    let limit = usize::try_from(limit.unwrap_or(DEFAULT_PAGE)).unwrap_or(usize::MAX);
     settle(&state).await;
+    let journal = state.node.journal();
     // A forwarded request is not forwarded again.
     let others = state.others().filter(|_| by_peer.is_none() && !local);
     let Some(map) = others else {
@@ -117,38 +121,31 @@ pub(crate) async fn events(
         if follow {
             return Ok(stream_from(&state, after, filter).await?.into_response());
         }
-        let page = page(&state, after.unwrap_or(0), limit, &filter).await?;
-        return Ok(Json(page).into_response());
+        let request = PageRequest {
+            after: after.unwrap_or(0),
+            limit,
+            filter,
+            waits: false,
+        };
+        return Ok(Json(page(journal, &request).await?).into_response());
     };
-    let journal = state.node.journal();
     let is_here = matches!(caller.origin, CallerOrigin::AdminSocket { .. });
-    // A page without a position begins with the oldest event.
-    let after = after.or((!follow).then_some(Position::Own(0)));
-    let merged = Merged::open(
-        (map, &state.streams),
-        journal,
-        (after, filter),
+    let events = FleetEvents {
+        map: Arc::clone(map),
         only,
+        filter,
         caller,
-    )
-    .await?;
-    if follow {
-        // An operator on this machine depends on no load balancer.
-        let passage = (!is_here).then(|| Passage::begin(state.node.leave()));
-        return Ok(merged_stream(&state, merged, passage).into_response());
+    };
+    if !follow {
+        // A page without a position begins with the oldest event.
+        let after = after.unwrap_or(Position::Own(0));
+        let page = read_fleet_page(events, journal, &state.streams, (after, limit)).await?;
+        return Ok(Json(page).into_response());
     }
-    let last_seq = journal.page(0, 1).await?.last_seq;
-    let page = merged
-        .page(usize::try_from(limit).unwrap_or(usize::MAX))
-        .await;
-    Ok(Json(EventPage {
-        events: page.events,
-        last_seq,
-        cursor: page.cursor.to_string(),
-        truncated: page.truncated,
-        complete: page.complete,
-    })
-    .into_response())
+    let merged = Merged::open(events, journal, &state.streams, after).await?;
+    // An operator on this machine depends on no load balancer.
+    let passage = (!is_here).then(|| Passage::begin(state.node.leave()));
+    Ok(merged_stream(&state, merged, passage).into_response())
 }
 
 /// `0`, the id of an event, or the `cursor` of a page.
@@ -172,21 +169,25 @@ fn filter(query: &mut Query) -> EventFilter {
             }
         }
     }
-    EventFilter { session, kinds }
+    EventFilter {
+        session,
+        kinds,
+        since_ms: 0,
+    }
 }
 
-/// The nodes whose events are requested.
-fn only_of(state: &ApiState, node: Option<String>) -> Result<OnlyOf, ApiError> {
+/// The only node whose events are requested.
+fn only_of(state: &ApiState, node: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(node) = node else {
-        return Ok(OnlyOf::All);
+        return Ok(None);
     };
     let me = state.node.name();
     if node == "self" || node == me {
-        return Ok(OnlyOf::Node(me.to_owned()));
+        return Ok(Some(me.to_owned()));
     }
     let peers = state.others().map(|map| map.fleet().peers());
     if peers.is_some_and(|peers| peers.iter().any(|peer| peer.name == node)) {
-        return Ok(OnlyOf::Node(node));
+        return Ok(Some(node));
     }
     Err(Kind::NO_SUCH_NODE.because(format!(
         "there is no node `{}`; `self` is this one, and /v1/nodes lists all",
@@ -306,44 +307,6 @@ async fn stream_from(
         .chain(events)
         .take_until(state.closing.clone().cancelled_owned());
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
-}
-
-/// A page of at most `limit` wanted events. Pages of the journal are read until enough are found.
-async fn page(
-    state: &ApiState,
-    after: u64,
-    limit: u64,
-    filter: &EventFilter,
-) -> Result<EventPage, ApiError> {
-    let journal = state.node.journal();
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let mut found = Vec::new();
-    let mut position = after;
-    let mut truncated = None;
-    loop {
-        let page = journal.page(position, MAX_EVENT_PAGE).await?;
-        let truncated = *truncated.get_or_insert(page.truncated);
-        let end = page.events.last().map(|event| event.seq);
-        let wanted = page.events.into_iter().filter(|event| filter.wants(event));
-        found.extend(wanted.take(limit - found.len()));
-        match end {
-            Some(end) if found.len() < limit => position = end,
-            _ => {
-                // Events of others that were scanned need not be scanned again.
-                let through = match found.last() {
-                    Some(last) if found.len() >= limit => last.seq,
-                    _ => page.last_seq,
-                };
-                return Ok(EventPage {
-                    cursor: through.to_string(),
-                    complete: found.len() < limit,
-                    events: found,
-                    last_seq: page.last_seq,
-                    truncated,
-                });
-            }
-        }
-    }
 }
 
 fn to_sse(event: &Event, id: &str) -> SseEvent {

@@ -1,23 +1,19 @@
 //! Routes for other nodes only.
 
-use std::convert::Infallible;
-
 use axum::Json;
-use axum::body::{Body, Bytes};
 use axum::extract::Query as AxumQuery;
 use axum::extract::State;
 use conman_node::{Former, WithoutImage};
-use conman_proto::{EventKind, Generation, SessionId, Timeline};
-use futures_util::StreamExt as _;
+use conman_proto::{EventPage, Generation, Timeline};
 use http::HeaderName;
 use serde::{Deserialize, Serialize};
 
 use crate::ApiState;
-use crate::events::{self, EventFilter, From};
+use crate::events::{self, PageRequest};
 use crate::hop;
-use crate::node_errors::route_error;
+use crate::node_errors::{chain, route_error};
 use crate::path_params::SessionPath;
-use crate::problem::ApiError;
+use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Answer of `ready` and `restart`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,43 +50,28 @@ pub(crate) async fn ready(
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct AskedForEvents {
-    after: Option<u64>,
-    since_ms: u64,
-    session: Option<SessionId>,
-    /// Separated by commas; absent for all but phases.
-    #[serde(default)]
-    kinds: String,
+pub(crate) struct EventsQuery {
+    /// A [`PageRequest`] as JSON.
+    page: String,
 }
 
-/// This node's events as frames, one per line, for as long as the other node reads.
+/// A page of this node's events.
 pub(crate) async fn events(
     State(state): State<ApiState>,
-    AxumQuery(asked): AxumQuery<AskedForEvents>,
-) -> Result<([(HeaderName, String); 1], Body), ApiError> {
-    let from = From {
-        after: asked.after,
-        since_ms: asked.since_ms,
-    };
-    // Kinds of a newer node match nothing here.
-    let kinds = asked.kinds.split(',').filter(|kind| !kind.is_empty());
-    let kinds = kinds.map(|kind| kind.parse().unwrap_or(EventKind::Unknown));
-    let filter = EventFilter {
-        session: asked.session,
-        kinds: kinds.collect(),
-    };
-    super::events::settle(&state).await;
-    let frames = events::frames(state.node.journal(), from, filter).await?;
-    let lines = frames
-        .map(|frame| {
-            // Plain data always becomes JSON, and JSON contains no line breaks.
-            let mut line = serde_json::to_vec(&frame).unwrap_or_default();
-            line.push(b'\n');
-            Ok::<_, Infallible>(Bytes::from(line))
-        })
-        .take_until(state.closing.clone().cancelled_owned());
+    AxumQuery(query): AxumQuery<EventsQuery>,
+) -> Result<([(HeaderName, String); 1], Json<EventPage>), ApiError> {
+    let request: PageRequest = serde_json::from_str(&query.page)
+        .map_err(|error| Kind::BAD_QUERY.because(chain(&error)))?;
+    if state.closing.is_cancelled() {
+        // Without a wait, the other node would repeat an empty page at once.
+        return Err(Kind::SHUTTING_DOWN.because("the daemon stops"));
+    }
+    if !request.waits {
+        super::events::settle(&state).await;
+    }
+    let page = events::awaited_page(state.node.journal(), &request, &state.closing).await?;
     let who = (hop::X_CONMAN_NODE, state.node.name().to_owned());
-    Ok(([who], Body::from_stream(lines)))
+    Ok(([who], Json(page)))
 }
 
 #[derive(Debug, Deserialize)]
