@@ -39,7 +39,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use crate::json_body;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 
-pub(crate) use placement_request::{NODE_LABEL, labels_of};
+pub(crate) use placement_request::labels_of;
 
 /// On pages of events for nodes: this node's name.
 pub(crate) const X_CONMAN_NODE: HeaderName = HeaderName::from_static("x-conman-node");

@@ -61,7 +61,7 @@ impl Query {
     }
 
     /// Every value of a parameter that may repeat.
-    pub(crate) fn all(&mut self, name: &'static str) -> Vec<String> {
+    fn all(&mut self, name: &'static str) -> Vec<String> {
         self.known.push(name);
         let (found, rest) = std::mem::take(&mut self.pairs)
             .into_iter()
@@ -134,13 +134,21 @@ impl Query {
         }
     }
 
-    /// Every parameter, for callers that know the names.
-    pub(crate) fn into_pairs(self) -> Result<Vec<(String, String)>, ApiError> {
-        if self.errors.is_empty() {
-            Ok(self.pairs)
-        } else {
-            Err(Kind::BAD_QUERY.with_fields(self.errors))
+    /// The values of a parameter that may repeat, each of which `parse` accepts, or refuses with a
+    /// message.
+    pub(crate) fn each<T, E: std::fmt::Display>(
+        &mut self,
+        name: &'static str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Vec<T> {
+        let mut found = Vec::new();
+        for text in self.all(name) {
+            match parse(&text) {
+                Ok(value) => found.push(value),
+                Err(error) => self.mistake(name, field_errors::cut(&error.to_string())),
+            }
         }
+        found
     }
 
     /// Records a mistake; [`Query::finish`] reports it.

@@ -4,8 +4,9 @@
 //! that appear or disappear between two pages neither shift nor repeat others.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
-use conman_proto::{FieldError, SessionId, SessionState};
+use conman_proto::{SessionId, SessionState};
 
 use crate::nearest::nearest;
 use crate::resolve::{MAX_LABEL_VALUE_BYTES, is_label_key};
@@ -15,9 +16,7 @@ pub const DEFAULT_LIMIT: usize = 100;
 /// Maximum number of sessions in a page.
 pub const MAX_LIMIT: usize = 1_000;
 /// Maximum number of label filters in a query.
-const MAX_LABEL_FILTERS: usize = 16;
-
-const PARAMETERS: [&str; 5] = ["state", "node", "label", "limit", "cursor"];
+pub const MAX_LABEL_FILTERS: usize = 16;
 
 /// A condition on a label.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,67 +52,6 @@ impl Default for ListQuery {
 }
 
 impl ListQuery {
-    /// Parses the decoded parameters of a URL's query. `state` may be repeated or contain commas,
-    /// `label` may be repeated, as `key` or `key=value`; all mistakes are reported.
-    pub fn parse<'a>(
-        parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Result<Self, Vec<FieldError>> {
-        let mut query = Self::default();
-        let mut mistakes = Vec::new();
-        for (name, value) in parameters {
-            if let Err(message) = query.take(name, value) {
-                let field = name.chars().take(64).flat_map(char::escape_debug).collect();
-                mistakes.push(FieldError { field, message });
-            }
-        }
-        if mistakes.is_empty() {
-            Ok(query)
-        } else {
-            Err(mistakes)
-        }
-    }
-
-    fn take(&mut self, name: &str, value: &str) -> Result<(), String> {
-        match name {
-            "state" => {
-                for state in value.split(',').map(|text| parse_state(text.trim())) {
-                    let state = state?;
-                    if !self.states.contains(&state) {
-                        self.states.push(state);
-                    }
-                }
-            }
-            "node" => self.node = Some(value.to_owned()),
-            "label" => {
-                if self.labels.len() == MAX_LABEL_FILTERS {
-                    return Err(format!("at most {MAX_LABEL_FILTERS} labels are allowed"));
-                }
-                self.labels.push(parse_label(value)?);
-            }
-            "limit" => {
-                self.limit = value
-                    .parse()
-                    .ok()
-                    .filter(|limit| (1..=MAX_LIMIT).contains(limit))
-                    .ok_or_else(|| format!("must be a number from 1 to {MAX_LIMIT}"))?;
-            }
-            "cursor" => {
-                let cursor = value
-                    .parse()
-                    .map_err(|_| "must be the `next` of an earlier page")?;
-                self.after = Some(cursor);
-            }
-            unknown => {
-                let hint = nearest(unknown, PARAMETERS)
-                    .map(|near| format!("; did you mean `{near}`?"))
-                    .unwrap_or_default();
-                let known = PARAMETERS.join(", ");
-                return Err(format!("is not a parameter of a listing ({known}){hint}"));
-            }
-        }
-        Ok(())
-    }
-
     /// Whether a session fulfils every condition, regardless of its page.
     #[must_use]
     pub fn matches(&self, session: &impl Listed) -> bool {
@@ -199,7 +137,11 @@ pub struct Page<T> {
     pub next: Option<String>,
 }
 
-fn parse_state(text: &str) -> Result<SessionState, String> {
+/// A state by its name.
+///
+/// # Errors
+/// Names the known states, and the one that was probably meant.
+pub fn parse_state(text: &str) -> Result<SessionState, String> {
     text.parse().map_err(|_| {
         let known = SessionState::ALL.map(SessionState::as_str);
         let hint = nearest(text, known)
@@ -209,18 +151,23 @@ fn parse_state(text: &str) -> Result<SessionState, String> {
     })
 }
 
-fn parse_label(text: &str) -> Result<LabelFilter, String> {
-    let (key, value) = match text.split_once('=') {
-        Some((key, value)) => (key, Some(value)),
-        None => (text, None),
-    };
-    if !is_label_key(key) || value.is_some_and(|value| value.len() > MAX_LABEL_VALUE_BYTES) {
-        return Err("must be `key` or `key=value` of a label that a session can have".to_owned());
+impl FromStr for LabelFilter {
+    type Err = &'static str;
+
+    /// Reads `key=value`, or `key` for any value.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (key, value) = match text.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (text, None),
+        };
+        if !is_label_key(key) || value.is_some_and(|value| value.len() > MAX_LABEL_VALUE_BYTES) {
+            return Err("must be `key` or `key=value` of a label that a session can have");
+        }
+        Ok(Self {
+            key: key.to_owned(),
+            value: value.map(str::to_owned),
+        })
     }
-    Ok(LabelFilter {
-        key: key.to_owned(),
-        value: value.map(str::to_owned),
-    })
 }
 
 #[cfg(test)]
@@ -292,59 +239,6 @@ mod tests {
             })
     }
 
-    #[test]
-    fn a_query_is_read_whole() {
-        let query = ListQuery::parse([
-            ("state", "running,stuck"),
-            ("state", "running"),
-            ("label", "team=blue=ish"),
-            ("label", "gpu"),
-            ("node", "n1"),
-            ("limit", "1000"),
-            ("cursor", "abc"),
-        ])
-        .expect("a query");
-        assert_eq!(query.states, [SessionState::Running, SessionState::Stuck]);
-        assert_eq!(
-            query.labels,
-            [
-                LabelFilter {
-                    key: "team".to_owned(),
-                    value: Some("blue=ish".to_owned())
-                },
-                LabelFilter {
-                    key: "gpu".to_owned(),
-                    value: None
-                },
-            ]
-        );
-        assert_eq!((query.limit, query.node.as_deref()), (1_000, Some("n1")));
-    }
-
-    #[test]
-    fn every_mistake_of_a_query_is_told_with_what_is_allowed() {
-        let mistakes = ListQuery::parse([
-            ("state", "runing"),
-            ("limit", "0"),
-            ("limit", "1001"),
-            ("limit", "-1"),
-            ("cursor", "../x"),
-            ("label", "UPPER"),
-            ("lable", "x"),
-        ])
-        .expect_err("seven mistakes");
-        assert_eq!(mistakes.len(), 7);
-        assert!(
-            mistakes[0].message.contains("did you mean `running`?"),
-            "{mistakes:?}"
-        );
-        assert!(mistakes[1].message.contains("1 to 1000"), "{mistakes:?}");
-        assert!(
-            mistakes[6].message.contains("did you mean `label`?"),
-            "{mistakes:?}"
-        );
-    }
-
     proptest! {
         #[test]
         fn pages_put_together_are_the_whole_filtered_list(all in items(), query in queries()) {
@@ -356,19 +250,11 @@ mod tests {
                 prop_assert!(page.items.len() <= query.limit);
                 paged.extend(page.items);
                 let Some(next) = page.next else { break };
-                let limit = query.limit.to_string();
-                let parsed = ListQuery::parse([("cursor", next.as_str()), ("limit", &limit)])
-                    .expect("a cursor reads back");
-                prop_assert!(parsed.after > query.after);
-                query.after = parsed.after;
+                let after = Some(next.parse::<SessionId>().expect("a cursor reads back"));
+                prop_assert!(after > query.after);
+                query.after = after;
             }
             prop_assert_eq!(paged, whole);
-        }
-
-        #[test]
-        fn no_query_panics(parameters in proptest::collection::vec(("\\PC{0,8}", "\\PC{0,8}"), 0..5)) {
-            let pairs = parameters.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-            let _ = ListQuery::parse(pairs);
         }
     }
 }

@@ -4,22 +4,17 @@ use std::collections::BTreeMap;
 
 use conman_core::SpecPolicy;
 use conman_fleet::PlacementRequest;
-use conman_proto::{FieldError, SessionRequest};
+use conman_proto::SessionRequest;
 use http::Uri;
 
-use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;
 
 /// `key=value`: only a node with this label; repeated: with all of them.
-pub(crate) const NODE_LABEL: &str = "node_label";
+const NODE_LABEL: &str = "node_label";
 
-/// Reads the requirements. The handler reports other mistakes of the request; an unreadable body
-/// has no requirements.
-pub(super) fn of(
-    uri: &Uri,
-    body: &[u8],
-    policy: &SpecPolicy,
-) -> Result<PlacementRequest, ApiError> {
+/// Reads the requirements. The handler reports mistakes of the request; an unreadable body has no
+/// requirements.
+pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> PlacementRequest {
     let request: SessionRequest = serde_json::from_slice(body).unwrap_or_default();
     let template = request
         .template
@@ -33,31 +28,21 @@ pub(super) fn of(
         .and_then(|template| template.request.node_labels.clone())
         .unwrap_or_default();
     labels.extend(request.node_labels.unwrap_or_default());
-    labels.extend(labels_of(uri)?);
-    Ok(PlacementRequest {
+    labels.extend(labels_of(&mut Query::of(uri)));
+    PlacementRequest {
         template: request.template,
         runtime: template.and_then(|template| template.runtime),
         labels,
         memory_bytes,
         anywhere: false,
-    })
+    }
 }
 
 /// The labels in the query.
-pub(crate) fn labels_of(uri: &Uri) -> Result<BTreeMap<String, String>, ApiError> {
-    let mut labels = BTreeMap::new();
-    for text in Query::of(uri).all(NODE_LABEL) {
-        match text.split_once('=') {
-            Some((name, value)) if !name.is_empty() => {
-                labels.insert(name.to_owned(), value.to_owned());
-            }
-            _ => {
-                return Err(Kind::BAD_QUERY.with_fields(vec![FieldError {
-                    field: NODE_LABEL.to_owned(),
-                    message: "must be `key=value`, as in `pool=gpu`".to_owned(),
-                }]));
-            }
-        }
-    }
-    Ok(labels)
+pub(crate) fn labels_of(query: &mut Query) -> BTreeMap<String, String> {
+    let labels = query.each(NODE_LABEL, |text| match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("must be `key=value`, as in `pool=gpu`"),
+    });
+    labels.into_iter().collect()
 }

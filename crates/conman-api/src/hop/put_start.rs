@@ -20,7 +20,7 @@ impl ForwardedRequest {
     pub(super) async fn place(&self) -> Result<Step, ApiError> {
         let parts = &self.request.parts;
         let policy = self.hop.node.policy();
-        let wanted = placement_request::of(&parts.uri, &self.request.body, &policy)?;
+        let wanted = placement_request::of(&parts.uri, &self.request.body, &policy);
         let placement = self.hop.map.place(&self.id, &wanted);
         let mut attempts = StartAttempts::default();
         let mut start = PutStart(self);

@@ -159,16 +159,10 @@ struct EventPosition(String);
 
 fn filter(query: &mut Query) -> EventFilter {
     let session = query.parsed("session", str::parse::<SessionId>);
-    let mut kinds = Vec::new();
-    for text in query.all("kind") {
-        match text.parse::<EventKind>() {
-            Ok(kind) => kinds.push(kind),
-            Err(error) => {
-                let given = crate::field_errors::cut(&text);
-                query.mistake("kind", format!("`{given}` {error}"));
-            }
-        }
-    }
+    let kinds = query.each("kind", |text| {
+        let kind = text.parse::<EventKind>();
+        kind.map_err(|error| format!("`{text}` {error}"))
+    });
     EventFilter {
         session,
         kinds,

@@ -4,7 +4,9 @@ use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
-use conman_core::listing::ListQuery;
+use conman_core::listing::{
+    DEFAULT_LIMIT, LabelFilter, ListQuery, MAX_LABEL_FILTERS, MAX_LIMIT, parse_state,
+};
 use conman_proto::{
     EnsureResponse, Session, SessionId, SessionList, SessionRequest, SessionState, StopReport,
 };
@@ -62,9 +64,8 @@ pub(super) async fn ensure_as(
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(uri);
     let wait = query.flag("wait", true);
-    query.all(hop::NODE_LABEL);
+    let node_labels = hop::labels_of(&mut query);
     query.finish()?;
-    let node_labels = hop::labels_of(uri)?;
     let mut asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     // Stored with the session, which may be restarted on another node.
     if !node_labels.is_empty() {
@@ -175,8 +176,8 @@ pub(super) struct NodeLabel(String);
     pattern = "^[a-z0-9._/-]{1,63}(=[^\\u0000]{0,253})?$",
     example = "team=blue"
 )]
-#[expect(dead_code, reason = "it describes a parameter; conman-core reads it")]
-struct LabelFilter(String);
+#[expect(dead_code, reason = "it describes a parameter")]
+struct LabelText(String);
 
 /// List sessions
 ///
@@ -187,7 +188,7 @@ struct LabelFilter(String);
         ("state" = Option<Vec<SessionState>>, Query, description =
             "Only sessions in this state; repeated: in any of them."),
         ("node" = Option<String>, Query, description = "Only sessions of this node, or `self`."),
-        ("label" = inline(Option<Vec<LabelFilter>>), Query, max_items = 16, description =
+        ("label" = inline(Option<Vec<LabelText>>), Query, max_items = 16, description =
             "Only sessions with this label: `key=value`, or `key` with any value; repeated: with \
              all of them."),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 1_000, description =
@@ -200,20 +201,88 @@ pub(crate) async fn list(
     State(state): State<ApiState>,
     uri: Uri,
 ) -> Result<Json<SessionList>, ApiError> {
-    let mut pairs = Query::of(&uri).into_pairs()?;
-    for (_, value) in pairs
-        .iter_mut()
-        .filter(|(name, value)| name == "node" && value == "self")
-    {
-        state.node.name().clone_into(value);
-    }
-    let pairs = pairs
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.as_str()));
-    let query = ListQuery::parse(pairs).map_err(|errors| Kind::BAD_QUERY.with_fields(errors))?;
+    let query = list_query(Query::of(&uri), state.node.name())?;
     let own = state.node.sessions();
     Ok(Json(match state.others() {
         Some(map) => fleet_list::sessions(own, map, &query).await,
         None => own.list(&query),
     }))
+}
+
+fn list_query(mut query: Query, me: &str) -> Result<ListQuery, ApiError> {
+    let states = query.each("state", parse_state);
+    let node = query.one("node");
+    let labels = query.each("label", str::parse::<LabelFilter>);
+    if labels.len() > MAX_LABEL_FILTERS {
+        query.mistake("label", format!("at most {MAX_LABEL_FILTERS} are allowed"));
+    }
+    let limit = query.number("limit", 1, MAX_LIMIT as u64);
+    let after = query.parsed("cursor", |text| {
+        let after = text.parse::<SessionId>();
+        after.map_err(|_| "must be the `next` of an earlier page")
+    });
+    query.finish()?;
+    Ok(ListQuery {
+        states,
+        node: node.map(|node| if node == "self" { me.to_owned() } else { node }),
+        labels,
+        limit: limit.map_or(DEFAULT_LIMIT, |limit| limit as usize),
+        after,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(query: &str) -> Result<ListQuery, ApiError> {
+        let uri = format!("/v1/sessions?{query}").parse().expect("a URI");
+        list_query(Query::of(&uri), "n1")
+    }
+
+    #[test]
+    fn a_query_is_read_whole() {
+        let query = parsed(
+            "state=running&state=stuck&label=team=blue=ish&label=gpu&node=self&limit=1000&cursor=abc",
+        )
+        .expect("a query");
+        assert_eq!(query.states, [SessionState::Running, SessionState::Stuck]);
+        assert_eq!(
+            query.labels,
+            [
+                LabelFilter {
+                    key: "team".to_owned(),
+                    value: Some("blue=ish".to_owned())
+                },
+                LabelFilter {
+                    key: "gpu".to_owned(),
+                    value: None
+                },
+            ]
+        );
+        assert_eq!((query.limit, query.node.as_deref()), (1_000, Some("n1")));
+        assert_eq!(query.after.expect("a cursor").as_str(), "abc");
+    }
+
+    #[test]
+    fn every_mistake_of_a_query_is_told_with_what_is_allowed() {
+        let refused = parsed("state=runing&limit=1001&cursor=../x&label=UPPER&lable=x");
+        let refused = refused.expect_err("five mistakes");
+        let mistakes = &refused.problem().errors;
+        assert_eq!(mistakes.len(), 5, "{mistakes:?}");
+        let message = |field: &str| {
+            let mistake = mistakes.iter().find(|mistake| mistake.field == field);
+            mistake.expect(field).message.clone()
+        };
+        for (field, part) in [
+            ("state", "did you mean `running`?"),
+            ("limit", "1 to 1000"),
+            ("lable", "did you mean `label`?"),
+        ] {
+            assert!(message(field).contains(part), "{mistakes:?}");
+        }
+        for limit in ["0", "-1"] {
+            assert!(parsed(&format!("limit={limit}")).is_err(), "{limit}");
+        }
+    }
 }
