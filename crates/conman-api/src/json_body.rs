@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::FromRequest;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, Request};
@@ -11,6 +12,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
 use crate::problem::{ApiError, IntoApiError as _, Kind};
+use crate::query::Query;
 use crate::{field_errors, json_value};
 
 /// Bound on every body except a command's: enough for the largest valid spec (64 KiB of
@@ -22,6 +24,19 @@ pub(crate) const MAX_EXEC_BODY_BYTES: usize = 2 * 1024 * 1024;
 
 /// Time for a body: 256 KiB arrive within it at 70 kbit/s.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The JSON object in the body of a request that has no query.
+#[derive(Debug)]
+pub(crate) struct JsonBody<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request<Body>, _: &S) -> Result<Self, ApiError> {
+        Query::of(request.uri()).finish()?;
+        read(request, MAX_BODY_BYTES).await.map(Self)
+    }
+}
 
 /// The JSON object in the request's body; an absent or empty body is an empty object.
 pub(crate) async fn read<T: DeserializeOwned>(

@@ -3,11 +3,10 @@
 use axum::extract::{FromRequestParts, Path};
 use conman_image::ImageName;
 use conman_proto::{ExecId, InterfaceName, NetworkError, SessionId};
-use http::Uri;
 use http::request::Parts;
 
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::NoQuery;
 use crate::{ApiState, field_errors};
 
 /// `{id}` of a session's path.
@@ -79,12 +78,6 @@ impl NodePath {
         &self.0
     }
 
-    /// Refuses every node but this one, and a query.
-    pub(crate) fn require_own(&self, state: &ApiState, uri: &Uri) -> Result<(), ApiError> {
-        Query::of(uri).finish()?;
-        self.require(state.node.name())
-    }
-
     /// Refuses every node but the one called `own`.
     pub(crate) fn require(&self, own: &str) -> Result<(), ApiError> {
         if self.0 == "self" || self.0 == own {
@@ -102,6 +95,20 @@ impl<S: Send + Sync> FromRequestParts<S> for NodePath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         segment(parts, state).await.map(Self)
+    }
+}
+
+/// The path of this node, of a request that has no query.
+#[derive(Debug)]
+pub(crate) struct OwnNode;
+
+impl FromRequestParts<ApiState> for OwnNode {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, ApiError> {
+        NoQuery::from_request_parts(parts, state).await?;
+        let node = NodePath::from_request_parts(parts, state).await?;
+        node.require(state.node.name()).map(|()| Self)
     }
 }
 

@@ -1,8 +1,10 @@
 //! Query parameters. They are read by hand, because a parameter may repeat, an unknown one is an
 //! error, and all mistakes are reported at once.
 
+use axum::extract::FromRequestParts;
 use conman_proto::FieldError;
 use http::Uri;
+use http::request::Parts;
 use percent_encoding::percent_decode_str;
 
 use crate::field_errors;
@@ -10,6 +12,18 @@ use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Most parameters in one query; hyper bounds the bytes.
 const MAX_PARAMETERS: usize = 128;
+
+/// The query of a request that has no parameters: any is refused.
+#[derive(Debug)]
+pub(crate) struct NoQuery;
+
+impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        Query::of(&parts.uri).finish().map(|()| Self)
+    }
+}
 
 /// The parameters of one request. Each is taken by name; the rest at the end is unknown.
 #[derive(Debug)]

@@ -1,18 +1,17 @@
 //! Drains a node.
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use conman_node::MAX_DRAIN_PARALLEL;
 use conman_proto::{DrainPlan, DrainReport, DrainRequest, Node, RebalanceRequest};
-use http::{StatusCode, Uri};
+use http::StatusCode;
 use utoipa::ToSchema;
 
 use crate::ApiState;
 use crate::body_mistakes::BodyMistakes;
-use crate::json_body::{self, MAX_BODY_BYTES};
-use crate::path_params::NodePath;
+use crate::json_body::JsonBody;
+use crate::path_params::OwnNode;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
 
 const MAX_GRACE_MS: u32 = 3_600_000;
 
@@ -41,14 +40,10 @@ pub(crate) enum DrainAnswer {
 )]
 pub(crate) async fn drain(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
-    request: Request,
+    _: OwnNode,
+    JsonBody(mut asked): JsonBody<DrainRequest>,
 ) -> Result<(StatusCode, Json<DrainAnswer>), ApiError> {
-    Query::of(&uri).finish()?;
-    let mut asked: DrainRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     check(&mut asked)?;
-    node.require(state.node.name())?;
     if asked.dry_run {
         let plan = state.node.drain().plan(&asked);
         return Ok((StatusCode::OK, Json(DrainAnswer::Plan(plan))));
@@ -68,10 +63,8 @@ pub(crate) async fn drain(
 )]
 pub(crate) async fn get(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
+    _: OwnNode,
 ) -> Result<Json<DrainReport>, ApiError> {
-    node.require_own(&state, &uri)?;
     let report = state.node.drain().report();
     report.map(Json).ok_or_else(|| {
         Kind::NOT_DRAINING.because("this node is not being drained, or its drain was cancelled")
@@ -92,10 +85,8 @@ pub(crate) async fn get(
 )]
 pub(crate) async fn undrain(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
+    _: OwnNode,
 ) -> Result<Json<Node>, ApiError> {
-    node.require_own(&state, &uri)?;
     state.node.drain().cancel().await?;
     Ok(Json(state.node.status().view()))
 }
@@ -120,13 +111,10 @@ pub(crate) async fn undrain(
 )]
 pub(crate) async fn rebalance(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
-    request: Request,
+    _: OwnNode,
+    JsonBody(asked): JsonBody<RebalanceRequest>,
 ) -> Result<(StatusCode, Json<DrainPlan>), ApiError> {
-    Query::of(&uri).finish()?;
-    let RebalanceRequest { dry_run } = json_body::read(request, MAX_BODY_BYTES).await?;
-    node.require(state.node.name())?;
+    let RebalanceRequest { dry_run } = asked;
     // A node that is alone has no excess.
     let excess = state.fleet.as_ref().map_or(0, |map| map.excess());
     let plan = state.node.drain().rebalance_plan(excess);

@@ -1,7 +1,7 @@
 //! Kept commands: they need no client, and their output can be read later.
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use conman_linux::Signal;
 use conman_proto::{ExecId, ExecRequest, KeptExec, KeptExecList, SessionId};
 use http::{StatusCode, Uri};
@@ -9,10 +9,10 @@ use http::{StatusCode, Uri};
 use super::session_orders::signal_of;
 use crate::ApiState;
 use crate::exec_request::{self, Form};
-use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::json_body::JsonBody;
 use crate::path_params::{ExecPath, SessionPath};
 use crate::problem::ApiError;
-use crate::query::Query;
+use crate::query::NoQuery;
 
 /// Start a command that is kept
 ///
@@ -35,11 +35,8 @@ use crate::query::Query;
 pub(crate) async fn start(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
-    request: Request,
+    JsonBody(asked): JsonBody<ExecRequest>,
 ) -> Result<(StatusCode, Json<KeptExec>), ApiError> {
-    Query::of(&uri).finish()?;
-    let asked: ExecRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     let checked = exec_request::check(asked, Form::Kept)?;
     let kept = state.node.access().keep_exec(&id, checked.plan).await?;
     Ok((StatusCode::CREATED, Json(kept)))
@@ -59,9 +56,8 @@ pub(crate) async fn start(
 pub(crate) async fn list(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<KeptExecList>, ApiError> {
-    Query::of(&uri).finish()?;
     let execs = state.node.access().kept_execs(&id).await?;
     Ok(Json(KeptExecList { execs }))
 }
@@ -83,9 +79,8 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     ExecPath(id, exec): ExecPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<KeptExec>, ApiError> {
-    Query::of(&uri).finish()?;
     Ok(Json(state.node.access().kept_exec(&id, exec).await?))
 }
 
@@ -136,9 +131,8 @@ pub(crate) async fn signal(
 pub(crate) async fn end(
     State(state): State<ApiState>,
     ExecPath(id, exec): ExecPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<StatusCode, ApiError> {
-    Query::of(&uri).finish()?;
     state.node.access().end_exec(&id, exec).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,6 +1,6 @@
 //! Files in a session: list, make directories, move, remove.
 
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use conman_proto::{FileList, MakeDirectoryRequest, MoveRequest, SessionId};
 use conman_runtime::{FilesOrder, FilesReply};
@@ -10,7 +10,7 @@ use http::{HeaderValue, StatusCode, Uri};
 use super::files::{Target, begin, checked_path, checked_user, unexpected};
 use crate::ApiState;
 use crate::body_mistakes::BodyMistakes;
-use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::json_body::JsonBody;
 use crate::path_params::SessionPath;
 use crate::problem::ApiError;
 use crate::query::Query;
@@ -111,15 +111,13 @@ pub(crate) async fn remove(
 pub(crate) async fn make_directory(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
-    request: Request,
+    JsonBody(asked): JsonBody<MakeDirectoryRequest>,
 ) -> Result<StatusCode, ApiError> {
-    Query::of(&uri).finish()?;
     let MakeDirectoryRequest {
         path,
         parents,
         user,
-    } = json_body::read(request, MAX_BODY_BYTES).await?;
+    } = asked;
     check(&[("path", &path)], user.as_deref())?;
     let order = FilesOrder::MakeDirectory { path, parents };
     done(&state, &id, order, user).await
@@ -146,16 +144,14 @@ pub(crate) async fn make_directory(
 pub(crate) async fn rename(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
-    request: Request,
+    JsonBody(asked): JsonBody<MoveRequest>,
 ) -> Result<StatusCode, ApiError> {
-    Query::of(&uri).finish()?;
     let MoveRequest {
         from,
         to,
         overwrite,
         user,
-    } = json_body::read(request, MAX_BODY_BYTES).await?;
+    } = asked;
     check(&[("from", &from), ("to", &to)], user.as_deref())?;
     let order = FilesOrder::Move {
         from,

@@ -20,7 +20,7 @@ use crate::image_errors::pull_problem;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::ImagePath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::{NoQuery, Query};
 use crate::{ApiState, field_errors, image_view, upload};
 
 /// Interval between progress reports of a pull: often enough for a person.
@@ -61,9 +61,8 @@ struct ImageArchive(Vec<u8>);
 )]
 pub(crate) async fn list(
     State(state): State<ApiState>,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<ImageList>, ApiError> {
-    Query::of(&uri).finish()?;
     let images = state.images.list().await?;
     Ok(Json(ImageList {
         images: images.into_iter().map(image_view::image).collect(),
@@ -83,9 +82,8 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     ImagePath(name): ImagePath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<Image>, ApiError> {
-    Query::of(&uri).finish()?;
     Ok(Json(image_view::image(state.images.get(&name).await?)))
 }
 
@@ -246,9 +244,8 @@ fn refuse_used(state: &ApiState, name: &ImageName) -> Result<(), ApiError> {
 )]
 pub(crate) async fn collect(
     State(state): State<ApiState>,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<GcReport>, ApiError> {
-    Query::of(&uri).finish()?;
     Ok(Json(image_view::report(&state.images.collect().await?)))
 }
 

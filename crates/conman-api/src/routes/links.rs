@@ -1,15 +1,15 @@
 //! Links that connect running sessions to interfaces of their nodes.
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use conman_proto::{LinkRequest, SessionId, SessionLink, SessionLinkList};
-use http::{StatusCode, Uri};
+use http::StatusCode;
 
 use crate::ApiState;
-use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::json_body::JsonBody;
 use crate::path_params::{LinkPath, SessionPath};
 use crate::problem::ApiError;
-use crate::query::Query;
+use crate::query::NoQuery;
 
 /// List a session's attached links
 #[utoipa::path(
@@ -24,9 +24,8 @@ use crate::query::Query;
 pub(crate) async fn list(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<SessionLinkList>, ApiError> {
-    Query::of(&uri).finish()?;
     let links = state.node.access().links(&id).await?;
     Ok(Json(SessionLinkList { links }))
 }
@@ -49,10 +48,8 @@ pub(crate) async fn list(
 pub(crate) async fn attach(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    request: Request,
+    JsonBody(link): JsonBody<LinkRequest>,
 ) -> Result<(StatusCode, Json<SessionLink>), ApiError> {
-    Query::of(request.uri()).finish()?;
-    let link: LinkRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     let attached = state.node.access().attach_link(&id, &link).await?;
     Ok((StatusCode::CREATED, Json(attached)))
 }
@@ -73,9 +70,8 @@ pub(crate) async fn attach(
 pub(crate) async fn detach(
     State(state): State<ApiState>,
     LinkPath(id, name): LinkPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<StatusCode, ApiError> {
-    Query::of(&uri).finish()?;
     state.node.access().detach_link(&id, name.into()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

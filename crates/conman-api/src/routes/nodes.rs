@@ -1,19 +1,18 @@
 //! Nodes: list, show, forget and preempt.
 
 use axum::Json;
-use axum::extract::{Extension, Request, State};
+use axum::extract::{Extension, State};
 use conman_auth::{Caller, CallerOrigin};
 use conman_proto::{Node, NodeList, NodeRemoval, PreemptPlan, PreemptReport, PreemptRequest};
 use conman_registry::ForgetError;
-use http::Uri;
 use utoipa::ToSchema;
 
 use crate::body_mistakes::BodyMistakes;
-use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::json_body::JsonBody;
 use crate::node_errors::chain;
-use crate::path_params::NodePath;
+use crate::path_params::{NodePath, OwnNode};
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::NoQuery;
 use crate::{ApiState, fleet_list};
 
 const MAX_BUDGET_MS: u32 = 3_600_000;
@@ -25,9 +24,8 @@ const MAX_BUDGET_MS: u32 = 3_600_000;
 )]
 pub(crate) async fn list(
     State(state): State<ApiState>,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<NodeList>, ApiError> {
-    Query::of(&uri).finish()?;
     let status = state.node.status();
     let (nodes, warnings) = match state.others() {
         Some(map) => (fleet_list::nodes(status, map), fleet_list::warnings(map)),
@@ -48,9 +46,8 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     node: NodePath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<Node>, ApiError> {
-    Query::of(&uri).finish()?;
     if let Some(map) = state.others()
         && let Some(view) = fleet_list::node(state.node.status(), map, node.name())
     {
@@ -79,9 +76,8 @@ pub(crate) async fn get(
 pub(crate) async fn remove(
     State(state): State<ApiState>,
     node: NodePath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<NodeRemoval>, ApiError> {
-    Query::of(&uri).finish()?;
     let name = match node.name() {
         "self" => state.node.name(),
         name => name,
@@ -134,14 +130,10 @@ pub(crate) enum PreemptAnswer {
 pub(crate) async fn preempt(
     State(state): State<ApiState>,
     Extension(caller): Extension<Caller>,
-    node: NodePath,
-    uri: Uri,
-    request: Request,
+    _: OwnNode,
+    JsonBody(asked): JsonBody<PreemptRequest>,
 ) -> Result<Json<PreemptAnswer>, ApiError> {
-    Query::of(&uri).finish()?;
-    let asked: PreemptRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     check(&asked)?;
-    node.require(state.node.name())?;
     if asked.dry_run {
         return Ok(Json(PreemptAnswer::Plan(
             state.node.preemption().plan(asked.budget_ms),
@@ -169,10 +161,8 @@ pub(crate) async fn preempt(
 )]
 pub(crate) async fn readmit(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
+    _: OwnNode,
 ) -> Result<Json<Node>, ApiError> {
-    node.require_own(&state, &uri)?;
     state.node.preemption().readmit().await?;
     Ok(Json(state.node.status().view()))
 }
@@ -191,10 +181,8 @@ pub(crate) async fn readmit(
 )]
 pub(crate) async fn cordon(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
+    _: OwnNode,
 ) -> Result<Json<Node>, ApiError> {
-    node.require_own(&state, &uri)?;
     state.node.cordon().await;
     Ok(Json(state.node.status().view()))
 }
@@ -212,10 +200,8 @@ pub(crate) async fn cordon(
 )]
 pub(crate) async fn uncordon(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
+    _: OwnNode,
 ) -> Result<Json<Node>, ApiError> {
-    node.require_own(&state, &uri)?;
     state.node.uncordon().await?;
     Ok(Json(state.node.status().view()))
 }

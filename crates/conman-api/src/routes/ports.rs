@@ -8,13 +8,12 @@ use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::response::Response;
 use conman_proto::{PORT_PROTOCOL, SessionId};
-use http::Uri;
 use tokio::time::timeout;
 
 use crate::node_errors::route_error;
 use crate::path_params::PortPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::NoQuery;
 use crate::web_socket::accept;
 use crate::{ApiState, port_socket};
 
@@ -46,10 +45,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub(crate) async fn connect(
     State(state): State<ApiState>,
     PortPath(id, port): PortPath,
-    uri: Uri,
+    _: NoQuery,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
-    Query::of(&uri).finish()?;
     let upgrade = accept(upgrade, PORT_PROTOCOL, "")?;
     let route = state.node.access().route(&id, true).await;
     let route = route.map_err(|error| route_error(&error))?;

@@ -5,13 +5,12 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use conman_proto::{NodeState, Readiness};
 use conman_registry::Standing;
-use http::Uri;
 use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::ApiState;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::NoQuery;
 
 /// Content type of the Prometheus text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -116,8 +115,7 @@ pub(crate) async fn metrics(State(state): State<ApiState>) -> Response {
     get, path = "/v1/openapi.json", tag = "probes", operation_id = "get_openapi",
     responses((status = 200, description = "OpenAPI 3.1.", body = Object))
 )]
-pub(crate) async fn description(uri: Uri) -> Result<Response, ApiError> {
-    Query::of(&uri).finish()?;
+pub(crate) async fn description(_: NoQuery) -> Result<Response, ApiError> {
     Ok(([(CONTENT_TYPE, "application/json")], crate::openapi_json()).into_response())
 }
 

@@ -15,7 +15,7 @@ use crate::ApiState;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::NoQuery;
 
 /// How long a change may take to be recorded, before its caller is answered.
 const PATCH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -74,10 +74,9 @@ pub(crate) async fn create(
 pub(crate) async fn update(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    _: NoQuery,
     request: Request,
 ) -> Result<Json<Session>, ApiError> {
-    Query::of(&uri).finish()?;
     let patch = json_body::read::<SessionPatch>(request, MAX_BODY_BYTES).await;
     let patch = patch.map_err(name_fixed_fields)?;
     // A client that disconnects does not leave it recorded and without effect.

@@ -12,7 +12,7 @@ use super::sessions::{no_such_session, stopped_by};
 use crate::ApiState;
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::{NoQuery, Query};
 
 /// Pause a session
 ///
@@ -33,9 +33,8 @@ use crate::query::Query;
 pub(crate) async fn pause(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<Session>, ApiError> {
-    Query::of(&uri).finish()?;
     state.node.access().pause(&id).await?;
     shown(&state, &id)
 }
@@ -56,9 +55,8 @@ pub(crate) async fn pause(
 pub(crate) async fn resume(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<Session>, ApiError> {
-    Query::of(&uri).finish()?;
     state.node.access().resume(&id).await?;
     shown(&state, &id)
 }
@@ -91,9 +89,8 @@ pub(crate) async fn restart(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
     Extension(caller): Extension<Caller>,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Response, ApiError> {
-    Query::of(&uri).finish()?;
     let why = stopped_by(&caller);
     // A client that disconnects does not leave the session stopped.
     let restarting = tokio::spawn(async move {

@@ -15,7 +15,7 @@ use http::{StatusCode, Uri};
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
+use crate::query::{NoQuery, Query};
 use crate::{ApiState, access, fleet_list, hop};
 
 /// Ensure that a session runs
@@ -94,9 +94,8 @@ pub(super) async fn ensure_as(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<Session>, ApiError> {
-    Query::of(&uri).finish()?;
     state
         .node
         .sessions()

@@ -13,7 +13,7 @@ use http::Uri;
 use http::header::CONTENT_TYPE;
 
 use crate::ApiState;
-use crate::path_params::{NodePath, SessionPath};
+use crate::path_params::{OwnNode, SessionPath};
 use crate::problem::ApiError;
 use crate::query::Query;
 
@@ -82,10 +82,8 @@ fn line(stats: &SessionStats) -> io::Result<Bytes> {
 )]
 pub(crate) async fn node(
     State(state): State<ApiState>,
-    node: NodePath,
-    uri: Uri,
+    _: OwnNode,
 ) -> Result<Json<StatsList>, ApiError> {
-    node.require_own(&state, &uri)?;
     let sessions = state.node.access().all_stats().await;
     Ok(Json(StatsList { sessions }))
 }

@@ -3,11 +3,10 @@
 use axum::Json;
 use axum::extract::State;
 use conman_proto::{Template, TemplateList};
-use http::Uri;
 
 use crate::ApiState;
 use crate::problem::ApiError;
-use crate::query::Query;
+use crate::query::NoQuery;
 
 /// List templates
 #[utoipa::path(
@@ -16,9 +15,8 @@ use crate::query::Query;
 )]
 pub(crate) async fn list(
     State(state): State<ApiState>,
-    uri: Uri,
+    _: NoQuery,
 ) -> Result<Json<TemplateList>, ApiError> {
-    Query::of(&uri).finish()?;
     let policy = state.node.policy();
     let templates = policy.templates.iter().map(|(name, template)| Template {
         name: name.clone(),

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use conman_auth::MintError;
 use conman_proto::{ConnectToken, ConnectTokenRequest, FieldError, SessionId};
-use http::Uri;
 use jiff::Timestamp;
 
 use crate::ApiState;
-use crate::json_body::{self, MAX_BODY_BYTES};
+use crate::json_body::JsonBody;
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::Query;
 
 const DEFAULT_TTL_S: u32 = 300;
 
@@ -33,11 +31,8 @@ const IN_URL: &str = "conman_token";
 pub(crate) async fn make(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
-    request: Request,
+    JsonBody(asked): JsonBody<ConnectTokenRequest>,
 ) -> Result<Json<ConnectToken>, ApiError> {
-    Query::of(&uri).finish()?;
-    let asked: ConnectTokenRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     let ttl = Duration::from_secs(asked.ttl_s.unwrap_or(DEFAULT_TTL_S).into());
     let minted = state
         .connect_tokens
