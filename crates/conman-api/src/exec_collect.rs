@@ -39,7 +39,15 @@ pub(crate) async fn run_to_end(
         }
     };
     match (status.exit_code, status.error) {
-        (Some(exit_code), None) => Ok(collected.into_result(exit_code)),
+        (Some(exit_code), None) => {
+            let output = collected.into_output();
+            Ok(ExecResult {
+                exit_code,
+                stdout: output.stdout,
+                stderr: output.stderr,
+                truncated: output.truncated,
+            })
+        }
         // 126 or 127: it never ran.
         (Some(_), Some(reason)) => Err(Kind::NO_SUCH_COMMAND.because(reason)),
         (None, reason) => {
@@ -174,20 +182,6 @@ impl Collected {
             stdout: String::from_utf8_lossy(&self.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&self.stderr).into_owned(),
             truncated: self.truncated,
-        }
-    }
-
-    fn into_result(self, exit_code: i32) -> ExecResult {
-        let ExecOutput {
-            stdout,
-            stderr,
-            truncated,
-        } = self.into_output();
-        ExecResult {
-            exit_code,
-            stdout,
-            stderr,
-            truncated,
         }
     }
 }

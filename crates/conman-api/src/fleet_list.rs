@@ -126,14 +126,14 @@ pub(crate) fn warnings(map: &FleetMap) -> Vec<String> {
 /// All nodes, ordered by name.
 pub(crate) fn nodes(own: &StatusHandle, map: &FleetMap) -> Vec<conman_proto::Node> {
     let peers = map.fleet().peers();
+    let shown = peers.iter().map(|peer| show_node(own, map, peer));
+    let mut nodes: Vec<_> = shown.collect();
     if !peers.iter().any(|peer| peer.name == map.me()) {
-        // Not joined yet: the others, and this node.
-        let others = peers.iter().map(|peer| show_node(own, map, peer));
-        let mut nodes: Vec<_> = others.chain([own.view()]).collect();
+        // It has not joined yet.
+        nodes.push(own.view());
         nodes.sort_by(|one, other| one.name.cmp(&other.name));
-        return nodes;
     }
-    peers.iter().map(|peer| show_node(own, map, peer)).collect()
+    nodes
 }
 
 /// One node by its name, or `self`.

@@ -4,7 +4,6 @@ use std::error::Error;
 use std::io;
 
 use conman_image::{ImportError, KeeperError, PullError, StoreError};
-use conman_proto::FieldError;
 
 use crate::node_errors::chain;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -44,7 +43,7 @@ pub(crate) fn pull_problem(error: &PullError) -> ApiError {
         PullError::Aborted { .. } => Kind::INTERNAL,
     };
     if kind.status < 500 {
-        in_field(kind, PULL, error)
+        kind.in_field(PULL, chain(error))
     } else {
         kind.because(chain(error))
     }
@@ -91,7 +90,7 @@ fn import_problem(error: &ImportError, whole: &(dyn Error + 'static), field: &st
         | ImportError::NoPlatform { .. }
         | ImportError::Ambiguous { .. }
         | ImportError::NestedIndexes { .. }
-        | ImportError::Config(_) => in_field(Kind::BAD_IMAGE, field, whole),
+        | ImportError::Config(_) => Kind::BAD_IMAGE.in_field(field, chain(whole)),
     }
 }
 
@@ -119,11 +118,4 @@ fn storage_kind(error: &(dyn Error + 'static)) -> Option<Kind> {
         cause = error.source();
     }
     None
-}
-
-fn in_field(kind: Kind, field: &str, error: &(dyn Error + 'static)) -> ApiError {
-    kind.with_fields(vec![FieldError {
-        field: field.to_owned(),
-        message: chain(error),
-    }])
 }

@@ -155,15 +155,11 @@ pub fn route_problem(error: &RouteError) -> Problem {
         .because(chain(error))
         .retryable(error.is_retryable())
         .into_problem();
-    if let RouteError::NotStarted {
-        source: EnsureError::BadSpec { errors, .. },
-        ..
-    } = error
-    {
-        problem.errors.clone_from(errors);
-    }
     if let RouteError::NotStarted { source, .. } = error {
         problem.limit = limit_met(source).map(Box::new);
+        if let EnsureError::BadSpec { errors, .. } = source {
+            problem.errors.clone_from(errors);
+        }
     }
     problem
 }

@@ -1,8 +1,12 @@
 //! Path parameters; their refusal is a problem that states the rule.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path};
 use conman_image::ImageName;
-use conman_proto::{ExecId, InterfaceName, NetworkError, SessionId};
+use conman_proto::{ExecId, InterfaceName, SessionId};
 use http::request::Parts;
 
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -17,10 +21,7 @@ impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let text = segment(parts, state).await?;
-        text.parse()
-            .map(Self)
-            .map_err(|error: conman_proto::SessionIdError| bad_id(error.to_string()))
+        parsed("id", &segment(parts, state).await?).map(Self)
     }
 }
 
@@ -35,7 +36,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PortPath {
         let (id, port) = session_and(parts, state).await?;
         match port.parse() {
             Ok(port) if port > 0 => Ok(Self(id, port)),
-            _ => Err(bad("port", "is a number from 1 to 65535".to_owned())),
+            _ => Err(Kind::BAD_PATH.in_field("port", "is a number from 1 to 65535")),
         }
     }
 }
@@ -49,8 +50,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ExecPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let (id, exec) = session_and(parts, state).await?;
-        let exec = exec.parse().map_err(|error| bad("exec", error))?;
-        Ok(Self(id, exec))
+        Ok(Self(id, parsed("exec", &exec)?))
     }
 }
 
@@ -63,9 +63,7 @@ impl<S: Send + Sync> FromRequestParts<S> for LinkPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let (id, name) = session_and(parts, state).await?;
-        let name = name.parse();
-        let name = name.map_err(|error: NetworkError| bad("name", error.to_string()))?;
-        Ok(Self(id, name))
+        Ok(Self(id, parsed("name", &name)?))
     }
 }
 
@@ -120,10 +118,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ImagePath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let text = segment(parts, state).await?;
-        text.parse()
-            .map(Self)
-            .map_err(|error: conman_image::ImageNameError| bad("name", error.to_string()))
+        parsed("name", &segment(parts, state).await?).map(Self)
     }
 }
 
@@ -133,28 +128,20 @@ async fn session_and<S: Send + Sync>(
     state: &S,
 ) -> Result<(SessionId, String), ApiError> {
     let path = Path::<(String, String)>::from_request_parts(parts, state).await;
-    let Path((id, next)) =
-        path.map_err(|rejection| bad_id(field_errors::cut(&rejection.body_text())))?;
-    let id = id
-        .parse()
-        .map_err(|error: conman_proto::SessionIdError| bad_id(error.to_string()))?;
-    Ok((id, next))
+    let Path((id, next)) = path.map_err(unreadable)?;
+    Ok((parsed("id", &id)?, next))
 }
 
 async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, ApiError> {
-    Path::<String>::from_request_parts(parts, state)
-        .await
-        .map(|Path(text)| text)
-        .map_err(|rejection| bad_id(field_errors::cut(&rejection.body_text())))
+    let path = Path::<String>::from_request_parts(parts, state).await;
+    path.map(|Path(text)| text).map_err(unreadable)
 }
 
-fn bad_id(message: String) -> ApiError {
-    bad("id", message)
+fn unreadable(rejection: PathRejection) -> ApiError {
+    Kind::BAD_PATH.in_field("id", field_errors::cut(&rejection.body_text()))
 }
 
-fn bad(field: &str, message: String) -> ApiError {
-    Kind::BAD_PATH.with_fields(vec![conman_proto::FieldError {
-        field: field.to_owned(),
-        message,
-    }])
+fn parsed<T: FromStr<Err: Display>>(field: &str, text: &str) -> Result<T, ApiError> {
+    text.parse::<T>()
+        .map_err(|error| Kind::BAD_PATH.in_field(field, error.to_string()))
 }

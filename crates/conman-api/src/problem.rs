@@ -20,6 +20,9 @@ pub(crate) trait IntoApiError {
 
     /// An occurrence with every mistake in the request; the detail lists them.
     fn with_fields(self, errors: Vec<FieldError>) -> ApiError;
+
+    /// An occurrence with the one mistake in the request.
+    fn in_field(self, field: &str, message: impl Into<String>) -> ApiError;
 }
 
 impl IntoApiError for Kind {
@@ -36,6 +39,11 @@ impl IntoApiError for Kind {
         let mut error = self.because(detail);
         error.problem.errors = errors;
         error
+    }
+
+    fn in_field(self, field: &str, message: impl Into<String>) -> ApiError {
+        let (field, message) = (field.to_owned(), message.into());
+        self.with_fields(vec![FieldError { field, message }])
     }
 }
 

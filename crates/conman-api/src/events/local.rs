@@ -55,23 +55,15 @@ pub(crate) async fn awaited_page(
     request: &PageRequest,
     closing: &CancellationToken,
 ) -> Result<EventPage, JournalError> {
-    let read = page(journal, request).await?;
-    if !request.waits || !read.events.is_empty() || read.truncated {
-        return Ok(read);
+    if request.waits {
+        let mut events = journal.follow(request.after);
+        let wanted = async {
+            while let Some(event) = events.next().await
+                && !request.filter.wants(&event)
+            {}
+        };
+        // The page is read whatever ended the wait.
+        let _ = closing.run_until_cancelled(timeout(WAIT, wanted)).await;
     }
-    // All stored events were scanned.
-    let after = read.last_seq;
-    let mut events = journal.follow(after);
-    let wanted = async {
-        while let Some(event) = events.next().await
-            && !request.filter.wants(&event)
-        {}
-    };
-    // The page is read whatever ended the wait.
-    let _ = closing.run_until_cancelled(timeout(WAIT, wanted)).await;
-    let request = PageRequest {
-        after,
-        ..request.clone()
-    };
-    page(journal, &request).await
+    page(journal, request).await
 }

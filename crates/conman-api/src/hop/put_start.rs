@@ -7,7 +7,6 @@ use async_trait::async_trait;
 use conman_core::no_template;
 use conman_core::placement::{Placement, Unfit};
 use conman_fleet::{Attempt, LocateError, Missing, StartAttempts, StartOn};
-use conman_proto::FieldError;
 
 use super::forwarded_request::{ForwardedRequest, Step, stepped};
 use super::placement_request;
@@ -80,10 +79,7 @@ impl ForwardedRequest {
             return Ok(());
         }
         let known: Vec<&str> = known.into_iter().collect();
-        Err(Kind::BAD_SPEC.with_fields(vec![FieldError {
-            field: "template".to_owned(),
-            message: no_template(name, &known, "The fleet's"),
-        }]))
+        Err(Kind::BAD_SPEC.in_field("template", no_template(name, &known, "The fleet's")))
     }
 }
 

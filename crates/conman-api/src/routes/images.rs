@@ -312,10 +312,8 @@ fn accepts_events(headers: &HeaderMap) -> bool {
 }
 
 fn no_name(why: &str) -> ApiError {
-    Kind::BAD_QUERY.with_fields(vec![conman_proto::FieldError {
-        field: "name".to_owned(),
-        message: format!("is required, for example python:3.12: {why}"),
-    }])
+    let message = format!("is required, for example python:3.12: {why}");
+    Kind::BAD_QUERY.in_field("name", message)
 }
 
 fn stopping() -> ApiError {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use conman_auth::MintError;
-use conman_proto::{ConnectToken, ConnectTokenRequest, FieldError, SessionId};
+use conman_proto::{ConnectToken, ConnectTokenRequest, SessionId};
 use jiff::Timestamp;
 
 use crate::ApiState;
@@ -38,10 +38,9 @@ pub(crate) async fn make(
         .connect_tokens
         .mint(&id, ttl, Timestamp::now())
         .map_err(|error| match error {
-            MintError::Ttl { max_s } => Kind::BAD_BODY.with_fields(vec![FieldError {
-                field: "ttl_s".to_owned(),
-                message: format!("must be from 1 to {max_s}"),
-            }]),
+            MintError::Ttl { max_s } => {
+                Kind::BAD_BODY.in_field("ttl_s", format!("must be from 1 to {max_s}"))
+            }
             MintError::Random => Kind::HOST_FAILED.because(error.to_string()),
         })?;
     let has_port = state
