@@ -1,6 +1,8 @@
 //! Query parameters. They are read by hand, because a parameter may repeat, an unknown one is an
 //! error, and all mistakes are reported at once.
 
+use std::convert::Infallible;
+
 use axum::extract::FromRequestParts;
 use conman_proto::FieldError;
 use http::Uri;
@@ -13,6 +15,24 @@ use crate::problem::{ApiError, IntoApiError as _, Kind};
 /// Most parameters in one query; hyper bounds the bytes.
 const MAX_PARAMETERS: usize = 128;
 
+/// The parameters of one request. Each is taken by name; the rest at the end is unknown.
+#[derive(Debug)]
+pub(crate) struct Query {
+    pairs: Vec<(String, String)>,
+    /// Names that occur without `=`.
+    bare: Vec<String>,
+    known: Vec<&'static str>,
+    errors: Vec<FieldError>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Query {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.uri))
+    }
+}
+
 /// The query of a request that has no parameters: any is refused.
 #[derive(Debug)]
 pub(crate) struct NoQuery;
@@ -23,16 +43,6 @@ impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         Query::of(&parts.uri).finish().map(|()| Self)
     }
-}
-
-/// The parameters of one request. Each is taken by name; the rest at the end is unknown.
-#[derive(Debug)]
-pub(crate) struct Query {
-    pairs: Vec<(String, String)>,
-    /// Names that occur without `=`.
-    bare: Vec<String>,
-    known: Vec<&'static str>,
-    errors: Vec<FieldError>,
 }
 
 impl Query {

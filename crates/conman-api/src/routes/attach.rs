@@ -6,7 +6,6 @@ use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::response::Response;
 use conman_proto::{ATTACH_PROTOCOL, ExecId, SessionId, TerminalSize};
 use conman_runtime::AttachOptions;
-use http::Uri;
 
 use crate::path_params::{ExecPath, SessionPath};
 use crate::problem::ApiError;
@@ -51,10 +50,10 @@ type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
 pub(crate) async fn attach(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    query: Query,
     upgrade: Upgrade,
 ) -> Result<Response, ApiError> {
-    connect(state, &id, None, &uri, upgrade).await
+    connect(state, &id, None, query, upgrade).await
 }
 
 /// Attach to a kept command
@@ -89,20 +88,19 @@ pub(crate) async fn attach(
 pub(crate) async fn attach_exec(
     State(state): State<ApiState>,
     ExecPath(id, exec): ExecPath,
-    uri: Uri,
+    query: Query,
     upgrade: Upgrade,
 ) -> Result<Response, ApiError> {
-    connect(state, &id, Some(exec), &uri, upgrade).await
+    connect(state, &id, Some(exec), query, upgrade).await
 }
 
 async fn connect(
     state: ApiState,
     id: &SessionId,
     exec: Option<ExecId>,
-    uri: &Uri,
+    mut query: Query,
     upgrade: Upgrade,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(uri);
     let size = size(&mut query);
     let after = query.number("after", 0, u64::MAX);
     let options = AttachOptions {

@@ -13,7 +13,7 @@ use conman_fleet::Passage;
 use conman_proto::{Event, EventKind, EventPage, SessionId, SessionOwnership, Timeline};
 use conman_registry::MAX_EVENT_PAGE;
 use futures_util::{Stream, StreamExt as _, stream};
-use http::{HeaderMap, Uri};
+use http::HeaderMap;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::{
@@ -88,10 +88,9 @@ pub(crate) async fn events(
     State(state): State<ApiState>,
     Extension(caller): Extension<Caller>,
     by_peer: Option<Extension<ByPeer>>,
-    uri: Uri,
+    mut query: Query,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let after = query.parsed("after", str::parse::<Position>);
     let filter = filter(&mut query);
     let node = query.one("node");
@@ -219,9 +218,8 @@ pub(crate) async fn timeline(
     Extension(caller): Extension<Caller>,
     by_peer: Option<Extension<ByPeer>>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<Json<Timeline>, ApiError> {
-    let mut query = Query::of(&uri);
     let local = query.flag("local", false);
     query.finish()?;
     settle(&state).await;

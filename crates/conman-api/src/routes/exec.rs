@@ -12,7 +12,6 @@ use conman_node::AccessError;
 use conman_proto::{EXEC_PROTOCOL, ExecRequest, ExecResult, ExecStatus, LogLine, SessionId};
 use conman_runtime::RuntimeError;
 use futures_util::stream;
-use http::Uri;
 use http::header::CONTENT_TYPE;
 use tokio::sync::mpsc;
 
@@ -56,10 +55,9 @@ const LINES_QUEUE: usize = 4;
 pub(crate) async fn exec(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let streams = query.flag("stream", false);
     query.finish()?;
     let asked: ExecRequest = json_body::read(request, MAX_EXEC_BODY_BYTES).await?;
@@ -110,10 +108,9 @@ pub(crate) async fn exec(
 pub(crate) async fn exec_interactive(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let asked = query.one("request");
     if asked.is_none() {
         query.mistake("request", "is required: an ExecRequest as JSON");

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use conman_linux::Signal;
 use conman_proto::{ExecId, ExecRequest, KeptExec, KeptExecList, SessionId};
-use http::{StatusCode, Uri};
+use http::StatusCode;
 
 use super::session_orders::signal_of;
 use crate::ApiState;
@@ -12,7 +12,7 @@ use crate::exec_request::{self, Form};
 use crate::json_body::JsonBody;
 use crate::path_params::{ExecPath, SessionPath};
 use crate::problem::ApiError;
-use crate::query::NoQuery;
+use crate::query::{NoQuery, Query};
 
 /// Start a command that is kept
 ///
@@ -105,9 +105,9 @@ pub(crate) async fn get(
 pub(crate) async fn signal(
     State(state): State<ApiState>,
     ExecPath(id, exec): ExecPath,
-    uri: Uri,
+    query: Query,
 ) -> Result<StatusCode, ApiError> {
-    let signal = signal_of(&uri)?.unwrap_or(Signal::KILL);
+    let signal = signal_of(query)?.unwrap_or(Signal::KILL);
     state.node.access().signal_exec(&id, exec, signal).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -5,7 +5,7 @@ use axum::response::{IntoResponse as _, Response};
 use conman_proto::{FileList, MakeDirectoryRequest, MoveRequest, SessionId};
 use conman_runtime::{FilesOrder, FilesReply};
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, StatusCode, Uri};
+use http::{HeaderValue, StatusCode};
 
 use super::files::{Target, begin, checked_path, checked_user, unexpected};
 use crate::ApiState;
@@ -40,9 +40,8 @@ use crate::query::Query;
 pub(crate) async fn list(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let target = Target::of(&mut query);
     query.finish()?;
     let order = FilesOrder::List { path: target.path };
@@ -83,9 +82,8 @@ pub(crate) async fn list(
 pub(crate) async fn remove(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<StatusCode, ApiError> {
-    let mut query = Query::of(&uri);
     let Target { path, user, .. } = Target::of(&mut query);
     let recursive = query.flag("recursive", false);
     query.finish()?;

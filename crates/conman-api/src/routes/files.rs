@@ -16,7 +16,7 @@ use http::header::{
     ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, IF_RANGE,
     LAST_MODIFIED, RANGE,
 };
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -195,9 +195,8 @@ pub(crate) async fn read(
     SessionPath(id): SessionPath,
     method: Method,
     headers: HeaderMap,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let Target {
         path,
         user,
@@ -313,10 +312,9 @@ fn range_of(headers: &HeaderMap) -> Option<ByteRange> {
 pub(crate) async fn write(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let Target {
         path,
         user,

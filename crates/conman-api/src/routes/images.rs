@@ -12,7 +12,7 @@ use conman_image::{ImageKeeper, ImageName, name_of_reference};
 use conman_proto::{GcReport, Image, ImageList, ImageRemoval, PullRequest, RuntimeKind, Session};
 use futures_util::{Stream, StreamExt as _};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
-use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -122,10 +122,9 @@ pub(crate) async fn get(
 )]
 pub(crate) async fn add(
     State(state): State<ApiState>,
-    uri: Uri,
+    mut query: Query,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let name = query.parsed("name", str::parse::<ImageName>);
     let media_type = request
         .headers()
@@ -187,9 +186,8 @@ pub(crate) async fn add(
 pub(crate) async fn remove(
     State(state): State<ApiState>,
     ImagePath(name): ImagePath,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<Json<ImageRemoval>, ApiError> {
-    let mut query = Query::of(&uri);
     let force = query.flag("force", false);
     query.finish()?;
     if !force {

@@ -7,7 +7,6 @@ use conman_proto::{LogLine, SessionId};
 use conman_runtime::{LogChunk, LogOptions, RuntimeError};
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _, stream};
-use http::Uri;
 use http::header::CONTENT_TYPE;
 use jiff::Timestamp;
 
@@ -57,9 +56,8 @@ const MAX_TAIL: u64 = 1_000_000;
 pub(crate) async fn logs(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let options = LogOptions {
         follow: query.flag("follow", false),
         tail: query

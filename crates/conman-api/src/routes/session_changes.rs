@@ -6,7 +6,6 @@ use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use conman_proto::{EnsureResponse, FieldError, Session, SessionId, SessionPatch, SessionRequest};
-use http::Uri;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
@@ -15,7 +14,7 @@ use crate::ApiState;
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
-use crate::query::NoQuery;
+use crate::query::{NoQuery, Query};
 
 /// How long a change may take to be recorded, before its caller is answered.
 const PATCH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -50,10 +49,10 @@ const PATCH_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) async fn create(
     State(state): State<ApiState>,
     Extension(id): Extension<SessionId>,
-    uri: Uri,
+    query: Query,
     request: Request,
 ) -> Result<Response, ApiError> {
-    ensure_as(&state, &id, &uri, request).await
+    ensure_as(&state, &id, query, request).await
 }
 
 /// Change a session while it runs

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
 use conman_linux::{Signal, parse_signal};
 use conman_proto::{EnsureResponse, Session, SessionId};
-use http::{StatusCode, Uri};
+use http::StatusCode;
 
 use super::sessions::{no_such_session, stopped_by};
 use crate::ApiState;
@@ -133,16 +133,15 @@ pub(crate) async fn restart(
 pub(crate) async fn kill(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    query: Query,
 ) -> Result<StatusCode, ApiError> {
-    let signal = signal_of(&uri)?.unwrap_or(Signal::KILL);
+    let signal = signal_of(query)?.unwrap_or(Signal::KILL);
     state.node.access().signal(&id, signal)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// The signal in a query.
-pub(super) fn signal_of(uri: &Uri) -> Result<Option<Signal>, ApiError> {
-    let mut query = Query::of(uri);
+pub(super) fn signal_of(mut query: Query) -> Result<Option<Signal>, ApiError> {
     let signal = query.parsed("signal", |text| {
         parse_signal(text).ok_or_else(|| format!("`{text}` is not a signal, such as SIGTERM"))
     });

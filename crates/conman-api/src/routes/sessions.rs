@@ -10,7 +10,7 @@ use conman_core::listing::{
 use conman_proto::{
     EnsureResponse, Session, SessionId, SessionList, SessionRequest, SessionState, StopReport,
 };
-use http::{StatusCode, Uri};
+use http::StatusCode;
 
 use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
@@ -50,19 +50,18 @@ use crate::{ApiState, access, fleet_list, hop};
 pub(crate) async fn ensure(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    query: Query,
     request: Request,
 ) -> Result<Response, ApiError> {
-    ensure_as(&state, &id, &uri, request).await
+    ensure_as(&state, &id, query, request).await
 }
 
 pub(super) async fn ensure_as(
     state: &ApiState,
     id: &SessionId,
-    uri: &Uri,
+    mut query: Query,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(uri);
     let wait = query.flag("wait", true);
     let node_labels = hop::labels_of(&mut query);
     query.finish()?;
@@ -129,9 +128,8 @@ pub(crate) async fn stop(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
     Extension(caller): Extension<Caller>,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let forget = query.flag("forget", false);
     query.finish()?;
     let why = stopped_by(&caller);
@@ -198,9 +196,9 @@ struct LabelText(String);
 )]
 pub(crate) async fn list(
     State(state): State<ApiState>,
-    uri: Uri,
+    query: Query,
 ) -> Result<Json<SessionList>, ApiError> {
-    let query = list_query(Query::of(&uri), state.node.name())?;
+    let query = list_query(query, state.node.name())?;
     let own = state.node.sessions();
     Ok(Json(match state.others() {
         Some(map) => fleet_list::sessions(own, map, &query).await,

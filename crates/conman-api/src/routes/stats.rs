@@ -9,7 +9,6 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use conman_proto::{SessionId, SessionStats, StatsList};
 use futures_util::{StreamExt as _, stream};
-use http::Uri;
 use http::header::CONTENT_TYPE;
 
 use crate::ApiState;
@@ -43,9 +42,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) async fn session(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
-    uri: Uri,
+    mut query: Query,
 ) -> Result<Response, ApiError> {
-    let mut query = Query::of(&uri);
     let streams = query.flag("stream", false);
     query.finish()?;
     let first = state.node.access().stats(&id).await?;
