@@ -363,7 +363,8 @@ fn serve(layout: &Layout, node: &str) -> Result<Command> {
         .arg("serve")
         .arg("--config")
         .arg(config_path(layout, node))
-        .env_remove("RUST_LOG")
+        // Also why a connection was cut.
+        .env("RUST_LOG", "info,conman_proxy=debug")
         .stdout(log.try_clone().context("cannot share a log")?)
         .stderr(log);
     Ok(command)
