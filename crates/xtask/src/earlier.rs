@@ -14,7 +14,7 @@ use crate::progress::Step;
 const VARIABLE: &str = "CONMAN_PREVIOUS_BINARY";
 
 /// The commit to build; each release moves it to the one before it.
-const COMMIT: &str = "e11ab07a9844c2e1a5df76a2dc8e7332cf73ceb2";
+const COMMIT: &str = "790a7a539303cf5eaa33fea30557ae0166c997c9";
 
 /// The variable and the build, if there is one: a clone without history has none.
 pub(crate) fn variable() -> Result<Option<(&'static str, OsString)>> {
