@@ -34,10 +34,13 @@ pub enum Interface {
     CgroupKill,
     /// A non-child's exit status through its pidfd.
     ExitStatusByPidfd,
+    /// One that only a later conman knows, which greets as the shim.
+    #[serde(other)]
+    Unknown,
 }
 
 impl Interface {
-    /// All of them.
+    /// All that this conman knows.
     pub const ALL: [Self; 5] = [
         Self::OverlayFdLayers,
         Self::MappedLayers,
@@ -101,6 +104,7 @@ impl Interface {
                 "6.15",
                 "the exit status of a container whose shim has died is unknown",
             ),
+            Self::Unknown => ("unknown", "?", "unknown"),
         }
     }
 }
@@ -150,6 +154,7 @@ impl Features {
             Interface::MountAttributes => mount_attributes,
             Interface::CgroupKill => unified_cgroups && version >= (5, 14),
             Interface::ExitStatusByPidfd => version >= (6, 15),
+            Interface::Unknown => false,
         };
         Ok(Self {
             present: Interface::ALL.into_iter().filter(is_present).collect(),
@@ -178,6 +183,14 @@ fn kernel_version(release: &str) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interfaces_of_a_later_conman_do_not_hide_the_known_ones() {
+        let text = r#"{"release": "9.9", "present": ["cgroup_kill", "of_a_later_conman"],
+            "unified_cgroups": true, "user_namespaces": true}"#;
+        let features: Features = serde_json::from_str(text).expect("read");
+        assert!(features.has(Interface::CgroupKill) && !features.has(Interface::MappedLayers));
+    }
 
     #[test]
     fn a_release_is_compared_by_its_numbers() {

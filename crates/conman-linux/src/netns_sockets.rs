@@ -252,10 +252,13 @@ pub fn network_namespace(process: &PidFd) -> io::Result<OwnedFd> {
 }
 
 fn enter(process: &PidFd) -> io::Result<()> {
-    Ok(move_into_thread_name_spaces(
-        process.as_fd(),
-        ThreadNameSpaceType::NETWORK,
-    )?)
+    match move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::NETWORK) {
+        Err(Errno::INVAL) => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this kernel cannot enter namespaces by pidfd; conman needs Linux 5.10 or later",
+        )),
+        entered => Ok(entered?),
+    }
 }
 
 fn make_socket(home: &Home, family: AddressFamily, kind: SocketType) -> io::Result<OwnedFd> {

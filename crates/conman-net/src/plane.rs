@@ -228,7 +228,10 @@ impl Plane {
             match &swept {
                 Ok(0) => {}
                 Ok(count) => tracing::info!(count, "deleted links without an owner"),
-                Err(error) => tracing::warn!(%error, "cannot delete links without an owner"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "cannot sweep links; addresses of ended sessions stay in use"
+                ),
             }
             all &= swept.is_err();
             outlived = self.links().leaving();

@@ -137,7 +137,8 @@ pub enum PeerStanding {
 
 /// The latest field of ownership records that this conman reads: they are numbered in the order in which
 /// versions after 0.1.0 add them. A node must write a field only while every node that may act announces
-/// that it reads it: an earlier conman would drop it.
+/// that it reads it: an earlier conman would drop it. There is no such field yet, and no check; the first one adds
+/// it.
 pub const READS: u32 = 0;
 
 /// What a node publishes about itself. Fields that a later conman adds are ignored.

@@ -43,7 +43,7 @@ pub struct Client {
 impl Client {
     /// Connects and says hello. `timeout` bounds every call.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let socket = socket::connect(path)?;
+        let socket = socket::connect(path).map_err(ClientError::Io)?;
         rustix::io::ioctl_fionbio(&socket, false).map_err(io::Error::from)?;
         for direction in [Timeout::Send, Timeout::Recv] {
             set_socket_timeout(&socket, direction, Some(timeout)).map_err(io::Error::from)?;

@@ -79,7 +79,7 @@ pub fn pid_namespace(pid: i32) -> io::Result<u64> {
     Ok(fs::metadata(format!("/proc/{pid}/ns/pid"))?.ino())
 }
 
-/// Resident memory of a process in bytes, including shared pages.
+/// Resident memory of a process in bytes, including shared pages. A zombie has none.
 ///
 /// # Errors
 /// It cannot be read, for example because the process is dead.
@@ -89,8 +89,7 @@ pub fn resident_bytes(pid: i32) -> io::Result<u64> {
     let status = String::from_utf8_lossy(&status);
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    let kib = kib.ok_or_else(|| io::Error::other(format!("process {pid} has no memory")))?;
-    Ok(kib * 1_024)
+    Ok(kib.unwrap_or(0) * 1_024)
 }
 
 fn read_all(wanted: &mut dyn FnMut(&[String]) -> bool) -> Vec<ProcEntry> {

@@ -21,7 +21,8 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// redb writes changed pages to new places and doubles its file when it runs out of them. With the
 /// blocks for one doubling allocated, the file can take every release and note of the sessions it
 /// holds after other programs have filled the disk. Only claims make it grow permanently, so a
-/// claim is refused while that space is not available. Where the file system cannot preallocate
+/// claim is refused while that space is not available. The first claim after a start, and one of a thousand after it,
+/// also needs room for a new `generations` file. Where the file system cannot preallocate
 /// space, or also copies allocated blocks on write, a full disk may refuse releases too.
 #[derive(Debug)]
 pub(super) struct Room {
