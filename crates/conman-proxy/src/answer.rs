@@ -33,12 +33,8 @@ const NOT_ACCEPTED: ProblemKind = ProblemKind {
 /// Why the proxy answers a request instead of forwarding it.
 #[derive(Debug, Error)]
 pub(crate) enum Unforwarded {
-    #[error("the request's head can be read in more than one way")]
-    Ambiguous,
-    #[error("the request has {0} `Host` fields")]
-    Hosts(usize),
-    #[error("the request's target or host cannot be read")]
-    Address(AddressError),
+    #[error(transparent)]
+    Request(#[from] RequestFault),
     #[error("the path lacks its final slash")]
     AddSlash { location: String },
     #[error("the token in the URL is exchanged for a cookie")]
@@ -63,6 +59,37 @@ pub(crate) enum Unforwarded {
         session: SessionId,
         waited: Duration,
     },
+    #[error(transparent)]
+    Session(#[from] SessionFault),
+    #[error("the session's node does not take the request: {why}")]
+    Misdirected {
+        session: SessionId,
+        why: PeerRefusal,
+    },
+    #[error("the session's node answers nothing: {why}")]
+    NodeSilent { session: SessionId, why: String },
+    #[error("misdirected to this node: {0}")]
+    NotHere(PeerRefusal),
+}
+
+/// A mistake in the request itself.
+#[derive(Debug, Error)]
+pub(crate) enum RequestFault {
+    #[error("the request's head can be read in more than one way")]
+    Ambiguous,
+    #[error("the request has {0} `Host` fields")]
+    Hosts(usize),
+    #[error("the request's target or host cannot be read")]
+    Address(AddressError),
+    #[error("no more of the request's body arrived")]
+    BodyStalled { waited: Duration },
+    #[error("the request's body is malformed or was cut short")]
+    BodyBroken,
+}
+
+/// Why the session gives no answer that can be passed on.
+#[derive(Debug, Error)]
+pub(crate) enum SessionFault {
     #[error("the session does not have this port")]
     NoPort {
         session: SessionId,
@@ -90,19 +117,6 @@ pub(crate) enum Unforwarded {
         session: SessionId,
         why: &'static str,
     },
-    #[error("the session's node does not take the request: {why}")]
-    Misdirected {
-        session: SessionId,
-        why: PeerRefusal,
-    },
-    #[error("the session's node answers nothing: {why}")]
-    NodeSilent { session: SessionId, why: String },
-    #[error("misdirected to this node: {0}")]
-    NotHere(PeerRefusal),
-    #[error("no more of the request's body arrived")]
-    BodyStalled { waited: Duration },
-    #[error("the request's body is malformed or was cut short")]
-    BodyBroken,
 }
 
 impl Unforwarded {
@@ -139,11 +153,13 @@ impl Unforwarded {
     fn closes_connection(&self) -> bool {
         matches!(
             self,
-            Self::Ambiguous
-                | Self::Hosts(_)
-                | Self::Address(AddressError::Target | AddressError::Host)
-                | Self::BodyStalled { .. }
-                | Self::BodyBroken
+            Self::Request(
+                RequestFault::Ambiguous
+                    | RequestFault::Hosts(_)
+                    | RequestFault::Address(AddressError::Target | AddressError::Host)
+                    | RequestFault::BodyStalled { .. }
+                    | RequestFault::BodyBroken
+            )
         )
     }
 
@@ -153,32 +169,8 @@ impl Unforwarded {
         let (kind, detail) = match self {
             Self::Refused(refusal) => return (refusal.problem, refusal.retry_after_s),
             Self::Denied(problem) => return (*problem, None),
-            Self::Ambiguous => (
-                MALFORMED,
-                "the request's head can be read in more than one way: send one `Content-Length` \
-                 or `Transfer-Encoding: chunked`"
-                    .to_owned(),
-            ),
-            Self::Hosts(count) => (
-                MALFORMED,
-                format!("the request has {count} `Host` fields: HTTP/1.1 requires exactly one"),
-            ),
-            Self::Address(AddressError::Target) => (
-                MALFORMED,
-                "the request's target is neither a path nor an http URL: the sessions listener \
-                 serves sessions and is not a forward proxy"
-                    .to_owned(),
-            ),
-            Self::Address(AddressError::Host) => (
-                MALFORMED,
-                "the request's host is not a host name with an optional port".to_owned(),
-            ),
-            Self::Address(AddressError::Unknown) => (
-                ProblemKind::UNKNOWN_ADDRESS,
-                "neither the host nor the path names a session: use `/s/{id}/…`, or \
-                 `{id}.` before the sessions domain"
-                    .to_owned(),
-            ),
+            Self::Request(fault) => fault.kind_and_detail(),
+            Self::Session(fault) => fault.kind_and_detail(),
             Self::AddSlash { .. } | Self::TokenExchanged { .. } => {
                 (ProblemKind::REDIRECT, "a redirect".to_owned())
             }
@@ -222,6 +214,60 @@ impl Unforwarded {
                     waited.as_secs()
                 ),
             ),
+        };
+        // Nothing listens on the port: only a change within the session helps.
+        let waits = kind.retryable && kind != ProblemKind::CONNECTION_REFUSED;
+        (*kind.problem(detail), waits.then_some(RETRY_AFTER_S))
+    }
+}
+
+impl RequestFault {
+    fn kind_and_detail(self) -> (ProblemKind, String) {
+        match self {
+            Self::Ambiguous => (
+                MALFORMED,
+                "the request's head can be read in more than one way: send one `Content-Length` \
+                 or `Transfer-Encoding: chunked`"
+                    .to_owned(),
+            ),
+            Self::Hosts(count) => (
+                MALFORMED,
+                format!("the request has {count} `Host` fields: HTTP/1.1 requires exactly one"),
+            ),
+            Self::Address(AddressError::Target) => (
+                MALFORMED,
+                "the request's target is neither a path nor an http URL: the sessions listener \
+                 serves sessions and is not a forward proxy"
+                    .to_owned(),
+            ),
+            Self::Address(AddressError::Host) => (
+                MALFORMED,
+                "the request's host is not a host name with an optional port".to_owned(),
+            ),
+            Self::Address(AddressError::Unknown) => (
+                ProblemKind::UNKNOWN_ADDRESS,
+                "neither the host nor the path names a session: use `/s/{id}/…`, or \
+                 `{id}.` before the sessions domain"
+                    .to_owned(),
+            ),
+            Self::BodyStalled { waited } => (
+                ProblemKind::BODY_TIMEOUT,
+                format!(
+                    "no byte of the request's body arrived for {} s",
+                    waited.as_secs()
+                ),
+            ),
+            Self::BodyBroken => (
+                MALFORMED,
+                "the request's body ended early or is not well-formed chunked coding".to_owned(),
+            ),
+        }
+    }
+}
+
+impl SessionFault {
+    fn kind_and_detail(self) -> (ProblemKind, String) {
+        match self {
             Self::NoPort {
                 session,
                 request:
@@ -274,21 +320,7 @@ impl Unforwarded {
                 ProblemKind::BAD_ANSWER,
                 format!("session `{session}` answered with {why}: correct its program"),
             ),
-            Self::BodyStalled { waited } => (
-                ProblemKind::BODY_TIMEOUT,
-                format!(
-                    "no byte of the request's body arrived for {} s",
-                    waited.as_secs()
-                ),
-            ),
-            Self::BodyBroken => (
-                MALFORMED,
-                "the request's body ended early or is not well-formed chunked coding".to_owned(),
-            ),
-        };
-        // Nothing listens on the port: only a change within the session helps.
-        let waits = kind.retryable && kind != ProblemKind::CONNECTION_REFUSED;
-        (*kind.problem(detail), waits.then_some(RETRY_AFTER_S))
+        }
     }
 }
 

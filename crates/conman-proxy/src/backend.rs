@@ -9,7 +9,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::answer::Unforwarded;
+use crate::answer::SessionFault;
 use crate::answer_heads::{AnswerHeads, Awaited, HeadFault};
 use crate::body::RequestBody;
 use crate::pool::Wire;
@@ -26,7 +26,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 4;
 
 /// A connection to the session's port.
-pub(crate) async fn connect(route: &Route) -> Result<Stream, Unforwarded> {
+pub(crate) async fn connect(route: &Route) -> Result<Stream, SessionFault> {
     let session = || route.session.clone();
     let waited = CONNECT_TIMEOUT;
     let stream = match tokio::time::timeout(waited, route.backend.connect()).await {
@@ -34,20 +34,20 @@ pub(crate) async fn connect(route: &Route) -> Result<Stream, Unforwarded> {
         Ok(Err(error)) => {
             return Err(match error.kind() {
                 io::ErrorKind::ConnectionRefused => {
-                    Unforwarded::ConnectRefused { session: session() }
+                    SessionFault::ConnectRefused { session: session() }
                 }
-                io::ErrorKind::TimedOut => Unforwarded::ConnectTimeout {
+                io::ErrorKind::TimedOut => SessionFault::ConnectTimeout {
                     session: session(),
                     waited,
                 },
-                _ => Unforwarded::ConnectFailed {
+                _ => SessionFault::ConnectFailed {
                     session: session(),
                     source: error,
                 },
             });
         }
         Err(_elapsed) => {
-            return Err(Unforwarded::ConnectTimeout {
+            return Err(SessionFault::ConnectTimeout {
                 session: session(),
                 waited,
             });

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::address::{self, Address, AddressError};
-use crate::answer::{Unforwarded, readiness_response};
+use crate::answer::{RequestFault, Unforwarded, readiness_response};
 use crate::body::ResponseBody;
 use crate::client_io::Ticket;
 use crate::confine::{confine, is_browsers};
@@ -66,7 +66,7 @@ async fn exchange(
     request: Request<Incoming>,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
     if !has_plain_coding(request.headers()) {
-        return Err(Unforwarded::Ambiguous);
+        return Err(RequestFault::Ambiguous.into());
     }
     match &*client.worker.front {
         Front::Clients { directory, gate } => {
@@ -157,7 +157,7 @@ fn request_target(
         }) => (id, port, prefix, target),
         Ok(Address::AddSlash { location }) => return Err(Unforwarded::AddSlash { location }),
         Err(AddressError::Unknown) if is_readiness_probe(parts) => return Ok(None),
-        Err(error) => return Err(Unforwarded::Address(error)),
+        Err(error) => return Err(RequestFault::Address(error).into()),
     };
     if !prefix.is_empty() && !options.browser_paths && is_browsers(&parts.headers) {
         let label = address::host_label(&id, port);
@@ -285,7 +285,7 @@ async fn from_peer(
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
     }
-    let target = target.ok_or(Unforwarded::Ambiguous)?;
+    let target = target.ok_or(RequestFault::Ambiguous)?;
     let mut offer = Offer::of(&mut parts, !body.is_end_stream());
     let (route, origin) = match target {
         PeerTarget::Session(id, generation, port) => {
@@ -339,13 +339,13 @@ fn api_route(front: &PeerFront) -> Route {
 fn read_host(parts: &mut Parts) -> Result<HeaderValue, Unforwarded> {
     let count = parts.headers.get_all(HOST).iter().count();
     if count > 1 || (count == 0 && parts.version != Version::HTTP_10) {
-        return Err(Unforwarded::Hosts(count));
+        return Err(RequestFault::Hosts(count).into());
     }
     if parts.uri.scheme().is_some()
         && let Some(authority) = parts.uri.authority()
     {
         let host = HeaderValue::from_str(authority.as_str())
-            .map_err(|_| Unforwarded::Address(AddressError::Host))?;
+            .map_err(|_| RequestFault::Address(AddressError::Host))?;
         parts.headers.insert(HOST, host);
     }
     Ok(parts

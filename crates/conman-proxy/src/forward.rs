@@ -9,7 +9,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 
-use crate::answer::Unforwarded;
+use crate::answer::{RequestFault, SessionFault, Unforwarded};
 use crate::answer_heads::HeadFault;
 use crate::body::{Fault, FaultKind, ResponseBody, SessionBody};
 use crate::headers::{strip_forged, strip_hop_by_hop};
@@ -69,37 +69,37 @@ pub(crate) fn has_plain_coding(headers: &HeaderMap) -> bool {
 }
 
 pub(crate) fn unanswered(route: &Route, error: hyper::Error, fault: &Fault) -> Unforwarded {
-    let session = route.session.clone();
     match fault.kind() {
-        Some(FaultKind::Stalled(waited)) => return Unforwarded::BodyStalled { waited },
-        Some(FaultKind::Broken) => return Unforwarded::BodyBroken,
+        Some(FaultKind::Stalled(waited)) => return RequestFault::BodyStalled { waited }.into(),
+        Some(FaultKind::Broken) => return RequestFault::BodyBroken.into(),
         None => {}
     }
     if let Some(fault) = HeadFault::of(&error) {
-        return Unforwarded::BadAnswer {
-            session,
-            why: match fault {
-                HeadFault::Slow => "a head that was not complete in time",
-                HeadFault::Endless => "too many interim answers (1xx)",
-            },
+        let why = match fault {
+            HeadFault::Slow => "a head that was not complete in time",
+            HeadFault::Endless => "too many interim answers (1xx)",
         };
+        return bad_answer(route, why);
     }
     if error.is_parse_too_large() {
-        return Unforwarded::BadAnswer {
-            session,
-            why: "a head beyond the bounds on heads",
-        };
+        return bad_answer(route, "a head beyond the bounds on heads");
     }
     if error.is_parse() {
-        return Unforwarded::BadAnswer {
-            session,
-            why: "something that is not HTTP/1.1",
-        };
+        return bad_answer(route, "something that is not HTTP/1.1");
     }
-    Unforwarded::Unanswered {
-        session,
+    SessionFault::Unanswered {
+        session: route.session.clone(),
         source: error,
     }
+    .into()
+}
+
+pub(crate) fn bad_answer(route: &Route, why: &'static str) -> Unforwarded {
+    SessionFault::BadAnswer {
+        session: route.session.clone(),
+        why,
+    }
+    .into()
 }
 
 /// Converts a session's answer to the client's.
@@ -111,12 +111,7 @@ pub(crate) fn session_response(
     lease: Lease,
     activity: ActivityGuard,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
-    let bad = |why| {
-        Err(Unforwarded::BadAnswer {
-            session: route.session.clone(),
-            why,
-        })
-    };
+    let bad = |why| Err(bad_answer(route, why));
     let (mut parts, body) = response.into_parts();
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
         return bad("a change of protocol that was not requested");

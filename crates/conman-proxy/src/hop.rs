@@ -8,7 +8,7 @@ use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::answer::Unforwarded;
+use crate::answer::{SessionFault, Unforwarded};
 use crate::body::{Fault, RequestBody, ResponseBody};
 use crate::deferred_body::DeferredBody;
 use crate::forward::{self, session_response};
@@ -91,14 +91,16 @@ pub(crate) async fn forward(
 /// meanwhile or is about to, or its node is gone. `None` if it is not.
 pub(crate) async fn refusal_of(route: &Route, failed: &Unforwarded) -> Option<PeerRefusal> {
     match (&route.way, failed) {
-        (Way::Peer { .. }, Unforwarded::Unanswered { source, .. }) => {
+        (Way::Peer { .. }, Unforwarded::Session(SessionFault::Unanswered { source, .. })) => {
             Some(PeerRefusal::Unreachable(source.to_string()))
         }
         (
             Way::Session,
-            Unforwarded::Unanswered { .. }
-            | Unforwarded::ConnectRefused { .. }
-            | Unforwarded::ConnectFailed { .. },
+            Unforwarded::Session(
+                SessionFault::Unanswered { .. }
+                | SessionFault::ConnectRefused { .. }
+                | SessionFault::ConnectFailed { .. },
+            ),
         ) if route.is_ending().await => Some(PeerRefusal::NotReady),
         _ => None,
     }
@@ -285,10 +287,10 @@ async fn connected(client: &ClientConnection, route: &Route) -> Result<Wire, Pee
     let unreachable = |error: &dyn std::error::Error| PeerRefusal::Unreachable(error.to_string());
     let stream = match backend::connect(route).await {
         Ok(stream) => stream,
-        Err(Unforwarded::ConnectFailed { source, .. }) if PeerRefusal::is(&source) => {
+        Err(SessionFault::ConnectFailed { source, .. }) if PeerRefusal::is(&source) => {
             return Err(PeerRefusal::Refused);
         }
-        Err(Unforwarded::ConnectFailed { source, .. }) => return Err(unreachable(&source)),
+        Err(SessionFault::ConnectFailed { source, .. }) => return Err(unreachable(&source)),
         Err(other) => return Err(unreachable(&other)),
     };
     backend::handshake(stream, &route.way, options)

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use http::header::{CONNECTION, EXPECT, HOST, HeaderValue, TE, TRANSFER_ENCODING};
+use http::header::{CONNECTION, EXPECT, HOST, HeaderMap, HeaderValue, TE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Extensions, Request, StatusCode, Version};
 use http_body::Body;
@@ -41,6 +41,33 @@ pub(crate) enum TrustedOrigin<'request> {
     Peer,
     /// Likewise, including the caller, which only the API uses.
     PeerToApi,
+}
+
+impl TrustedOrigin<'_> {
+    /// Removes the statements that are not trusted, and adds those of conman.
+    fn apply(self, headers: &mut HeaderMap, client: &ClientConnection, route: &Route) {
+        let (session, generation) = (&route.session, route.generation);
+        match self {
+            Self::Client { host, prefix } => {
+                strip_forged(headers, client.worker.options.trust_forwarded);
+                let host = if host.is_empty() { &NO_HOST } else { host };
+                headers.entry(HOST).or_insert_with(|| host.clone());
+                Provenance {
+                    peer: &client.peer,
+                    host,
+                    prefix,
+                    session,
+                    generation,
+                }
+                .apply(headers);
+            }
+            Self::Peer => {
+                strip_forged(headers, true);
+                name_session(headers, session, generation);
+            }
+            Self::PeerToApi => {}
+        }
+    }
 }
 
 /// A request for the session.
@@ -82,27 +109,7 @@ impl Outgoing {
         let takes_trailers = accepts_trailers(headers);
 
         strip_hop_by_hop(headers);
-        let (session, generation) = (&route.session, route.generation);
-        match origin {
-            TrustedOrigin::Client { host, prefix } => {
-                strip_forged(headers, options.trust_forwarded);
-                let host = if host.is_empty() { &NO_HOST } else { host };
-                headers.entry(HOST).or_insert_with(|| host.clone());
-                Provenance {
-                    peer: &client.peer,
-                    host,
-                    prefix,
-                    session,
-                    generation,
-                }
-                .apply(headers);
-            }
-            TrustedOrigin::Peer => {
-                strip_forged(headers, true);
-                name_session(headers, session, generation);
-            }
-            TrustedOrigin::PeerToApi => {}
-        }
+        origin.apply(headers, client, route);
         address_port(&mut parts, route);
         let headers = &mut parts.headers;
         if takes_trailers {

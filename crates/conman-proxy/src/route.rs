@@ -9,7 +9,7 @@ use http::HeaderValue;
 use http::request::Parts;
 use tokio::sync::watch;
 
-use crate::answer::Unforwarded;
+use crate::answer::{SessionFault, Unforwarded};
 use crate::{PeerRefusal, Stream};
 
 /// Finds the node that serves a session.
@@ -162,7 +162,7 @@ impl Route {
         };
         if self.way == Way::Session {
             let backend = self.backend.at_port(request);
-            self.backend = backend.ok_or_else(|| Unforwarded::NoPort {
+            self.backend = backend.ok_or_else(|| SessionFault::NoPort {
                 session: self.session.clone(),
                 request,
             })?;

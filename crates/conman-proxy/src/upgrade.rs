@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use conman_core::ActivityGuard;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
 };
@@ -9,14 +10,14 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 
-use crate::answer::Unforwarded;
+use crate::answer::{RequestFault, Unforwarded};
 use crate::backend::{self, BackendIo};
 use crate::body::{Fault, RequestBody, ResponseBody};
 use crate::client_io::ClientIo;
-use crate::forward::{self, session_response};
+use crate::forward::{self, bad_answer, session_response};
 use crate::headers::{connection_has, strip_forged, strip_hop_by_hop};
 use crate::hop::{self, Tried};
-use crate::pool::Lease;
+use crate::pool::{Lease, Wire};
 use crate::tunnel::{Protocol, Side, Tunnel};
 use crate::worker::{ClientConnection, PanicGuard};
 use crate::{PeerRefusal, Route, Stream, SubprotocolAnswer, Way};
@@ -86,7 +87,7 @@ pub(crate) async fn forward(
 ) -> Result<Tried, Unforwarded> {
     let options = &client.worker.options;
     let Some(protocol) = offer.as_ref().map(|offer| offer.protocol.clone()) else {
-        return Err(Unforwarded::Ambiguous);
+        return Err(RequestFault::Ambiguous.into());
     };
     let activity = route.activity.begin();
     let unanswered = |error| forward::unanswered(route, error, &Fault::default());
@@ -129,15 +130,30 @@ pub(crate) async fn forward(
     let offer = match offer.take() {
         Some(offer) if agrees(response.headers(), &protocol) => offer,
         Some(_) | None => {
-            return Err(Unforwarded::BadAnswer {
-                session: route.session.clone(),
-                why: "a change to another protocol than the requested one",
-            });
+            let why = "a change to another protocol than the requested one";
+            return Err(bad_answer(route, why));
         }
     };
     let on_session = hyper::upgrade::on(&mut response);
     let (head, _no_body) = response.into_parts();
     let headers = switching_headers(head.headers, &offer, answer_protocol);
+    spawn_tunnel(client, route, offer, on_session, wire, activity);
+    let mut response = Response::new(ResponseBody::own(Bytes::new()));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    *response.headers_mut() = headers;
+    Ok(Tried::Answered(Box::new(response)))
+}
+
+/// Starts the task that copies bytes between the client and the session. It keeps the session active,
+/// and the client's connection counted, until it ends.
+fn spawn_tunnel(
+    client: &ClientConnection,
+    route: &Route,
+    offer: Offer,
+    on_session: OnUpgrade,
+    wire: Wire,
+    activity: ActivityGuard,
+) {
     let protocol = offer.protocol();
     let worker = Arc::clone(&client.worker);
     let admission = Arc::clone(&client.admission);
@@ -159,10 +175,6 @@ pub(crate) async fn forward(
             .await;
         drop((activity, admission));
     });
-    let mut response = Response::new(ResponseBody::own(Bytes::new()));
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    *response.headers_mut() = headers;
-    Ok(Tried::Answered(Box::new(response)))
 }
 
 /// Whether the 101 changes to exactly the requested protocol.
