@@ -45,7 +45,10 @@ pub fn room(host: &Host, footprint: &Footprint, wanted: u64, site: &Site<'_>) ->
 /// Checks what a host lacks for `target` sessions of a runtime's footprint, in addition to existing ones.
 pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> Diagnosis {
     let limits = [
-        kernel_settings(host, footprint, site),
+        tasks_and_files(host, footprint),
+        namespaces(host, footprint, site),
+        kernel_objects(host, footprint, site),
+        bridge(host, footprint),
         fixed(host, footprint, site),
         sessions_cgroup(host, footprint, site),
         daemons(host, footprint, target, site),
@@ -70,74 +73,105 @@ pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>)
     }
 }
 
-fn kernel_settings(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
+/// A limit that is a kernel setting.
+fn setting(
+    host: &Host,
+    name: &'static str,
+    bounds: &'static str,
+    used: Option<u64>,
+    each: f64,
+) -> Limit {
+    let highest = match name {
+        "kernel.pid_max" => HIGHEST_PID_MAX,
+        "kernel.threads-max" | "fs.file-max" => u64::MAX,
+        _ => HIGHEST_SETTING,
+    };
+    let raise = Raise::Sysctl { highest };
+    Limit::new(name, bounds, host.sysctl(name), used, each, raise)
+}
+
+fn tasks_and_files(host: &Host, footprint: &Footprint) -> Vec<Limit> {
     let tasks = host.tasks();
+    let (each, files) = (footprint.tasks, footprint.open_files);
+    vec![
+        setting(host, "kernel.pid_max", "ids of tasks", tasks, each),
+        setting(host, "kernel.threads-max", "tasks", tasks, each),
+        setting(host, "fs.file-max", "open files", host.open_files(), files),
+    ]
+}
+
+fn namespaces(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
+    let own_user = footprint.user_namespaces;
+    let kinds = [
+        ("user.max_pid_namespaces", "PID namespaces", 1.0),
+        ("user.max_mnt_namespaces", "mount namespaces", 1.0),
+        ("user.max_net_namespaces", "network namespaces", 1.0),
+        ("user.max_ipc_namespaces", "IPC namespaces", 1.0),
+        ("user.max_uts_namespaces", "UTS namespaces", 1.0),
+        ("user.max_user_namespaces", "user namespaces", own_user),
+        ("user.max_cgroup_namespaces", "cgroup namespaces", own_user),
+    ];
+    // The kernel does not report how many exist; other programs of such a host use few.
+    kinds
+        .into_iter()
+        .map(|(name, bounds, each)| setting(host, name, bounds, site.alive, each))
+        .collect()
+}
+
+/// Mounts, and objects that the kernel counts for each user.
+fn kernel_objects(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
     let (keys, key_bytes) = host.root_keys().unzip();
     // The kernel does not report these; other programs of such a host use few.
-    let alive = site.alive;
-    let watches = f64::from(footprint.epoll_watches);
-    let watched = alive.map(|alive| alive * u64::from(footprint.epoll_watches));
-    let (own_user, ports) = (footprint.user_namespaces, footprint.bridge_ports);
-    let (key, key_size) = (footprint.root_keys, footprint.root_key_bytes);
-    let (files, mounts) = (footprint.open_files, footprint.host_mounts);
-    let inotify = footprint.inotify_instances;
-    let setting = |name, bounds, used, each| {
-        let highest = match name {
-            "kernel.pid_max" => HIGHEST_PID_MAX,
-            "kernel.threads-max" | "fs.file-max" => u64::MAX,
-            _ => HIGHEST_SETTING,
-        };
-        let raise = Raise::Sysctl { highest };
-        Limit::new(name, bounds, host.sysctl(name), used, each, raise)
-    };
+    let watched = site
+        .alive
+        .map(|alive| alive * u64::from(footprint.epoll_watches));
+    let mounts = footprint.host_mounts;
     vec![
-        setting("kernel.pid_max", "ids of tasks", tasks, footprint.tasks),
-        setting("kernel.threads-max", "tasks", tasks, footprint.tasks),
-        setting("fs.file-max", "open files", host.open_files(), files),
-        setting("user.max_pid_namespaces", "PID namespaces", alive, 1.0),
-        setting("user.max_mnt_namespaces", "mount namespaces", alive, 1.0),
-        setting("user.max_net_namespaces", "network namespaces", alive, 1.0),
-        setting("user.max_ipc_namespaces", "IPC namespaces", alive, 1.0),
-        setting("user.max_uts_namespaces", "UTS namespaces", alive, 1.0),
+        setting(host, "fs.mount-max", "mounts", host.mounts(), mounts),
         setting(
-            "user.max_user_namespaces",
-            "user namespaces",
-            alive,
-            own_user,
+            host,
+            "kernel.keys.root_maxkeys",
+            "keys of root",
+            keys,
+            footprint.root_keys,
         ),
         setting(
-            "user.max_cgroup_namespaces",
-            "cgroup namespaces",
-            alive,
-            own_user,
-        ),
-        setting("fs.mount-max", "mounts", host.mounts(), mounts),
-        setting("kernel.keys.root_maxkeys", "keys of root", keys, key),
-        setting(
+            host,
             "kernel.keys.root_maxbytes",
             "bytes of keys of root",
             key_bytes,
-            key_size,
+            footprint.root_key_bytes,
         ),
         setting(
+            host,
             "fs.epoll.max_user_watches",
             "descriptors that root's programs wait for by epoll",
             watched,
-            watches,
+            f64::from(footprint.epoll_watches),
         ),
         setting(
+            host,
             "fs.inotify.max_user_instances",
             "inotify instances of root",
             None,
-            inotify,
+            footprint.inotify_instances,
         ),
+    ]
+}
+
+/// Settings that sessions on Docker's bridge need.
+fn bridge(host: &Host, footprint: &Footprint) -> Vec<Limit> {
+    let ports = footprint.bridge_ports;
+    vec![
         setting(
+            host,
             "net.ipv4.neigh.default.gc_thresh3",
             "entries of the ARP table, without which no session on the bridge is reached",
             None,
             ports,
         ),
         setting(
+            host,
             "net.core.netdev_max_backlog",
             "packets that wait for a CPU, of ARP requests that go to every port of the bridge at once",
             None,
@@ -342,73 +376,108 @@ fn space(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
 
 /// Settings that bind no number of sessions.
 fn advice(host: &Host, footprint: &Footprint, target: u64) -> Vec<Check> {
-    let advice = |name, bounds, value, advised: bool, remedy, note: &str| Check {
-        verdict: if advised {
+    let checks = [
+        accept_queue(host),
+        watermark_boost(host, footprint, target),
+        terminals(host, footprint, target),
+        live_restore(host, footprint),
+    ];
+    checks.into_iter().flatten().collect()
+}
+
+fn accept_queue(host: &Host) -> Option<Check> {
+    advised_setting(
+        host,
+        "net.core.somaxconn",
+        BACKLOG,
+        "connections that wait to be accepted",
+        |present| present < BACKLOG,
+        "clients that all reconnect at once wait in this queue",
+    )
+}
+
+fn watermark_boost(host: &Host, footprint: &Footprint, target: u64) -> Option<Check> {
+    let many_cgroups = footprint.memory_cgroups > 0.0 && target > MANY_MEMORY_CGROUPS;
+    if !many_cgroups {
+        return None;
+    }
+    advised_setting(
+        host,
+        "vm.watermark_boost_factor",
+        0,
+        "memory that is reclaimed ahead, in 1/10,000 of the high watermark",
+        |present| present > 0,
+        "after each shortage of large blocks the kernel reclaims although memory is free, and \
+         asks every memory cgroup for what it can give: starts slow down with their number",
+    )
+}
+
+/// Few sessions open all terminals that they may, so a lack of them is no reason to refuse a session.
+fn terminals(host: &Host, footprint: &Footprint, target: u64) -> Option<Check> {
+    // What `kernel.pty.reserve` holds back for the host, sessions never get.
+    let reserve = host.sysctl("kernel.pty.reserve").unwrap_or_default();
+    let terminals = (target.saturating_mul(footprint.ptys) + reserve).min(HIGHEST_PTY_MAX);
+    let check = advised_setting(
+        host,
+        "kernel.pty.max",
+        terminals,
+        "terminals of the host and of all sessions",
+        |present| present < terminals,
+        "one for each session with `tty`, each kept command, each `exec -it`; and up to `ptys` that \
+         the programs of a native session open, 16 by default",
+    )?;
+    Some(Check {
+        used: host.number("/proc/sys/kernel/pty/nr"),
+        ..check
+    })
+}
+
+fn live_restore(host: &Host, footprint: &Footprint) -> Option<Check> {
+    if footprint.runtime != "docker" {
+        return None;
+    }
+    let what = "put \"live-restore\": true into /etc/docker/daemon.json and reload Docker \
+                (`systemctl reload docker`)";
+    let bounds = "whether containers survive a restart of Docker";
+    Some(advised(
+        Check::of("live-restore", bounds, None),
+        !host.docker_restores_containers(),
+        Remedy::Manual {
+            what: what.to_owned(),
+        },
+        "without it a restart of Docker stops every session",
+    ))
+}
+
+/// Advice that a kernel setting should have the value `needed`, if it `lacks` that at present. A kernel
+/// without the setting does not need it.
+fn advised_setting(
+    host: &Host,
+    key: &'static str,
+    needed: u64,
+    bounds: &'static str,
+    lacks: impl FnOnce(u64) -> bool,
+    note: &str,
+) -> Option<Check> {
+    let present = host.sysctl(key)?;
+    let check = Check {
+        needed: Some(needed),
+        ..Check::of(key, bounds, Some(present))
+    };
+    let remedy = Remedy::Sysctl { key, value: needed };
+    Some(advised(check, lacks(present), remedy, note))
+}
+
+/// The check with the advice to follow `remedy` if it is `needed`.
+fn advised(check: Check, needed: bool, remedy: Remedy, note: &str) -> Check {
+    Check {
+        verdict: if needed {
             Verdict::Advice
         } else {
             Verdict::Enough
         },
-        remedy: advised.then_some(remedy),
+        remedy: needed.then_some(remedy),
         note: Some(note.to_owned()),
-        ..Check::of(name, bounds, value)
-    };
-    // A kernel without a setting does not need it.
-    let setting = |key, needed, bounds, lacks: &dyn Fn(u64) -> bool, note| {
-        let present = host.sysctl(key)?;
-        let remedy = Remedy::Sysctl { key, value: needed };
-        let check = advice(key, bounds, Some(present), lacks(present), remedy, note);
-        Some(Check {
-            needed: Some(needed),
-            ..check
-        })
-    };
-    let mut checks = Vec::new();
-    checks.extend(setting(
-        "net.core.somaxconn",
-        BACKLOG,
-        "connections that wait to be accepted",
-        &|present| present < BACKLOG,
-        "clients that all reconnect at once wait in this queue",
-    ));
-    if footprint.memory_cgroups > 0.0 && target > MANY_MEMORY_CGROUPS {
-        checks.extend(setting(
-            "vm.watermark_boost_factor",
-            0,
-            "memory that is reclaimed ahead, in 1/10,000 of the high watermark",
-            &|present| present > 0,
-            "after each shortage of large blocks the kernel reclaims although memory is free, and \
-             asks every memory cgroup for what it can give: starts slow down with their number",
-        ));
-    }
-    // Few sessions open all terminals that they may, so a lack of them is no reason to refuse a session.
-    // What `kernel.pty.reserve` holds back for the host, sessions never get.
-    let reserve = host.sysctl("kernel.pty.reserve").unwrap_or_default();
-    let terminals = (target.saturating_mul(footprint.ptys) + reserve).min(HIGHEST_PTY_MAX);
-    let terminals = setting(
-        "kernel.pty.max",
-        terminals,
-        "terminals of the host and of all sessions",
-        &|present| present < terminals,
-        "one for each session with `tty`, each kept command, each `exec -it`; and up to `ptys` that \
-         the programs of a native session open, 16 by default",
-    );
-    checks.extend(terminals.map(|check| Check {
-        used: host.number("/proc/sys/kernel/pty/nr"),
         ..check
-    }));
-    if footprint.runtime == "docker" {
-        let what = "put \"live-restore\": true into /etc/docker/daemon.json and reload Docker \
-                    (`systemctl reload docker`)";
-        checks.push(advice(
-            "live-restore",
-            "whether containers survive a restart of Docker",
-            None,
-            !host.docker_restores_containers(),
-            Remedy::Manual {
-                what: what.to_owned(),
-            },
-            "without it a restart of Docker stops every session",
-        ));
     }
-    checks
 }
