@@ -45,59 +45,8 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
     let mut mistakes = BodyMistakes::default();
     check_command(&request.command, &mut mistakes);
     check_env(&request, &mut mistakes);
-    if let Some(workdir) = &request.workdir {
-        mistakes.unless(
-            workdir.starts_with('/')
-                && is_clean(workdir)
-                && workdir.chars().count() <= MAX_WORKDIR_CHARS,
-            "workdir",
-            "must be an absolute path without control characters, at most 4096 characters",
-        );
-    }
-    if let Some(user) = &request.user {
-        mistakes.unless(
-            !user.is_empty() && is_clean(user) && user.chars().count() <= MAX_USER_CHARS,
-            "user",
-            "must be a user name or uid, `user:group` allowed, at most 256 characters",
-        );
-    }
-    if let Some(size) = &request.terminal_size {
-        mistakes.unless(request.tty, "terminal_size", "needs tty");
-        mistakes.unless(
-            size.columns > 0 && size.rows > 0,
-            "terminal_size",
-            "must have at least one column and one row",
-        );
-    }
-    match form {
-        Form::Json => {
-            mistakes.unless(
-                !request.tty,
-                "tty",
-                "needs the WebSocket form: GET with an upgrade, or POST …/execs",
-            );
-            let within = request
-                .stdin
-                .as_ref()
-                .is_none_or(|it| it.len() <= MAX_STDIN_BYTES);
-            mistakes.unless(within, "stdin", "must be at most 1048576 bytes");
-        }
-        Form::Kept => {
-            let absent = request.stdin.is_none();
-            let remedy = "cannot be given; set open_stdin, attach and send it";
-            mistakes.unless(absent, "stdin", remedy);
-        }
-        Form::Interactive => {
-            let absent = request.stdin.is_none();
-            mistakes.unless(absent, "stdin", "needs POST; here send `stdin` messages");
-            let absent = request.timeout_ms.is_none();
-            mistakes.unless(
-                absent,
-                "timeout_ms",
-                "needs POST; here close the connection",
-            );
-        }
-    }
+    check_process(&request, &mut mistakes);
+    check_form(&request, form, &mut mistakes);
     let (most_ms, rule) = match form {
         Form::Json | Form::Interactive => (MAX_TIMEOUT_MS, "must be from 1 to 3600000"),
         Form::Kept => (MAX_KEPT_TIMEOUT_MS, "must be from 1 to 604800000"),
@@ -169,6 +118,67 @@ fn check_env(request: &ExecRequest, mistakes: &mut BodyMistakes) {
             &field,
             "a name must not be empty nor contain '=', and neither it nor its value a NUL character",
         );
+    }
+}
+
+/// Checks the working directory, the user and the terminal.
+fn check_process(request: &ExecRequest, mistakes: &mut BodyMistakes) {
+    if let Some(workdir) = &request.workdir {
+        mistakes.unless(
+            workdir.starts_with('/')
+                && is_clean(workdir)
+                && workdir.chars().count() <= MAX_WORKDIR_CHARS,
+            "workdir",
+            "must be an absolute path without control characters, at most 4096 characters",
+        );
+    }
+    if let Some(user) = &request.user {
+        mistakes.unless(
+            !user.is_empty() && is_clean(user) && user.chars().count() <= MAX_USER_CHARS,
+            "user",
+            "must be a user name or uid, `user:group` allowed, at most 256 characters",
+        );
+    }
+    if let Some(size) = &request.terminal_size {
+        mistakes.unless(request.tty, "terminal_size", "needs tty");
+        mistakes.unless(
+            size.columns > 0 && size.rows > 0,
+            "terminal_size",
+            "must have at least one column and one row",
+        );
+    }
+}
+
+/// Refuses what only another form takes, and too much input.
+fn check_form(request: &ExecRequest, form: Form, mistakes: &mut BodyMistakes) {
+    match form {
+        Form::Json => {
+            mistakes.unless(
+                !request.tty,
+                "tty",
+                "needs the WebSocket form: GET with an upgrade, or POST …/execs",
+            );
+            let within = request
+                .stdin
+                .as_ref()
+                .is_none_or(|it| it.len() <= MAX_STDIN_BYTES);
+            mistakes.unless(within, "stdin", "must be at most 1048576 bytes");
+        }
+        Form::Kept => {
+            let absent = request.stdin.is_none();
+            let remedy = "cannot be given; set open_stdin, attach and send it";
+            mistakes.unless(absent, "stdin", remedy);
+        }
+        Form::Interactive => {
+            let absent = request.stdin.is_none();
+            mistakes.unless(absent, "stdin", "needs POST; here send `stdin` messages");
+            let absent = request.timeout_ms.is_none();
+            mistakes.unless(
+                absent,
+                "timeout_ms",
+                "needs POST; here close the connection",
+            );
+        }
     }
 }
 
