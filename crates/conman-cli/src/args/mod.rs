@@ -6,6 +6,7 @@ mod files;
 mod help_groups;
 mod image;
 mod net;
+mod node;
 pub(crate) mod quantity;
 mod run;
 mod session;
@@ -27,12 +28,12 @@ pub use image::{
     ImageRmArgs,
 };
 pub use net::{NetArgs, NetAttachArgs, NetCommand};
+pub use node::{DrainArgs, NodeArgs, NodesArgs, NodesCommand, PreemptArgs, RebalanceArgs};
 pub use run::{CpuCount, PortChoice, RunArgs};
 pub use session::{
-    AttachArgs, ClientCommand, CompletionsArgs, DrainArgs, EventsArgs, ExecArgs, ForwardArgs,
-    InspectArgs, KillArgs, LogsArgs, ManArgs, NodeArgs, NodesArgs, NodesCommand, PortArgs,
-    PreemptArgs, PsArgs, RebalanceArgs, RmArgs, SessionArgs, StatsArgs, TokenArgs, UpdateArgs,
-    WhyArgs,
+    AttachArgs, ClientCommand, CompletionsArgs, EventsArgs, ExecArgs, ForwardArgs, InspectArgs,
+    KillArgs, LogsArgs, ManArgs, PortArgs, PsArgs, RmArgs, SessionArgs, StatsArgs, TokenArgs,
+    UpdateArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.

@@ -176,7 +176,7 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     let watch = DetachWatch::new(target.keys.clone());
     let ended = tokio::select! {
         // The program ended, or the user detached.
-        ended = converse(socket, &writer, (input, watch), resizes) => Some(ended),
+        ended = converse(socket, &writer, (input, watch), resizes) => ended,
         // Detaching is what the signal means.
         signal = ending_signal(Some(&mut interrupts), Some(&raw)) => {
             drop(writer);
@@ -188,43 +188,47 @@ async fn attach(context: &Context, target: Target) -> Result<Exit, Failure> {
     leave();
     drop(raw);
     written?;
-    let mut fate = Fate::Runs;
-    if let Some(Ended::Program(ended)) = &ended {
-        let again = target.command();
-        tokio::select! {
-            told = with_container(context, followed, ended, &again) => fate = told?,
-            // It calls the daemon once more; a signal skips that.
-            signal = ending_signal(Some(&mut interrupts), None) => {
-                return Ok(Exit::Command(128 + signal));
-            }
-        }
-    }
-    match ended {
-        Some(Ended::Program(Err(error))) => {
-            let failure = exit_of(Err(error));
-            match (fate, target.command()) {
-                (Fate::Runs, back) => failure.map_err(|failure| {
-                    failure.next(format!("the program still runs; `{back}` comes back to it"))
-                }),
-                (Fate::Unknown(why), back) => failure.map_err(|failure| {
-                    let why = why.detail();
-                    failure.next(format!(
-                        "it is unknown whether the program still runs ({why}); `{back}` comes back \
-                         to it if so"
-                    ))
-                }),
-                (Fate::Ended | Fate::Gone(_), _) => failure,
-            }
-        }
-        Some(Ended::Program(ended)) => exit_of(ended),
-        Some(Ended::Detached) | None => {
-            let back = target.command();
+    let back = target.command();
+    let ended = match ended {
+        Ended::Program(ended) => ended,
+        Ended::Detached => {
             context
                 .output
                 .note(&format!("detached; `{back}` comes back"));
-            Ok(Exit::Done)
+            return Ok(Exit::Done);
         }
+    };
+    let fate = tokio::select! {
+        fate = with_container(context, followed, &ended, &back) => fate?,
+        // It calls the daemon once more; a signal skips that.
+        signal = ending_signal(Some(&mut interrupts), None) => {
+            return Ok(Exit::Command(128 + signal));
+        }
+    };
+    exit_after(ended, fate, &back)
+}
+
+/// The exit once the program or its connection has ended; `back` is the command that attaches again.
+fn exit_after(
+    ended: Result<ExecStatus, ExecSocketError>,
+    fate: Fate,
+    back: &str,
+) -> Result<Exit, Failure> {
+    if ended.is_ok() {
+        return exit_of(ended);
     }
+    let next = match fate {
+        Fate::Runs => format!("the program still runs; `{back}` comes back to it"),
+        Fate::Unknown(why) => {
+            let why = why.detail();
+            format!(
+                "it is unknown whether the program still runs ({why}); `{back}` comes back to it \
+                 if so"
+            )
+        }
+        Fate::Ended | Fate::Gone(_) => return exit_of(ended),
+    };
+    exit_of(ended).map_err(|failure| failure.next(next))
 }
 
 /// Leaves the program's modes. The writer must have finished.
