@@ -6,6 +6,8 @@
 mod admin;
 mod fleet;
 mod images;
+mod limits;
+mod listen;
 mod load;
 mod net;
 mod reader;
