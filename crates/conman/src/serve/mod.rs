@@ -2,7 +2,7 @@
 //!
 //! The steps of the start consume the results of the previous steps, which fixes their order:
 //! configuration → [`state::State`] (directory, lock, registry, journal, instance) →
-//! [`listeners::Listeners`] (bound, not yet served) → the running node (everything adopted) →
+//! [`listeners::Listeners`] (bound, not yet served) → [`node_start::StartedNode`] (everything adopted) →
 //! images collected → served.
 //!
 //! Threads: the main tokio runtime (API, node), the data plane's, and the emergency thread.
@@ -20,6 +20,7 @@ mod images;
 mod listeners;
 mod name;
 pub(crate) mod network;
+mod node_start;
 mod peers;
 mod proxy;
 mod readiness;
@@ -34,28 +35,29 @@ mod template_reload;
 mod trouble;
 mod upkeep;
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use conman_auth::{ConnectTokens, TokenFile};
+use conman_auth::TokenFile;
 use conman_cli::ServeArgs;
 use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, error_chain as chain};
 use conman_linux::Cgroups;
-use conman_net::SessionRules;
-use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
+use conman_node::Node;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
 use false_starts::FalseStarts;
 use listeners::Listeners;
+use network::RunningNetwork;
+use node_start::{StartedNode, take_over};
 use peers::Credentials;
 use renewal::Renewal;
 use runtimes::Runtimes;
-use services::{AuthSources, Services};
+use services::{AuthSources, Services, Serving};
 use signals::{Signals, Stopped};
 use stalls::Stalls;
 use state::State;
@@ -106,37 +108,11 @@ fn start(
     tokens: Option<Arc<TokenFile>>,
     credentials: Credentials,
 ) -> Result<()> {
-    let (mut name, mut stalls) = (None, None);
-    if config.shared.is_some() {
-        crate::state_dir::prepare(&config.state_dir)?;
-        let boot_id = conman_linux::boot_id().context("cannot read the id of this boot")?;
-        name = name::settle(&mut config, boot_id);
-        stalls = Some(Stalls::open(&config.state_dir));
-    }
-    if let (Some(shared), Some(stalls)) = (&mut config.shared, &stalls)
-        && shared.derives_takeover
-    {
-        shared.timing = shared.timing.derive_takeover(stalls.longest_ms());
-    }
+    let records = FleetRecords::apply(&mut config)?;
     let credentials = credentials.derive(&config.name)?;
-    // The shim outlives this process and must not inherit its descriptors.
-    conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
-    let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
-    protect_from_oom_killer();
-    // On the way of each request, next to sessions that compute.
-    if let Err(error) = conman_linux::run_in_short_slices() {
-        tracing::warn!(%error, "the daemon has the kernel's default time slices");
-    }
-    tracing::info!("{config}, {soft} open files at most");
-    let policy = &config.policy;
-    tracing::info!(
-        memory_bytes = policy.default_memory_bytes,
-        pids = policy.default_pids.min(policy.max_pids),
-        open_files = conman_runtime::SESSION_OPEN_FILES,
-        cpus = policy.default_cpus.or(policy.max_cpus),
-        total_cpus = config.limits.total_cpus,
-        "default limits of sessions"
-    );
+    let open_files = prepare_process()?;
+    tracing::info!("{config}, {open_files} open files at most");
+    log_session_limits(&config);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("conman-main")
@@ -172,8 +148,7 @@ fn start(
         };
         let early = EarlyStart {
             signals,
-            name,
-            stalls,
+            records,
             starts: starts.as_ref(),
         };
         serve(config, state, listeners, auth, early).await
@@ -187,6 +162,61 @@ fn start(
     // A blocked thread must not delay the exit.
     runtime.shutdown_background();
     result
+}
+
+/// What a node of a fleet has recorded at earlier starts.
+#[derive(Default)]
+struct FleetRecords {
+    name: Option<name::Settled>,
+    stalls: Option<Stalls>,
+}
+
+impl FleetRecords {
+    /// Opens the records, if the node is in a fleet, and sets the name and the takeover time of its
+    /// configuration by them.
+    fn apply(config: &mut Config) -> Result<Self> {
+        if config.shared.is_none() {
+            return Ok(Self::default());
+        }
+        crate::state_dir::prepare(&config.state_dir)?;
+        let boot_id = conman_linux::boot_id().context("cannot read the id of this boot")?;
+        let name = name::settle(config, boot_id);
+        let stalls = Stalls::open(&config.state_dir);
+        if let Some(shared) = &mut config.shared
+            && shared.derives_takeover
+        {
+            shared.timing = shared.timing.derive_takeover(stalls.longest_ms());
+        }
+        Ok(Self {
+            name,
+            stalls: Some(stalls),
+        })
+    }
+}
+
+/// Prepares what the kernel keeps for this process. Returns how many files it may open.
+fn prepare_process() -> Result<u64> {
+    // The shim outlives this process and must not inherit its descriptors.
+    conman_linux::close_on_exec_from(FIRST_OTHER_FD).context("cannot mark descriptors")?;
+    let (soft, _) = conman_linux::raise_nofile().context("cannot raise the limit of open files")?;
+    protect_from_oom_killer();
+    // On the way of each request, next to sessions that compute.
+    if let Err(error) = conman_linux::run_in_short_slices() {
+        tracing::warn!(%error, "the daemon has the kernel's default time slices");
+    }
+    Ok(soft)
+}
+
+fn log_session_limits(config: &Config) {
+    let policy = &config.policy;
+    tracing::info!(
+        memory_bytes = policy.default_memory_bytes,
+        pids = policy.default_pids.min(policy.max_pids),
+        open_files = conman_runtime::SESSION_OPEN_FILES,
+        cpus = policy.default_cpus.or(policy.max_cpus),
+        total_cpus = config.limits.total_cpus,
+        "default limits of sessions"
+    );
 }
 
 /// Makes the OOM killer prefer sessions to the daemon, also if no service manager has set its
@@ -205,8 +235,7 @@ fn protect_from_oom_killer() {
 /// The results of the start before the registry was opened.
 struct EarlyStart<'a> {
     signals: Signals,
-    name: Option<name::Settled>,
-    stalls: Option<Stalls>,
+    records: FleetRecords,
     starts: Option<&'a FalseStarts>,
 }
 
@@ -215,59 +244,28 @@ async fn serve(
     state: State,
     listeners: Listeners,
     auth: AuthSources,
-    early: EarlyStart<'_>,
+    mut early: EarlyStart<'_>,
 ) -> Result<()> {
-    let (mut signals, starts) = (early.signals, early.starts);
     let metrics = install_metrics()?;
     keep_heap_small();
     let images = images::keeper(&state.images, &config.images)?;
-    let on_sigterm = config.preempt.on_sigterm;
-    let rules = network::session_rules(&config).await?;
-    let network = network::open(&config, &state.instance, &rules).await?;
-    let mut runtimes = Runtimes::open(&config, &state, &network.native)?;
-    // Its first sweep deletes links that no runtime has adopted.
-    let network = network.run();
-    // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
-    let emergency = EmergencyThread::start(&config.preempt.notice_sources)?;
-    let joining = async {
-        let listeners = fleet::join(&config, &*state.fleet, listeners).await?;
-        remember(early.name).await?;
-        starts.inspect(|starts| starts.joined());
-        let connect_tokens = connect_tokens(&config, &state, &auth.credentials).await?;
-        anyhow::Ok((listeners, Arc::new(connect_tokens)))
-    };
-    let what = "the node had joined its fleet";
-    let Some((listeners, connect_tokens)) = unless_ended(&mut signals, what, joining).await? else {
-        starts.inspect(|starts| starts.stopped());
-        // Nothing was taken over yet: there is no node to preempt, only what the shim keeps.
-        if on_sigterm == OnSigterm::Preempt {
-            fleet::preempt_unjoined(&config, &state.instance).await;
-        }
+    let credentials = &auth.credentials;
+    let Some(started) = take_over(&config, &state, credentials, listeners, &mut early).await?
+    else {
         return Ok(());
     };
-    let address = listeners.sessions_address;
-    let starting = start_node(&config, &state, emergency, &runtimes, address, rules);
-    let started = match on_sigterm {
-        // An interrupted step is as after a crash; the next daemon completes it.
-        OnSigterm::Leave => {
-            let what = "running sessions were taken over";
-            unless_ended(&mut signals, what, starting).await?
-        }
-        // It needs to know what runs, so the signal is kept until then.
-        OnSigterm::Preempt => Some(starting.await?),
-    };
-    let Some(node) = started else {
-        starts.inspect(|starts| starts.stopped());
-        listeners.admin.path.remove();
-        return Ok(());
-    };
-    runtimes.open_fence(node.sessions()).await;
-    runtimes.keep_shim(&config, &state.vitals);
+    let StartedNode {
+        node,
+        listeners,
+        connect_tokens,
+        mut runtimes,
+        network,
+    } = started;
     let orders = state.orders.as_ref().map(Arc::clone);
     let obeying = orders.map(|orders| fleet::obey(orders, &node, &state.vitals));
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
-    if let (Some(stalls), Some(shared)) = (early.stalls, &config.shared) {
+    if let (Some(stalls), Some(shared)) = (early.records.stalls, &config.shared) {
         stalls.watch(&shared.timing, node.status().clone())?;
     }
     let closing = CancellationToken::new();
@@ -276,7 +274,8 @@ async fn serve(
         renewal: Renewal::run(&auth.credentials, closing.clone()),
         templates: TemplateReload::new(&config, &node),
     };
-    let stopped = signals::watch(signals, node.preemption(), on_sigterm, reloads);
+    let on_sigterm = config.preempt.on_sigterm;
+    let stopped = signals::watch(early.signals, node.preemption(), on_sigterm, reloads);
     if config.shared.is_some() || listeners.peers.is_some() {
         let (status, vitals) = (node.status(), &state.vitals);
         announce::run(&config, status, &state.fleet, vitals, closing.clone());
@@ -292,14 +291,27 @@ async fn serve(
         closing,
     };
     let serving = services.start(listeners).await?;
-    starts.inspect(|starts| starts.started());
+    early.starts.inspect(|starts| starts.started());
     run_until(stopped, &node, &state).await;
     // A preemption has had its time already.
     if on_sigterm == OnSigterm::Leave {
         node.announce_stop().await;
     }
+    stop(serving, obeying, &node, &mut runtimes, network).await?;
+    drop(state);
+    Ok(())
+}
+
+/// Stops what answers, then the node, then the helpers of its sessions.
+async fn stop(
+    serving: Serving,
+    obeying: Option<JoinHandle<()>>,
+    node: &Node,
+    runtimes: &mut Runtimes,
+    network: Option<RunningNetwork>,
+) -> Result<()> {
     // Tunnels and streams first.
-    let admin = serving.stop(&node).await?;
+    let admin = serving.stop(node).await?;
     if let Some(obeying) = obeying {
         obeying.abort();
     }
@@ -309,40 +321,9 @@ async fn serve(
     if let Some(network) = network {
         network.close().await;
     }
-    remove_empty_cgroup(&node);
+    remove_empty_cgroup(node);
     admin.remove();
-    drop(state);
     Ok(())
-}
-
-/// Returns the result of a step of the start, or `None` if a signal to end comes first. The step is polled
-/// first: a node outside a fleet joins at once, and after an earlier signal it has to find the containers that a
-/// previous daemon left.
-async fn unless_ended<T>(
-    signals: &mut Signals,
-    what: &str,
-    step: impl Future<Output = Result<T>>,
-) -> Result<Option<T>> {
-    tokio::select! {
-        biased;
-        // If the signal comes first, the process ends.
-        done = step => done.map(Some),
-        // Cancel safe: a signal stays pending until it is read.
-        name = signals.ending.next() => {
-            tracing::info!("stopping: {name}, before {what}");
-            Ok(None)
-        }
-    }
-}
-
-/// Keeps the node's name for later starts, once it is known that no other node has it.
-async fn remember(name: Option<name::Settled>) -> Result<()> {
-    let Some(name) = name else {
-        return Ok(());
-    };
-    let remembering = tokio::task::spawn_blocking(|| name.remember());
-    let remembered = remembering.await;
-    remembered.context("cannot remember the node's name")
 }
 
 /// Returns once the daemon is to stop.
@@ -370,70 +351,4 @@ fn remove_empty_cgroup(node: &Node) {
         }
         Err(error) => tracing::warn!(%error, "cannot look for the cgroup {path}"),
     }
-}
-
-/// A token that one node makes must be valid on every other. So its key comes from the fleet's
-/// secret, which exists only in files of the nodes, or else from the registry.
-async fn connect_tokens(
-    config: &Config,
-    state: &State,
-    credentials: &Credentials,
-) -> Result<ConnectTokens> {
-    if let Some(secret) = &credentials.secret {
-        return Ok(ConnectTokens::of_fleet(Arc::clone(secret)));
-    }
-    let shared = fleet::shared_key(&*state.fleet).await;
-    match shared.context("cannot get the fleet's key of connect tokens from the registry")? {
-        Some(key) => Ok(ConnectTokens::of_shared_key(&key)),
-        None => ConnectTokens::open(&config.state_dir, state.instance.as_str())
-            .context("cannot open the key of connect tokens"),
-    }
-}
-
-async fn start_node(
-    config: &Config,
-    state: &State,
-    emergency: EmergencyThread,
-    runtimes: &Runtimes,
-    sessions: SocketAddr,
-    rules: Arc<SessionRules>,
-) -> Result<Arc<Node>> {
-    let mut options = NodeOptions::new(
-        config.name.clone(),
-        state.instance.clone(),
-        config.state_dir.clone(),
-        config.policy.clone(),
-    );
-    options.session_rules = rules;
-    options.limits = config.limits.node.clone();
-    let listen = &config.listen;
-    options.urls = listen.urls.clone().unwrap_or_else(|| local_urls(sessions));
-    options.browser_urls = match listen.urls {
-        None if !listen.browser_paths => {
-            UrlScheme::host("http", &format!("{}:{}", listen.domain, sessions.port()))
-        }
-        _ => options.urls.clone(),
-    };
-    options.preempt_budget_ms = config.preempt.budget_ms;
-    options.shutdown_delay = config.shutdown_delay;
-    options.standing = state.fleet.standing();
-    options.vitals = state.vitals.clone();
-    options.egress = config.net.egress.clone();
-    Node::start(
-        options,
-        emergency,
-        Arc::clone(&state.registry),
-        Arc::clone(&state.journal),
-        runtimes.all(),
-    )
-    .await
-    .context("cannot take over what an earlier conman left")
-}
-
-/// The sessions listener's address for a client on this machine.
-fn local_urls(mut sessions: SocketAddr) -> UrlScheme {
-    if sessions.ip().is_unspecified() {
-        sessions.set_ip(Ipv4Addr::LOCALHOST.into());
-    }
-    UrlScheme::path(&format!("http://{sessions}"))
 }
