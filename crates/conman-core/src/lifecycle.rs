@@ -27,8 +27,10 @@ use conman_proto::{Generation, SessionState};
 use crate::EndCause;
 
 mod ending;
+mod starting;
 
 pub use ending::{Cause, Outcome, Remains, Stop};
+pub use starting::Step;
 
 /// Timeouts, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,27 +59,6 @@ pub enum State {
     Ended {
         generation: Option<Generation>,
         cause: Cause,
-    },
-}
-
-/// Progress of a start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// Waiting for a generation from the registry.
-    Claiming,
-    /// The runtime creates the container; no process exists.
-    Creating { generation: Generation },
-    /// The start was sent to the runtime; a process may exist from here on.
-    Launching { generation: Generation },
-    /// A pidfd of its init is opened and verified.
-    Holding { generation: Generation, pid: i32 },
-    /// The registry records how to find the process again.
-    Recording { generation: Generation, pid: i32 },
-    /// Waiting for the program to become ready.
-    Probing {
-        generation: Generation,
-        pid: i32,
-        deadline_ms: u64,
     },
 }
 
@@ -317,98 +298,6 @@ impl Lifecycle {
         actions
     }
 
-    fn starting(
-        &mut self,
-        now_ms: u64,
-        step: Step,
-        event: Event,
-        actions: &mut Vec<Action>,
-    ) -> State {
-        let next = match (step, event) {
-            (_, Event::StopAsked(by, why)) => {
-                return self.end(now_ms, Cause::Asked(by, why), step.remains(), actions);
-            }
-            (_, Event::ReleasedElsewhere(by, why)) => {
-                return self.ended(step.generation(), Cause::Asked(by, why), actions);
-            }
-            (Step::Claiming, Event::ClaimFailed(why)) => {
-                return self.ended(None, Cause::StartFailed(why), actions);
-            }
-            (Step::Creating { .. }, Event::CreateFailed(why))
-            | (Step::Recording { .. }, Event::RecordFailed(why))
-            | (Step::Probing { .. }, Event::ReadyFailed(why)) => {
-                return self.end(now_ms, Cause::StartFailed(why), step.remains(), actions);
-            }
-            (Step::Holding { .. }, Event::HoldFailed(why)) => {
-                let cause = Cause::StartFailed(why.clone());
-                let stop = Stop::begin(now_ms, self.timing, cause, step.remains(), actions);
-                return State::Stopping(stop.failed(now_ms, self.timing, why));
-            }
-            (Step::Launching { generation }, Event::StartFailed(why)) => {
-                let remains = Remains::Nothing { generation };
-                return self.end(now_ms, Cause::StartFailed(why), remains, actions);
-            }
-            (Step::Launching { generation }, Event::StartAmbiguous(why)) => {
-                let remains = Remains::UnansweredStart { generation };
-                return self.end(now_ms, Cause::StartFailed(why), remains, actions);
-            }
-            (Step::Holding { generation, .. }, Event::NotOurs) => {
-                let why = "the reported process is not the container's".to_owned();
-                let remains = Remains::UnansweredStart { generation };
-                return self.end(now_ms, Cause::StartFailed(why), remains, actions);
-            }
-            (Step::Holding { generation, .. }, Event::Vanished)
-            | (
-                Step::Recording { generation, .. } | Step::Probing { generation, .. },
-                Event::Exited,
-            ) => {
-                let remains = Remains::Nothing { generation };
-                return self.end(now_ms, Cause::ExitedEarly, remains, actions);
-            }
-            (Step::Probing { deadline_ms, .. }, Event::Tick) if now_ms >= deadline_ms => {
-                let seconds = self.timing.ready_timeout_ms / 1_000;
-                let why = format!("the program was not ready within {seconds} s");
-                return self.end(now_ms, Cause::StartFailed(why), step.remains(), actions);
-            }
-            (
-                Step::Probing {
-                    generation, pid, ..
-                },
-                Event::Ready,
-            ) => {
-                return State::Running { generation, pid };
-            }
-            (Step::Claiming, Event::Claimed(generation)) => {
-                self.create_sent = true;
-                actions.push(Action::Create);
-                Step::Creating { generation }
-            }
-            (Step::Creating { generation }, Event::Created) => {
-                actions.push(Action::SendStart);
-                Step::Launching { generation }
-            }
-            (Step::Launching { generation }, Event::StartAnswered { pid }) => {
-                actions.push(Action::Hold { pid });
-                Step::Holding { generation, pid }
-            }
-            (Step::Holding { generation, pid }, Event::Held) => {
-                actions.push(Action::Record);
-                Step::Recording { generation, pid }
-            }
-            (Step::Recording { generation, pid }, Event::Recorded) => {
-                actions.push(Action::Probe);
-                let deadline_ms = now_ms.saturating_add(self.timing.ready_timeout_ms);
-                Step::Probing {
-                    generation,
-                    pid,
-                    deadline_ms,
-                }
-            }
-            (step, _) => step,
-        };
-        State::Starting(next)
-    }
-
     fn running(
         &mut self,
         now_ms: u64,
@@ -468,34 +357,6 @@ impl Lifecycle {
 
 /// Replaces the state while a transition computes the next one.
 const PLACEHOLDER: State = State::Starting(Step::Claiming);
-
-impl Step {
-    fn generation(self) -> Option<Generation> {
-        match self {
-            Self::Claiming => None,
-            Self::Creating { generation }
-            | Self::Launching { generation }
-            | Self::Holding { generation, .. }
-            | Self::Recording { generation, .. }
-            | Self::Probing { generation, .. } => Some(generation),
-        }
-    }
-
-    /// What may still appear or be alive.
-    fn remains(self) -> Remains {
-        match self {
-            Self::Claiming => Remains::Claim,
-            // A container that is created is never started.
-            Self::Creating { generation } => Remains::Nothing { generation },
-            Self::Launching { generation } => Remains::Start { generation },
-            Self::Holding { generation, pid } => Remains::Unheld { generation, pid },
-            Self::Recording { generation, pid }
-            | Self::Probing {
-                generation, pid, ..
-            } => Remains::Process { generation, pid },
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use conman_proto::{
     FieldError, IdleAction, Network, PortRange, ResolvedSpec, RuntimeKind, SessionId,
@@ -23,9 +23,8 @@ pub use program::{
     MAX_LABEL_VALUE_BYTES, MAX_LABELS,
 };
 
-use limits::{cpus, disk, memory, ptys, within};
+use limits::{cpus, disk, memory, pids, ptys, within};
 use mistakes::{Mistakes, quote};
-use program::{check_arguments, check_env, check_labels};
 
 /// Maximum number of binds.
 pub const MAX_BINDS: usize = 32;
@@ -148,31 +147,23 @@ fn fill_in(
         .and_then(|t| t.runtime)
         .unwrap_or(policy.default_runtime);
 
-    let command = either(&request.command, &base.command).unwrap_or_default();
-    let args = either(&request.args, &base.args).unwrap_or_default();
-    check_arguments(&command, &args, mistakes);
-    let env = merged(base.env.as_ref(), request.env.as_ref());
-    check_env(&env, mistakes);
-    let labels = merged(base.labels.as_ref(), request.labels.as_ref());
-    check_labels("labels", &labels, mistakes);
-    let node_labels = merged(base.node_labels.as_ref(), request.node_labels.as_ref());
-    check_labels("node_labels", &node_labels, mistakes);
+    let (command, args) = program::command(base, request, mistakes);
+    let env = program::env(base, request, mistakes);
+    let labels = program::labels(base, request, mistakes);
+    let node_labels = program::node_labels(base, request, mistakes);
 
-    let port = request.port.or(base.port).flatten();
-    if port == Some(0) {
-        mistakes.add("port", "must be 1 to 65535, or null for no port");
-    }
+    let port = port(base, request, mistakes);
     let ports = ports(base, request, port, mistakes);
     let ready_path = ready_path(base, request, port, whole, mistakes);
     let network = network(base, request, runtime, mistakes);
     let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
-    let tty = request.tty.or(base.tty).unwrap_or(false);
-    if tty && runtime == RuntimeKind::Process {
-        mistakes.add("tty", format!("the {runtime} runtime has no terminals"));
-    }
-
+    let tty = tty(base, request, runtime, mistakes);
     let ptys = ptys(base, request, runtime, mistakes);
     let (disk_bytes, disk_inodes) = disk(policy, base, request, runtime, mistakes);
+
+    let idle_timeout_s = request.idle_timeout_s.or(base.idle_timeout_s);
+    let max_lifetime_s = request.max_lifetime_s.or(base.max_lifetime_s);
+    let on_node_loss = request.on_node_loss.or(base.on_node_loss);
 
     ResolvedSpec {
         template: request.template.clone(),
@@ -185,50 +176,26 @@ fn fill_in(
         ports,
         strip_prefix: request.strip_prefix.or(base.strip_prefix).unwrap_or(true),
         ready_path,
-        ready_timeout_s: within(
-            "ready_timeout_s",
-            request.ready_timeout_s.or(base.ready_timeout_s),
-            policy.default_ready_timeout_s,
-            (1, MAX_READY_TIMEOUT_S),
-            mistakes,
-        ),
+        ready_timeout_s: ready_timeout_s(policy, base, request, mistakes),
         egress: egress::egress(base, request, (runtime, &network, port), mistakes),
         network,
         memory_bytes: memory(policy, base, request, mistakes),
         disk_bytes,
         disk_inodes,
         cpus: cpus(policy, base, request, mistakes),
-        pids: within(
-            "pids",
-            request.pids.or(base.pids),
-            policy.default_pids.min(policy.max_pids),
-            (1, policy.max_pids),
-            mistakes,
-        ),
+        pids: pids(policy, base, request, mistakes),
         ptys,
         labels,
         binds: binds(policy, id, base, request, mistakes),
-        idle_timeout_s: request
-            .idle_timeout_s
-            .or(base.idle_timeout_s)
-            .unwrap_or(policy.default_idle_timeout_s),
+        idle_timeout_s: idle_timeout_s.unwrap_or(policy.default_idle_timeout_s),
         idle_action: idle_action(base, request, runtime, mistakes),
-        max_lifetime_s: request
-            .max_lifetime_s
-            .or(base.max_lifetime_s)
-            .unwrap_or(policy.default_max_lifetime_s),
+        max_lifetime_s: max_lifetime_s.unwrap_or(policy.default_max_lifetime_s),
         expires_at: None,
         preempt_signal,
         preempt_grace_ms,
         tty,
-        // A terminal has one output, and the other runtimes tell them apart.
-        log_streams: request.log_streams.or(base.log_streams).unwrap_or(false)
-            && runtime == RuntimeKind::Native
-            && !tty,
-        on_node_loss: request
-            .on_node_loss
-            .or(base.on_node_loss)
-            .unwrap_or_default(),
+        log_streams: log_streams(base, request, runtime, tty),
+        on_node_loss: on_node_loss.unwrap_or_default(),
         restarted: None,
         node_labels,
     }
@@ -236,19 +203,6 @@ fn fill_in(
 
 fn either<T: Clone>(request: &Option<T>, base: &Option<T>) -> Option<T> {
     request.as_ref().or(base.as_ref()).cloned()
-}
-
-fn merged(
-    base: Option<&BTreeMap<String, String>>,
-    over: Option<&BTreeMap<String, String>>,
-) -> BTreeMap<String, String> {
-    let mut all = base.cloned().unwrap_or_default();
-    all.extend(
-        over.into_iter()
-            .flatten()
-            .map(|(key, value)| (key.clone(), value.clone())),
-    );
-    all
 }
 
 fn image(
@@ -278,6 +232,14 @@ fn image(
         );
     }
     image
+}
+
+fn port(base: &SessionRequest, request: &SessionRequest, mistakes: &mut Mistakes) -> Option<u16> {
+    let port = request.port.or(base.port).flatten();
+    if port == Some(0) {
+        mistakes.add("port", "must be 1 to 65535, or null for no port");
+    }
+    port
 }
 
 /// A template's ports are dropped with its port, like its `ready_path`.
@@ -336,6 +298,45 @@ fn ready_path(
         );
     }
     Some(own.clone())
+}
+
+fn ready_timeout_s(
+    policy: &SpecPolicy,
+    base: &SessionRequest,
+    request: &SessionRequest,
+    mistakes: &mut Mistakes,
+) -> u32 {
+    within(
+        "ready_timeout_s",
+        request.ready_timeout_s.or(base.ready_timeout_s),
+        policy.default_ready_timeout_s,
+        (1, MAX_READY_TIMEOUT_S),
+        mistakes,
+    )
+}
+
+fn tty(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    runtime: RuntimeKind,
+    mistakes: &mut Mistakes,
+) -> bool {
+    let tty = request.tty.or(base.tty).unwrap_or(false);
+    if tty && runtime == RuntimeKind::Process {
+        mistakes.add("tty", format!("the {runtime} runtime has no terminals"));
+    }
+    tty
+}
+
+/// A terminal has one output, and the other runtimes tell them apart.
+fn log_streams(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    runtime: RuntimeKind,
+    tty: bool,
+) -> bool {
+    let asked = request.log_streams.or(base.log_streams).unwrap_or(false);
+    asked && runtime == RuntimeKind::Native && !tty
 }
 
 fn idle_action(

@@ -13,12 +13,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Answer, BootTime, Key, NodeName, NodeRecord, NodeState, Observer, OwnedState, Ownership,
-    Rejoin, Renewal, Renewed, Request, SessionName, Slot, SlotView, Step, Timing, Transaction,
-    Value, Verdict,
+    Answer, BootTime, Key, NodeName, Observer, Ownership, Rejoin, Request, SessionName, Slot,
+    SlotView, Timing, Transaction, Verdict,
 };
 
 mod sessions;
+mod standing;
+
+use standing::Standing;
 
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -81,16 +83,6 @@ pub enum Stake {
     Ending { generation: u64, owned: bool },
     /// Nothing of it is here; its record is being read.
     Checking,
-}
-
-#[derive(Debug, Clone)]
-enum Standing {
-    Rejoining(Rejoin),
-    Listing {
-        renewal: Renewal,
-        due: Option<BootTime>,
-    },
-    Live(Renewal),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -388,47 +380,6 @@ impl NodeProtocol {
         }
     }
 
-    fn rejoined(&mut self, now: BootTime, answer: &Answer) {
-        let Standing::Rejoining(rejoin) = &mut self.standing else {
-            return;
-        };
-        if let Step::Live {
-            heartbeat,
-            sent_at,
-            silence_ms,
-        } = rejoin.answered(now, answer, &self.timing)
-        {
-            let next = rejoin.next_attempt();
-            let mut renewal = Renewal::new(self.me.clone(), heartbeat, sent_at, &self.timing);
-            renewal.skip_to(next);
-            self.incarnation = heartbeat.incarnation;
-            self.standing = Standing::Listing {
-                renewal,
-                due: Some(now),
-            };
-            self.deadline = sent_at.plus(self.timing.fence_ms);
-            let own = self.timing.silence_ms();
-            self.lowers_silence = silence_ms
-                .filter(|said| *said != own)
-                .map(|said| sent_at.plus(said));
-        }
-    }
-
-    /// Publishes how long this node's silence has to last, if its live record is unchanged.
-    fn own_silence(&self) -> Transaction {
-        let live = NodeRecord {
-            incarnation: self.incarnation,
-            state: NodeState::Live,
-        };
-        Transaction {
-            compare: vec![(Key::Node(self.me.clone()), Some(Value::Node(live)))],
-            write: vec![(
-                Key::Silence(self.me.clone()),
-                Some(Value::Silence(self.timing.silence_ms())),
-            )],
-        }
-    }
-
     fn peer(&mut self, name: &NodeName) -> Option<&mut Peer> {
         self.peers.iter_mut().find(|peer| peer.name == *name)
     }
@@ -456,84 +407,6 @@ impl NodeProtocol {
     fn outage(&mut self) {
         for peer in &mut self.peers {
             peer.observer.outage();
-        }
-    }
-
-    fn renewed(&mut self, now: BootTime, answer: &Answer) {
-        if matches!(answer, Answer::Ambiguous | Answer::Unavailable) {
-            self.outage();
-        }
-        let (Standing::Live(renewal) | Standing::Listing { renewal, .. }) = &mut self.standing
-        else {
-            return;
-        };
-        match renewal.answered(now, answer, &self.timing) {
-            Renewed::NotYet => {}
-            Renewed::Deadline(deadline) => {
-                let late = self.fired || now >= self.deadline;
-                self.deadline = self.deadline.max(deadline);
-                if !self.is_live() || now >= self.deadline {
-                    return;
-                }
-                if late {
-                    self.thaw();
-                } else {
-                    self.actions.push(Action::SetDeadline(self.deadline));
-                }
-            }
-            Renewed::Lost => {
-                let next = renewal.next_attempt();
-                self.standing = Standing::Rejoining(Rejoin::new(self.me.clone(), next, now));
-                self.fired = true;
-                self.actions.push(Action::FreezeAll);
-                self.drop_claims();
-            }
-        }
-    }
-
-    fn thaw(&mut self) {
-        self.fired = false;
-        let held = self.sessions.iter().filter(|(_, l)| l.phase == Phase::Held);
-        let slots = held
-            .map(|(session, local)| local.slot_of(session))
-            .collect();
-        self.actions.push(Action::Thaw {
-            deadline: self.deadline,
-            slots,
-        });
-    }
-
-    /// Handles all records, read after the CAS to live.
-    fn listed(&mut self, now: BootTime, answer: &Answer) {
-        let Standing::Listing { renewal, due } = &mut self.standing else {
-            return;
-        };
-        let Answer::Values(values) = answer else {
-            *due = Some(now.plus(self.timing.retry_ms));
-            return;
-        };
-        self.standing = Standing::Live(renewal.clone());
-        let mut mine = BTreeMap::new();
-        for (key, value) in values {
-            if let (Key::Session(session), Some(Value::Session(record))) = (key, value)
-                && record.owner == self.me
-                && record.state == OwnedState::Owned
-            {
-                mine.insert(session.clone(), record.clone());
-            }
-        }
-        let held: Vec<_> = self.sessions.keys().cloned().collect();
-        for session in held {
-            let record = mine.remove(&session);
-            self.settle(&session, record);
-        }
-        for (session, record) in mine {
-            self.sessions
-                .insert(session.clone(), Local::new(record.clone(), Phase::Looking));
-            self.end_unknown(&session, record);
-        }
-        if now < self.deadline {
-            self.thaw();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Limits of a session's memory, processor time, disk and terminals.
+//! Limits of a session's memory, processor time, disk, processes and terminals.
 
 use conman_proto::{RuntimeKind, SessionRequest};
 
@@ -99,6 +99,21 @@ pub(super) fn disk(
         );
     }
     (bytes, inodes)
+}
+
+pub(super) fn pids(
+    policy: &SpecPolicy,
+    base: &SessionRequest,
+    request: &SessionRequest,
+    mistakes: &mut Mistakes,
+) -> u32 {
+    within(
+        "pids",
+        request.pids.or(base.pids),
+        policy.default_pids.min(policy.max_pids),
+        (1, policy.max_pids),
+        mistakes,
+    )
 }
 
 /// Docker's containers have a devpts without such a limit.

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use conman_proto::SessionRequest;
+
+use super::either;
 use super::mistakes::{Mistakes, has_control, quote};
 
 /// Maximum number of entries in `env`.
@@ -21,7 +24,62 @@ pub const MAX_LABEL_VALUE_BYTES: usize = 253;
 /// Prefix of the environment variables that conman sets.
 const RESERVED_ENV_PREFIX: &str = "CONMAN_";
 
-pub(super) fn check_arguments(command: &[String], args: &[String], mistakes: &mut Mistakes) {
+/// Returns the command and its arguments.
+pub(super) fn command(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    mistakes: &mut Mistakes,
+) -> (Vec<String>, Vec<String>) {
+    let command = either(&request.command, &base.command).unwrap_or_default();
+    let args = either(&request.args, &base.args).unwrap_or_default();
+    check_arguments(&command, &args, mistakes);
+    (command, args)
+}
+
+pub(super) fn env(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    mistakes: &mut Mistakes,
+) -> BTreeMap<String, String> {
+    let env = merged(base.env.as_ref(), request.env.as_ref());
+    check_env(&env, mistakes);
+    env
+}
+
+pub(super) fn labels(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    mistakes: &mut Mistakes,
+) -> BTreeMap<String, String> {
+    let labels = merged(base.labels.as_ref(), request.labels.as_ref());
+    check_labels("labels", &labels, mistakes);
+    labels
+}
+
+pub(super) fn node_labels(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    mistakes: &mut Mistakes,
+) -> BTreeMap<String, String> {
+    let node_labels = merged(base.node_labels.as_ref(), request.node_labels.as_ref());
+    check_labels("node_labels", &node_labels, mistakes);
+    node_labels
+}
+
+fn merged(
+    base: Option<&BTreeMap<String, String>>,
+    over: Option<&BTreeMap<String, String>>,
+) -> BTreeMap<String, String> {
+    let mut all = base.cloned().unwrap_or_default();
+    all.extend(
+        over.into_iter()
+            .flatten()
+            .map(|(key, value)| (key.clone(), value.clone())),
+    );
+    all
+}
+
+fn check_arguments(command: &[String], args: &[String], mistakes: &mut Mistakes) {
     let items = command.len() + args.len();
     if items > MAX_ARGUMENTS {
         mistakes.add(
@@ -50,7 +108,7 @@ pub(super) fn check_arguments(command: &[String], args: &[String], mistakes: &mu
     }
 }
 
-pub(super) fn check_env(env: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
+fn check_env(env: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
     if env.len() > MAX_ENV_ENTRIES {
         mistakes.add(
             "env",
