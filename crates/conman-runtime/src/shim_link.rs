@@ -10,7 +10,6 @@
 //! ends until they are acknowledged, so it reports ends that were missed meanwhile to the new
 //! connection.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -18,23 +17,18 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_linux::Features;
-use conman_shim::{
-    Call, CallError, ContainerView, FenceState, Message, Reply, Request, VERSION, encode, socket,
-};
-use tokio::io::Interest;
-use tokio::net::UnixStream;
-use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use conman_shim::{CallError, ContainerView, FenceState, Reply, Request, VERSION, socket};
+use tokio::time::{Instant, sleep};
 
 use crate::ContainerKey;
 use crate::fence_opening::FenceOpener;
+
+mod connection;
+
+pub(crate) use connection::Connection;
 
 /// Bound on connecting, including the start of a shim: it answers after some milliseconds, on a
 /// busy machine later.
@@ -50,17 +44,11 @@ const KEEP_PAUSE: Duration = Duration::from_millis(200);
 /// Pause between two attempts to connect to a shim that has just been started.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Most calls that wait for an answer; more mean that the shim has a problem.
-const MAX_CALLS: usize = 8_192;
-
 /// For root only: the shim's messages name containers and paths.
 const STDERR_MODE: u32 = 0o600;
 
 /// Remedy for a shim without room.
 pub(crate) const REMEDY_FOR_FULL: &str = "stop some sessions, or try again in a moment";
-
-/// The number of calls whose answer is ignored.
-const NOBODYS: u64 = 0;
 
 /// Receives the shim's notifications.
 pub(crate) trait NotificationHandler: std::fmt::Debug + Send + Sync {
@@ -120,34 +108,6 @@ pub(crate) struct Link {
     started: Mutex<Option<Child>>,
 }
 
-/// One connection.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    shared: Arc<Shared>,
-    reader: AbortHandle,
-    pub(crate) shim_pid: i32,
-    pub(crate) features: Option<Features>,
-    /// How long its fence waits before it kills what is not frozen, at the time of connecting; `None`
-    /// for a shim whose time cannot be changed.
-    pub(crate) freeze_ms: u64,
-}
-
-#[derive(Debug)]
-struct Shared {
-    /// Not a stream: messages are sent and received whole, by [`socket`]. Tokio's type only waits
-    /// for readiness.
-    socket: UnixStream,
-    next_call: AtomicU64,
-    waiting: Mutex<Waiting>,
-    ended: CancellationToken,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    closed: bool,
-    calls: HashMap<u64, oneshot::Sender<Answer>>,
-}
-
 impl Link {
     pub(crate) fn new(
         socket: PathBuf,
@@ -193,7 +153,7 @@ impl Link {
     pub(crate) async fn keep(&self) {
         loop {
             match self.connection().await {
-                Ok(connection) => connection.shared.ended.cancelled().await,
+                Ok(connection) => connection.ended().await,
                 // The runtime's health check reports it.
                 Err(error) => tracing::debug!(%error, "cannot connect to the shim"),
             }
@@ -270,20 +230,7 @@ impl Link {
             sleep(CONNECT_INTERVAL).await;
         };
         let failed = |error: io::Error| self.unreachable(format!("cannot use the socket: {error}"));
-        let shared = Arc::new(Shared {
-            socket: UnixStream::from_std(connected.into()).map_err(failed)?,
-            next_call: AtomicU64::new(NOBODYS + 1),
-            waiting: Mutex::default(),
-            ended: CancellationToken::new(),
-        });
-        let task = tokio::spawn(read(Arc::clone(&shared), self.hearer.clone()));
-        let mut connection = Connection {
-            shared,
-            reader: task.abort_handle(),
-            shim_pid: 0,
-            features: None,
-            freeze_ms: 0,
-        };
+        let mut connection = Connection::start(connected, self.hearer.clone()).map_err(failed)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let hello = Request::Hello { version: VERSION };
         let answer = connection.call(&hello, &[], left).await?.0;
@@ -366,158 +313,4 @@ fn spawn(command: &ShimCommand) -> io::Result<Child> {
         .stdout(Stdio::null())
         .stderr(stderr)
         .spawn()
-}
-
-impl Connection {
-    fn is_open(&self) -> bool {
-        !self.shared.lock().closed
-    }
-
-    pub(crate) async fn call(
-        &self,
-        request: &Request,
-        fds: &[BorrowedFd<'_>],
-        patience: Duration,
-    ) -> Result<Answer, LinkError> {
-        let shared = &*self.shared;
-        let id = shared.next_call.fetch_add(1, Ordering::Relaxed);
-        let call = Call {
-            id,
-            request: request.clone(),
-        };
-        let bytes = encode(&call).map_err(|error| LinkError::Unreachable {
-            reason: error.to_string(),
-        })?;
-        let (sender, answer) = oneshot::channel();
-        // However this call ends, its answer has no receiver then.
-        let _entry = shared.enter(id, sender)?;
-        let exchange = async {
-            let sent = shared
-                .socket
-                .async_io(Interest::WRITABLE, || {
-                    socket::send(&shared.socket, &bytes, fds)
-                })
-                .await;
-            if sent.is_err() {
-                shared.close();
-                return Err(LinkError::Lost);
-            }
-            if patience.is_zero() {
-                // Whether the answer had arrived depends on scheduling.
-                return Err(LinkError::TimedOut { after: patience });
-            }
-            answer.await.map_err(|_| LinkError::Lost)
-        };
-        let answered = timeout(patience, exchange).await;
-        match answered.unwrap_or(Err(LinkError::TimedOut { after: patience }))? {
-            (Reply::Failed { error }, _) => Err(LinkError::Refused(error)),
-            answer => Ok(answer),
-        }
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.reader.abort();
-    }
-}
-
-/// A call's place among the waiting ones.
-struct Entry<'a> {
-    shared: &'a Shared,
-    id: u64,
-}
-
-impl Drop for Entry<'_> {
-    fn drop(&mut self) {
-        self.shared.lock().calls.remove(&self.id);
-    }
-}
-
-impl Shared {
-    /// A panic while the lock is held cannot leave half a change: each is one map operation.
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn enter(&self, id: u64, sender: oneshot::Sender<Answer>) -> Result<Entry<'_>, LinkError> {
-        let mut waiting = self.lock();
-        if waiting.closed {
-            return Err(LinkError::Lost);
-        }
-        if waiting.calls.len() >= MAX_CALLS {
-            return Err(LinkError::Unreachable {
-                reason: format!("{MAX_CALLS} calls wait for the shim already"),
-            });
-        }
-        waiting.calls.insert(id, sender);
-        Ok(Entry { shared: self, id })
-    }
-
-    fn close(&self) {
-        let mut waiting = self.lock();
-        waiting.closed = true;
-        // Dropping the senders fails the callers.
-        waiting.calls.clear();
-        self.ended.cancel();
-    }
-
-    fn take(&self, incoming: socket::Incoming, hearer: Option<&dyn NotificationHandler>) {
-        match incoming.message {
-            Ok(Message::Reply { id, reply }) => {
-                if let Some(caller) = self.lock().calls.remove(&id) {
-                    let _ = caller.send((reply, incoming.fds));
-                }
-            }
-            Ok(Message::Ended { container }) => {
-                if hearer.is_some_and(|hearer| !hearer.hear(&container)) {
-                    self.acknowledge(container.name);
-                }
-            }
-            Ok(Message::Fence { state }) => {
-                tracing::debug!(?state, "the shim's fence");
-                if let Some(hearer) = hearer {
-                    hearer.hear_fence(state);
-                }
-            }
-            Err(error) => tracing::warn!(%error, "invalid message from the shim"),
-        }
-    }
-
-    /// Lets the shim forget an end. If this cannot be sent at once, the next connection reports the
-    /// end again.
-    fn acknowledge(&self, name: String) {
-        let request = Request::Acknowledge { names: vec![name] };
-        let call = Call {
-            id: NOBODYS,
-            request,
-        };
-        if let Ok(bytes) = encode(&call) {
-            let _ = socket::send(&self.socket, &bytes, &[]);
-        }
-    }
-}
-
-/// Reads until the connection ends.
-async fn read(shared: Arc<Shared>, hearer: Option<Arc<dyn NotificationHandler>>) {
-    let mut buffer = Vec::new();
-    loop {
-        let receive = || socket::receive(&shared.socket, &mut buffer);
-        let incoming = shared.socket.async_io(Interest::READABLE, receive).await;
-        match incoming {
-            Ok(Some(incoming)) => shared.take(incoming, hearer.as_deref()),
-            Ok(None) => {
-                tracing::warn!("the shim has closed the connection");
-                break;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the connection to the shim broke");
-                break;
-            }
-        }
-    }
-    if let Some(hearer) = hearer {
-        hearer.hear_end();
-    }
-    shared.close();
 }
