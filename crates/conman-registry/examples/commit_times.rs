@@ -72,6 +72,18 @@ async fn measure(
         })
     });
 
+    one_at_a_time(&registry, note).await?;
+    concurrent_claims(&registry, note).await?;
+    batched_releases(&registry, note).await?;
+    stop.store(true, Ordering::Relaxed);
+    if let Some(noise) = noise {
+        noise.await?;
+    }
+    Ok(())
+}
+
+/// Claims and releases, each of which waits for the one before.
+async fn one_at_a_time(registry: &EmbeddedRegistry, note: &str) -> Result<(), Box<dyn Error>> {
     let mut claims = Vec::new();
     let mut releases = Vec::new();
     for round in 0..ROUNDS {
@@ -85,10 +97,17 @@ async fn measure(
     }
     print(&format!("claim, one at a time{note}"), claims);
     print(&format!("release of one{note}"), releases);
+    Ok(())
+}
 
+/// Claims of [`AT_A_TIME`] tasks; their releases are not measured.
+async fn concurrent_claims(
+    registry: &Arc<EmbeddedRegistry>,
+    note: &str,
+) -> Result<(), Box<dyn Error>> {
     let mut workers = Vec::new();
     for worker in 0..AT_A_TIME {
-        let registry = Arc::clone(&registry);
+        let registry = Arc::clone(registry);
         workers.push(tokio::spawn(async move {
             let mut claims = Vec::new();
             for round in 0..ROUNDS / AT_A_TIME {
@@ -112,12 +131,19 @@ async fn measure(
         claims.extend(worker.await?);
     }
     print(&format!("claim, {AT_A_TIME} at a time{note}"), claims);
+    Ok(())
+}
 
+/// Releases of [`BATCH`] sessions that were claimed before.
+async fn batched_releases(
+    registry: &Arc<EmbeddedRegistry>,
+    note: &str,
+) -> Result<(), Box<dyn Error>> {
     let mut batches = Vec::new();
     for _ in 0..20 {
         let mut claims = Vec::new();
         for index in 0..BATCH {
-            let registry = Arc::clone(&registry);
+            let registry = Arc::clone(registry);
             claims.push(tokio::spawn(async move {
                 let id: SessionId = format!("b-{index}").parse().expect("the name is an id");
                 registry.claim(&id, &spec()).await.expect("claimed")
@@ -134,10 +160,6 @@ async fn measure(
         batches.push(begin.elapsed());
     }
     print(&format!("release of {BATCH} in one batch{note}"), batches);
-    stop.store(true, Ordering::Relaxed);
-    if let Some(noise) = noise {
-        noise.await?;
-    }
     Ok(())
 }
 

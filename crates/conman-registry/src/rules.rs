@@ -72,23 +72,7 @@ pub fn apply(
         Change::SetState(state) => {
             refuse_not_notable(id, state)?;
             refuse_ended(record)?;
-            // A late note does not undo an order to end it.
-            if matches!(state, RecordState::Running { .. }) && record.state.end_cause().is_some() {
-                return Ok(Effect::Keep);
-            }
-            let mut state = state.clone();
-            if let RecordState::Stopping { cause, .. } | RecordState::Stuck { cause, .. } =
-                &mut state
-            {
-                keep_deleted(record, cause);
-            }
-            Ok(keep_or_put(
-                record,
-                SessionRecord {
-                    state,
-                    ..record.clone()
-                },
-            ))
+            Ok(with_state(record, state))
         }
         Change::SetSpec(spec) => {
             refuse_ended(record)?;
@@ -115,6 +99,23 @@ pub fn apply(
             generation,
         }),
     }
+}
+
+/// The effect of an accepted note of a state.
+fn with_state(record: &SessionRecord, state: &RecordState) -> Effect {
+    // A late note does not undo an order to end it.
+    if matches!(state, RecordState::Running { .. }) && record.state.end_cause().is_some() {
+        return Effect::Keep;
+    }
+    let mut state = state.clone();
+    if let RecordState::Stopping { cause, .. } | RecordState::Stuck { cause, .. } = &mut state {
+        keep_deleted(record, cause);
+    }
+    let changed = SessionRecord {
+        state,
+        ..record.clone()
+    };
+    keep_or_put(record, changed)
 }
 
 /// A deleted session stays deleted, whatever is recorded later.

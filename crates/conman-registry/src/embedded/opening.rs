@@ -37,36 +37,20 @@ pub(super) struct Opened {
 /// The directory of a fleet's node needs a floor: no file here records which generations the fleet
 /// has used, and the fleet's sessions on this node are ended.
 pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, RegistryError> {
-    let io = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| RegistryError::Io {
-            action,
-            path,
-            source: Arc::new(source),
-        }
-    };
-    ensure_dir(dir).map_err(io("make the state directory", dir))?;
+    ensure_dir(dir).map_err(io_error("make the state directory", dir))?;
     let mut lock = StateLock::acquire(dir)?;
     let registry_path = dir.join(REGISTRY_FILE);
     let generations_path = dir.join(GENERATIONS_FILE);
 
-    let found = HighWater::inspect(&generations_path).map_err(io("read", &generations_path))?;
+    let found =
+        HighWater::inspect(&generations_path).map_err(io_error("read", &generations_path))?;
     if let Found::OtherFormat { format, through } = found {
         return Err(other_format(&generations_path, format, through));
     }
-    let opened = match open_database(&registry_path) {
-        Ok(opened) => Some(opened),
-        Err(DatabaseFailure::Missing) => None,
-        Err(DatabaseFailure::Damaged(what)) => {
-            return Err(RegistryError::Damaged {
-                path: registry_path,
-                what,
-            });
-        }
-        Err(DatabaseFailure::Refused(error)) => return Err(error),
-    };
+    let opened = open_existing(&registry_path)?;
     let asked = options.generation_floor.map(conman_proto::Generation::get);
-    let in_fleet = fleet_mark::in_fleet(dir).map_err(io("look for what a fleet left in", dir))?;
+    let in_fleet =
+        fleet_mark::in_fleet(dir).map_err(io_error("look for what a fleet left in", dir))?;
     if let (Some(path), None) = (&in_fleet, asked) {
         return Err(RegistryError::OfFleet { path: path.clone() });
     }
@@ -77,34 +61,15 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
         })?;
     let floor = known.max(asked.unwrap_or(0)).min(GREATEST_GENERATION.get());
 
-    let high_water =
-        HighWater::open(&generations_path, found, floor).map_err(io("write", &generations_path))?;
+    let high_water = HighWater::open(&generations_path, found, floor)
+        .map_err(io_error("write", &generations_path))?;
     let (database, content) = match opened {
         Some(opened) => opened,
-        None => {
-            if floor > 0 {
-                tracing::warn!(
-                    path = %registry_path.display(), floor,
-                    "the registry file is missing; starting without records, above all used \
-                     generations"
-                );
-            }
-            let database = database::create(&registry_path, |transaction| {
-                schema::fill(transaction, floor)
-            })
-            .map_err(|error| store_error("make the tables", &registry_path, error))?;
-            (
-                database,
-                Content {
-                    records: Records::new(),
-                    reserved_through: floor,
-                },
-            )
-        }
+        None => create(&registry_path, floor)?,
     };
     lock.mark_used()?;
     if let Some(path) = in_fleet {
-        fleet_mark::leave_fleet(dir).map_err(io("set aside", &path))?;
+        fleet_mark::leave_fleet(dir).map_err(io_error("set aside", &path))?;
         tracing::warn!(
             floor,
             "this node has left its fleet; the fleet's sessions on this node are ended"
@@ -120,6 +85,45 @@ pub(super) fn open(dir: &Path, options: &EmbeddedOptions) -> Result<Opened, Regi
     })
 }
 
+/// Opens the registry file; `None` without one.
+fn open_existing(path: &Path) -> Result<Option<(Database, Content)>, RegistryError> {
+    match open_database(path) {
+        Ok(opened) => Ok(Some(opened)),
+        Err(DatabaseFailure::Missing) => Ok(None),
+        Err(DatabaseFailure::Damaged(what)) => Err(RegistryError::Damaged {
+            path: path.to_owned(),
+            what,
+        }),
+        Err(DatabaseFailure::Refused(error)) => Err(error),
+    }
+}
+
+/// Makes a registry file without records, for generations above `floor`.
+fn create(path: &Path, floor: u64) -> Result<(Database, Content), RegistryError> {
+    if floor > 0 {
+        tracing::warn!(
+            path = %path.display(), floor,
+            "the registry file is missing; starting without records, above all used generations"
+        );
+    }
+    let database = database::create(path, |transaction| schema::fill(transaction, floor))
+        .map_err(|error| store_error("make the tables", path, error))?;
+    let content = Content {
+        records: Records::new(),
+        reserved_through: floor,
+    };
+    Ok((database, content))
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> RegistryError {
+    let path = path.to_owned();
+    move |source| RegistryError::Io {
+        action,
+        path,
+        source: Arc::new(source),
+    }
+}
+
 /// What a node without a fleet has left in the directory, now used by a fleet's node.
 #[derive(Debug, Default)]
 pub struct LeftAlone {
@@ -133,11 +137,7 @@ pub struct LeftAlone {
 /// opening it; sessions are only in the registry file.
 pub fn left_alone(dir: &Path, lock: &StateLock) -> Result<LeftAlone, RegistryError> {
     let path = dir.join(GENERATIONS_FILE);
-    let found = HighWater::inspect(&path).map_err(|source| RegistryError::Io {
-        action: "read",
-        path: path.clone(),
-        source: Arc::new(source),
-    })?;
+    let found = HighWater::inspect(&path).map_err(io_error("read", &path))?;
     if let Found::OtherFormat { format, through } = found {
         return Err(other_format(&path, format, through));
     }
@@ -245,11 +245,8 @@ pub(super) fn rebuild(
     records: &Records,
     reserved_through: u64,
 ) -> Result<Database, RegistryError> {
-    let aside = keep_as_damaged(path).map_err(|source| RegistryError::Io {
-        action: "keep a copy of the damaged registry file",
-        path: path.to_owned(),
-        source: Arc::new(source),
-    })?;
+    let aside = keep_as_damaged(path)
+        .map_err(io_error("keep a copy of the damaged registry file", path))?;
     let writes = commit::difference(&Records::new(), records)?;
     let database = database::create(path, |transaction| {
         schema::fill(transaction, reserved_through)?;
