@@ -106,16 +106,7 @@ pub(super) async fn run(
     let mut thaws_in_part = false;
     loop {
         pulse.beat().await;
-        let next = async {
-            tokio::select! {
-                // Cancel safe: an order is taken only when it is returned.
-                order = queue.next(connection) => Next::Order(order),
-                // Cancel safe by its contract.
-                heard = link.news() => Next::Heard(heard),
-                // Cancel safe: it only waits.
-                () = news.closed() => Next::Over,
-            }
-        };
+        let next = next(&*link, &queue, connection, &news);
         let lost = match pulse.idle(next).await {
             Next::Order(order) => {
                 let thaws = matches!(order, FenceOrder::Thaw { .. });
@@ -163,6 +154,23 @@ pub(super) async fn run(
                 return;
             }
         }
+    }
+}
+
+/// Waits for what comes next on this connection. Cancel safe.
+async fn next(
+    link: &dyn FenceLink,
+    queue: &FenceQueue,
+    connection: u64,
+    news: &mpsc::Sender<FenceEvent>,
+) -> Next {
+    tokio::select! {
+        // Cancel safe: an order is taken only when it is returned.
+        order = queue.next(connection) => Next::Order(order),
+        // Cancel safe by its contract.
+        heard = link.news() => Next::Heard(heard),
+        // Cancel safe: it only waits.
+        () = news.closed() => Next::Over,
     }
 }
 

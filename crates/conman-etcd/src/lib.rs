@@ -21,10 +21,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::ownership::Timing;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
-use conman_vitals::{Vitals, essential};
+use conman_vitals::Vitals;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use conman_registry::FenceLink;
 use conman_registry::rules::Change;
@@ -44,6 +44,7 @@ mod events;
 mod fence_orders;
 mod figures;
 mod fleet;
+mod fleet_thread;
 mod forgetting;
 mod from_alone;
 mod joining;
@@ -67,7 +68,8 @@ pub use orders::{Order, Orders};
 use client::Client;
 use codec::{Holder, Keys};
 use driver::{Command, Driver};
-use membership::{Membership, hints};
+use fleet_thread::FleetThread;
+use membership::Membership;
 use seen::Seen;
 use shared::Shared;
 use store::Store;
@@ -88,12 +90,6 @@ const MAX_LISTS: usize = 4;
 /// Maximum wait for a turn to read many records. Together with the read itself it is below the
 /// callers' timeouts.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How often the observed state of etcd is saved.
-const KEEP_INTERVAL: Duration = Duration::from_secs(5);
-
-/// The task that reads the state of the other nodes.
-const MEMBERSHIP: &str = "membership";
 
 #[derive(Debug)]
 pub struct EtcdOptions {
@@ -171,22 +167,13 @@ impl EtcdRegistry {
         options: EtcdOptions,
         link: Arc<dyn FenceLink>,
     ) -> Result<Arc<Self>, EtcdStartError> {
-        let prefix = options.prefix;
-        if !prefix.starts_with('/') || !prefix.ends_with('/') {
+        if !options.prefix.starts_with('/') || !options.prefix.ends_with('/') {
+            let prefix = options.prefix;
             return Err(EtcdStartError::Prefix { prefix });
         }
         let lock = StateLock::acquire(&options.state_dir)?;
-        let forget = options.accept_above.is_some();
         let from_alone = from_alone::look(&options.state_dir, &lock, options.accept_above)?;
-        let seen = Seen::open(&options.state_dir, forget).map_err(|source| {
-            let path = options.state_dir.clone();
-            EtcdStartError::Seen { path, source }
-        })?;
-        let patience =
-            (options.timing.fence_ms / PATIENCE_SHARE).clamp(MIN_PATIENCE_MS, MAX_PATIENCE_MS);
-        let patience = Duration::from_millis(patience);
-        let client = Client::new(&options.access, patience, Arc::new(seen))?;
-        let store = Store::new(client, Keys::new(prefix));
+        let store = open_store(&options)?;
         let thread = |action| move |source| EtcdStartError::Thread { action, source };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -213,38 +200,17 @@ impl EtcdRegistry {
             observed,
             vitals: options.vitals.clone(),
         };
-        let pulse = options.vitals.task(MEMBERSHIP);
         let handle = runtime.handle().clone();
-        let nodes = shared.store.keys.nodes();
-        let peers = shared.store.keys.peers();
-        let helpers = Arc::clone(&shared);
-        let members = Arc::clone(&membership);
-        let hears = Arc::clone(&membership);
-        let compacts = Arc::clone(&membership);
-        std::thread::Builder::new()
-            .name("fleet".to_owned())
-            .spawn(move || {
-                runtime.block_on(async {
-                    let looking = membership::run(Arc::clone(&helpers), members, watched, pulse);
-                    tokio::spawn(essential(MEMBERSHIP, looking));
-                    let watching = hints::watch(Arc::clone(&helpers), nodes, |_, _| true);
-                    tokio::spawn(essential("watch of nodes", watching));
-                    let parent = peers.clone();
-                    let news = move |key: &[u8], value: &[u8]| hears.is_news(&parent, key, value);
-                    let watching = hints::watch(Arc::clone(&helpers), peers, news);
-                    tokio::spawn(essential("watch of announcements", watching));
-                    let keeping = keep_seen(Arc::clone(&helpers));
-                    tokio::spawn(essential("memory of etcd", keeping));
-                    if let Some(every) = options.compact_every {
-                        let compacting = compaction::run(Arc::clone(&helpers), compacts, every);
-                        tokio::spawn(essential("compaction", compacting));
-                    }
-                    essential(driver::NAME, Box::pin(driver.run())).await;
-                });
-                if let Err(error) = helpers.store.client.seen().keep() {
-                    tracing::warn!(%error, "cannot save the state of etcd");
-                }
-            })
+        let fleet = FleetThread {
+            shared: Arc::clone(&shared),
+            membership: Arc::clone(&membership),
+            watched,
+            driver,
+            pulse: options.vitals.task(fleet_thread::MEMBERSHIP),
+            compact_every: options.compact_every,
+        };
+        fleet
+            .spawn(runtime)
             .map_err(thread("start the fleet's thread"))?;
         Ok(Arc::new(Self {
             shared,
@@ -328,22 +294,25 @@ impl EtcdRegistry {
     }
 }
 
+/// Opens the store with the saved state of etcd.
+fn open_store(options: &EtcdOptions) -> Result<Store, EtcdStartError> {
+    let forget = options.accept_above.is_some();
+    let seen = Seen::open(&options.state_dir, forget).map_err(|source| {
+        let path = options.state_dir.clone();
+        EtcdStartError::Seen { path, source }
+    })?;
+    let patience =
+        (options.timing.fence_ms / PATIENCE_SHARE).clamp(MIN_PATIENCE_MS, MAX_PATIENCE_MS);
+    let patience = Duration::from_millis(patience);
+    let client = Client::new(&options.access, patience, Arc::new(seen))?;
+    Ok(Store::new(client, Keys::new(options.prefix.clone())))
+}
+
 /// Above every number that an earlier daemon used, except with a chance of one in billions, and
 /// with room for as many more.
 fn first_attempt() -> u64 {
     let random = getrandom::u64().unwrap_or_else(|_| shared::boot_time().0);
     random >> 2
-}
-
-async fn keep_seen(shared: Arc<Shared>) {
-    loop {
-        sleep(KEEP_INTERVAL).await;
-        let client = Arc::clone(&shared.store.client);
-        let kept = tokio::task::spawn_blocking(move || client.seen().keep()).await;
-        if let Ok(Err(error)) = kept {
-            tracing::warn!(%error, "cannot save the state of etcd");
-        }
-    }
 }
 
 fn closed() -> RegistryError {

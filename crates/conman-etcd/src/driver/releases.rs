@@ -144,18 +144,7 @@ impl Releases {
             }
         };
         let slot = slot(&release);
-        let record = mine.as_ref().map(|mine| &mine.told.record);
-        let change = Change::Release(release.ending.clone());
-        let judged = match &mine {
-            Some(mine)
-                if mine.told.node != *shared.me
-                    && mine.told.record.generation == release.generation =>
-            {
-                Err(superseded(&release, mine.told.record.generation))
-            }
-            _ => rules::apply(&release.id, release.generation, record, &change),
-        };
-        match (judged, mine) {
+        match (judge(&release, mine.as_ref(), shared), mine) {
             (Ok(Effect::Put(_)), Some(mine)) if first && protocol.is_live() => {
                 // A newer record must not be overwritten: the caller tries again.
                 let present = shared.note_read(mine, since);
@@ -301,6 +290,23 @@ fn slot(release: &Release) -> Slot {
     Slot {
         session: name(&release.id),
         generation: release.generation.get(),
+    }
+}
+
+/// The effect of a release on the record that was read.
+fn judge(release: &Release, read: Option<&Mine>, shared: &Shared) -> Result<Effect, RegistryError> {
+    let record = read.map(|mine| &mine.told.record);
+    match read {
+        Some(mine)
+            if mine.told.node != *shared.me
+                && mine.told.record.generation == release.generation =>
+        {
+            Err(superseded(release, mine.told.record.generation))
+        }
+        _ => {
+            let change = Change::Release(release.ending.clone());
+            rules::apply(&release.id, release.generation, record, &change)
+        }
     }
 }
 

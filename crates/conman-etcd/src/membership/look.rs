@@ -52,7 +52,7 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
     let [nodes, heartbeats, peers, delays] =
         <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
     let mut read = Read::new();
-    let (mut oddities, mut untold) = (Vec::new(), Vec::new());
+    let mut oddities = Vec::new();
     let mut decode = |kind: &Key, key: &[u8], bytes: &[u8]| {
         let decoded = codec::decode(kind, key, bytes);
         decoded
@@ -82,19 +82,7 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
             }
         }
     }
-    for (key, bytes, revision) in peers {
-        if let Some(one) = Keys::name_in(&parents[2], &key).and_then(|name| read.get_mut(&name)) {
-            one.is_told_of = true;
-            // A newer version may publish more than this one can read.
-            match codec::parse::<PeerText>(&key, &bytes) {
-                Ok(text) => one.text = Some((text, revision)),
-                Err(error) => {
-                    let what = format!("{error} The node is not reachable until it is repaired");
-                    untold.push((error.key, what));
-                }
-            }
-        }
-    }
+    let unreachable = add_announcements(&mut read, &parents[2], peers);
     for (key, bytes, _) in delays {
         let Some(name) = Keys::name_in(&parents[3], &key) else {
             continue;
@@ -108,6 +96,29 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
         };
         one.patience_ms = shared.timing.patience_ms(Some(delay_ms));
     }
-    oddities.extend(untold);
+    oddities.extend(unreachable);
     Ok((read, oddities))
+}
+
+/// Adds what the nodes announce to their states. Returns the unreadable announcements, by key.
+fn add_announcements(read: &mut Read, parent: &[u8], entries: Vec<Entry>) -> Vec<(String, String)> {
+    let mut unreadable = Vec::new();
+    for (key, bytes, revision) in entries {
+        let Some(name) = Keys::name_in(parent, &key) else {
+            continue;
+        };
+        let Some(one) = read.get_mut(&name) else {
+            continue;
+        };
+        one.is_told_of = true;
+        // A newer version may publish more than this one can read.
+        match codec::parse::<PeerText>(&key, &bytes) {
+            Ok(text) => one.text = Some((text, revision)),
+            Err(error) => {
+                let what = format!("{error} The node is not reachable until it is repaired");
+                unreadable.push((error.key, what));
+            }
+        }
+    }
+    unreadable
 }
