@@ -198,18 +198,7 @@ impl Launcher {
         self.cgroups.limit(cgroup, &limits).map_err(cgroup_failed)?;
         phases.cgroup_us += clock.lap();
         let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
-        // The terminal takes the log's place; it is the first descriptor.
-        let log = if spec.terminal.is_some() && !binds.is_empty() {
-            binds.remove(0)
-        } else {
-            open_log(&spec.log, &mut made.logs)
-                .map_err(|error| LaunchError::step("open the log", &error))?
-        };
-        let log_stderr = spec.log_stderr.as_ref();
-        let log_stderr = log_stderr.map(|path| open_log(path, &mut made.logs));
-        let log_stderr = log_stderr
-            .transpose()
-            .map_err(|error| LaunchError::step("open the log of its errors", &error))?;
+        let (log, log_stderr) = open_logs(spec, &mut binds, &mut made.logs)?;
         phases.files_us = clock.lap();
         let mapped = offer_to_oom_killer(process).and_then(|()| map_ids(process, 0, order.ids));
         let user_namespace = mapped.map_err(|error| match process.is_dead() {
@@ -368,6 +357,27 @@ fn check_dumpable(setting: &str) -> io::Result<()> {
         "fs.suid_dumpable is 1, by which processes that change their user can be traced; set it \
          to 0 or 2",
     ))
+}
+
+/// Returns what the container's standard output is written to, and its standard error if that is kept
+/// apart.
+fn open_logs(
+    spec: &LaunchSpec,
+    binds: &mut Vec<OwnedFd>,
+    made: &mut Vec<PathBuf>,
+) -> Result<(OwnedFd, Option<OwnedFd>), LaunchError> {
+    // The terminal takes the log's place; it is the first descriptor.
+    let log = if spec.terminal.is_some() && !binds.is_empty() {
+        binds.remove(0)
+    } else {
+        open_log(&spec.log, made).map_err(|error| LaunchError::step("open the log", &error))?
+    };
+    let log_stderr = spec.log_stderr.as_ref();
+    let log_stderr = log_stderr.map(|path| open_log(path, made));
+    let log_stderr = log_stderr
+        .transpose()
+        .map_err(|error| LaunchError::step("open the log of its errors", &error))?;
+    Ok((log, log_stderr))
 }
 
 /// Opens the log, which the container's processes write to.
