@@ -1,7 +1,6 @@
 //! Ways into a session: connections, commands, files, its log.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use conman_core::ActivityGuard;
 use conman_linux::Signal;
@@ -13,21 +12,17 @@ use conman_runtime::{
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::context::Context;
-use crate::ensure;
 use crate::error::{AccessError, NotHere, RouteError};
-use crate::hold::Held;
+use crate::hold::{self, Held};
 use crate::links;
 use crate::pause;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
-use crate::session::{MAX_ATTACHED, SessionHandle, View};
+use crate::session::{MAX_ATTACHED, SessionHandle};
 use crate::stats;
-
-/// Pause between two attempts to resume a session for a connection.
-const RESUME_RETRY: Duration = Duration::from_millis(100);
 
 /// The ways into a node's sessions: connections, commands, terminals, logs. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -54,8 +49,9 @@ impl AccessHandle {
         }
         let began = Instant::now();
         let held = Held::begin(&context.held, &handle, &context.options.limits)?;
-        let bound = hold_bound(context, &handle);
-        let route = timeout_at(began + bound, hold(context, handle, may_start)).await;
+        let bound = hold::bound(context, &handle);
+        let route = hold::wait_for_route(context, handle, may_start);
+        let route = timeout_at(began + bound, route).await;
         drop(held);
         metrics::histogram!("conman_session_hold_duration_seconds")
             .record(began.elapsed().as_secs_f64());
@@ -241,129 +237,6 @@ impl AccessHandle {
     }
 }
 
-/// Upper bound on a hold: the sum of the bounds of a start's steps.
-fn hold_bound(context: &Context, handle: &SessionHandle) -> Duration {
-    let bounds = &context.options.bounds;
-    Duration::from_secs(handle.spec().ready_timeout_s.into())
-        + bounds.ending
-        + bounds.queue
-        + bounds.create
-        + bounds.start
-}
-
-async fn hold(
-    context: &Arc<Context>,
-    mut handle: Arc<SessionHandle>,
-    may_start: bool,
-) -> Result<SessionRoute, RouteError> {
-    let id = handle.id.clone();
-    loop {
-        let view = handle.view();
-        match view.state {
-            SessionState::Running | SessionState::Frozen | SessionState::Paused => {
-                let mut standing = context.options.standing.clone();
-                let fenced = standing.borrow_and_update().is_frozen();
-                if let Some(route) = to_running(context, &handle)? {
-                    return Ok(route);
-                }
-                if handle.pausing.is_paused() && !fenced {
-                    if let Err(error) = pause::resume(context, &handle).await {
-                        tracing::warn!(session = %id, %error, "cannot resume a session; retrying");
-                        sleep(RESUME_RETRY).await;
-                    }
-                    continue;
-                }
-                // Cancel safe: both only wait for a change.
-                tokio::select! {
-                    // Killed, and not yet shown as ending.
-                    _ = handle.wait_for(|present| present.state != view.state) => {}
-                    // When nothing can change it any more, the daemon ends.
-                    Ok(()) = standing.changed() => {
-                        if fenced && !context.is_fenced() {
-                            ended_if_lost(context, &handle).await;
-                        }
-                    }
-                }
-            }
-            SessionState::Starting => {
-                // The full reason of a failed start, with the program's exit code, is known only once the
-                // session has ended.
-                let view = handle
-                    .wait_for(|view| {
-                        !matches!(view.state, SessionState::Starting | SessionState::Stopping)
-                    })
-                    .await;
-                if let Some(error) = ensure::failure(context, &handle, &view) {
-                    return Err(RouteError::NotStarted { id, source: error });
-                }
-            }
-            SessionState::Stuck => return Err(stuck(&id, &view)),
-            SessionState::Stopping | SessionState::Stopped | SessionState::Failed => {
-                if !(may_start && starts_on_connect(context, &handle)) {
-                    if view.state == SessionState::Stopping {
-                        // Another node may take it as soon as it has ended here.
-                        handle
-                            .wait_for(|view| view.state != SessionState::Stopping)
-                            .await;
-                        continue;
-                    }
-                    return Err(RouteError::Ended {
-                        id,
-                        state: view.state,
-                        reason: view.reason,
-                    });
-                }
-                let spec = (*handle.spec()).clone();
-                let ensured =
-                    ensure::ensure(context, &id, &spec, true)
-                        .await
-                        .map_err(|source| RouteError::NotStarted {
-                            id: id.clone(),
-                            source,
-                        })?;
-                if ensured.handle.is_ended() {
-                    // Its program ended as soon as it ran; starting it repeatedly does not help.
-                    let view = ensured.handle.view();
-                    return Err(RouteError::Ended {
-                        id,
-                        state: view.state,
-                        reason: view.reason,
-                    });
-                }
-                handle = ensured.handle;
-            }
-        }
-    }
-}
-
-/// Waits until the end of a session that this node lost while it was fenced is carried out. The end
-/// is ordered once the node is live again.
-async fn ended_if_lost(context: &Context, handle: &SessionHandle) {
-    let read = timeout(
-        context.options.bounds.registry,
-        context.registry.get(&handle.id),
-    );
-    if let Ok(Ok(record)) = read.await
-        && record.map(|record| record.generation) != handle.generation()
-    {
-        // A session that cannot be killed here may still be served by another node.
-        let over = |view: &View| view.state.is_ended() || view.state == SessionState::Stuck;
-        handle.wait_for(over).await;
-    }
-}
-
-fn stuck(id: &SessionId, view: &View) -> RouteError {
-    let reason = view.reason.clone().unwrap_or_default();
-    RouteError::Stuck {
-        id: id.clone(),
-        reason,
-    }
-}
-
-fn starts_on_connect(context: &Context, handle: &SessionHandle) -> bool {
-    template_starts_on_connect(context, handle.spec().template.as_deref())
-}
-
 pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&str>) -> bool {
     let policy = context.policy.get();
     template
@@ -373,7 +246,7 @@ pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&st
 
 /// The route to a session that runs; `None` for one that does not run or is frozen. The kernel would
 /// accept a connection to a frozen one, and the program would not answer.
-fn to_running(
+pub(crate) fn to_running(
     context: &Context,
     handle: &SessionHandle,
 ) -> Result<Option<SessionRoute>, RouteError> {

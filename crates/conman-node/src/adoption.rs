@@ -7,24 +7,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_core::lifecycle::Cause;
-use conman_core::{EndCause, FENCED, LOST};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::{EventKind, SessionId, SessionState};
 use conman_registry::{
-    ContainerIdentity, Ending, Phases, RecordState, RegistryError, Release, SessionRecord, Standing,
+    ContainerIdentity, Ending, RecordState, RegistryError, SessionRecord, Standing,
 };
 use conman_runtime::ContainerKey;
 use futures_util::{StreamExt as _, stream};
-use jiff::{SignedDuration, Timestamp};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use crate::context::Context;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
-use crate::events::end_event;
 use crate::kill_table::Stage;
 use crate::session::{self, Beginning, SessionHandle, StopOrder, View};
+
+mod gone;
+
+use gone::{booted_since, rebooted, release_gone};
 
 /// How many of each were found.
 #[derive(Debug, Default)]
@@ -35,6 +37,19 @@ pub(crate) struct Adopted {
     released: usize,
     unresolved: usize,
     ended: usize,
+}
+
+impl Adopted {
+    /// Counts a life that was begun.
+    fn count(&mut self, beginning: &Beginning) {
+        let count = match beginning {
+            Beginning::Running(_) => &mut self.running,
+            Beginning::Unready(_) => &mut self.starting,
+            Beginning::KillTarget(..) => &mut self.stopping,
+            Beginning::Unresolved(_) | Beginning::Fresh(_) => &mut self.unresolved,
+        };
+        *count += 1;
+    }
 }
 
 impl fmt::Display for Adopted {
@@ -60,8 +75,7 @@ enum Finding {
 const REGISTRY_PATIENCE: Duration = Duration::from_secs(30);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Bound on the shim's answers about dead containers, and the number of concurrent requests.
-const FENCED_PATIENCE: Duration = Duration::from_secs(10);
+/// Most concurrent requests to the runtimes about what was found.
 const QUESTIONS: usize = 64;
 
 async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError> {
@@ -179,70 +193,6 @@ fn identity(container: &ContainerIdentity) -> ProcessIdentity {
     }
 }
 
-/// Releases, in one batch, the sessions whose init is proven dead.
-async fn release_gone(
-    context: &Context,
-    found: &[(SessionRecord, Finding)],
-    told: &HashMap<ContainerKey, String>,
-) -> Result<Vec<Release>, NodeStartError> {
-    let until = Instant::now() + FENCED_PATIENCE;
-    let gone = found
-        .iter()
-        .filter(|(_, finding)| matches!(finding, Finding::Gone))
-        .map(async |(record, _)| {
-            let fenced = timeout_at(until, was_fenced(context, record)).await;
-            let release = Release {
-                id: record.id.clone(),
-                generation: record.generation,
-                ending: gone_ending(
-                    record,
-                    *fenced.as_ref().unwrap_or(&false),
-                    told.get(&key(record)),
-                ),
-            };
-            (release, fenced.is_ok())
-        });
-    let asked: Vec<(Release, bool)> = stream::iter(gone).buffered(QUESTIONS).collect().await;
-    let untold = asked.iter().filter(|(_, told)| !told).count();
-    if untold > 0 {
-        tracing::warn!(
-            sessions = untold,
-            patience = ?FENCED_PATIENCE,
-            "the runtimes did not report in time whether the fence killed these sessions; they are \
-             recorded as having exited and are not restarted automatically"
-        );
-    }
-    let gone: Vec<Release> = asked.into_iter().map(|(release, _)| release).collect();
-    if gone.is_empty() {
-        return Ok(gone);
-    }
-    let results = context.registry.release(gone.clone()).await;
-    for (release, result) in gone.iter().zip(results) {
-        match result {
-            Ok(()) => {}
-            // Another node owns it.
-            Err(RegistryError::Superseded { .. }) => continue,
-            Err(error) => return Err(NodeStartError::Release(error)),
-        }
-        let (id, ending) = (&release.id, &release.ending);
-        let kind = EventKind::SessionReleased;
-        context.note(end_event(
-            kind,
-            id,
-            release.generation,
-            &ending.end(),
-            &ending.reason,
-        ));
-    }
-    for (record, _) in found
-        .iter()
-        .filter(|(_, finding)| matches!(finding, Finding::Gone))
-    {
-        context.cleanup.push(record.spec.runtime, key(record));
-    }
-    Ok(gone)
-}
-
 /// Sessions that an earlier daemon paused.
 async fn paused(context: &Context, found: &[(SessionRecord, Finding)]) -> HashSet<SessionId> {
     let running = found.iter().filter(|(_, finding)| {
@@ -279,59 +229,6 @@ async fn told(context: &Context) -> HashMap<ContainerKey, String> {
         })
 }
 
-/// Whether the fence, which works without a daemon, killed a session that was not to end.
-async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
-    let was_to_live = matches!(
-        record.state,
-        RecordState::Running { .. } | RecordState::Starting
-    );
-    match context.runtime(record.spec.runtime) {
-        Some(runtime) if was_to_live && !booted_since(record) => {
-            runtime.was_fenced(&key(record)).await
-        }
-        Some(_) | None => false,
-    }
-}
-
-/// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
-fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> Ending {
-    let (failed, cause, reason) = match &record.state {
-        RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
-            (false, EndCause::NodeLost, rebooted())
-        }
-        RecordState::Running { .. } | RecordState::Starting if fenced => {
-            (false, EndCause::NodeLost, FENCED.to_owned())
-        }
-        RecordState::Running { .. } | RecordState::Starting if let Some(why) = told => {
-            (false, EndCause::Drained, why.clone())
-        }
-        RecordState::Running { .. } => {
-            let reason = "it ended while conman was not running".to_owned();
-            (false, EndCause::Exited, reason)
-        }
-        RecordState::Starting => {
-            let reason = "it ended before it was ready, while conman was not running".to_owned();
-            (true, EndCause::StartFailed, reason)
-        }
-        RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
-            let cause = cause.unwrap_or(EndCause::Unknown);
-            (false, cause, reason.clone())
-        }
-        RecordState::Ended(ending) => return ending.clone(),
-    };
-    let (started_at, phases) = match &record.state {
-        RecordState::Running {
-            started_at, phases, ..
-        } => (Some(*started_at), phases.clone()),
-        _ => (None, Phases::default()),
-    };
-    Ending {
-        started_at,
-        phases,
-        ..Ending::now(failed, cause, reason)
-    }
-}
-
 /// Why a life ends when no record says whether its start succeeded.
 fn unfinished(record: &SessionRecord) -> Cause {
     match &record.state {
@@ -352,24 +249,6 @@ fn unfinished(record: &SessionRecord) -> Cause {
     }
 }
 
-fn rebooted() -> String {
-    format!("{LOST}: its machine was rebooted")
-}
-
-/// Whether the machine has rebooted since the record was written. Without a recorded container the
-/// record's age decides; if the clock was set since, a session may be restarted once too often, or not
-/// automatically.
-fn booted_since(record: &SessionRecord) -> bool {
-    match &record.container {
-        Some(known) => conman_linux::boot_id().is_ok_and(|now| now != known.boot_id),
-        None => {
-            let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-            let up = SignedDuration::new(up.tv_sec, 0);
-            Timestamp::now().duration_since(record.created_at) > up
-        }
-    }
-}
-
 /// Begins the life of a record, unless the session has one already. Returns whether it did.
 fn take_on(
     context: &Arc<Context>,
@@ -379,30 +258,51 @@ fn take_on(
     adopted: &mut Adopted,
 ) -> bool {
     let generation = record.generation;
+    let handle = live_handle(record, &beginning);
+    if let Some(why) = told {
+        handle.leaving.order(StopOrder {
+            cause: EndCause::Drained,
+            why: why.clone(),
+        });
+    }
+    let stage = match handle.view().process {
+        Some(process) => Stage::Running(generation, process),
+        None => Stage::Sent(generation),
+    };
+    let runtime = context.runtime(record.spec.runtime).cloned();
+    let entry = kill_entry(&handle, stage, runtime);
+    let enter = || context.table.adopt(&record.id, entry);
+    if !context.sessions.take_on(&handle, enter) {
+        return false;
+    }
+    adopted.count(&beginning);
+    let message = "taken over from an earlier daemon";
+    context.note_session(EventKind::SessionAdopted, &record.id, generation, message);
+    session::spawn(Arc::clone(context), Arc::clone(&handle), beginning);
+    // Its task records a change.
+    handle.pausing.set(is_paused);
+    true
+}
+
+/// The handle of a session that has not ended, as its record and its beginning show it.
+fn live_handle(record: &SessionRecord, beginning: &Beginning) -> Arc<SessionHandle> {
     let mut view = View {
-        generation: Some(generation),
+        generation: Some(record.generation),
         created_at: record.created_at,
         recorded: record.container.is_some(),
         ..View::starting()
     };
-    let (count, state, process) = match &beginning {
-        Beginning::Running(process) => (&mut adopted.running, SessionState::Running, Some(process)),
-        Beginning::Unready(process) => {
-            (&mut adopted.starting, SessionState::Starting, Some(process))
-        }
+    let (state, process) = match beginning {
+        Beginning::Running(process) => (SessionState::Running, Some(process)),
+        Beginning::Unready(process) => (SessionState::Starting, Some(process)),
         Beginning::KillTarget(process, _, reason) => {
             view.reason = Some(reason.clone());
-            (&mut adopted.stopping, SessionState::Stopping, Some(process))
+            (SessionState::Stopping, Some(process))
         }
-        Beginning::Unresolved(_) | Beginning::Fresh(_) => {
-            (&mut adopted.unresolved, SessionState::Stopping, None)
-        }
+        Beginning::Unresolved(_) | Beginning::Fresh(_) => (SessionState::Stopping, None),
     };
     view.state = state;
     view.process = process.cloned();
-    let stage = process.map_or(Stage::Sent(generation), |process| {
-        Stage::Running(generation, Arc::clone(process))
-    });
     let mut was_paused = false;
     if let RecordState::Running {
         started_at,
@@ -423,25 +323,7 @@ fn take_on(
     {
         handle.order_stop(EndCause::Deleted, reason);
     }
-    if let Some(why) = told {
-        handle.leaving.order(StopOrder {
-            cause: EndCause::Drained,
-            why: why.clone(),
-        });
-    }
-    let runtime = context.runtime(record.spec.runtime).cloned();
-    let entry = kill_entry(&handle, stage, runtime);
-    let enter = || context.table.adopt(&record.id, entry);
-    if !context.sessions.take_on(&handle, enter) {
-        return false;
-    }
-    *count += 1;
-    let message = "taken over from an earlier daemon";
-    context.note_session(EventKind::SessionAdopted, &record.id, generation, message);
-    session::spawn(Arc::clone(context), Arc::clone(&handle), beginning);
-    // Its task records a change.
-    handle.pausing.set(is_paused);
-    true
+    handle
 }
 
 /// Begins a life that looks for remains of a record's container, unless the session has a life.
@@ -506,6 +388,8 @@ pub(crate) fn forget(context: &Arc<Context>, mut forgotten: Vec<Arc<SessionHandl
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+
     use super::*;
 
     fn claimed(created_at: Timestamp) -> SessionRecord {

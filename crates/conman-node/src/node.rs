@@ -115,14 +115,7 @@ impl Node {
             policy: LivePolicy::new(options.policy.clone()),
             options,
         });
-        let adopted = adoption::adopt(&context).await?;
-        context.note(NewEvent::of_node(
-            EventKind::NodeStarted,
-            adopted.to_string(),
-        ));
-        tracing::info!(instance = %context.options.instance, "{adopted}");
-        context.cordon.resume().await;
-        drain::resume(&context).await;
+        take_over(&context).await?;
         let preemption = emergency.attach(means).await;
         resume_preemption(&context, &preemption).await;
         let health = Arc::new(RuntimeHealth::default());
@@ -324,6 +317,19 @@ impl Drop for Node {
             task.abort();
         }
     }
+}
+
+/// Takes over the sessions, and the cordon or drain, that an earlier daemon left.
+async fn take_over(context: &Arc<Context>) -> Result<(), NodeStartError> {
+    let adopted = adoption::adopt(context).await?;
+    context.note(NewEvent::of_node(
+        EventKind::NodeStarted,
+        adopted.to_string(),
+    ));
+    tracing::info!(instance = %context.options.instance, "{adopted}");
+    context.cordon.resume().await;
+    drain::resume(context).await;
+    Ok(())
 }
 
 fn spawn_background(context: &Arc<Context>, health: &Arc<RuntimeHealth>) -> Vec<JoinHandle<()>> {

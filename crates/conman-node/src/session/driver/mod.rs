@@ -54,6 +54,28 @@ pub(crate) enum Beginning {
     Unresolved(Cause),
 }
 
+impl Beginning {
+    /// Returns the machine of a life that begins like this, and its first actions.
+    fn machine(&self, timing: Timing, generation: Generation) -> (Lifecycle, Vec<Action>) {
+        match self {
+            Self::Fresh(_) => Lifecycle::start(timing),
+            Self::Running(process) => (
+                Lifecycle::adopt(timing, generation, process.pid()),
+                Vec::new(),
+            ),
+            Self::KillTarget(process, cause, why) => {
+                let mut life = Lifecycle::adopt(timing, generation, process.pid());
+                let actions = life.on(0, Event::StopAsked(*cause, why.clone()));
+                (life, actions)
+            }
+            Self::Unready(process) => {
+                Lifecycle::adopt_unready(0, timing, generation, process.pid())
+            }
+            Self::Unresolved(cause) => Lifecycle::recover(0, timing, generation, cause.clone()),
+        }
+    }
+}
+
 /// Starts a life's task. Its handle is in the map and in the kill table already.
 pub(crate) fn spawn(context: Arc<Context>, handle: Arc<SessionHandle>, beginning: Beginning) {
     let (driver, actions) = Driver::new(context, handle, beginning);
@@ -142,24 +164,7 @@ impl Driver {
         let view = handle.view();
         let began = Instant::now();
         let generation = view.generation.unwrap_or(Generation::FIRST);
-        let (life, actions) = match &beginning {
-            Beginning::Fresh(_) => Lifecycle::start(timing),
-            Beginning::Running(process) => (
-                Lifecycle::adopt(timing, generation, process.pid()),
-                Vec::new(),
-            ),
-            Beginning::KillTarget(process, cause, why) => {
-                let mut life = Lifecycle::adopt(timing, generation, process.pid());
-                let actions = life.on(0, Event::StopAsked(*cause, why.clone()));
-                (life, actions)
-            }
-            Beginning::Unready(process) => {
-                Lifecycle::adopt_unready(0, timing, generation, process.pid())
-            }
-            Beginning::Unresolved(cause) => {
-                Lifecycle::recover(0, timing, generation, cause.clone())
-            }
-        };
+        let (life, actions) = beginning.machine(timing, generation);
         let mut driver = Self {
             runtime: context.runtime(handle.spec().runtime).cloned(),
             publisher: Publisher::new(Arc::clone(&context), Arc::clone(&handle)),

@@ -1,0 +1,155 @@
+//! Sessions whose process died while no daemon ran: their ending, and their release.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use conman_core::{EndCause, FENCED, LOST};
+use conman_proto::EventKind;
+use conman_registry::{Ending, Phases, RecordState, RegistryError, Release, SessionRecord};
+use conman_runtime::ContainerKey;
+use futures_util::{StreamExt as _, stream};
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Finding, QUESTIONS, key};
+use crate::context::Context;
+use crate::error::NodeStartError;
+use crate::events::end_event;
+
+/// Bound on the shim's answers about dead containers.
+const FENCED_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Releases, in one batch, the sessions whose init is proven dead.
+pub(super) async fn release_gone(
+    context: &Context,
+    found: &[(SessionRecord, Finding)],
+    told: &HashMap<ContainerKey, String>,
+) -> Result<Vec<Release>, NodeStartError> {
+    let until = Instant::now() + FENCED_PATIENCE;
+    let gone = found
+        .iter()
+        .filter(|(_, finding)| matches!(finding, Finding::Gone))
+        .map(async |(record, _)| {
+            let fenced = timeout_at(until, was_fenced(context, record)).await;
+            let release = Release {
+                id: record.id.clone(),
+                generation: record.generation,
+                ending: gone_ending(
+                    record,
+                    *fenced.as_ref().unwrap_or(&false),
+                    told.get(&key(record)),
+                ),
+            };
+            (release, fenced.is_ok())
+        });
+    let asked: Vec<(Release, bool)> = stream::iter(gone).buffered(QUESTIONS).collect().await;
+    let untold = asked.iter().filter(|(_, told)| !told).count();
+    if untold > 0 {
+        tracing::warn!(
+            sessions = untold,
+            patience = ?FENCED_PATIENCE,
+            "the runtimes did not report in time whether the fence killed these sessions; they are \
+             recorded as having exited and are not restarted automatically"
+        );
+    }
+    let gone: Vec<Release> = asked.into_iter().map(|(release, _)| release).collect();
+    if gone.is_empty() {
+        return Ok(gone);
+    }
+    let results = context.registry.release(gone.clone()).await;
+    for (release, result) in gone.iter().zip(results) {
+        match result {
+            Ok(()) => {}
+            // Another node owns it.
+            Err(RegistryError::Superseded { .. }) => continue,
+            Err(error) => return Err(NodeStartError::Release(error)),
+        }
+        let (id, ending) = (&release.id, &release.ending);
+        let kind = EventKind::SessionReleased;
+        context.note(end_event(
+            kind,
+            id,
+            release.generation,
+            &ending.end(),
+            &ending.reason,
+        ));
+    }
+    for (record, _) in found
+        .iter()
+        .filter(|(_, finding)| matches!(finding, Finding::Gone))
+    {
+        context.cleanup.push(record.spec.runtime, key(record));
+    }
+    Ok(gone)
+}
+
+/// Whether the fence, which works without a daemon, killed a session that was not to end.
+async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
+    let was_to_live = matches!(
+        record.state,
+        RecordState::Running { .. } | RecordState::Starting
+    );
+    match context.runtime(record.spec.runtime) {
+        Some(runtime) if was_to_live && !booted_since(record) => {
+            runtime.was_fenced(&key(record)).await
+        }
+        Some(_) | None => false,
+    }
+}
+
+/// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
+fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> Ending {
+    let (failed, cause, reason) = match &record.state {
+        RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
+            (false, EndCause::NodeLost, rebooted())
+        }
+        RecordState::Running { .. } | RecordState::Starting if fenced => {
+            (false, EndCause::NodeLost, FENCED.to_owned())
+        }
+        RecordState::Running { .. } | RecordState::Starting if let Some(why) = told => {
+            (false, EndCause::Drained, why.clone())
+        }
+        RecordState::Running { .. } => {
+            let reason = "it ended while conman was not running".to_owned();
+            (false, EndCause::Exited, reason)
+        }
+        RecordState::Starting => {
+            let reason = "it ended before it was ready, while conman was not running".to_owned();
+            (true, EndCause::StartFailed, reason)
+        }
+        RecordState::Stopping { reason, cause } | RecordState::Stuck { reason, cause } => {
+            let cause = cause.unwrap_or(EndCause::Unknown);
+            (false, cause, reason.clone())
+        }
+        RecordState::Ended(ending) => return ending.clone(),
+    };
+    let (started_at, phases) = match &record.state {
+        RecordState::Running {
+            started_at, phases, ..
+        } => (Some(*started_at), phases.clone()),
+        _ => (None, Phases::default()),
+    };
+    Ending {
+        started_at,
+        phases,
+        ..Ending::now(failed, cause, reason)
+    }
+}
+
+pub(super) fn rebooted() -> String {
+    format!("{LOST}: its machine was rebooted")
+}
+
+/// Whether the machine has rebooted since the record was written. Without a recorded container the
+/// record's age decides; if the clock was set since, a session may be restarted once too often, or not
+/// automatically.
+pub(super) fn booted_since(record: &SessionRecord) -> bool {
+    match &record.container {
+        Some(known) => conman_linux::boot_id().is_ok_and(|now| now != known.boot_id),
+        None => {
+            let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+            let up = SignedDuration::new(up.tv_sec, 0);
+            Timestamp::now().duration_since(record.created_at) > up
+        }
+    }
+}
