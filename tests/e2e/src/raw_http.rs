@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 /// Bound on each wait for bytes, or for room for them.
@@ -82,6 +83,8 @@ impl RawClient {
     /// # Panics
     /// When neither comes in time.
     pub async fn read(&mut self, count: usize) -> Vec<u8> {
+        // What has arrived is taken without a wait: whatever shares the task has its turn here.
+        yield_now().await;
         while self.ahead.len() < count && self.read_more().await {}
         let rest = self.ahead.split_off(count.min(self.ahead.len()));
         std::mem::replace(&mut self.ahead, rest)
