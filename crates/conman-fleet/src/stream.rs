@@ -9,14 +9,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// A node that disappears is noticed within this time and three probes: sooner than a client would
-/// be, because its sessions may have moved.
+/// Probes of an idle connection. They keep it known to firewalls, and find a machine that has restarted:
+/// it answers with a reset. Streams to a node that stays silent end when it is declared dead (`lost_nodes`).
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-const KEEPALIVE_PROBES: u32 = 3;
-/// Maximum time for which sent bytes may stay unacknowledged; no probes are sent meanwhile. The
-/// kernel also counts the time for which the receiver has no room, even if it acknowledges every
-/// probe. So this is longer than the time for which the proxy lets a slow receiver take nothing.
+/// Maximum time for which sent bytes or probes may stay unacknowledged; with it the kernel does not count
+/// probes (tcp(7)). The kernel also counts the time for which the receiver has no room, even if it
+/// acknowledges every probe. So this is longer than the time for which the proxy lets a slow receiver
+/// take nothing.
 const USER_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Disables the delay of small writes, and enables probes that detect a lost node. Best effort: on
@@ -25,8 +25,7 @@ pub(crate) fn tune(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new()
         .with_time(KEEPALIVE_IDLE)
-        .with_interval(KEEPALIVE_INTERVAL)
-        .with_retries(KEEPALIVE_PROBES);
+        .with_interval(KEEPALIVE_INTERVAL);
     let tuned = socket
         .set_tcp_nodelay(true)
         .and_then(|()| socket.set_tcp_keepalive(&probes))

@@ -219,7 +219,8 @@ async fn serve(worker: Arc<WorkerContext>, accepted: Accepted) {
         // caller is known.
         biased;
         served = served => if let Err(error) = served {
-            tracing::debug!(%error, "a client's connection ended early");
+            let error = conman_core::error_chain(&error);
+            tracing::debug!(error, "a client's connection ended early");
         },
         // Closes the connection, on which no caller is known.
         () = evicted => {}
