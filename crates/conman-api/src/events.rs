@@ -66,8 +66,8 @@ impl EventFilter {
             false => self.kinds.contains(&event.kind),
         };
         let at_ms = u64::try_from(event.at.as_millisecond()).unwrap_or(0);
-        let is_wanted = || at_ms >= self.since_ms && is_session() && is_kind();
-        event.kind == EventKind::EventsLost || is_wanted()
+        let is_wanted = || is_session() && is_kind();
+        at_ms >= self.since_ms && (event.kind == EventKind::EventsLost || is_wanted())
     }
 }
 
@@ -109,5 +109,25 @@ impl FleetEvents {
             filter,
             waits: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_in_the_events_is_reported_whatever_is_filtered_but_not_an_old_one() {
+        let gap = notes::lost("n1", 7);
+        let now_ms = u64::try_from(gap.at.as_millisecond()).expect("after 1970");
+        let since = |since_ms| EventFilter {
+            kinds: vec![EventKind::NodeStarted],
+            since_ms,
+            ..EventFilter::default()
+        };
+        assert!(since(now_ms).wants(&gap));
+        assert!(!since(now_ms + 1).wants(&gap));
+        let back = notes::back("n1", 7);
+        assert!(!since(0).wants(&back), "another kind");
     }
 }

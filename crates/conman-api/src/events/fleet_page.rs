@@ -1,11 +1,15 @@
 //! Reads one page of events from all nodes.
 
+use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use conman_proto::{Event, EventPage};
 use conman_registry::Journal;
 use futures_util::stream::{self, StreamExt as _};
 use jiff::Timestamp;
+use tokio::time::sleep;
 
 use super::cursor::{Cursor, MAX_NODES};
 use super::notes::unreachable;
@@ -13,8 +17,11 @@ use super::remote::{NO_ROOM, RemoteJournal};
 use super::{FleetEvents, Position, StreamPlaces, local};
 use crate::problem::ApiError;
 
-/// Nodes that are requested at a time.
-const PARALLEL: usize = 32;
+/// Nodes that are requested at a time: a page of each is in memory.
+const PARALLEL: usize = 8;
+
+/// How long all nodes together may take.
+const PAGE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The pages of several nodes.
 struct Gathered {
@@ -24,6 +31,8 @@ struct Gathered {
     events: Vec<(Timestamp, Arc<str>, Event)>,
     /// How many events each node sent, and the position behind its page.
     sent: Vec<(Arc<str>, usize, Option<u64>)>,
+    /// Which nodes' events are missing; besides the limit, so that a page shows all of them.
+    notes: Vec<Event>,
     truncated: bool,
     complete: bool,
 }
@@ -43,6 +52,7 @@ pub(crate) async fn read_fleet_page(
         limit,
         events: Vec::new(),
         sent: Vec::new(),
+        notes: Vec::new(),
         truncated: false,
         complete: true,
     };
@@ -55,47 +65,39 @@ pub(crate) async fn read_fleet_page(
         gathered.add(me, local::page(journal, &request).await?);
     }
     for node in beyond {
-        let page = missing(&node, cursor.of(&node).0, NO_ROOM);
-        gathered.add(node, page);
+        gathered.note_missing(&node, &cursor, NO_ROOM);
     }
+    let mut waiting: BTreeSet<_> = others.iter().cloned().collect();
     let requests = others.into_iter().map(|node| {
         let request = events.request(cursor.of(&node), limit);
         let journal = RemoteJournal::new(&events, &node);
         async move {
             let page = journal.page(&request).await;
-            let page = page.unwrap_or_else(|why| missing(&node, request.after, &why));
             (node, page)
         }
     });
     let requests: Vec<_> = requests.collect();
-    let mut pages = stream::iter(requests).buffer_unordered(PARALLEL);
+    let pages = stream::iter(requests).buffer_unordered(PARALLEL);
+    let mut pages = pin!(pages.take_until(sleep(PAGE_PATIENCE)));
     while let Some((node, page)) = pages.next().await {
-        gathered.add(node, page);
+        waiting.remove(&node);
+        match page {
+            Ok(page) => gathered.add(node, page),
+            Err(why) => gathered.note_missing(&node, &cursor, &why),
+        }
+    }
+    for node in waiting {
+        gathered.note_missing(&node, &cursor, "other nodes did not answer in time");
     }
     gathered.advance(&mut cursor);
+    let events = gathered.events.into_iter().map(|(.., event)| event);
     Ok(EventPage {
-        events: gathered
-            .events
-            .into_iter()
-            .map(|(.., event)| event)
-            .collect(),
+        events: events.chain(gathered.notes).collect(),
         last_seq: journal.page(0, 1).await?.last_seq,
         cursor: cursor.to_string(),
         truncated: gathered.truncated,
         complete: gathered.complete,
     })
-}
-
-/// Instead of the page of a node that has not answered.
-fn missing(node: &str, after: u64, why: &str) -> EventPage {
-    EventPage {
-        events: vec![unreachable(node, after, why)],
-        last_seq: 0,
-        // Its position stays what it was.
-        cursor: String::new(),
-        truncated: false,
-        complete: true,
-    }
 }
 
 impl Gathered {
@@ -114,6 +116,11 @@ impl Gathered {
         self.events.truncate(self.limit);
     }
 
+    /// The node's position stays what it is.
+    fn note_missing(&mut self, node: &str, cursor: &Cursor, why: &str) {
+        self.notes.push(unreachable(node, cursor.of(node).0, why));
+    }
+
     /// Moves each node's position behind its last event that is on the page.
     fn advance(&mut self, cursor: &mut Cursor) {
         for (node, sent, through) in &self.sent {
@@ -128,5 +135,39 @@ impl Gathered {
                 cursor.set(node, seq);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::notes::back;
+
+    #[test]
+    fn missing_nodes_take_no_places_of_a_page_and_do_not_keep_it_incomplete() {
+        let mut cursor = Cursor::begin(None, "n1");
+        let mut gathered = Gathered {
+            limit: 1,
+            events: Vec::new(),
+            sent: Vec::new(),
+            notes: Vec::new(),
+            truncated: false,
+            complete: true,
+        };
+        for node in ["n2", "n3"] {
+            gathered.note_missing(node, &cursor, "it does not answer");
+        }
+        let page = EventPage {
+            events: vec![back("n1", 7)],
+            last_seq: 7,
+            cursor: "9".to_owned(),
+            truncated: false,
+            complete: true,
+        };
+        gathered.add(Arc::from("n1"), page);
+        gathered.advance(&mut cursor);
+        assert_eq!((gathered.notes.len(), gathered.events.len()), (2, 1));
+        assert!(gathered.complete);
+        assert_eq!(cursor.of("n1").0, 9);
     }
 }

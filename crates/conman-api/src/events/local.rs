@@ -13,6 +13,9 @@ use super::PageRequest;
 /// How long a request waits for an event. The requesting node probes this one meanwhile.
 pub(super) const WAIT: Duration = Duration::from_secs(20);
 
+/// Most pages of the journal that are read for one page of wanted events: the requesting node waits for them.
+const MAX_SCANNED_PAGES: usize = 64;
+
 /// A page of wanted events. Pages of the journal are read until enough are found.
 pub(crate) async fn page(
     journal: &Journal,
@@ -22,24 +25,27 @@ pub(crate) async fn page(
     let mut found = Vec::new();
     let mut position = request.after;
     let mut truncated = None;
+    let mut scanned = 0;
     loop {
         let page = journal.page(position, MAX_EVENT_PAGE).await?;
+        scanned += 1;
         let truncated = *truncated.get_or_insert(page.truncated);
         let end = page.events.last().map(|event| event.seq);
         let events = page.events.into_iter();
         let wanted = events.filter(|event| request.filter.wants(event));
         found.extend(wanted.take(limit - found.len()));
+        let is_full = found.len() >= limit;
         match end {
-            Some(end) if found.len() < limit => position = end,
+            Some(end) if !is_full && scanned < MAX_SCANNED_PAGES => position = end,
             _ => {
                 // Events of others that were scanned need not be scanned again.
-                let through = match found.last() {
-                    Some(last) if found.len() >= limit => last.seq,
-                    _ => page.last_seq,
+                let through = match (found.last(), end) {
+                    (Some(last), _) if is_full => last.seq,
+                    (_, end) => end.unwrap_or(page.last_seq),
                 };
                 return Ok(EventPage {
                     cursor: through.to_string(),
-                    complete: found.len() < limit,
+                    complete: !is_full && end.is_none(),
                     events: found,
                     last_seq: page.last_seq,
                     truncated,
