@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::Shared;
 use super::failure::Failure;
@@ -16,9 +16,10 @@ use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 const ACTION: &str = "read the log of";
 
-/// How long a container whose log stream broke may take to end or to be gone: dockerd removes the log a
-/// moment before the container.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a container whose log stream broke may take to be gone: dockerd removes the log a moment before
+/// the container.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn logs(
     shared: &Arc<Shared>,
@@ -99,8 +100,16 @@ impl Following {
             Err(failure) => failure,
         };
         // dockerd breaks a followed log when its container is removed; that is its end.
-        let ended = timeout(END_PATIENCE, self.shared.noticed_exit_code(&self.key));
-        if self.follow && ended.await.is_ok() {
+        let is_removed = async {
+            loop {
+                match self.shared.look(&self.key).await {
+                    Ok(Some(_)) => sleep(REMOVAL_INTERVAL).await,
+                    looked => return looked.is_ok(),
+                }
+            }
+        };
+        let is_removed = timeout(REMOVAL_PATIENCE, is_removed).await;
+        if self.follow && is_removed.unwrap_or(false) {
             return None;
         }
         Some(Err(failure.about(ACTION, &self.key.to_string())))
