@@ -19,6 +19,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
 
 use crate::context::Context;
+use crate::drain::signalled::DrainSignal;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
 use crate::kill_table::Stage;
@@ -109,7 +110,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         .collect();
     let paused = paused(context, &found).await;
     let mut adopted = Adopted::default();
-    let mut none_obeys = true;
+    let mut none_may_obey = true;
     let mut ended: Vec<_> = Vec::new();
     for (record, finding) in found {
         match finding {
@@ -122,9 +123,15 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                     other => other,
                 };
                 // Each record is of another session, and no other task starts a life yet.
-                let why = told.get(&key(&record));
-                none_obeys &= why.is_none();
-                take_on(context, &record, (beginning, is_paused), why, &mut adopted);
+                let signal = told.get(&key(&record)).filter(|signal| signal.holds());
+                none_may_obey &= signal.is_none();
+                take_on(
+                    context,
+                    &record,
+                    (beginning, is_paused),
+                    signal,
+                    &mut adopted,
+                );
             }
             Finding::Gone => {
                 adopted.released += 1;
@@ -136,7 +143,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
             }
         }
     }
-    if none_obeys {
+    if none_may_obey {
         let signalled = context.drain.signalled.clone();
         // What stays is removed by the next daemon.
         let _ = tokio::task::spawn_blocking(move || signalled.clear()).await;
@@ -215,7 +222,7 @@ fn key(record: &SessionRecord) -> ContainerKey {
 }
 
 /// Sessions that an earlier daemon's drain signalled, and why.
-async fn told(context: &Context) -> HashMap<ContainerKey, String> {
+async fn told(context: &Context) -> HashMap<ContainerKey, DrainSignal> {
     let told = context.drain.signalled.clone();
     let read = tokio::task::spawn_blocking(move || told.read()).await;
     read.unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -254,15 +261,15 @@ fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
     (beginning, is_paused): (Beginning, bool),
-    told: Option<&String>,
+    signal: Option<&DrainSignal>,
     adopted: &mut Adopted,
 ) -> bool {
     let generation = record.generation;
     let handle = live_handle(record, &beginning);
-    if let Some(why) = told {
+    if let Some(signal) = signal {
         handle.leaving.order(StopOrder {
             cause: EndCause::Drained,
-            why: why.clone(),
+            why: signal.why.clone(),
         });
     }
     let stage = match handle.view().process {

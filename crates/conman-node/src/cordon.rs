@@ -73,7 +73,7 @@ pub(crate) async fn cordon(context: &Arc<Context>) {
     let cordon = &context.cordon;
     let was_set = cordon.is_set.swap(true, Ordering::AcqRel);
     let mut message = "cordoned: no new sessions; those present stay".to_owned();
-    if let Err(error) = cordon.file.make(Saved::now()).await {
+    if let Err(error) = cordon.file.set_and_wait(Saved::now()).await {
         message = format!("{message}; a restarted daemon may admit sessions again: {error}");
     }
     if !was_set {
@@ -88,7 +88,7 @@ pub(crate) async fn cordon(context: &Arc<Context>) {
 /// The file cannot be removed; then the node stays cordoned.
 pub(crate) async fn uncordon(context: &Arc<Context>) -> Result<(), CordonError> {
     let cordon = &context.cordon;
-    if let Err(source) = cordon.file.make(None).await {
+    if let Err(source) = cordon.file.set_and_wait(None).await {
         if cordon.is_set() {
             cordon.file.set(Saved::now());
         }

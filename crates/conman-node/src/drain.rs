@@ -42,7 +42,7 @@ pub use self::order::MAX_PARALLEL;
 use self::order::Order;
 pub(crate) use self::prediction::plan_now;
 use self::prediction::{Turns, candidates, plan_for};
-use self::signalled::{SignalledSessions, note_signalled};
+use self::signalled::{DrainSignal, SignalledSessions, note_signalled};
 use crate::context::Context;
 use crate::error::DrainError;
 use crate::leave::LeaveCause;
@@ -144,7 +144,7 @@ pub(crate) async fn drain(
         return Ok(report);
     }
     let order = Order::of(request);
-    let written = context.drain.file.make(Some(order.clone())).await;
+    let written = context.drain.file.set_and_wait(Some(order.clone())).await;
     begin(context, order, written.as_ref().err());
     report(context).ok_or(DrainError::NotDraining)
 }
@@ -153,7 +153,7 @@ pub(crate) async fn drain(
 /// admitted.
 pub(crate) async fn undrain(context: &Arc<Context>) -> Result<(), DrainError> {
     let _changing = context.drain.changing.lock().await;
-    if let Err(source) = context.drain.file.make(None).await {
+    if let Err(source) = context.drain.file.set_and_wait(None).await {
         let order = context
             .drain
             .lock()
@@ -322,7 +322,7 @@ async fn take_turn(
             cause: EndCause::Drained,
             why: why.clone(),
         });
-        note_signalled(&context, &handle, &why).await;
+        note_signalled(&context, &handle, DrainSignal::new(&why, grace_ms)).await;
         let until = Instant::now() + grace;
         match process.signal(signal) {
             Ok(_) => {

@@ -4,7 +4,7 @@
 //! is retried until it succeeds.
 //!
 //! [`StateWriter`] ──the latest request──> a thread, which ends with the last [`StateWriter`] ──its last
-//! result──> [`StateWriter::make`].
+//! result──> [`StateWriter::set_and_wait`].
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 /// Pause before a failed write is retried.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long [`StateWriter::make`] waits for the disk.
+/// How long [`StateWriter::set_and_wait`] waits for the disk.
 const DISK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A content, or none for no file, with the number of its request.
@@ -99,7 +99,7 @@ impl<T: Clone + Send + Sync + 'static> StateWriter<T> {
     }
 
     /// Likewise, and waits for the first try. After an error the request still stands.
-    pub(crate) async fn make(&self, content: Option<T>) -> io::Result<()> {
+    pub(crate) async fn set_and_wait(&self, content: Option<T>) -> io::Result<()> {
         let number = self.set(content);
         let mut tried = self.tried.clone();
         let is_tried = tried.wait_for(|(latest, _)| *latest >= number);
@@ -139,18 +139,17 @@ async fn write_requests<T: Clone>(
         let result = write(&file, content.as_ref());
         match &result {
             Ok(()) if is_written => {}
-            Ok(()) => tracing::info!(%path, "saved the change of the state file"),
+            Ok(()) => tracing::info!(%path, "changed the state file"),
             Err(error) if reported == number => {
-                tracing::debug!(%path, %error, "cannot save the change of the state file yet");
+                tracing::debug!(%path, %error, "cannot change the state file yet");
             }
             Err(error) => {
                 reported = number;
-                tracing::warn!(
-                    %path,
-                    %error,
-                    "cannot save the change of the state file; retrying: a restarted daemon would \
-                     act on what the file says"
-                );
+                let consequence = match content {
+                    Some(_) => "a restarted daemon would not know of the change",
+                    None => "a restarted daemon would act on it; remove it before a restart",
+                };
+                tracing::warn!(%path, %error, "cannot change the state file; retrying: {consequence}");
             }
         }
         is_written = result.is_ok();
@@ -231,9 +230,9 @@ mod tests {
     #[tokio::test]
     async fn a_caller_learns_what_the_disk_answers() {
         let (writer, _changes) = refusing(usize::MAX);
-        let refused = writer.make(None).await.expect_err("refused");
+        let refused = writer.set_and_wait(None).await.expect_err("refused");
         assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
-        let made = writer.make(Some("a test".to_owned())).await;
+        let made = writer.set_and_wait(Some("a test".to_owned())).await;
         made.expect("it is written");
     }
 }

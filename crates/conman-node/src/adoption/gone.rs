@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Finding, QUESTIONS, key};
 use crate::context::Context;
+use crate::drain::signalled::DrainSignal;
 use crate::error::NodeStartError;
 use crate::events::end_event;
 
@@ -23,7 +24,7 @@ const FENCED_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
-    told: &HashMap<ContainerKey, String>,
+    told: &HashMap<ContainerKey, DrainSignal>,
 ) -> Result<Vec<Release>, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
     let gone = found
@@ -98,7 +99,7 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
 }
 
 /// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
-fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, rebooted())
@@ -106,8 +107,8 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&String>) -> E
         RecordState::Running { .. } | RecordState::Starting if fenced => {
             (false, EndCause::NodeLost, FENCED.to_owned())
         }
-        RecordState::Running { .. } | RecordState::Starting if let Some(why) = told => {
-            (false, EndCause::Drained, why.clone())
+        RecordState::Running { .. } | RecordState::Starting if let Some(signal) = told => {
+            (false, EndCause::Drained, signal.why.clone())
         }
         RecordState::Running { .. } => {
             let reason = "it ended while conman was not running".to_owned();

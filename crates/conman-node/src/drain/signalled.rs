@@ -2,8 +2,8 @@
 //!
 //! Lines of JSON, each written before its signal is sent. A line that was cut by the daemon's death is
 //! ignored: no signal was sent yet. Not synced, since a machine that crashes loses its sessions anyway. A
-//! line never applies to a later life of its session, which has another generation, so only the next daemon
-//! removes the file.
+//! line never applies to a later life of its session, which has another generation, so only a later daemon
+//! removes the file, when none of its sessions may still obey.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -33,7 +33,37 @@ const NOTE_PATIENCE: Duration = Duration::from_secs(1);
 struct Line {
     session: conman_proto::SessionId,
     generation: conman_proto::Generation,
-    why: String,
+    #[serde(flatten)]
+    signal: DrainSignal,
+}
+
+/// Why a session was signalled.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct DrainSignal {
+    pub(crate) why: String,
+    /// End of its grace, in time since boot. A machine that reboots has lost its sessions.
+    until_ms: u64,
+}
+
+impl DrainSignal {
+    pub(crate) fn new(why: &str, grace_ms: u32) -> Self {
+        Self {
+            why: why.to_owned(),
+            until_ms: now_ms().saturating_add(grace_ms.into()),
+        }
+    }
+
+    /// Whether a session that still lives may be obeying.
+    pub(crate) fn holds(&self) -> bool {
+        now_ms() < self.until_ms
+    }
+}
+
+fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let ms = u64::try_from(now.tv_nsec / 1_000_000).unwrap_or(0);
+    seconds.saturating_mul(1_000).saturating_add(ms)
 }
 
 #[derive(Debug, Clone)]
@@ -52,11 +82,11 @@ impl SignalledSessions {
     }
 
     /// Notes why a session is signalled, before it is. Waits for a slow disk for a bounded time.
-    pub(crate) async fn note(&self, key: &ContainerKey, why: &str) -> io::Result<()> {
+    pub(crate) async fn note(&self, key: &ContainerKey, signal: DrainSignal) -> io::Result<()> {
         let line = Line {
             session: key.session.clone(),
             generation: key.generation,
-            why: why.to_owned(),
+            signal,
         };
         let text = serde_json::to_string(&line).map_err(io::Error::other)?;
         let path = self.file.clone();
@@ -76,7 +106,7 @@ impl SignalledSessions {
     }
 
     /// Returns all signalled sessions, and why. Blocks on the disk.
-    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, String>> {
+    pub(crate) fn read(&self) -> io::Result<HashMap<ContainerKey, DrainSignal>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashMap::new()),
             file => file?,
@@ -86,7 +116,10 @@ impl SignalledSessions {
         let lines = text.split(|byte| *byte == b'\n');
         Ok(lines
             .filter_map(|line| serde_json::from_slice::<Line>(line).ok())
-            .map(|line| (ContainerKey::new(line.session, line.generation), line.why))
+            .map(|line| {
+                let key = ContainerKey::new(line.session, line.generation);
+                (key, line.signal)
+            })
             .collect())
     }
 
@@ -97,12 +130,12 @@ impl SignalledSessions {
 }
 
 /// For the next daemon, in case this one ends before the program does.
-pub(super) async fn note_signalled(context: &Context, handle: &SessionHandle, why: &str) {
+pub(super) async fn note_signalled(context: &Context, handle: &SessionHandle, signal: DrainSignal) {
     let Some(generation) = handle.generation() else {
         return;
     };
     let key = ContainerKey::new(handle.id.clone(), generation);
-    if let Err(error) = context.drain.signalled.note(&key, why).await {
+    if let Err(error) = context.drain.signalled.note(&key, signal).await {
         tracing::warn!(
             session = %handle.id,
             %error,
@@ -127,15 +160,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let told = SignalledSessions::new(dir.path());
         assert!(told.read().expect("none yet").is_empty());
-        let why = "drained: new kernel";
-        told.note(&key("ann"), why).await.expect("noted");
+        let signal = || DrainSignal::new("drained: new kernel", 60_000);
+        told.note(&key("ann"), signal()).await.expect("noted");
         let whole = fs::read(&told.file).expect("read");
         let cut = &whole[..whole.len() - 5];
         fs::write(&told.file, [&whole[..], cut].concat()).expect("cut");
-        told.note(&key("ben"), why).await.expect("noted");
+        told.note(&key("ben"), signal()).await.expect("noted");
         let all = told.read().expect("read");
         assert_eq!(all.len(), 2, "{all:?}");
-        assert_eq!(all[&key("ben")], why);
+        let ben = &all[&key("ben")];
+        assert!(ben.holds() && ben.why == "drained: new kernel", "{ben:?}");
         told.clear().expect("cleared");
         assert!(told.read().expect("none").is_empty());
     }
@@ -145,10 +179,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let told = SignalledSessions::new(dir.path());
         let hangs = Arc::clone(&told.writing).lock_owned().await;
-        let slow = told.note(&key("ann"), "drained: new kernel").await;
+        let signal = || DrainSignal::new("drained: new kernel", 60_000);
+        let slow = told.note(&key("ann"), signal()).await;
         let slow = slow.expect_err("its signal waits no longer");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);
         drop(hangs);
-        told.note(&key("ben"), "").await.expect("noted");
+        told.note(&key("ben"), signal()).await.expect("noted");
     }
 }
