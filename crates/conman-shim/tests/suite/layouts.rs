@@ -6,13 +6,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use conman_linux::{
-    CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface, Mount, MountAttributes,
-};
+use conman_linux::{CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Freezer, Interface, Mount};
 use conman_shim::{
     BindSpec, CallError, ClientError, ContainerState, LaunchError, MAX_LAYERS, Reply, Request,
     SHARED_IDS,
 };
+use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
 use crate::support::{
     SOON, Shim, available, next_end, own_by_the_shared_range, subscribe, until, wait_dead,
@@ -230,15 +229,19 @@ fn what_is_read_only_is_so_without_mount_setattr_too() {
         bind("/write", false),
     ];
     let copy = |path: &Path| Mount::copy_of(rustix::fs::CWD, path).expect("copied");
-    let mounts = [copy(&work), copy(&work.join("greeting")), copy(&work)];
+    let mut mounts = [copy(&work), copy(&work.join("greeting")), copy(&work)];
     let mut client = shim.client();
     let mut unsafe_spec = spec.clone();
     unsafe_spec.name = "unsafe.1".to_owned();
     let refused = client.launch_with(unsafe_spec, &mounts);
     let refused = refused.expect_err("a bind that can be written to without mapped owners");
     assert!(refused.to_string().contains("/write"), "{refused}");
-    let nosuid = MountAttributes::MOUNT_ATTR_NOSUID;
-    mounts[2].set_attributes(nosuid).expect("set");
+    // As a host without mount_setattr(2) does it.
+    mount_bind(&work, &work).expect("bound");
+    let nosuid = MountFlags::BIND | MountFlags::NOSUID;
+    mount_remount(&work, nosuid, c"").expect("set");
+    mounts[2] = copy(&work);
+    unmount(&work, UnmountFlags::DETACH).expect("unmounted");
     let launched = client
         .launch_with(spec, &mounts)
         .unwrap_or_else(|error| panic!("{error}: {error:?}"));
