@@ -134,13 +134,12 @@ pub async fn serve_node<S>(
     serve_connection(&http, stream, Peer::Node, None, router, shutdown).await;
 }
 
-/// Time after which a silent peer is probed; with the interval and count below, a dead peer is
-/// noticed within a minute and a half.
+/// Time after which a silent peer is probed, and between two probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(45);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-const KEEPALIVE_PROBES: u32 = 3;
 
-/// Longest time that sent bytes may stay unacknowledged, or a peer may refuse to read.
+/// Longest time that sent bytes or probes may stay unacknowledged, or a peer may refuse to read. With it the
+/// kernel does not count probes (tcp(7)).
 const USER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Pause after a failed accept: without descriptors, an immediate retry only wastes processor
@@ -165,8 +164,7 @@ impl Listen for TcpListener {
         let socket = SockRef::from(&stream);
         let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE_IDLE)
-            .with_interval(KEEPALIVE_INTERVAL)
-            .with_retries(KEEPALIVE_PROBES);
+            .with_interval(KEEPALIVE_INTERVAL);
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
         socket.set_tcp_nodelay(true)?;
