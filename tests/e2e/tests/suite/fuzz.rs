@@ -1,5 +1,8 @@
 //! The HTTP API against schemathesis, which makes up requests from the API's own description and
 //! holds each answer against it.
+//!
+//! It has its share of Docker for minutes on a busy machine. Tests run in the order of their names, so those of
+//! `docker_trouble`, which want all of Docker, have run before: while one waits, nobody else gets a share.
 
 use std::ffi::OsString;
 use std::fs::{self, File};

@@ -1,6 +1,5 @@
 //! One node on real containers: `conman serve` and its clients as users run them.
 
-mod api_fuzz;
 mod attach;
 mod auth_admin;
 mod auth_connect;
@@ -19,6 +18,7 @@ mod execs;
 mod failed_starts;
 mod files;
 mod full_disk;
+mod fuzz;
 mod host_limits;
 mod images;
 mod interfaces;
