@@ -18,7 +18,7 @@ pub(crate) struct TestArguments {
     /// Only these packages.
     #[arg(long = "package", short = 'p')]
     packages: Vec<String>,
-    /// Concurrent test programs; by default one more than the machine has processors.
+    /// Concurrent test programs; by default two more than the machine has processors.
     #[arg(long, short)]
     jobs: Option<NonZero<usize>>,
     /// Only tests whose names contain this.
@@ -42,5 +42,5 @@ pub(crate) fn run(arguments: &TestArguments) -> Result<()> {
 
 /// Most tests wait for something most of the time.
 fn default_jobs() -> usize {
-    available_parallelism().map_or(1, NonZero::get) + 1
+    available_parallelism().map_or(1, NonZero::get) + 2
 }

@@ -27,7 +27,7 @@ const LAST: &str = "vm/suite";
 /// Programs whose tests mostly wait, and how many of them run at a time.
 const WAITING: [(&str, &str); 4] = [
     ("cluster/suite", "4"),
-    ("e2e/suite", "3"),
+    ("e2e/suite", "4"),
     ("conman-etcd/suite", "6"),
     ("conman-shim/suite", "4"),
 ];
