@@ -41,9 +41,9 @@ const ALL: [&str; 12] = [
     "conman-shim/standing_still",
 ];
 
-/// Every session as the machine shows it now, after each has shown its own page through conman. One command,
-/// since each takes an emulated machine a second.
-fn sessions(machine: &Machine) -> Vec<Value> {
+/// Connects to every session, checks its page, and returns the sessions as the machine shows them then. One
+/// command, since each takes an emulated machine a second.
+fn reached_sessions(machine: &Machine) -> Vec<Value> {
     let urls = SESSIONS.map(|id| format!("http://127.0.0.1:7701/s/{id}/"));
     let urls = urls.join(" ");
     let shown = format!("curl -sS --fail-early -f {urls} && conman ps --json");
@@ -58,9 +58,9 @@ fn sessions(machine: &Machine) -> Vec<Value> {
         .to_vec()
 }
 
-/// Each is the very process that it was.
+/// Each is reached, and is the very process that it was.
 fn assert_the_same(machine: &Machine, before: &[Value]) {
-    for (session, now) in before.iter().zip(sessions(machine)) {
+    for (session, now) in before.iter().zip(reached_sessions(machine)) {
         for field in ["pid", "generation", "started_at"] {
             assert_eq!(session[field], now[field], "{field} of {now}");
         }
@@ -171,7 +171,7 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
 
     let run = SESSIONS.map(|id| format!("conman run {id} --template web"));
     let _ = machine.run(&run.join(" && ")).ok();
-    let started = sessions(&machine);
+    let started = reached_sessions(&machine);
     assert_the_same(&machine, &started);
     assert_confined(&machine, &started[0]);
 
@@ -190,7 +190,7 @@ fn a_worker_serves(kernel: Kernel, programs: &[&'static str]) {
         .run(&format!("! [ -e /proc/{} ]", started[1]["pid"]))
         .ok();
     // By a connection, which its template starts it for.
-    let again = sessions(&machine);
+    let again = reached_sessions(&machine);
     assert!(generation(&again[1]) > generation(&started[1]), "{again:?}");
 
     if kernel == Kernel::Distribution {
