@@ -168,6 +168,9 @@ fn serve(socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
         Ok(launcher) => launcher,
         Err(error) => return report(socket, &Report::Broken { error }),
     };
+    // Every clone copies the page tables of this process. Much of its heap is free: what parsed the command
+    // line and compiled the filter is gone.
+    conman_linux::trim_heap();
     let features = launcher.features().clone();
     report(socket, &Report::Ready { features })?;
     let mut serving = Serving {
