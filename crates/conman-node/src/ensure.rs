@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use conman_core::EndCause;
-use conman_linux::host_oom_kills;
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState, StopReport};
 use conman_registry::{RecordState, RegistryError, SessionRecord, Standing};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -50,8 +49,6 @@ pub(crate) async fn ensure_by(
         }
         match admit(context, id, spec) {
             Admission::Start(handle) => {
-                // Its cgroup will be new.
-                handle.oom_kills.learn(host_oom_kills(), Some(0));
                 let beginning = Beginning::Fresh(read.map(Box::new));
                 session::spawn(Arc::clone(context), Arc::clone(&handle), beginning);
                 break Ensured {

@@ -39,11 +39,7 @@ mod tests {
     #[test]
     fn a_sessions_count_is_known_until_the_host_kills_a_process() {
         let kills = OomKills::default();
-        assert_eq!(
-            kills.known(Some(0)),
-            None,
-            "it may have begun before the daemon"
-        );
+        assert_eq!(kills.known(Some(0)), None, "nothing was read yet");
         kills.learn(Some(7), Some(0));
         assert_eq!(
             (kills.known(Some(7)), kills.known(Some(8))),
