@@ -2,7 +2,9 @@
 //!
 //! One call is under way at a time. What is queued meanwhile is sent together next: reads in one snapshot,
 //! writes as transactions that commit independently. Reads are not nested like writes, because etcd would put
-//! a read inside a nested transaction through its log. Releases are grouped likewise, but never queued.
+//! a read inside a nested transaction through its log. Releases are grouped, but never queued. They commit
+//! together or not at all, which costs etcd a quarter less than nested ones: they rarely conflict, and the
+//! protocol then reads who owns what and releases again.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,15 +26,16 @@ const MAX_REQUESTS: usize = 60;
 const MAX_BYTES: usize = 512 * 1024;
 
 /// Minimum time from the start of a call that carries several requests to the next one. Many sessions start
-/// at the same time then, and their requests are milliseconds apart. A start takes some 10 ms, so that this
-/// delays none by much.
-const PAUSE: Duration = Duration::from_millis(15);
+/// at the same time then, and their requests are milliseconds apart. Of 0, 4, 8 and 15 ms, 4 ms served the
+/// clients of a preempted node soonest: longer ones leave the processors idle, shorter ones keep etcd busy.
+const PAUSE: Duration = Duration::from_millis(4);
 
 /// How requests are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Reads,
     Writes,
+    Releases,
 }
 
 /// A queue of reads or of writes. Its length is bounded by its callers: each waits for one answer.
@@ -64,6 +67,11 @@ impl CallQueue {
     /// A queue of transactions whose operations need no answers.
     pub(super) fn of_writes() -> Self {
         Self::new(Kind::Writes)
+    }
+
+    /// Transactions that rarely conflict: all that are sent together commit, or none. For [`Self::send`].
+    pub(super) fn of_releases() -> Self {
+        Self::new(Kind::Releases)
     }
 
     fn new(kind: Kind) -> Self {
@@ -153,16 +161,18 @@ impl CallQueue {
 
     fn merged(&self, requests: &[TxnRequest]) -> TxnRequest {
         let requests = requests.iter().cloned();
-        let success = match self.kind {
-            Kind::Reads => requests.flat_map(|one| one.success).collect(),
-            Kind::Writes => requests
-                .map(|one| RequestOp::from(Operation::Txn(one)))
-                .collect(),
-        };
-        TxnRequest {
-            compare: Vec::new(),
-            success,
+        if self.kind == Kind::Writes {
+            let nested = requests.map(|one| RequestOp::from(Operation::Txn(one)));
+            return TxnRequest {
+                compare: Vec::new(),
+                success: nested.collect(),
+            };
         }
+        requests.fold(TxnRequest::default(), |mut merged, one| {
+            merged.compare.extend(one.compare);
+            merged.success.extend(one.success);
+            merged
+        })
     }
 
     /// The answers to requests that were merged.
@@ -172,13 +182,15 @@ impl CallQueue {
         requests: &[TxnRequest],
     ) -> Result<Vec<TxnResponse>, CallError> {
         let TxnResponse {
-            header, responses, ..
+            header,
+            succeeded,
+            responses,
         } = answer;
         let mut responses = responses.into_iter();
         let split = requests.iter().map(|request| match self.kind {
-            Kind::Reads => Some(TxnResponse {
+            Kind::Reads | Kind::Releases => Some(TxnResponse {
                 header: header.clone(),
-                succeeded: true,
+                succeeded,
                 responses: responses.by_ref().take(request.success.len()).collect(),
             }),
             Kind::Writes => match responses.next()?.response? {

@@ -82,6 +82,7 @@ pub(super) struct Store {
     verbatim: Arc<Mutex<Verbatim>>,
     reads: CallQueue,
     writes: CallQueue,
+    releases: CallQueue,
 }
 
 /// Values with fields that the protocol does not know, and their bytes, by key: as they were read or
@@ -95,6 +96,7 @@ impl Store {
             verbatim: Arc::default(),
             reads: CallQueue::of_reads(),
             writes: CallQueue::of_writes(),
+            releases: CallQueue::of_releases(),
             client: Arc::new(client),
             keys,
         }
@@ -191,9 +193,9 @@ impl Store {
         }
     }
 
-    /// Commits each of these or not, in one call at once, whatever else is under way.
-    pub(super) async fn commit_each(&self, requests: &[TxnRequest]) -> Vec<Answered> {
-        let answers = self.writes.send(&self.client, requests).await;
+    /// Commits these releases, or none of them, in one call at once, whatever else is under way.
+    pub(super) async fn commit_releases(&self, requests: &[TxnRequest]) -> Vec<Answered> {
+        let answers = self.releases.send(&self.client, requests).await;
         answers.into_iter().map(answered).collect()
     }
 

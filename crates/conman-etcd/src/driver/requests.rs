@@ -118,7 +118,7 @@ impl Serving<'_> {
                     .into_iter()
                     .map(|one| ((one.op, one.slot), one.request))
                     .unzip();
-                let answers = store.commit_each(&requests).await;
+                let answers = store.commit_releases(&requests).await;
                 Done::Released(names.into_iter().zip(answers).collect())
             }));
         }

@@ -75,6 +75,29 @@ async fn releases_of_one_moment_take_few_transactions() {
     assert!(told.iter().all(|record| record.state.is_ended()));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_conflicts_keeps_none_of_the_others_back() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", patient()).await;
+    let claimed = claimed(&a).await;
+    let (first, others) = claimed.split_first().expect("there are some");
+    let key = format!("/conman/owner/{}", first.0);
+    let own = etcd.ctl(&["get", "--print-value-only", &key]);
+    let mut own: Value = serde_json::from_str(&own.expect("read")).expect("JSON");
+    own["generation"] = (first.1.get() + 1).into();
+    etcd.ctl(&["put", &key, &own.to_string()]).expect("written");
+    let before = written(&etcd);
+
+    let released = a.registry.release(releases(&claimed)).await;
+    let failed = released.iter().skip(1).find(|one| one.is_err());
+    assert!(failed.is_none(), "{failed:?}");
+    let after = written(&etcd);
+    let changed = before.keys().filter(|key| after[*key] > before[*key]);
+    assert_eq!(changed.count(), others.len());
+    let left = etcd.ctl(&["get", "--print-value-only", &key]);
+    assert_eq!(left.expect("read").trim(), own.to_string());
+}
+
 /// Nothing is answered meanwhile, and nobody has given an answer up where no connection was begun.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transactions_of_releases_do_not_wait_for_each_others_answers() {
