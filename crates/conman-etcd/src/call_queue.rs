@@ -38,7 +38,7 @@ enum Kind {
     Releases,
 }
 
-/// A queue of reads or of writes. Its length is bounded by its callers: each waits for one answer.
+/// A queue of reads or of writes; or how releases are sent, past any queue. Its length is bounded by its callers: each waits for one answer.
 #[derive(Debug, Clone)]
 pub(super) struct CallQueue {
     kind: Kind,
