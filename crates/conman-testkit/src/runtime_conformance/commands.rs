@@ -2,7 +2,7 @@ use bytes::Bytes;
 use conman_linux::PidFd;
 use conman_proto::TerminalSize;
 
-use super::stage::{PATIENCE, Stage, command, within};
+use super::stage::{PATIENCE, Stage, command, pid_namespace, within};
 use conman_runtime::{ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 pub async fn commands_have_their_outputs_apart_and_their_exit_code(stage: &Stage) {
@@ -215,9 +215,11 @@ pub async fn a_command_dies_with_its_container(stage: &Stage) {
         .expect("run");
     let mut seen = String::new();
     read_until(&mut io, &mut seen, "begun").await;
+    let namespace = pid_namespace(container.pid).expect("it lives");
     // This waits for the command as well: it is a process of the namespace.
     container.kill();
-    assert!(stage.pids(&container.key).is_empty());
+    let left = stage.pids_in(&namespace, &container.key);
+    assert_eq!(left, Vec::<i32>::new());
     let status = within(PATIENCE, "the command's end", async {
         while io.output.recv().await.is_some() {}
         io.status.await.expect("the end is reported")
@@ -228,6 +230,7 @@ pub async fn a_command_dies_with_its_container(stage: &Stage) {
 
 pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
     let container = stage.run_idle("alice").await;
+    let namespace = pid_namespace(container.pid).expect("it lives");
     let before = stage.pids(&container.key);
     let script = "sleep 1000 & echo begun; sleep 1000; true";
     let size = TerminalSize {
@@ -248,7 +251,7 @@ pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
         within(PATIENCE, "the kill", io.kill.kill())
             .await
             .expect("it is killed");
-        let mut left = stage.pids(&container.key);
+        let mut left = stage.pids_in(&namespace, &container.key);
         left.retain(|pid| {
             PidFd::open(*pid).is_ok_and(|process| !process.is_dead().unwrap_or(true))
         });

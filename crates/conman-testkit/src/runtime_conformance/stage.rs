@@ -74,6 +74,14 @@ impl Stage {
         self.runtime.pids(key).expect("the host shows its cgroups")
     }
 
+    /// The processes of a container that are in a PID namespace: all but the relays of its commands'
+    /// streams, which end a moment after what they serve.
+    pub(super) fn pids_in(&self, namespace: &Path, key: &ContainerKey) -> Vec<i32> {
+        let mut pids = self.pids(key);
+        pids.retain(|pid| pid_namespace(*pid).is_some_and(|of| of == namespace));
+        pids
+    }
+
     #[must_use]
     pub fn instance(&self) -> &Instance {
         &self.instance
@@ -326,7 +334,7 @@ impl Drop for Stage {
 }
 
 impl Running {
-    /// Kills the init and waits until no process of the container is left.
+    /// Kills the init and waits until no process of its PID namespace is left.
     pub fn kill(&self) {
         self.pidfd.kill().expect("the signal is sent");
         assert!(
@@ -334,6 +342,11 @@ impl Running {
             "it dies of SIGKILL"
         );
     }
+}
+
+/// The name of a process's PID namespace; `None` if there is no such process.
+pub(super) fn pid_namespace(pid: i32) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }
 
 /// An instance that no other check uses.
