@@ -2,7 +2,7 @@ use bytes::Bytes;
 use conman_linux::PidFd;
 use conman_proto::TerminalSize;
 
-use super::stage::{PATIENCE, Stage, command, pid_namespace, within};
+use super::stage::{PATIENCE, Stage, command, pid_namespace, until, within};
 use conman_runtime::{ExecIo, ExecPlan, OutputStream, RuntimeError};
 
 pub async fn commands_have_their_outputs_apart_and_their_exit_code(stage: &Stage) {
@@ -216,10 +216,15 @@ pub async fn a_command_dies_with_its_container(stage: &Stage) {
     let mut seen = String::new();
     read_until(&mut io, &mut seen, "begun").await;
     let namespace = pid_namespace(container.pid).expect("it lives");
+    let inside = || stage.pids_in(&namespace, &container.key);
+    assert!(inside().len() > 1, "the command is in the namespace");
     // This waits for the command as well: it is a process of the namespace.
     container.kill();
-    let left = stage.pids_in(&namespace, &container.key);
-    assert_eq!(left, Vec::<i32>::new());
+    assert_eq!(inside(), Vec::<i32>::new());
+    until("the end of the command's relay", || {
+        stage.pids(&container.key).is_empty().then_some(())
+    })
+    .await;
     let status = within(PATIENCE, "the command's end", async {
         while io.output.recv().await.is_some() {}
         io.status.await.expect("the end is reported")
