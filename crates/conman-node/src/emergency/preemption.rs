@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use conman_core::{EndCause, PREEMPTED};
+use conman_linux::KeptNamespaces;
 use conman_proto::{EventKind, Generation, PreemptReport, SessionId, Unreleased};
 use conman_registry::{Ending, NewEvent, RegistryError, Release};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -38,6 +39,8 @@ const POLL_BACKOFF: u32 = 8;
 pub(super) struct Outcome {
     pub(super) report: PreemptReport,
     pub(super) events: Vec<NewEvent>,
+    /// Of the killed sessions, until the machine is known to stay.
+    pub(super) namespaces: KeptNamespaces,
 }
 
 pub(super) struct Preemption {
@@ -49,6 +52,8 @@ pub(super) struct Preemption {
     budget_ms: u32,
     deadline: watch::Receiver<Instant>,
     targets: HashMap<SessionId, Target>,
+    /// Taking them down would compete with the releases, and is useless on a machine that goes.
+    namespaces: KeptNamespaces,
     dying: FuturesUnordered<BoxFuture<'static, SessionId>>,
     releases: Releases,
     claims: Claims,
@@ -79,6 +84,7 @@ impl Preemption {
             budget_ms: notice.budget_ms.unwrap_or(means.budget_ms),
             deadline,
             targets: HashMap::new(),
+            namespaces: KeptNamespaces::default(),
             dying: FuturesUnordered::new(),
             releases: Releases::new(means.registry.clone()),
             claims: Claims::default(),
@@ -382,6 +388,7 @@ impl Preemption {
         Outcome {
             report,
             events: self.events,
+            namespaces: self.namespaces,
         }
     }
 }

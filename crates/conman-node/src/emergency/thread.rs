@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use conman_linux::KeptNamespaces;
 use conman_proto::{EventKind, PreemptReport};
 use conman_registry::NewEvent;
 use tokio::runtime;
@@ -139,6 +140,8 @@ pub(super) struct EmergencyLoop {
     weight: Weight,
     state: PreemptionState,
     running: Option<Running>,
+    /// Of the sessions that the last preemption killed.
+    namespaces: KeptNamespaces,
     began: Instant,
 }
 
@@ -150,6 +153,7 @@ impl EmergencyLoop {
             log,
             state: PreemptionState::default(),
             running: None,
+            namespaces: KeptNamespaces::default(),
             began: Instant::now(),
         }
     }
@@ -244,7 +248,12 @@ impl EmergencyLoop {
         }
     }
 
-    fn reopen(&self) {
+    fn reopen(&mut self) {
+        let namespaces = std::mem::take(&mut self.namespaces);
+        // Not on this thread, which may have to kill, unless there can be no other.
+        let _ = thread::Builder::new()
+            .name("namespaces".to_owned())
+            .spawn(|| drop(namespaces));
         self.means.table.reopen();
         self.means.leave.stay(LeaveCause::Preemption);
         let message =
@@ -255,7 +264,12 @@ impl EmergencyLoop {
     }
 
     fn finish(&mut self, outcome: preemption::Outcome) {
-        let preemption::Outcome { report, events } = outcome;
+        let preemption::Outcome {
+            report,
+            events,
+            namespaces,
+        } = outcome;
+        self.namespaces = namespaces;
         // Only now: the journal and the registry share a disk.
         self.means.journal.append(events);
         if let Some(running) = self.running.take() {

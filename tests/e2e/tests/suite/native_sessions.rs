@@ -1,5 +1,7 @@
 //! Sessions of the native runtime, from the start to nothing left of them, with no other daemon.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_e2e::{Api, Conman, Native, ROOT, eventually, eventually_some, native, websocket};
@@ -305,6 +307,16 @@ async fn starts_that_cannot_succeed_say_why_and_leave_nothing() {
     assert_nothing_left(&conman).await;
 }
 
+/// Those that the daemon has open, besides its own.
+fn open_network_namespaces(conman: &Conman) -> BTreeSet<PathBuf> {
+    let own = std::fs::read_link("/proc/self/ns/net").expect("readable");
+    let entries = std::fs::read_dir(format!("/proc/{}/fd", conman.pid())).expect("readable");
+    let targets = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    targets
+        .filter(|target| target.to_string_lossy().starts_with("net:[") && *target != own)
+        .collect()
+}
+
 #[tokio::test]
 async fn a_preemption_kills_certifies_and_releases_all() {
     const COUNT: usize = 40;
@@ -331,8 +343,15 @@ async fn a_preemption_kills_certifies_and_releases_all() {
         stopped.collect::<Vec<_>>(),
         vec![SessionState::Stopped; COUNT]
     );
+    let kept = open_network_namespaces(&conman);
+    // Kernels before 6.11 open none by pidfd.
+    assert!(kept.is_empty() || kept.len() == COUNT, "{kept:?}");
     // The machine stays after all.
     conman.cli(&["readmit"]).await.success();
+    eventually("the namespaces' end", Duration::from_secs(20), async || {
+        open_network_namespaces(&conman).is_empty()
+    })
+    .await;
     api.ensure("after", &json!({"template": "idle"})).await;
     api.stop("after").await;
     assert_nothing_left(&conman).await;

@@ -81,6 +81,8 @@ impl Preemption {
             let closing = Closing::service_restart("session is moving");
             target.entry.closing.send_replace(Some(closing));
         }
+        self.namespaces
+            .keep(to_kill.iter().map(|one| &*one.process));
         let results: Vec<_> = to_kill.iter().map(|one| one.process.kill()).collect();
         let killed_at = Instant::now();
         self.release_processors(&to_kill);
