@@ -7,11 +7,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use async_trait::async_trait;
 use conman_auth::{ClusterSecret, FleetTls};
 use conman_core::{Activity, Closing};
-use conman_fleet::{Dialer, PeerAcceptor, PeerAddress, PeerBackend, PeerClient};
+use conman_fleet::PeerBackend;
+use conman_peer::{Dialer, PeerAcceptor, PeerAddress, PeerClient, PeerRefusal, Stream};
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, OwnSessions, PeerFront, PeerRefusal, Proxy, ProxyOptions, Refusal,
-    Route, Stream, Verdict, Way,
+    Backend, Directory, Gate, OwnSessions, PeerFront, Proxy, ProxyOptions, Refusal, Route, Verdict,
+    Way,
 };
 use tokio::net::TcpStream;
 use tokio::sync::watch;

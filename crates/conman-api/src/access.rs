@@ -10,13 +10,13 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::{Caller, CallerOrigin, Scope};
-use conman_fleet::remote_caller;
 use conman_listen::Place;
 
 use crate::hop::{ByPeer, Hop};
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::server::Peer;
 use crate::{ApiState, Listener};
+use conman_peer::remote_caller;
 
 /// Paths that need no credential; the guard still checks the origin of the request.
 const OPEN: [&str; 2] = ["/healthz", "/readyz"];

@@ -4,7 +4,8 @@ use std::io;
 
 use async_trait::async_trait;
 use axum::Router;
-use conman_proxy::{Backend, HOP_HEAD_BYTES, HOP_HEADERS, Stream};
+use conman_peer::Stream;
+use conman_proxy::{Backend, HOP_HEAD_BYTES, HOP_HEADERS};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 

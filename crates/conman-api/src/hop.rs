@@ -29,9 +29,9 @@ use conman_auth::Caller;
 use conman_core::error_chain;
 use conman_fleet::{
     BufferedRequest, CallError, ExpectedGeneration, FleetMap, SessionLocation, X_CONMAN_ENDED,
-    X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED,
 };
 use conman_node::Node;
+use conman_peer::headers::{X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED};
 use conman_proto::{Generation, SessionId};
 use http::header::LOCATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};

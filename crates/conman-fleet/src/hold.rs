@@ -4,13 +4,14 @@
 use std::future::pending;
 use std::time::{Duration, Instant};
 
+use conman_peer::PeerAddress;
 use conman_proto::SessionId;
 use conman_registry::{PeerStanding, RegistryError};
 use tokio::sync::SemaphorePermit;
 use tokio::time::{sleep, timeout};
 
 use crate::hold_metrics::{Cause, Held};
-use crate::{FleetMap, NoAddress, Node, PeerAddress, SessionLocation};
+use crate::{FleetMap, NoAddress, Node, SessionLocation};
 
 /// Pause between two attempts, at first and at most.
 const PAUSE: Duration = Duration::from_millis(50);

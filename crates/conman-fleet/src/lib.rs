@@ -6,34 +6,22 @@
 //!   connections, restarts and drains use it.
 //! - [`run_restarter`] restarts sessions of lost nodes and removes their old records.
 //! - [`FleetMap::call`] sends a caller's request to another node's API; a [`CallError`] says whether
-//!   it may be sent again. [`node_api`] has the paths that only nodes request.
-//! - [`PeerClient`] has the connections for that; [`Liveness`] ends the wait for a node
-//!   that no longer answers. [`Dialer`] opens connections and [`PeerAcceptor`] accepts them, over
-//!   TLS with the certificates of `conman-auth`, which authenticate both ends.
+//!   it may be sent again. [`node_api`] has the paths that only nodes request, and `conman-peer`
+//!   has the connections.
 //!
 //! Tasks: the restarter; a check for lost nodes, which ends the streams with them through a watch
 //! channel for each node; one task for each session that requests wait for, which a watch channel
-//! joins to them; one for each connection with a request, and one that waits until its answer was
-//! read. Idle connections are kept, within limits, for repeatable requests; the proxies have
-//! separate ones.
+//! joins to them; one for each tunnel to another node's API.
 //!
 //! Absent on purpose: ownership (a start is a claim in the registry, whichever node requests it),
 //! storage, bytes of sessions, and problems: `conman-api` maps [`LocateError`] to them. The crate
 //! implements traits of `conman-proxy` and does not know the API.
 //!
-//! Invariants: a node with certificates never connects to another without TLS, whatever that other
-//! node announces. A request that came from another node is never sent to a third one.
+//! Invariant: a request that came from another node is never sent to a third one.
 #![forbid(unsafe_code)]
 
-mod accept;
-mod address;
-mod caller_header;
-mod client;
-mod dial;
 pub mod hold;
 mod hold_metrics;
-mod idle;
-mod liveness;
 mod locate_error;
 mod locator;
 mod lost_nodes;
@@ -47,15 +35,7 @@ mod remote_body;
 mod remote_call;
 mod restarter;
 mod start_attempts;
-mod stream;
 
-pub use accept::PeerAcceptor;
-pub use address::{BadPeerUrl, PeerAddress};
-pub use caller_header::{caller_header, remote_caller};
-pub use client::{PeerClient, RefusedBy, RequestError};
-pub use conman_proxy::X_CONMAN_MISDIRECTED;
-pub use dial::{DialError, Dialer};
-pub use liveness::{Liveness, Unresponsive};
 pub use locate_error::LocateError;
 pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation};
@@ -63,8 +43,6 @@ pub use own_route::{NodeSessions, own_route};
 pub use passage::Passage;
 pub use peer_backend::PeerBackend;
 pub use remote_body::{RemoteBody, read_json};
-pub use remote_call::{
-    BufferedRequest, CallError, ExpectedGeneration, X_CONMAN_ENDED, X_CONMAN_GENERATION,
-};
+pub use remote_call::{BufferedRequest, CallError, ExpectedGeneration, X_CONMAN_ENDED};
 pub use restarter::run_restarter;
 pub use start_attempts::{Attempt, FailedStart, Missing, StartAttempts, StartOn};

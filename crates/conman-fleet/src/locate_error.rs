@@ -2,11 +2,12 @@
 
 use conman_core::placement::Placement;
 use conman_node::{EnsureError, FailureKind, RouteError};
+use conman_peer::RefusedBy;
 use conman_proto::{Problem, SessionId};
 use conman_registry::RegistryError;
 use thiserror::Error;
 
-use crate::{Missing, NoAddress, RefusedBy};
+use crate::{Missing, NoAddress};
 
 /// Slug of a node whose clients take all the places of a session that is not ready.
 const TOO_MANY_WAITING: &str = "too-many-waiting";

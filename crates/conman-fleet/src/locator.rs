@@ -19,8 +19,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use conman_node::{Node, RouteError, SessionRoute};
+use conman_peer::{Dialer, PeerAddress, PeerRefusal};
 use conman_proto::SessionId;
-use conman_proxy::{PeerRefusal, Route, Way};
+use conman_proxy::{Route, Way};
 use conman_registry::RegistryError;
 use conman_vitals::essential;
 use tokio::runtime::Handle;
@@ -32,10 +33,7 @@ use self::shared_waits::SharedWait;
 use crate::hold::pause;
 use crate::hold_metrics::{self, Cause, Held};
 use crate::locate_error::{has_ended, is_elsewhere};
-use crate::{
-    Dialer, FleetMap, LocateError, NoAddress, Owner, PeerAddress, PeerBackend, SessionLocation,
-    own_route,
-};
+use crate::{FleetMap, LocateError, NoAddress, Owner, PeerBackend, SessionLocation, own_route};
 
 /// Look-ups of one call. Each but the first comes after a wait, and reads the registry.
 const MAX_LOOKUPS: u32 = 8;

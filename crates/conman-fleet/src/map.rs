@@ -6,12 +6,13 @@ use conman_auth::{Caller, CallerOrigin};
 use conman_core::Closing;
 use conman_core::placement::{self, Demand, NodeBusy, NodeView, Placement, PlacementLimits};
 use conman_node::Leave;
+use conman_peer::{PeerAddress, PeerClient};
 use conman_proto::{Generation, NodeStanding, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{Fleet, Located, Peer, PeerStanding, RegistryError, Standing};
 use tokio::sync::{Semaphore, watch};
 
+use crate::Passage;
 use crate::lost_nodes::StreamsByNode;
-use crate::{Passage, PeerAddress, PeerClient};
 
 /// Default limit of requests that wait for a node: half of the API's connections.
 const MAX_WAITING: usize = 512;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use conman_node::{AccessHandle, NotHere, SessionRoute};
+use conman_peer::{PeerRefusal, Stream};
 use conman_proto::{Generation, SessionId};
-use conman_proxy::{Backend, OwnSessions, PeerRefusal, PortRequest, Route, Stream, Way};
+use conman_proxy::{Backend, OwnSessions, PortRequest, Route, Way};
 
 /// Returns the proxy's route to a session of this node.
 #[must_use]

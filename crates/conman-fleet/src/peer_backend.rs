@@ -1,11 +1,10 @@
+//! The way to another node for connections to its sessions.
+
 use std::io;
 
 use async_trait::async_trait;
-use conman_proxy::{Backend, Stream};
-
-use crate::PeerAddress;
-use crate::dial::Dialer;
-use crate::liveness::{Liveness, Unresponsive};
+use conman_peer::{Dialer, Liveness, PeerAddress, Stream, Unresponsive};
+use conman_proxy::Backend;
 
 /// Connects the proxy to another node's peer listener.
 #[derive(Debug)]
@@ -25,6 +24,10 @@ impl Backend for PeerBackend {
 
     fn was_unresponsive(&self) -> bool {
         self.liveness.was_unresponsive(&self.address)
+    }
+
+    fn certificates(&self) -> u64 {
+        self.dialer.certificates()
     }
 
     async fn becomes_unresponsive(&self) -> String {

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use conman_core::Closing;
-use conman_proxy::{FrameTracker, close_frame};
+use conman_peer::{FrameTracker, close_frame};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, sink, split};
 use tokio::sync::watch;
 use tokio::time::timeout;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_core::{Closing, error_chain};
+use conman_peer::PeerBody;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -26,14 +26,14 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// no connection, and the next bytes of its log may be an hour away. An endless one also ends so when this
 /// node leaves.
 pub struct RemoteBody {
-    body: Incoming,
+    body: PeerBody,
     /// Returns why the body ends early.
     ends: Pin<Box<dyn Future<Output = &'static str> + Send>>,
 }
 
 impl RemoteBody {
     pub(crate) fn new(
-        body: Incoming,
+        body: PeerBody,
         mut lost: watch::Receiver<Option<Closing>>,
         mut passage: Option<Passage>,
         is_endless: bool,

@@ -5,49 +5,32 @@ use std::sync::Arc;
 use bytes::Bytes;
 use conman_auth::Caller;
 use conman_core::{Closing, error_chain};
+use conman_peer::headers::{
+    X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED, strip_forged, strip_hop_by_hop,
+};
+use conman_peer::{PeerAddress, PeerBody, RefusedBy, RequestError, caller_header, may_be_repeated};
 use conman_proto::Generation;
-use conman_proxy::X_CONMAN_MISDIRECTED;
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
-    HeaderValue, ORIGIN, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    HeaderValue, ORIGIN, UPGRADE,
 };
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::Body;
 use http_body_util::Full;
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::caller_header::caller_header;
 use crate::remote_body::RemoteBody;
-use crate::{
-    FleetMap, NoAddress, Node, Passage, PeerAddress, RefusedBy, RequestError, peer_tunnel,
-};
+use crate::{FleetMap, NoAddress, Node, Passage, peer_tunnel};
 
-/// The generation of which the sender takes the other node for the owner.
-pub const X_CONMAN_GENERATION: HeaderName = HeaderName::from_static("x-conman-generation");
 /// `1`: the sender knows that the generation has ended, and requests exactly that one.
 pub const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
 
-/// Headers that end at this node: those of the connection, and the caller's credentials.
-const HOP_HEADERS: [HeaderName; 13] = [
-    AUTHORIZATION,
-    CONNECTION,
-    CONTENT_LENGTH,
-    COOKIE,
-    EXPECT,
-    HOST,
-    ORIGIN,
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    HeaderName::from_static("keep-alive"),
-];
+/// The caller's credentials, which end at this node, and what is set again for each connection.
+const OF_CALLER: [HeaderName; 6] = [AUTHORIZATION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, ORIGIN];
 
 /// The generation that a request is about.
 #[derive(Debug, Clone, Copy)]
@@ -126,11 +109,10 @@ impl FleetMap {
     ) -> Result<Response<RemoteBody>, CallError> {
         let address = self.address_of(node).await?;
         let passage = self.passage(&request.caller);
-        let asked = self.client().request(&address, request.outgoing(expected));
-        let is_idempotent = request.parts.method == Method::PUT;
-        let response = asked
+        let sent = self.client().request(&address, request.outgoing(expected));
+        let response = sent
             .await
-            .map_err(|error| not_answered(error, is_idempotent))?;
+            .map_err(|error| not_answered(error, &request.parts))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return switch(request, response, self.lost(node), passage);
         }
@@ -157,8 +139,8 @@ impl FleetMap {
         let address = self.address_of(node).await?;
         let request = outgoing(parts, caller, body, Some(expected));
         let passage = self.passage(caller);
-        let asked = self.client().request_once(&address, request);
-        let response = asked.await.map_err(|error| not_answered(error, false))?;
+        let sent = self.client().request_once(&address, request);
+        let response = sent.await.map_err(|error| not_answered(error, parts))?;
         self.answered(node, response, (passage, false))
     }
 
@@ -173,7 +155,7 @@ impl FleetMap {
     fn answered(
         &self,
         node: &Node,
-        response: Response<Incoming>,
+        response: Response<PeerBody>,
         (passage, is_endless): (Option<Passage>, bool),
     ) -> Result<Response<RemoteBody>, CallError> {
         if response.headers().contains_key(&X_CONMAN_MISDIRECTED) {
@@ -182,11 +164,7 @@ impl FleetMap {
         }
         let lost = self.lost(node);
         let (mut parts, body) = response.into_parts();
-        let length = parts.headers.get(CONTENT_LENGTH).cloned();
         strip(&mut parts.headers);
-        if let Some(length) = length {
-            parts.headers.insert(CONTENT_LENGTH, length);
-        }
         let body = RemoteBody::new(body, lost, passage, is_endless);
         Ok(Response::from_parts(parts, body))
     }
@@ -200,14 +178,15 @@ fn follows(query: &str) -> bool {
 }
 
 /// What may be done after a request without an answer.
-fn not_answered(error: RequestError, is_idempotent: bool) -> CallError {
+fn not_answered(error: RequestError, request: &Parts) -> CallError {
+    let is_repeatable = may_be_repeated(&request.method, &request.headers);
     match error {
         RequestError::Refused(refused) => CallError::Refused(refused),
         RequestError::Dial(_) | RequestError::NoRoom { .. } | RequestError::NotSent(_) => {
             unreachable(&error)
         }
-        // It may be repeated although the answer was lost.
-        RequestError::Unresponsive(_) | RequestError::Unanswered { .. } if is_idempotent => {
+        // It may be repeated although the answer was lost, or was never sent.
+        RequestError::Unresponsive(_) | RequestError::Unanswered { .. } if is_repeatable => {
             unreachable(&error)
         }
         RequestError::Unresponsive(_)
@@ -232,6 +211,9 @@ fn outgoing<B>(
     let headers = request.headers_mut();
     headers.clone_from(&parts.headers);
     strip(headers);
+    for name in &OF_CALLER {
+        headers.remove(name);
+    }
     let (name, caller) = caller_header(caller);
     headers.insert(name, caller);
     if let Some(expected) = expected {
@@ -253,7 +235,7 @@ fn unreachable(error: &dyn std::error::Error) -> CallError {
 /// accepted.
 fn switch(
     request: &BufferedRequest,
-    mut response: Response<Incoming>,
+    mut response: Response<PeerBody>,
     lost: watch::Receiver<Option<Closing>>,
     passage: Option<Passage>,
 ) -> Result<Response<RemoteBody>, CallError> {
@@ -281,14 +263,8 @@ fn switch(
     Ok(Response::from_parts(parts, empty))
 }
 
-/// Removes headers that end at this node.
+/// Removes the fields of the connection, and those that only conman may set.
 fn strip(headers: &mut HeaderMap) {
-    let reserved: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| name.as_str().starts_with("x-conman-"))
-        .cloned()
-        .collect();
-    for name in reserved.iter().chain(&HOP_HEADERS) {
-        headers.remove(name);
-    }
+    strip_hop_by_hop(headers);
+    strip_forged(headers, true);
 }

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use conman_peer::headers::X_CONMAN_MISDIRECTED;
+use conman_peer::{NO_ROOM, PeerRefusal};
 use conman_proto::{PROBLEM_CONTENT_TYPE, Problem, ProblemKind, SessionId};
 use http::header::{
     CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, REFERRER_POLICY, RETRY_AFTER,
@@ -11,8 +13,7 @@ use thiserror::Error;
 
 use crate::address::AddressError;
 use crate::body::ResponseBody;
-use crate::peers::{NO_ROOM, X_CONMAN_MISDIRECTED};
-use crate::{PeerRefusal, PortRequest, Readiness, Refusal};
+use crate::{PortRequest, Readiness, Refusal};
 
 /// Retry-After for a client that found no place.
 const RETRY_AFTER_S: u32 = 1;

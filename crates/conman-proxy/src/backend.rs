@@ -1,20 +1,15 @@
-use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+//! Connects to a session's port, or to another node.
+
+use std::io;
 use std::time::Duration;
 
-use hyper::client::conn::http1::{Builder, SendRequest};
-use hyper_util::rt::TokioIo;
+use conman_peer::{Connection, ConnectionLimits, Stream};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::answer::SessionFault;
-use crate::answer_heads::{AnswerHeads, Awaited, HeadFault};
 use crate::body::RequestBody;
-use crate::pool::Wire;
-use crate::watchdog::Watchdog;
-use crate::{HOP_HEAD_BYTES, HOP_HEADERS, ProxyOptions, Route, Stream, Way};
+use crate::{HOP_HEAD_BYTES, HOP_HEADERS, ProxyOptions, Route, Way};
 
 /// Time to connect to the session's port.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -63,31 +58,23 @@ pub(crate) async fn connect(route: &Route) -> Result<Stream, SessionFault> {
 }
 
 /// Starts HTTP on a connection along `way`.
-pub(crate) async fn handshake(
+pub(crate) async fn start(
     stream: Stream,
     way: &Way,
     options: &ProxyOptions,
-) -> Result<Wire, hyper::Error> {
+) -> Result<Connection<RequestBody>, hyper::Error> {
     // A request that another node forwards may have grown on its way.
     let (more_bytes, more_headers) = match way {
         Way::Peer { .. } => (HOP_HEAD_BYTES, HOP_HEADERS),
         Way::Session | Way::Api => (0, 0),
     };
-    let awaited = Awaited::default();
-    let heads = AnswerHeads::new(awaited.clone(), options.head_timeout);
-    let io = TokioIo::new(BackendIo::new(stream, heads, options.write_stall_timeout));
-    let (sender, connection): (SendRequest<RequestBody>, _) = Builder::new()
-        .max_buf_size(options.max_head_bytes + more_bytes)
-        .max_headers(options.max_headers + more_headers)
-        .handshake(io)
-        .await?;
-    // The task ends with the connection: when the session closes it, or the sender and the last
-    // body on it are dropped.
-    tokio::spawn(async move {
-        let ended = connection.with_upgrades().await;
-        tracing::trace!(error = ?ended.err(), "connection to a session ended");
-    });
-    Ok(Wire { sender, awaited })
+    let limits = ConnectionLimits {
+        max_head_bytes: options.max_head_bytes + more_bytes,
+        max_headers: options.max_headers + more_headers,
+        head_timeout: options.head_timeout,
+        write_stall_timeout: options.write_stall_timeout,
+    };
+    Connection::start(stream, &limits).await
 }
 
 /// Disables delays of small writes, and enables probes that detect a dead peer.
@@ -107,126 +94,5 @@ pub(crate) fn tune(stream: &TcpStream) {
         .and_then(|()| socket.set_tcp_user_timeout(Some(silence)));
     if let Err(error) = tuned {
         tracing::debug!(%error, "cannot tune a connection");
-    }
-}
-
-/// A connection to a session as hyper sees it: writing is bounded, and so is the time for a head
-/// that has begun. Otherwise a session may be silent for any time.
-///
-/// Many programs refuse an upload without reading it, answer, and close, which resets the
-/// connection. hyper would give up at the first failed write, with the answer unread. So bytes
-/// that cannot be written any more are dropped: reading then finds the answer, or the
-/// connection's end.
-#[derive(Debug)]
-pub(crate) struct BackendIo {
-    stream: Stream,
-    /// The session reads no more.
-    deaf: bool,
-    heads: AnswerHeads,
-    read_watch: Watchdog,
-    write_watch: Watchdog,
-    write_stall: Duration,
-}
-
-impl BackendIo {
-    pub(crate) fn new(stream: Stream, heads: AnswerHeads, write_stall: Duration) -> Self {
-        Self {
-            stream,
-            deaf: false,
-            heads,
-            read_watch: Watchdog::default(),
-            write_watch: Watchdog::default(),
-            write_stall,
-        }
-    }
-
-    /// The socket, for a tunnel.
-    pub(crate) fn into_stream(self) -> Stream {
-        self.stream
-    }
-
-    /// The result that hyper gets for writing `offered` bytes.
-    fn outcome(
-        &mut self,
-        cx: &mut Context<'_>,
-        written: Poll<io::Result<usize>>,
-        offered: usize,
-    ) -> Poll<io::Result<usize>> {
-        if written.is_pending() {
-            ready!(self.write_watch.poll(cx, self.write_stall));
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        self.write_watch.calm();
-        if let Poll::Ready(Err(error)) = &written
-            && matches!(
-                error.kind(),
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-            )
-        {
-            self.deaf = true;
-            return Poll::Ready(Ok(offered));
-        }
-        written
-    }
-}
-
-impl AsyncRead for BackendIo {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        let before = buf.filled().len();
-        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
-        if read.is_ready() {
-            let observed = this.heads.observe(&buf.filled()[before..]);
-            return observed
-                .map_or_else(|fault| Poll::Ready(Err(io::Error::other(fault))), |()| read);
-        }
-        if let Some(until) = this.heads.until() {
-            ready!(this.read_watch.poll_until(cx, until));
-            return Poll::Ready(Err(io::Error::other(HeadFault::Slow)));
-        }
-        Poll::Pending
-    }
-}
-
-impl AsyncWrite for BackendIo {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        if self.deaf {
-            return Poll::Ready(Ok(buf.len()));
-        }
-        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.outcome(cx, written, buf.len())
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let offered = bufs.iter().map(|buf| buf.len()).sum();
-        if self.deaf {
-            return Poll::Ready(Ok(offered));
-        }
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.outcome(cx, written, offered)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

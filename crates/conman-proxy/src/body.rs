@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_core::{ActivityGuard, Closing};
+use conman_peer::Watchdog;
+use conman_peer::headers::strip_forged;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use thiserror::Error;
@@ -15,9 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::ProxyOptions;
 use crate::client_io::Ticket;
 use crate::deferred_body::BodyClaim;
-use crate::headers::strip_forged;
-use crate::pool::Lease;
-use crate::watchdog::Watchdog;
+use crate::destination::Lease;
 
 /// How long a session may take to send `100 Continue` before it gets the body anyway. A client may
 /// wait for it for ever, and some programs never send it (RFC 9110, section 10.1.1).

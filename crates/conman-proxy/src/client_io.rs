@@ -11,8 +11,8 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use crate::watchdog::Watchdog;
-use crate::{ProxyOptions, Stream};
+use crate::ProxyOptions;
+use conman_peer::{Stream, Watchdog};
 
 /// How long a connection is read, and its data dropped, after an answer that may have preceded the
 /// end of the request: closing it with unread bytes would reset it, and the client might lose the

@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
+use conman_peer::{LIVENESS, PeerRefusal};
 use conman_proto::{Generation, Problem, SessionId};
 use http::header::{CONNECTION, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -21,12 +22,10 @@ use crate::forward::{forward, has_plain_coding};
 use crate::headers::X_FORWARDED_PREFIX;
 use crate::hop::{self, Wait};
 use crate::outgoing::{Arrived, Outgoing, TrustedOrigin};
-use crate::peers::{LIVENESS, PeerTarget};
+use crate::peers::PeerTarget;
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front, Stage};
-use crate::{
-    Directory, Gate, PeerFront, PeerRefusal, PortRequest, ProxyOptions, Route, Verdict, Way, hold,
-};
+use crate::{Directory, Gate, PeerFront, PortRequest, ProxyOptions, Route, Verdict, Way, hold};
 
 /// How often a session that closed its port before it ended is looked up again.
 const MAX_CLOSED: u32 = 4;

@@ -1,8 +1,11 @@
 //! Sends an ordinary request, and converts the session's answer to the client's.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use conman_core::ActivityGuard;
+use conman_peer::headers::{strip_forged, strip_hop_by_hop};
+use conman_peer::{Connection, HeadFault, SendError};
 use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use http::{Extensions, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
@@ -10,13 +13,11 @@ use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 
 use crate::answer::{RequestFault, SessionFault, Unforwarded};
-use crate::answer_heads::HeadFault;
-use crate::body::{Fault, FaultKind, ResponseBody, SessionBody};
-use crate::headers::{strip_forged, strip_hop_by_hop};
+use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
+use crate::destination::Lease;
 use crate::outgoing::Outgoing;
-use crate::pool::Lease;
 use crate::worker::ClientConnection;
-use crate::{Route, Way, backend};
+use crate::{Route, Way, backend, destination};
 
 /// Forwards an ordinary request, on an idle connection if there is one.
 pub(crate) async fn forward(
@@ -29,33 +30,40 @@ pub(crate) async fn forward(
     let Outgoing { parts, body, fault } = outgoing;
     let head_only = parts.method == Method::HEAD;
     let body = body.into_body(&worker.options, &fault);
-    let mut request = Request::from_parts(parts, body);
-    let (response, wire) = loop {
-        let pooled = worker.pool.take(route);
-        let reused = pooled.is_some();
-        let mut wire = match pooled {
-            Some(wire) => wire,
-            None => {
-                let options = &worker.options;
-                let stream = backend::connect(route).await?;
-                let handshake = backend::handshake(stream, &route.way, options).await;
-                handshake.map_err(|error| unanswered(route, error, &fault))?
-            }
-        };
-        wire.awaited.begin();
-        let sent = wire.sender.try_send_request(request);
-        match sent.await {
-            Ok(response) => break (response, wire),
-            Err(mut error) => match error.take_message() {
-                // The session closed an idle connection at this moment: not a byte of the request
-                // was sent on it. Anything else is never sent twice.
-                Some(unsent) if reused => request = unsent,
-                _ => return Err(unanswered(route, error.into_error(), &fault)),
-            },
+    let request = Request::from_parts(parts, body);
+    let (response, lease) = send(client, route, true, request, &fault).await?;
+    session_response(client, route, head_only, response, Some(lease), activity)
+}
+
+/// Sends a request to a session of this node or to its API.
+pub(crate) async fn send(
+    client: &ClientConnection,
+    route: &Route,
+    may_reuse: bool,
+    request: Request<RequestBody>,
+    fault: &Fault,
+) -> Result<(Response<Incoming>, Lease), Unforwarded> {
+    let worker = &client.worker;
+    let (to, connect) = (destination::of(route), || connect(client, route, fault));
+    let forever = std::future::pending::<Infallible>();
+    let sent = worker.pool.send(&to, may_reuse, connect, forever, request);
+    sent.await.map_err(|error| match error {
+        SendError::NotConnected(unforwarded) => unforwarded,
+        SendError::NotSent(source) | SendError::Unanswered { source, .. } => {
+            unanswered(route, source, fault)
         }
-    };
-    let lease = Lease::new(Arc::clone(&worker.pool), route, wire, true);
-    session_response(client, route, head_only, response, lease, activity)
+        SendError::GivenUp(why) => match why {},
+    })
+}
+
+async fn connect(
+    client: &ClientConnection,
+    route: &Route,
+    fault: &Fault,
+) -> Result<Connection<RequestBody>, Unforwarded> {
+    let stream = backend::connect(route).await?;
+    let started = backend::start(stream, &route.way, &client.worker.options).await;
+    started.map_err(|error| unanswered(route, error, fault))
 }
 
 /// Whether the body is not coded, or `chunked` and nothing else. hyper accepts other codings before
@@ -108,7 +116,7 @@ pub(crate) fn session_response(
     route: &Route,
     head_only: bool,
     response: Response<Incoming>,
-    lease: Lease,
+    lease: Option<Lease>,
     activity: ActivityGuard,
 ) -> Result<Response<ResponseBody>, Unforwarded> {
     let bad = |why| Err(bad_answer(route, why));
@@ -138,7 +146,7 @@ pub(crate) fn session_response(
     let delimited = chunked || body.size_hint().exact().is_some();
     let body = SessionBody {
         inner: body,
-        lease: Some(lease),
+        lease,
         _activity: activity,
         ends_with_connection: (!delimited).then(|| route.closing.clone()),
         trust_forwarded: client.worker.options.trust_forwarded,

@@ -1,6 +1,9 @@
+//! Sends a request to the session's present node, and to the next one if that node refuses it.
+
 use std::sync::Arc;
 
 use conman_core::ActivityGuard;
+use conman_peer::{Connection, PeerRefusal, SendError};
 use conman_proto::SessionId;
 use http::header::{EXPECT, HeaderValue};
 use http::request::Parts;
@@ -11,13 +14,13 @@ use tokio::time::Instant;
 use crate::answer::{SessionFault, Unforwarded};
 use crate::body::{Fault, RequestBody, ResponseBody};
 use crate::deferred_body::DeferredBody;
+use crate::destination::Lease;
 use crate::forward::{self, session_response};
 use crate::outgoing::{self, Outgoing};
 use crate::peers::{EXPECT_OF_HOP, X_CONMAN_EXPECT};
-use crate::pool::{Lease, Wire};
 use crate::upgrade::{self, Offer};
 use crate::worker::ClientConnection;
-use crate::{Directory, PeerRefusal, Route, Way, backend, hold};
+use crate::{Directory, Route, Way, backend, destination, hold};
 
 /// How often one request may be misdirected before it is answered with an error: each time the
 /// session has moved, or its node was lost, and was looked up again.
@@ -139,73 +142,58 @@ async fn send(
     deferred: Option<&Arc<DeferredBody>>,
     fault: &Arc<Fault>,
 ) -> Result<Tried, Unforwarded> {
-    let worker = &client.worker;
     let activity = route.activity.begin();
-    loop {
-        // For a node that was silent, a new connection shows whether it still is, before anything
-        // is sent.
-        let pooled = match route.backend.was_unresponsive() {
-            true => None,
-            false => worker.pool.take(route),
-        };
-        let reused = pooled.is_some();
-        let mut wire = match pooled {
-            Some(wire) => wire,
-            None => match open(client, route).await {
-                Ok(wire) => wire,
-                Err(refusal) => return Ok(Tried::Refused(refusal)),
-            },
-        };
-        let Some((request, claimed)) = claim(head, deferred, client, fault) else {
-            return Err(exhausted(&route.session, &PeerRefusal::NotOwner));
-        };
-        wire.awaited.begin();
-        let sent = wire.sender.try_send_request(request);
-        let error = match while_there(route, sent).await? {
-            Ok(response) => {
-                return arrived(client, route, head, (response, wire, activity), claimed);
-            }
-            Err(error) => error,
-        };
-        if let Some(refusal) = PeerRefusal::by(error.error()) {
-            return Ok(Tried::Refused(refusal));
-        }
-        let mut error = error;
-        // The node closed the connection at this moment: not a byte was sent on it.
-        match (error.take_message(), reused) {
-            (Some(_), true) => {}
-            (Some(_), false) => {
-                let why = "it closes new connections".to_owned();
-                return Ok(Tried::Refused(PeerRefusal::Unreachable(why)));
-            }
-            (None, _) => return Err(forward::unanswered(route, error.into_error(), fault)),
-        }
+    let Some((request, claimed)) = claim(head, deferred, client, fault) else {
+        return Err(exhausted(&route.session, &PeerRefusal::NotOwner));
+    };
+    // For a node that was silent, a new connection shows whether it still is, before anything
+    // is sent.
+    let may_reuse = !route.backend.was_unresponsive();
+    match to_node(client, route, may_reuse, request, fault).await? {
+        Ok(sent) => arrived(client, route, head, sent, activity, claimed),
+        Err(refusal) => Ok(Tried::Refused(refusal)),
     }
 }
 
-/// Waits for a node's answer as long as the node is there and answers anything: long polls may
-/// take long. Cancel safe if `answer` is.
-pub(crate) async fn while_there<T>(
+/// Sends a request to the node; the inner error is its refusal, of which nothing was done.
+pub(crate) async fn to_node(
+    client: &ClientConnection,
     route: &Route,
-    answer: impl Future<Output = T>,
-) -> Result<T, Unforwarded> {
-    if !matches!(route.way, Way::Peer { .. }) {
-        return Ok(answer.await);
-    }
-    let silent = |why| Unforwarded::NodeSilent {
-        session: route.session.clone(),
-        why,
+    may_reuse: bool,
+    request: Request<RequestBody>,
+    fault: &Fault,
+) -> Result<Result<(Response<Incoming>, Lease), PeerRefusal>, Unforwarded> {
+    let (to, connect) = (destination::of(route), || connect(client, route));
+    let pool = &client.worker.pool;
+    let sent = pool.send(&to, may_reuse, connect, becomes_silent(route), request);
+    let error = match sent.await {
+        Ok(sent) => return Ok(Ok(sent)),
+        Err(error) => error,
     };
+    match error {
+        SendError::NotConnected(refusal) => Ok(Err(refusal)),
+        SendError::GivenUp(why) => Err(Unforwarded::NodeSilent {
+            session: route.session.clone(),
+            why,
+        }),
+        SendError::NotSent(source) => Ok(Err(PeerRefusal::by(&source)
+            .unwrap_or_else(|| PeerRefusal::Unreachable("it closes new connections".to_owned())))),
+        SendError::Unanswered { source, .. } => match PeerRefusal::by(&source) {
+            Some(refusal) => Ok(Err(refusal)),
+            None => Err(forward::unanswered(route, source, fault)),
+        },
+    }
+}
+
+/// Returns once a node whose answer is awaited is gone or answers nothing: long polls may take long.
+async fn becomes_silent(route: &Route) -> String {
     let mut closing = route.closing.clone();
     tokio::select! {
-        biased;
-        // Dropped if the node is given up, which closes its connection.
-        answer = answer => Ok(answer),
         // Watch channels keep their value. A dropped sender is the end of this daemon, which the request may
         // outlast.
-        Ok(_) = closing.wait_for(Option::is_some) => Err(silent(DECLARED_DEAD.to_owned())),
+        Ok(_) = closing.wait_for(Option::is_some) => DECLARED_DEAD.to_owned(),
         // It only checks.
-        why = route.backend.becomes_unresponsive() => Err(silent(why)),
+        why = route.backend.becomes_unresponsive() => why,
     }
 }
 
@@ -236,10 +224,10 @@ fn claim<'body>(
     {
         headers.insert(&X_CONMAN_EXPECT, EXPECT_OF_HOP);
     }
-    let asked = Arc::clone(deferred);
+    let requested = Arc::clone(deferred);
     hyper::ext::on_informational(&mut request, move |informational| {
         if informational.status() == http::StatusCode::CONTINUE {
-            asked.grant(number);
+            requested.grant(number);
         }
     });
     Some((request, Some((deferred, number))))
@@ -249,10 +237,10 @@ fn arrived(
     client: &Arc<ClientConnection>,
     route: &Route,
     head: &Parts,
-    (response, wire, activity): (Response<Incoming>, Wire, ActivityGuard),
+    (response, lease): (Response<Incoming>, Lease),
+    activity: ActivityGuard,
     claimed: Claimed<'_>,
 ) -> Result<Tried, Unforwarded> {
-    let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, true);
     if let Some(refusal) = PeerRefusal::of(response.headers()) {
         // With a claimed body, the connection's end is undecided, so it is not reused.
         if claimed.is_none() && http_body::Body::is_end_stream(response.body()) {
@@ -266,12 +254,15 @@ fn arrived(
         deferred.grant(number);
     }
     let head_only = head.method == Method::HEAD;
-    session_response(client, route, head_only, response, lease, activity)
+    session_response(client, route, head_only, response, Some(lease), activity)
         .map(|response| Tried::Answered(Box::new(response)))
 }
 
 /// A new connection to the node, which is given up once the node has been declared dead.
-pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wire, PeerRefusal> {
+async fn connect(
+    client: &ClientConnection,
+    route: &Route,
+) -> Result<Connection<RequestBody>, PeerRefusal> {
     let mut closing = route.closing.clone();
     tokio::select! {
         biased;
@@ -282,8 +273,10 @@ pub(crate) async fn open(client: &ClientConnection, route: &Route) -> Result<Wir
     }
 }
 
-async fn connected(client: &ClientConnection, route: &Route) -> Result<Wire, PeerRefusal> {
-    let options = &client.worker.options;
+async fn connected(
+    client: &ClientConnection,
+    route: &Route,
+) -> Result<Connection<RequestBody>, PeerRefusal> {
     let unreachable = |error: &dyn std::error::Error| PeerRefusal::Unreachable(error.to_string());
     let stream = match backend::connect(route).await {
         Ok(stream) => stream,
@@ -293,7 +286,6 @@ async fn connected(client: &ClientConnection, route: &Route) -> Result<Wire, Pee
         Err(SessionFault::ConnectFailed { source, .. }) => return Err(unreachable(&source)),
         Err(other) => return Err(unreachable(&other)),
     };
-    backend::handshake(stream, &route.way, options)
-        .await
-        .map_err(|error| unreachable(&error))
+    let started = backend::start(stream, &route.way, &client.worker.options).await;
+    started.map_err(|error| unreachable(&error))
 }

@@ -7,7 +7,7 @@
 //!
 //! Any node of a fleet accepts a client's request. The [`Route`] to a session on another node
 //! leads to that node's listener for nodes ([`Proxy::start_peers`]). It serves the request or
-//! refuses it ([`PeerRefusal`]) before it has taken anything of the body. After a refusal the first
+//! refuses it ([`conman_peer::PeerRefusal`]) before it has taken anything of the body. After a refusal the first
 //! node looks the session up again, holds the request as long as necessary, and sends it again. A
 //! node never forwards or holds a request from another node.
 //!
@@ -48,16 +48,15 @@
 
 mod address;
 mod answer;
-mod answer_heads;
 mod backend;
 mod body;
 mod buffers;
 mod client_io;
 mod confine;
 mod deferred_body;
+mod destination;
 mod exchange;
 mod forward;
-mod frames;
 mod headers;
 mod hold;
 mod hop;
@@ -66,22 +65,17 @@ mod meters;
 mod options;
 mod outgoing;
 mod peers;
-mod pool;
 mod proxy;
 mod pump;
 mod route;
-mod stream;
 mod tunnel;
 mod upgrade;
-mod watchdog;
 mod worker;
 
-pub use frames::{FrameTracker, close_frame};
 pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, ProxyOptions, is_domain};
-pub use peers::{LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, X_CONMAN_MISDIRECTED};
+pub use peers::{OwnSessions, PeerFront};
 pub use proxy::{Proxy, ProxyStats};
 pub use route::{
     Backend, Directory, Gate, PortRequest, Readiness, Refusal, Route, SubprotocolAnswer, Verdict,
     Way,
 };
-pub use stream::{Stream, Transport};

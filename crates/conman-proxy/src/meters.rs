@@ -2,10 +2,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use conman_peer::PeerRefusal;
 use http::StatusCode;
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
-use crate::{PeerRefusal, ProxyStats};
+use crate::ProxyStats;
 
 /// Counters of the listener, for [`ProxyStats`] and for the metrics recorder that is installed
 /// when the proxy starts. There are no labels for sessions: labels must stay few.

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use conman_peer::headers::{accepts_trailers, strip_forged, strip_hop_by_hop};
 use http::header::{CONNECTION, EXPECT, HOST, HeaderMap, HeaderValue, TE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Extensions, Request, StatusCode, Version};
@@ -11,10 +12,7 @@ use hyper::body::Incoming;
 use crate::address;
 use crate::body::{Fault, RequestBody};
 use crate::deferred_body::DeferredBody;
-use crate::headers::{
-    Provenance, accepts_trailers, name_port, name_session, restore_prefix, strip_forged,
-    strip_hop_by_hop,
-};
+use crate::headers::{Provenance, name_port, name_session, restore_prefix};
 use crate::peers::X_CONMAN_EXPECT;
 use crate::worker::ClientConnection;
 use crate::{ProxyOptions, Route, Way};

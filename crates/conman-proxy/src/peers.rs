@@ -1,30 +1,20 @@
-use std::error::Error as _;
+//! The listener for the other nodes of the fleet: what stands behind it, and what they request.
+
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 
-use async_trait::async_trait;
+use conman_peer::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION};
+use conman_peer::{PeerAccept, PeerRefusal};
 use conman_proto::{Generation, SessionId};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use tokio::net::TcpStream;
 
-use crate::headers::{X_CONMAN_GENERATION, X_CONMAN_SESSION, named_port};
-use crate::{Backend, PortRequest, Route, Stream};
+use crate::headers::named_port;
+use crate::{Backend, PortRequest, Route};
 
-/// Why a node refused another one's request as misdirected, only on answers to nodes: nothing was
-/// done.
-pub static X_CONMAN_MISDIRECTED: HeaderName = HeaderName::from_static("x-conman-misdirected");
-/// The path of liveness checks between nodes; the listener answers them itself.
-pub const LIVENESS: &str = "/peer/liveness";
 /// `hop`: the `Expect` of a request is the entry node's, not the client's.
 pub(crate) static X_CONMAN_EXPECT: HeaderName = HeaderName::from_static("x-conman-expect");
 /// The one value of [`X_CONMAN_EXPECT`].
 pub(crate) const EXPECT_OF_HOP: HeaderValue = HeaderValue::from_static("hop");
-
-const NOT_OWNER: &str = "not-owner";
-const NOT_READY: &str = "not-ready";
-const REFUSED: &str = "refused";
-pub(crate) const NO_ROOM: &str = "no-room";
 
 /// The services behind the listener for the other nodes of the fleet.
 pub struct PeerFront {
@@ -36,17 +26,6 @@ pub struct PeerFront {
     pub api: Arc<dyn Backend>,
 }
 
-/// Accepts connections of other nodes.
-#[async_trait]
-pub trait PeerAccept: Send + Sync + 'static {
-    /// Does the handshake before HTTP, which authenticates the other end. The proxy bounds its time;
-    /// cancel safe.
-    ///
-    /// # Errors
-    /// The connection is not a node's. `InvalidData` is logged.
-    async fn accept(&self, stream: TcpStream) -> io::Result<Stream>;
-}
-
 /// The sessions of this node, for other nodes.
 pub trait OwnSessions: Send + Sync + 'static {
     /// The route of a request whose sender believes that this node owns `generation` of the session.
@@ -55,77 +34,6 @@ pub trait OwnSessions: Send + Sync + 'static {
     /// # Errors
     /// This node owns neither that generation nor a newer one, or it cannot take requests at present.
     fn own(&self, id: &SessionId, generation: Generation) -> Result<Route, PeerRefusal>;
-}
-
-/// Why another node refused a request as misdirected; nothing of its body was sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PeerRefusal {
-    /// It does not own the session.
-    NotOwner,
-    /// It owns the session, which is starting, ending or frozen.
-    NotReady,
-    /// It cannot be connected to, or accepts no more connections.
-    Unreachable(String),
-    /// It and this node do not accept each other as nodes of one fleet.
-    Refused,
-}
-
-impl PeerRefusal {
-    /// The reason in an answer, if that refuses the request.
-    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
-        match headers.get(&X_CONMAN_MISDIRECTED)?.to_str().ok()? {
-            NOT_OWNER => Some(Self::NotOwner),
-            NOT_READY => Some(Self::NotReady),
-            NO_ROOM => Some(Self::Unreachable(
-                "its limit of connections from other nodes is met".to_owned(),
-            )),
-            _ => Some(Self::Refused),
-        }
-    }
-
-    /// The reason if the connection shows that the node accepts nothing from this one: its [`Stream`]
-    /// has failed with [`io::ErrorKind::PermissionDenied`].
-    #[must_use]
-    pub fn by(error: &hyper::Error) -> Option<Self> {
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            if error.downcast_ref().is_some_and(Self::is) {
-                return Some(Self::Refused);
-            }
-            cause = error.source();
-        }
-        None
-    }
-
-    /// Whether the two nodes do not accept each other: [`io::ErrorKind::PermissionDenied`], which
-    /// is not the system's.
-    pub(crate) fn is(error: &io::Error) -> bool {
-        error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error().is_none()
-    }
-
-    pub(crate) fn header(&self) -> HeaderValue {
-        HeaderValue::from_static(match self {
-            Self::NotOwner => NOT_OWNER,
-            Self::NotReady => NOT_READY,
-            Self::Unreachable(_) => NO_ROOM,
-            Self::Refused => REFUSED,
-        })
-    }
-}
-
-impl fmt::Display for PeerRefusal {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotOwner => formatter.write_str("it does not own the session"),
-            Self::NotReady => {
-                formatter.write_str("the session cannot take requests there at present")
-            }
-            Self::Unreachable(why) => write!(formatter, "it cannot be reached: {why}"),
-            Self::Refused => formatter.write_str(
-                "it and this node do not accept each other as nodes of one fleet; see their logs",
-            ),
-        }
-    }
 }
 
 impl fmt::Debug for PeerFront {
@@ -201,15 +109,5 @@ mod tests {
         ] {
             assert_eq!(asked(strange), None, "{strange:?}");
         }
-    }
-
-    #[test]
-    fn the_reason_of_a_refusal_is_read_as_it_was_written() {
-        for refusal in [PeerRefusal::NotOwner, PeerRefusal::NotReady] {
-            let mut headers = HeaderMap::new();
-            headers.insert(&X_CONMAN_MISDIRECTED, refusal.header());
-            assert_eq!(PeerRefusal::of(&headers), Some(refusal));
-        }
-        assert_eq!(PeerRefusal::of(&HeaderMap::new()), None);
     }
 }

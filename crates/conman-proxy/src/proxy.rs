@@ -11,9 +11,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
+use crate::destination;
 use crate::listener::{Acceptor, WorkerQueue};
 use crate::meters::Meters;
-use crate::pool::Pool;
 use crate::worker::{self, Front, RefusalLog, Stage, WorkerContext};
 use crate::{Directory, Gate, PeerFront, ProxyOptions};
 
@@ -91,7 +91,7 @@ impl Proxy {
                 front: Arc::clone(&front),
                 hold_places: Arc::clone(&hold_places),
                 meters: Arc::clone(&meters),
-                pool: Arc::new(Pool::new(options.pool_idle_timeout)),
+                pool: destination::pool(options.pool_idle_timeout),
                 refusals: Arc::clone(&refusals),
                 tasks: TaskTracker::new(),
                 stage: stage_seen.clone(),

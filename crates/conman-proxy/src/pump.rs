@@ -9,8 +9,8 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::buffers::Buffer;
-use crate::frames::FrameTracker;
-use crate::watchdog::Watchdog;
+use conman_peer::FrameTracker;
+use conman_peer::Watchdog;
 
 /// Reads in one turn before the worker's other tunnels get theirs. With full buffers that is 1
 /// MiB; an exchange of small messages needs one.

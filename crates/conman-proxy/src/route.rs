@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use conman_core::{Activity, Closing};
+use conman_peer::{PeerRefusal, Stream};
 use conman_proto::{Generation, Problem, SessionId};
 use http::HeaderValue;
 use http::request::Parts;
 use tokio::sync::watch;
 
 use crate::answer::{SessionFault, Unforwarded};
-use crate::{PeerRefusal, Stream};
 
 /// Finds the node that serves a session.
 #[async_trait]
@@ -115,6 +115,12 @@ pub trait Backend: Send + Sync + 'static {
     /// useless.
     fn was_unresponsive(&self) -> bool {
         false
+    }
+
+    /// For a node: how often the certificates that this node presents there were replaced. Connections from
+    /// before the latest change are not used again.
+    fn certificates(&self) -> u64 {
+        0
     }
 
     /// For a node whose answer is awaited: returns once it stops answering, with the reason as text.

@@ -9,10 +9,10 @@ use conman_core::Closing;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 
-use crate::frames::{FrameTracker, close_frame};
 use crate::pump::{Direction, PumpError};
-use crate::watchdog::Watchdog;
 use crate::worker::{Stage, WorkerContext};
+use conman_peer::Watchdog;
+use conman_peer::{FrameTracker, close_frame};
 
 /// How long a tunnel whose session has disappeared waits for the reason.
 ///

@@ -1,7 +1,11 @@
+//! Forwards requests to change the protocol, and starts their tunnels.
+
 use std::sync::Arc;
 
 use bytes::Bytes;
 use conman_core::ActivityGuard;
+use conman_peer::headers::{connection_has, strip_forged, strip_hop_by_hop};
+use conman_peer::{ConnectionIo, PeerRefusal, Stream};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
 };
@@ -11,16 +15,14 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 
 use crate::answer::{RequestFault, Unforwarded};
-use crate::backend::{self, BackendIo};
 use crate::body::{Fault, RequestBody, ResponseBody};
 use crate::client_io::ClientIo;
+use crate::destination::Lease;
 use crate::forward::{self, bad_answer, session_response};
-use crate::headers::{connection_has, strip_forged, strip_hop_by_hop};
 use crate::hop::{self, Tried};
-use crate::pool::{Lease, Wire};
 use crate::tunnel::{Protocol, Side, Tunnel};
 use crate::worker::{ClientConnection, PanicGuard};
-use crate::{PeerRefusal, Route, Stream, SubprotocolAnswer, Way};
+use crate::{Route, SubprotocolAnswer, Way};
 
 /// A well-formed request to change the protocol.
 #[derive(Debug)]
@@ -85,46 +87,31 @@ pub(crate) async fn forward(
     mut parts: Parts,
     offer: &mut Option<Offer>,
 ) -> Result<Tried, Unforwarded> {
-    let options = &client.worker.options;
     let Some(protocol) = offer.as_ref().map(|offer| offer.protocol.clone()) else {
         return Err(RequestFault::Ambiguous.into());
     };
     let activity = route.activity.begin();
-    let unanswered = |error| forward::unanswered(route, error, &Fault::default());
-    let mut wire = if matches!(route.way, Way::Peer { .. }) {
-        match hop::open(client, route).await {
-            Ok(wire) => wire,
-            Err(refusal) => return Ok(Tried::Refused(refusal)),
-        }
-    } else {
-        let stream = backend::connect(route).await?;
-        backend::handshake(stream, &route.way, options)
-            .await
-            .map_err(unanswered)?
-    };
     parts
         .headers
         .insert(CONNECTION, HeaderValue::from_static("upgrade"));
     parts.headers.insert(UPGRADE, protocol.clone());
     let answer_protocol = parts.extensions.remove::<SubprotocolAnswer>();
     let request = Request::from_parts(parts, RequestBody::empty());
-    wire.awaited.begin();
-    let sent = wire.sender.send_request(request);
-    let mut response = match hop::while_there(route, sent).await? {
-        Ok(response) => response,
-        Err(error) => match PeerRefusal::by(&error) {
-            Some(refusal) => return Ok(Tried::Refused(refusal)),
-            None => return Err(unanswered(error)),
-        },
+    let fault = Fault::default();
+    let is_peer = matches!(route.way, Way::Peer { .. });
+    let sent = match is_peer {
+        true => hop::to_node(client, route, false, request, &fault).await?,
+        false => Ok(forward::send(client, route, false, request, &fault).await?),
+    };
+    let (mut response, lease) = match sent {
+        Ok(sent) => sent,
+        Err(refusal) => return Ok(Tried::Refused(refusal)),
     };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        if matches!(route.way, Way::Peer { .. })
-            && let Some(refusal) = PeerRefusal::of(response.headers())
-        {
+        if is_peer && let Some(refusal) = PeerRefusal::of(response.headers()) {
             return Ok(Tried::Refused(refusal));
         }
-        let lease = Lease::new(Arc::clone(&client.worker.pool), route, wire, false);
-        return session_response(client, route, false, response, lease, activity)
+        return session_response(client, route, false, response, None, activity)
             .map(|response| Tried::Answered(Box::new(response)));
     }
     let offer = match offer.take() {
@@ -137,7 +124,7 @@ pub(crate) async fn forward(
     let on_session = hyper::upgrade::on(&mut response);
     let (head, _no_body) = response.into_parts();
     let headers = switching_headers(head.headers, &offer, answer_protocol);
-    spawn_tunnel(client, route, offer, on_session, wire, activity);
+    spawn_tunnel(client, route, offer, on_session, lease, activity);
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *response.headers_mut() = headers;
@@ -151,7 +138,7 @@ fn spawn_tunnel(
     route: &Route,
     offer: Offer,
     on_session: OnUpgrade,
-    wire: Wire,
+    lease: Lease,
     activity: ActivityGuard,
 ) {
     let protocol = offer.protocol();
@@ -164,7 +151,7 @@ fn spawn_tunnel(
         let (Ok(client), Ok(session)) = tokio::join!(offer.on_client, on_session) else {
             return;
         };
-        drop(wire);
+        drop(lease);
         let (Some(client), Some(session)) = (client_side(client), session_side(session)) else {
             return;
         };
@@ -217,7 +204,7 @@ fn client_side(upgraded: Upgraded) -> Option<Side<Stream>> {
 }
 
 fn session_side(upgraded: Upgraded) -> Option<Side<Stream>> {
-    let parts = upgraded.downcast::<TokioIo<BackendIo>>().ok()?;
+    let parts = upgraded.downcast::<TokioIo<ConnectionIo>>().ok()?;
     Some(Side {
         stream: parts.io.into_inner().into_stream(),
         read_already: parts.read_buf,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use conman_core::RateLimitedLog;
 use conman_listen::{Begun, Place};
+use conman_peer::Stream;
 use conman_vitals::Pulse;
 use http::{HeaderValue, Request};
 use hyper::body::Incoming;
@@ -21,9 +22,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::task::TaskTracker;
 
 use crate::client_io::{ClientIo, Exchanges};
+use crate::destination::Pool;
 use crate::meters::{Counted, Meters};
-use crate::pool::Pool;
-use crate::{Directory, Gate, PeerFront, ProxyOptions, Stream, backend, exchange};
+use crate::{Directory, Gate, PeerFront, ProxyOptions, backend, exchange};
 
 /// Interval between sweeps of idle connections to sessions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_fleet::node_api::EVENTS;
-use conman_fleet::{caller_header, read_json};
+use conman_fleet::read_json;
+use conman_peer::caller_header;
 use conman_proto::{EventPage, Problem};
 use conman_registry::PeerStanding;
 use futures_util::future::ready;

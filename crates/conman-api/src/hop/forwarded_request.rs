@@ -9,9 +9,8 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_fleet::hold::pause;
-use conman_fleet::{
-    BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation, X_CONMAN_MISDIRECTED,
-};
+use conman_fleet::{BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation};
+use conman_peer::headers::X_CONMAN_MISDIRECTED;
 use conman_proto::{Generation, SessionId, SessionState, StopReport};
 use http::Method;
 use tokio::time::{Instant, timeout};

@@ -3,6 +3,7 @@
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
@@ -41,6 +42,8 @@ pub struct FleetTlsFiles {
 pub struct FleetTls {
     source: Source,
     loaded: ArcSwap<Loaded>,
+    /// How often it was replaced.
+    reloads: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -129,7 +132,11 @@ impl FleetTls {
 
     fn new(source: Source) -> Result<Self, FleetTlsError> {
         let loaded = ArcSwap::from_pointee(source.load()?);
-        Ok(Self { source, loaded })
+        Ok(Self {
+            source,
+            loaded,
+            reloads: AtomicU64::new(0),
+        })
     }
 
     /// Reads the files again, or derives the certificates from the secret as it is now, and returns
@@ -142,8 +149,15 @@ impl FleetTls {
         let changed = loaded.digest != self.loaded.load().digest;
         if changed {
             self.loaded.store(Arc::new(loaded));
+            self.reloads.fetch_add(1, Ordering::Relaxed);
         }
         Ok(changed)
+    }
+
+    /// How often the certificates have changed: connections opened before the latest change use older ones.
+    #[must_use]
+    pub fn reloads(&self) -> u64 {
+        self.reloads.load(Ordering::Relaxed)
     }
 
     /// For incoming connections: requires a certificate of the fleet.

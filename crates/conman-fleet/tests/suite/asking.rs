@@ -10,12 +10,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
-use conman_fleet::{DialError, Dialer, PeerAcceptor, PeerAddress, PeerClient, RequestError};
-use conman_proto::{Generation, SessionId};
-use conman_proxy::{
-    Backend, LIVENESS, OwnSessions, PeerAccept, PeerFront, PeerRefusal, Proxy, ProxyOptions, Route,
-    Stream,
+use conman_peer::{
+    DialError, Dialer, LIVENESS, PeerAccept, PeerAcceptor, PeerAddress, PeerBody, PeerClient,
+    PeerRefusal, RequestError, Stream,
 };
+use conman_proto::{Generation, SessionId};
+use conman_proxy::{Backend, OwnSessions, PeerFront, Proxy, ProxyOptions, Route};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::service::service_fn;
@@ -330,7 +330,7 @@ impl Real {
     }
 
     /// Probes it, and keeps the connection while the answer is kept.
-    async fn probe(&self) -> Result<Response<hyper::body::Incoming>, RequestError> {
+    async fn probe(&self) -> Result<Response<PeerBody>, RequestError> {
         let at = self.proxy.local_addr();
         let to = PeerAddress::new("b", &format!("https://{at}")).expect("an address");
         let client = PeerClient::new(Dialer::new("a", Some(Arc::clone(&self.tls))));

@@ -1,7 +1,8 @@
 //! What a node knows of the others.
 
 use conman_core::placement::PlacementLimits;
-use conman_fleet::{Dialer, FleetMap, NoAddress, PeerClient, SessionLocation};
+use conman_fleet::{FleetMap, NoAddress, SessionLocation};
+use conman_peer::{Dialer, PeerClient};
 use conman_registry::RegistryError;
 use conman_testkit::ModelFleet;
 use futures_util::FutureExt as _;

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
-use conman_fleet::{Dialer, PeerAcceptor, PeerAddress, PeerClient, RequestError};
-use conman_proxy::PeerAccept as _;
+use conman_peer::{Dialer, PeerAccept as _, PeerAcceptor, PeerAddress, PeerClient, RequestError};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::service::service_fn;
@@ -148,6 +147,29 @@ async fn read_head(socket: &mut TcpStream) -> bool {
     true
 }
 
+/// The first connections end with the head of a request, which may have been served.
+#[tokio::test]
+async fn a_request_that_may_be_repeated_is_sent_again_if_a_new_connection_was_cut() {
+    let node = Taker::new(|mut socket, number| async move {
+        if read_head(&mut socket).await && number % 2 == 0 {
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ntold";
+            socket.write_all(answer).await.expect("written");
+        }
+    })
+    .await;
+    let client = PeerClient::new(Dialer::new("a", None));
+    for method in [Method::GET, Method::PUT] {
+        ask(&client, &node.at("http"), method).await;
+    }
+    let request = Request::post("/v1/sessions/x/exec").body(Full::new(Bytes::new()));
+    let at = node.at("http");
+    let sent = client.request(&at, request.expect("a request")).await;
+    assert!(
+        matches!(sent, Err(RequestError::Unanswered { .. })),
+        "{sent:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_connection_whose_answer_goes_on_takes_no_other_request() {
     // The first answer is never finished, and the next request on its connection is never read.
@@ -219,9 +241,8 @@ async fn certificates_that_were_replaced_are_shown_by_the_next_request() {
     assert_eq!(node.taken(), before + 1);
 }
 
-/// So that whoever asked may look where the session is by now.
 #[tokio::test]
-async fn a_node_that_has_fallen_silent_while_a_connection_to_it_was_idle_has_done_nothing() {
+async fn a_request_on_an_idle_connection_is_given_up_if_its_node_is_silent() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("bound");
     let to = PeerAddress::new("b", &format!("http://{address}")).expect("an address");
@@ -241,5 +262,8 @@ async fn a_node_that_has_fallen_silent_while_a_connection_to_it_was_idle_has_don
     // From here on the kernel alone takes what comes.
     let request = Request::get("/v1/sessions/x").body(Full::new(Bytes::new()));
     let asked = client.request(&to, request.expect("a request")).await;
-    assert!(matches!(asked, Err(RequestError::NotSent(_))), "{asked:?}");
+    assert!(
+        matches!(asked, Err(RequestError::Unresponsive(_))),
+        "{asked:?}"
+    );
 }

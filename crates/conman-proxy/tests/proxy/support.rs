@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::{Activity, Closing};
+use conman_peer::Stream;
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, Proxy, ProxyOptions, Readiness, Refusal, Route, Stream, Verdict, Way,
+    Backend, Directory, Gate, Proxy, ProxyOptions, Readiness, Refusal, Route, Verdict, Way,
 };
 use http::request::Parts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

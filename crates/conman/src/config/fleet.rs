@@ -1,10 +1,10 @@
 use std::net::SocketAddr;
 
 use conman_auth::FleetTlsFiles;
-use conman_fleet::PeerAddress;
 
 use super::Fleet;
 use super::reader::Section;
+use conman_peer::PeerAddress;
 
 /// Reads `[fleet]`; `peers` is the listen address for other nodes.
 pub(super) fn fleet(section: &Section<'_, '_>, peers: Option<SocketAddr>) -> Fleet {

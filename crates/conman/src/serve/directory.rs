@@ -3,8 +3,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use conman_fleet::{Locator, own_route};
 use conman_node::AccessHandle;
+use conman_peer::PeerRefusal;
 use conman_proto::{Problem, SessionId};
-use conman_proxy::{Directory, PeerRefusal, Readiness, Refusal, Route};
+use conman_proxy::{Directory, Readiness, Refusal, Route};
 
 use super::readiness::NodeReadiness;
 

@@ -6,7 +6,8 @@ use anyhow::{Context as _, Result};
 use axum::Router;
 use conman_api::{ApiBackend, ServeOptions};
 use conman_auth::{ClusterSecret, FleetTls};
-use conman_fleet::{Dialer, NodeSessions, PeerAcceptor};
+use conman_fleet::NodeSessions;
+use conman_peer::{Dialer, PeerAcceptor};
 use conman_proxy::{PeerFront, Proxy, ProxyOptions};
 use tokio_util::sync::CancellationToken;
 

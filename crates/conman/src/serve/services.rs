@@ -9,9 +9,10 @@ use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces, serve_tcp, serv
 use conman_auth::{ApiGuard, ConnectTokens, TokenFile};
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
-use conman_fleet::{FleetMap, Locator, PeerClient, run_restarter};
+use conman_fleet::{FleetMap, Locator, run_restarter};
 use conman_image::ImageKeeper;
 use conman_node::Node;
+use conman_peer::PeerClient;
 use conman_proxy::Proxy;
 use conman_vitals::essential;
 use metrics_exporter_prometheus::PrometheusHandle;

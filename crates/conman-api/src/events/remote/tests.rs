@@ -1,6 +1,7 @@
 use conman_auth::{Caller, CallerOrigin, Scope};
 use conman_core::placement::PlacementLimits;
-use conman_fleet::{Dialer, FleetMap, PeerClient};
+use conman_fleet::FleetMap;
+use conman_peer::{Dialer, PeerClient};
 use conman_proto::{Event, EventKind};
 use conman_testkit::ModelFleet;
 use jiff::Timestamp;

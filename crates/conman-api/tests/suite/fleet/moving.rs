@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use conman_fleet::{Dialer, PeerAcceptor};
+use conman_peer::{Dialer, PeerAccept as _, PeerAcceptor, Stream};
 use conman_proto::{EnsureResponse, Session, SessionState, StopReport};
-use conman_proxy::{PeerAccept as _, Stream};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use conman_api::locate_problem;
 use conman_fleet::{LocateError, Locator};
+use conman_peer::PeerRefusal;
 use conman_proto::SessionId;
-use conman_proxy::{Directory, PeerRefusal, Refusal, Route};
+use conman_proxy::{Directory, Refusal, Route};
 
 pub(super) struct FleetDirectory(pub(super) Arc<Locator>);
 

@@ -12,12 +12,11 @@ use conman_core::naming::{CgroupDriver, Instance, instance_cgroup};
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
 use conman_core::{SpecPolicy, Template};
-use conman_fleet::{
-    Dialer, FleetMap, Locator, NodeSessions, PeerAcceptor, PeerClient, run_restarter,
-};
+use conman_fleet::{FleetMap, Locator, NodeSessions, run_restarter};
 use conman_image::{ImageKeeper, ImageLimits, ImageStore, PullConfig};
 use conman_linux::{Cgroups, PidFd};
 use conman_node::{Node, NodeOptions};
+use conman_peer::{Dialer, PeerAcceptor, PeerClient};
 use conman_proto::{
     OnNodeLoss, PreemptRequest, RuntimeKind, Session, SessionId, SessionRequest, SessionState,
 };

@@ -1,6 +1,7 @@
 //! The listener for nodes: whom it has room for, and what else it answers.
 
-use conman_proxy::{PeerRefusal, ProxyOptions};
+use conman_peer::PeerRefusal;
+use conman_proxy::ProxyOptions;
 
 use super::nodes::{Believed, Entry, GET_ALICE, Owner};
 use crate::support::{Client, TestSession, body, serve_echo_head, status, until};

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use conman_proxy::PeerRefusal;
+use conman_peer::PeerRefusal;
 use tokio::io::AsyncReadExt as _;
 
 use super::nodes::{Believed, Entry, FOREIGN, GET_ALICE, Owner, SHUT, upload};

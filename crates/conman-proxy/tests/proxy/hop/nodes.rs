@@ -10,10 +10,11 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use conman_core::Closing;
+use conman_peer::{PeerAccept, PeerRefusal, Stream};
 use conman_proto::{Generation, Problem, SessionId};
 use conman_proxy::{
-    Backend, Directory, Gate, OwnSessions, PeerAccept, PeerFront, PeerRefusal, Proxy, ProxyOptions,
-    Refusal, Route, Stream, Verdict, Way,
+    Backend, Directory, Gate, OwnSessions, PeerFront, Proxy, ProxyOptions, Refusal, Route, Verdict,
+    Way,
 };
 use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

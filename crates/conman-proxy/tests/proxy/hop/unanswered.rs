@@ -1,10 +1,10 @@
 //! Nodes that break, fall silent or die before they have answered.
 
 use conman_core::Closing;
-use conman_proxy::PeerRefusal;
 
 use super::nodes::{Believed, CUT_OFF, Entry, GET_ALICE, Owner};
 use crate::support::{RawBackend, status};
+use conman_peer::PeerRefusal;
 
 #[tokio::test]
 async fn an_answer_of_a_node_that_falls_silent_or_is_declared_dead_is_not_waited_for() {

@@ -1,3 +1,5 @@
+//! The heads of the answers on a connection.
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +38,7 @@ pub(crate) struct Awaited(Arc<AtomicBool>);
 
 /// Why an answer is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum HeadFault {
+pub enum HeadFault {
     #[error("a head that was not complete in time")]
     Slow,
     #[error("too many interim answers (1xx)")]
@@ -59,7 +61,8 @@ impl Awaited {
 
 impl HeadFault {
     /// The fault that caused an error of hyper.
-    pub(crate) fn of(error: &hyper::Error) -> Option<Self> {
+    #[must_use]
+    pub fn of(error: &hyper::Error) -> Option<Self> {
         let source = std::error::Error::source(error)?;
         let inner = source.downcast_ref::<io::Error>()?.get_ref()?;
         inner.downcast_ref::<Self>().copied()

@@ -1,3 +1,5 @@
+//! The address of a node's listener for other nodes.
+
 use std::fmt;
 
 use http::Uri;

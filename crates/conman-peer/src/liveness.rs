@@ -13,16 +13,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_proxy::LIVENESS;
 use http::Request;
 use http_body_util::Empty;
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::PeerAddress;
-use crate::client::RequestError;
+use crate::client::{RequestError, addressed, connect, unanswered};
 use crate::dial::{DialError, Dialer};
-use crate::idle::Wire;
+
+/// The path of liveness checks between nodes; the listener answers them itself.
+pub const LIVENESS: &str = "/peer/liveness";
 
 /// The node is probed after this time without an answer. Most answers come sooner, and the sum with
 /// the timeout is below the three seconds within which a client must know.
@@ -142,11 +143,12 @@ impl Liveness {
             return false;
         };
         // On a new connection: the failure of an old one proves nothing.
-        let asked = async {
-            let mut wire = Wire::open(&self.dialer, of).await?;
-            wire.send(&self.dialer, of, request).await
+        let answer = async {
+            let mut connection = connect(&self.dialer, of).await?;
+            let sent = connection.send(addressed(of, request)?).await;
+            sent.map_err(|error| unanswered(of, error.into_error()))
         };
-        match asked.await {
+        match answer.await {
             Ok(_) => true,
             // Something accepted the connection, and at least answered that it is full.
             Err(

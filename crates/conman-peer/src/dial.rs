@@ -1,18 +1,19 @@
+//! Opens connections to other nodes.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conman_auth::FleetTls;
 use conman_core::error_chain;
-use conman_proxy::Stream;
-use rustls::{CertificateError, ClientConfig, InvalidMessage};
+use rustls::{CertificateError, InvalidMessage};
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::PeerAddress;
-use crate::stream::{ToNode, tune};
+use crate::tls_stream::{ToNode, tune};
+use crate::{PeerAddress, Stream};
 
 /// Timeout of a connection to another node, TLS included. Nodes are near each other; one that takes
 /// longer counts as lost. A packet that is lost once is sent again after one second.
@@ -91,9 +92,10 @@ impl Dialer {
         &self.me
     }
 
-    /// The TLS configuration of new connections; replaced each time the certificates are reloaded.
-    pub(crate) fn certificates(&self) -> Option<Arc<ClientConfig>> {
-        self.tls.as_ref().map(|tls| tls.client())
+    /// How often the certificates of new connections were replaced.
+    #[must_use]
+    pub fn certificates(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |tls| tls.reloads())
     }
 
     /// Opens a connection to a node, with a timeout; it is registered with the runtime of the

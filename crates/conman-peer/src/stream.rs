@@ -1,3 +1,5 @@
+//! A byte stream: a socket, TLS, or a pipe.
+
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -26,7 +28,8 @@ impl From<TcpStream> for Stream {
 
 impl Stream {
     /// The socket, if nothing lies between it and the written bytes.
-    pub(crate) fn tcp(&self) -> Option<&TcpStream> {
+    #[must_use]
+    pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
             Self::Other(_) => None,

@@ -1,3 +1,5 @@
+//! The frames of a WebSocket, as far as they matter to what passes them on.
+
 use conman_core::Closing;
 
 /// Longest header of a WebSocket frame: two bytes, an eight-byte length, a mask (RFC 6455,
@@ -47,7 +49,8 @@ impl FrameTracker {
     }
 
     /// Whether the server has sent a whole Close frame.
-    pub(crate) fn close_seen(&self) -> bool {
+    #[must_use]
+    pub fn close_seen(&self) -> bool {
         self.close_seen && self.at_boundary()
     }
 
@@ -60,7 +63,7 @@ impl FrameTracker {
     }
 
     /// Processes `bytes` up to the first boundary among them, and returns their number.
-    pub(crate) fn advance_to_boundary(&mut self, bytes: &[u8]) -> usize {
+    pub fn advance_to_boundary(&mut self, bytes: &[u8]) -> usize {
         let mut used = 0;
         while used < bytes.len() {
             used += self.step(&bytes[used..]);

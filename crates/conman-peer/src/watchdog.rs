@@ -1,3 +1,5 @@
+//! A bound on waiting.
+
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,25 +12,25 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// The timer is made at the first wait and then moved only when it fires too early, so that
 /// frequent progress does not touch the runtime's timer wheel.
 #[derive(Debug, Default)]
-pub(crate) struct Watchdog {
+pub struct Watchdog {
     deadline: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Watchdog {
     /// There was progress: the next wait starts again.
-    pub(crate) fn calm(&mut self) {
+    pub fn calm(&mut self) {
         self.deadline = None;
     }
 
     /// Ready once the present wait has lasted for `limit`.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, limit: Duration) -> Poll<()> {
+    pub fn poll(&mut self, cx: &mut Context<'_>, limit: Duration) -> Poll<()> {
         let deadline = *self.deadline.get_or_insert_with(|| far(limit));
         self.poll_until(cx, deadline)
     }
 
     /// Ready once `deadline` has passed.
-    pub(crate) fn poll_until(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
+    pub fn poll_until(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
         self.deadline = Some(deadline);
         let timer = self
             .timer

@@ -1,3 +1,5 @@
+//! A TLS connection to another node, and the options of its socket.
+
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,14 +1,27 @@
+//! Accepts connections of other nodes.
+
 use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use conman_auth::FleetTls;
-use conman_proxy::{PeerAccept, Stream};
 use rustls::{Error, InvalidMessage};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::stream::{refuses_certificate, tune};
+use crate::Stream;
+use crate::tls_stream::{refuses_certificate, tune};
+
+/// Accepts connections of other nodes.
+#[async_trait]
+pub trait PeerAccept: Send + Sync + 'static {
+    /// Does the handshake before HTTP, which authenticates the other end. The proxy bounds its time;
+    /// cancel safe.
+    ///
+    /// # Errors
+    /// The connection is not a node's. `InvalidData` is logged.
+    async fn accept(&self, stream: TcpStream) -> io::Result<Stream>;
+}
 
 /// Accepts the connections of other nodes.
 #[derive(Debug, Clone)]
