@@ -1,6 +1,6 @@
 //! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
 //! battery, the overlap test with the times that nodes derive, all tests on virtual machines, programs in
-//! sessions, and the storm behind a load balancer; a filter selects one of them.
+//! sessions, sabotages of the core, and the storm behind a load balancer; a filter selects one of them.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cluster::OverlapArguments;
 use crate::hostile::{self, HostileArguments};
-use crate::process::{cargo, output};
+use crate::process::{cargo_test, cargo_test_workspace, output};
 use crate::{cluster, earlier, setup, suite};
 
 /// The module of the faults in the fleet's test program.
@@ -44,6 +44,13 @@ const MACHINES: &str = "machines";
 /// The filter that selects the tests of programs in sessions.
 const PROGRAMS: &str = "programs";
 
+/// The filter that selects the tests that the suite leaves out.
+const LONG: &str = "long";
+
+/// The filter that selects the sabotages of the core.
+const SABOTAGES: &str = "sabotages";
+const SIMULATION: &str = "conman-sim";
+
 /// Variable for the tests on virtual machines at full length, and the packages tested there.
 const LONG_MACHINES: &str = "CONMAN_VM_LONG";
 const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"];
@@ -53,7 +60,8 @@ const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"]
 pub(crate) struct AcceptanceArguments {
     /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `hostile`: only the
     /// attacks; `overlap`: only the overlap test; `machines`: only the tests on virtual machines; `programs`:
-    /// only programs in sessions.
+    /// only programs in sessions; `sabotages`: only sabotages of the core; `long`: only the tests that
+    /// the suite leaves out and no other part runs.
     filter: Option<String>,
 }
 
@@ -64,6 +72,8 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         Some(OVERLAP) => overlap(),
         Some(STORM) => cluster::storm(),
         Some(PROGRAMS) => programs(),
+        Some(SABOTAGES) => sabotages(),
+        Some(LONG) => long_tests(),
         Some(filter) => faults(filter),
         None => {
             // All run, so that one acceptance shows all failures.
@@ -73,6 +83,8 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
                 overlap(),
                 machines(),
                 programs(),
+                sabotages(),
+                long_tests(),
                 cluster::storm(),
             ];
             outcomes.into_iter().collect()
@@ -87,11 +99,41 @@ fn overlap() -> Result<()> {
     })
 }
 
+/// Runs the tests that the suite leaves out and no other part runs: ignored ones of all packages.
+fn long_tests() -> Result<()> {
+    let docker = setup::for_tests(&[])?;
+    let mut command = cargo_test_workspace();
+    command.args(["--no-fail-fast", "--", "--ignored", "--test-threads=1"]);
+    for other in [ROWS, "programs::", "sabotage::"] {
+        command.args(["--skip", other]);
+    }
+    let status = command.status().context("starting cargo test")?;
+    drop(docker);
+    if status.success() {
+        return Ok(());
+    }
+    bail!("tests that the suite leaves out failed, see above")
+}
+
+/// Runs the core with each sabotage through the simulation.
+fn sabotages() -> Result<()> {
+    setup::for_tests(&[SIMULATION.to_owned()])?;
+    let mut command = cargo_test();
+    command.args(["--package", SIMULATION, "--test", "suite"]);
+    command.args(["sabotage::", "--", "--include-ignored"]);
+    let status = command.status().context("starting cargo test")?;
+    if status.success() {
+        return Ok(());
+    }
+    bail!("a sabotage was not caught, see above")
+}
+
 fn machines() -> Result<()> {
-    let docker = setup::for_tests()?;
-    suite::build(&MACHINE_PACKAGES.map(str::to_owned))?;
-    let mut command = cargo();
-    command.args(["test", "--locked", "--package", "conman-vm"]);
+    let packages = MACHINE_PACKAGES.map(str::to_owned);
+    let docker = setup::for_tests(&packages)?;
+    suite::build(&packages)?;
+    let mut command = cargo_test();
+    command.args(["--package", "conman-vm"]);
     // One at a time: each keeps all processors busy.
     command.args(["--test", "suite", "--", "--nocapture", "--test-threads=1"]);
     command.env(LONG_MACHINES, "1");
@@ -106,8 +148,8 @@ fn machines() -> Result<()> {
 /// Runs the tests of programs in sessions, those of the fast suite included, with a release build.
 fn programs() -> Result<()> {
     let docker = setup::for_programs()?;
-    let mut command = cargo();
-    command.args(["test", "--locked", "--no-fail-fast", "--test", "suite"]);
+    let mut command = cargo_test();
+    command.args(["--no-fail-fast", "--test", "suite"]);
     command.args(["--package", "conman-e2e", "--package", "conman-cluster"]);
     command.args(["programs::", "--", "--include-ignored"]);
     command.env("CONMAN_E2E_BINARY", cluster::release()?);
@@ -180,8 +222,8 @@ fn attacks() -> Result<()> {
 
 /// The rows that a filter selects.
 fn names(filter: &str) -> Result<Vec<String>> {
-    let mut list = cargo();
-    list.args(["test", "--quiet", "--locked", "--package", "conman-cluster"]);
+    let mut list = cargo_test();
+    list.args(["--quiet", "--package", "conman-cluster"]);
     list.args(["--test", "suite", ROWS, "--", "--list"]);
     let listed = output(&mut list)?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -197,10 +239,10 @@ fn rows(
     binary: Option<&Path>,
     earlier: Option<&(&str, OsString)>,
 ) -> Result<bool> {
-    let mut command = cargo();
-    command.args(["test", "--locked", "--package", "conman-cluster"]);
+    let mut command = cargo_test();
+    command.args(["--package", "conman-cluster"]);
     command.args(["--test", "suite", "--", "--nocapture", "--exact"]);
-    command.args(names);
+    command.arg("--include-ignored").args(names);
     for variable in judged {
         command.env(variable, "1");
     }

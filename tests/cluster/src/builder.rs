@@ -102,7 +102,7 @@ impl Builder {
 
     /// With time-outs that tests can wait for.
     pub fn short(mut self) -> Self {
-        self.timing = timing::SHORT;
+        self.timing = timing::short();
         self
     }
 

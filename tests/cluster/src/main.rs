@@ -75,6 +75,9 @@ enum Command {
     Heal,
     /// End and remove everything.
     Down,
+    /// Remove the clusters of tests that were killed.
+    #[command(hide = true)]
+    Sweep,
     /// The long form of the overlap test, on a cluster of its own.
     #[command(hide = true)]
     Overlap {
@@ -155,6 +158,7 @@ fn run(owner: Option<i32>, command: Command) -> Result<()> {
             one_way,
         } => people::cut(&people::current(owner)?, &host, &from, one_way),
         Command::Heal => people::heal(&people::current(owner)?),
+        Command::Sweep => conman_cluster::sweep(),
         Command::Down => {
             let was = people::down(owner)?;
             eprintln!(

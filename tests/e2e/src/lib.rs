@@ -10,7 +10,8 @@
 //! and every container of its instance, also when the test panics; then the end of the log is
 //! printed, too.
 //!
-//! Nothing here sleeps for a guess: [`eventually`] looks until a bound that is an error.
+//! Nothing here sleeps for a guess: [`eventually`] looks until a bound that is an error. Bounds are those of a
+//! usual machine, and on a slower one a multiple of them: [`slowness`].
 #![forbid(unsafe_code)]
 
 mod api;
@@ -30,6 +31,7 @@ mod programs;
 mod raw_http;
 mod requests;
 mod skips;
+mod slowness;
 mod small_disk;
 mod sse;
 mod wait;
@@ -49,6 +51,7 @@ pub use programs::programs_archive;
 pub use raw_http::{RawClient, raw_exchange};
 pub use requests::{WebSocket, answer, websocket, with};
 pub use skips::lacks;
+pub use slowness::slowness;
 pub use small_disk::SmallDisk;
 pub use sse::EventStream;
 pub use wait::{eventually, eventually_some};

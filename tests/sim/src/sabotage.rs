@@ -55,6 +55,7 @@ pub fn build(work: &Path, patches: &[PathBuf], optimized: bool) -> io::Result<Ve
         .arg(&target)
         .env_remove("CARGO_BUILD_TARGET")
         .env_remove("RUSTC_BOOTSTRAP")
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .current_dir(work);
     run(&mut cargo)?;
     let profile = if optimized { "release" } else { "debug" };

@@ -19,6 +19,9 @@ pub(crate) const DEMO_IMAGE: &str = "conman-demo:latest";
 /// The same image under the name that the tests use.
 const PYTHON_IMAGE: &str = "conman-test:python";
 
+/// All images that the set-up makes in the machine's Docker.
+pub(crate) const IMAGES: [&str; 3] = [BUSYBOX_IMAGE, DEMO_IMAGE, PYTHON_IMAGE];
+
 /// Raised with every change of how images are made, so that older ones are rebuilt.
 const RECIPE: &str = "4";
 const RECIPE_LABEL: &str = "dev.conman.recipe";

@@ -3,6 +3,7 @@
 mod docker;
 mod floor_kernel;
 mod images;
+mod needs;
 mod packages;
 mod worker_vm;
 
@@ -12,7 +13,9 @@ use anyhow::{Result, bail};
 
 use crate::process::installed;
 
-pub(crate) use images::{DEMO_IMAGE, demo_archive};
+pub(crate) use images::{DEMO_IMAGE, IMAGES, demo_archive};
+pub(crate) use needs::Needs;
+pub(crate) use packages::installed_packages;
 
 /// A machine that is set up; dropping it stops the Docker daemon that the set-up started.
 #[derive(Debug)]
@@ -80,32 +83,31 @@ pub(crate) fn for_docker() -> Result<Machine> {
     Ok(Machine { docker })
 }
 
-/// Sets up the test suite.
-pub(crate) fn for_tests() -> Result<Machine> {
-    for_clusters()?;
-    let machine = prepare(&[
-        "curl",
-        "python3",
-        "python3-venv",
-        "python3-websockets",
-        "chromium",
-        "docker-registry",
-        "etcd-client",
-        "etcd-server",
-        "git",
-        "iproute2",
-        "openssh-client",
-        "python3-httpx",
-        "python3-pip",
-        "tmux",
-        "util-linux",
-    ])?;
+/// Sets up the tests of these packages, or of all.
+pub(crate) fn for_tests(packages: &[String]) -> Result<Option<Machine>> {
+    let needs = Needs::of(packages);
+    if !needs.packages.is_empty() || needs.etcd || needs.images {
+        require_root()?;
+    }
+    if needs.etcd {
+        for_clusters()?;
+    }
+    packages::install(&needs.packages)?;
     // Other packages than the distribution's provide it, too.
-    if !installed("npm") {
+    if needs.npm && !installed("npm") {
         packages::install(&["npm"])?;
     }
-    worker_vm::make()?;
-    images::programs_archive()?;
+    let machine = match (needs.docker, needs.images) {
+        (false, _) => None,
+        (true, false) => Some(for_docker()?),
+        (true, true) => Some(prepare(&[])?),
+    };
+    if needs.worker {
+        worker_vm::make()?;
+    }
+    if needs.programs {
+        images::programs_archive()?;
+    }
     Ok(machine)
 }
 

@@ -1,10 +1,12 @@
 //! Distribution packages, by name.
 
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::installed;
+use crate::process::{installed, target_dir};
 use crate::progress::Step;
 
 /// Installs those of `packages` that are missing.
@@ -31,7 +33,24 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
             .args(&missing),
     )?;
     step.done();
-    Ok(())
+    note(&missing)
+}
+
+/// Lists what the set-up has installed, a package a line.
+const NOTE: &str = "installed-packages";
+
+fn note(packages: &[&str]) -> Result<()> {
+    let path = target_dir().join(NOTE);
+    let note = File::options().create(true).append(true).open(&path);
+    note.and_then(|mut note| writeln!(note, "{}", packages.join("\n")))
+        .with_context(|| format!("writing {}", path.display()))
+}
+
+/// Packages that the set-up has installed and that are there, without their dependencies.
+pub(crate) fn installed_packages() -> Vec<String> {
+    let text = fs::read_to_string(target_dir().join(NOTE)).unwrap_or_default();
+    let names = text.lines().filter(|name| is_installed(name));
+    names.map(str::to_owned).collect()
 }
 
 /// Downloads packages and all their dependencies into `directory` without installing them.

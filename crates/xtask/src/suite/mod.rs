@@ -26,7 +26,7 @@ pub(crate) struct TestArguments {
 }
 
 pub(crate) fn run(arguments: &TestArguments) -> Result<()> {
-    let machine = setup::for_tests()?;
+    let machine = setup::for_tests(&arguments.packages)?;
     let programs = programs::build(&arguments.packages)?;
     let jobs = arguments.jobs.map_or_else(default_jobs, NonZero::get);
     let failed = runner::run(programs, jobs, arguments.filter.as_deref())?;

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::process::{DEV_BUILD, cargo, cargo_build_conman, output, target_dir};
+use crate::process::{cargo_build, cargo_build_conman, cargo_build_workspace, output, target_dir};
 use crate::progress::Step;
+use crate::setup::Needs;
 
 /// One test program.
 #[derive(Debug, Clone)]
@@ -23,7 +24,7 @@ pub(crate) struct TestProgram {
 /// Builds the daemon and the tests of these packages, or of all.
 pub(crate) fn build(packages: &[String]) -> Result<Vec<TestProgram>> {
     let step = Step::start("building conman and its tests");
-    if !packages.is_empty() {
+    if !packages.is_empty() && Needs::of(packages).conman {
         step.run(&mut cargo_build_conman())?;
     }
     step.run(&mut cargo_build_tests(packages))?;
@@ -41,12 +42,11 @@ pub(crate) fn build(packages: &[String]) -> Result<Vec<TestProgram>> {
 
 /// Of all packages, in one build with the daemon, so that nothing is built twice or waits for it.
 fn cargo_build_tests(packages: &[String]) -> std::process::Command {
-    let mut command = cargo();
-    command.args(["build", "--locked", "--tests"]);
     if packages.is_empty() {
-        command.args(["--workspace", "--bins"]);
-        command.args(DEV_BUILD);
+        return cargo_build_workspace();
     }
+    let mut command = cargo_build();
+    command.arg("--tests");
     for package in packages {
         command.args(["--package", package]);
     }

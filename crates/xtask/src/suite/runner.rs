@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use super::programs::TestProgram;
 use crate::process::target_dir;
@@ -43,6 +44,8 @@ struct Outcome {
     /// Its output, both streams.
     text: String,
     duration: Duration,
+    /// Of the program and of all processes that it and its children have waited for.
+    processor: Duration,
     counts: Counts,
 }
 
@@ -143,9 +146,11 @@ fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outc
     command.stdin(std::process::Stdio::null());
     command.stderr(output.try_clone().context("sharing a file")?);
     command.stdout(output);
-    let status = command
-        .status()
+    let mut child = command
+        .spawn()
         .with_context(|| format!("starting {}", program.path.display()))?;
+    let processor = processor_time(child.id())?;
+    let status = child.wait().context("waiting for a test program")?;
     let text = fs::read(&log).with_context(|| format!("reading {}", log.display()))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     Ok(Outcome {
@@ -155,7 +160,27 @@ fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outc
         counts: counts(&text),
         text,
         duration: started.elapsed(),
+        processor,
     })
+}
+
+/// Waits for the end of a child, without reaping it, and returns the processor time of it and of the processes
+/// that it has waited for.
+fn processor_time(child: u32) -> Result<Duration> {
+    let pid = i32::try_from(child).ok().and_then(Pid::from_raw);
+    let pid = pid.context("a process id is positive")?;
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(pid), options).context("waiting for a test program")?;
+    let stat = fs::read_to_string(format!("/proc/{child}/stat")).context("reading its times")?;
+    Ok(times_of(&stat))
+}
+
+/// utime, stime, cutime and cstime of proc_pid_stat(5), in ticks of 10 ms.
+fn times_of(stat: &str) -> Duration {
+    let (_, fields) = stat.rsplit_once(") ").unwrap_or_default();
+    let ticks = fields.split(' ').skip(11).take(4);
+    let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(10 * ticks)
 }
 
 impl Outcome {
@@ -192,7 +217,11 @@ impl Outcome {
             return;
         }
         let seconds = self.duration.as_secs_f64();
-        let mut lines = vec![format!("\n     Finished {} in {seconds:.1} s", self.name)];
+        let processor = self.processor.as_secs_f64();
+        let mut lines = vec![format!(
+            "\n     Finished {} in {seconds:.1} s, {processor:.1} s of processor time",
+            self.name
+        )];
         if self.status.success() {
             let told = |line: &&str| line.contains("skipped: ") || is_result(line);
             lines.extend(self.text.lines().filter(told).map(str::to_owned));
@@ -204,7 +233,8 @@ impl Outcome {
     }
 }
 
-/// Writes how long each test took, the slowest first, to `times` beside the logs.
+/// Writes the processor time of each program and how long each test took, the longest first, to `times` beside
+/// the logs.
 fn write_times(outcomes: &[Outcome], logs: &Path) -> Result<()> {
     let mut times: Vec<(f64, &str, &str)> = outcomes
         .iter()
@@ -212,10 +242,19 @@ fn write_times(outcomes: &[Outcome], logs: &Path) -> Result<()> {
         .filter_map(|(program, line)| time(line).map(|(test, seconds)| (seconds, program, test)))
         .collect();
     times.sort_by(|one, other| other.0.total_cmp(&one.0));
-    let text: String = times
+    let mut programs: Vec<&Outcome> = outcomes.iter().collect();
+    programs.sort_by_key(|one| std::cmp::Reverse(one.processor));
+    let programs = programs.iter().map(|one| {
+        let (processor, seconds) = (one.processor.as_secs_f64(), one.duration.as_secs_f64());
+        format!(
+            "{processor:8.1} of processor time in {seconds:.1} {}\n",
+            one.name
+        )
+    });
+    let tests = times
         .iter()
-        .map(|(seconds, program, test)| format!("{seconds:8.1} {program} {test}\n"))
-        .collect();
+        .map(|(seconds, program, test)| format!("{seconds:8.1} {program} {test}\n"));
+    let text: String = programs.chain(tests).collect();
     fs::write(logs.join("times"), text).context("writing how long tests took")
 }
 
@@ -276,6 +315,13 @@ mod tests {
     fn the_time_of_a_test_is_read() {
         assert_eq!(time("test a::b ... ok <12.345s>"), Some(("a::b", 12.345)));
         assert_eq!(time("test a::b ... ignored"), None);
+    }
+
+    #[test]
+    fn the_processor_time_of_a_process_and_its_children_is_read() {
+        let stat =
+            "42 (a) b) S 1 42 42 0 -1 4194560 3162 194 0 0 100 50 25 5 20 0 1 0 56 17 4 18 0";
+        assert_eq!(times_of(stat), Duration::from_millis(1_800));
     }
 
     #[test]

@@ -67,6 +67,7 @@ async fn without_the_fence_two_containers_of_one_session_run_and_are_seen() {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: a Docker Engine of its own; the native form stays"]
 async fn without_the_fence_two_of_one_session_of_dockers_run_and_are_seen() {
     if has_docker() {
         overlap_is_seen(unfenced().docker_too(), DOCKERS).await;

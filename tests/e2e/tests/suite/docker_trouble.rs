@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use conman_e2e::{Api, Conman, docker_exclusive, docker_shared, eventually, eventually_some};
+use conman_e2e::{
+    Api, Conman, docker_exclusive, docker_shared, eventually, eventually_some, slowness,
+};
 use conman_proto::{Node, PreemptReport, Readiness, Session, SessionState, StopReport};
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -31,6 +33,7 @@ async fn session_when(api: &Api, id: &str, wanted: impl Fn(&Session) -> bool) ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "in acceptance: stops the machine's Docker for others; the preemption stays"]
 async fn while_dockerd_hangs_sessions_are_served_killed_and_released_and_new_ones_wait_or_fail() {
     let Some(docker) = docker_exclusive().await else {
         return;
@@ -45,7 +48,10 @@ async fn while_dockerd_hangs_sessions_are_served_killed_and_released_and_new_one
     let asked = Instant::now();
     let report: StopReport = api.stop("ended").await;
     let took = asked.elapsed();
-    assert!(took < AT_ONCE, "stopped after {took:?}: {report:?}");
+    assert!(
+        took < AT_ONCE * slowness(),
+        "stopped after {took:?}: {report:?}"
+    );
     assert_eq!(report.state, SessionState::Stopped);
     assert_eq!(fetch(&conman, "kept").await, StatusCode::OK);
     assert_eq!(fetch(&conman, "third").await, StatusCode::OK);
@@ -137,6 +143,7 @@ fn state(pid: i32) -> char {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: stops the machine's Docker for others"]
 async fn only_the_machines_own_dockerd_is_stopped() {
     let Some(docker) = docker_exclusive().await else {
         return;
@@ -178,11 +185,12 @@ async fn a_preemption_does_not_wait_for_a_hung_dockerd() {
         (report.released, report.unreleased.len()),
         (COUNT as u64, 0)
     );
-    assert!(took < AT_ONCE, "preempted after {took:?}");
+    assert!(took < AT_ONCE * slowness(), "preempted after {took:?}");
     drop(hung);
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "in acceptance: stops the machine's Docker for others; the preemption stays"]
 async fn a_daemon_that_starts_while_dockerd_hangs_adopts_what_runs() {
     let Some(docker) = docker_exclusive().await else {
         return;
@@ -206,7 +214,7 @@ async fn a_daemon_that_starts_while_dockerd_hangs_adopts_what_runs() {
     let asked = Instant::now();
     assert_eq!(api.stop("s").await.state, SessionState::Stopped);
     let took = asked.elapsed();
-    assert!(took < AT_ONCE, "stopped after {took:?}");
+    assert!(took < AT_ONCE * slowness(), "stopped after {took:?}");
     assert_eq!(conman.processes(), []);
     drop(hung);
     let instance = conman.instance();

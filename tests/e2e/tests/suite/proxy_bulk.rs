@@ -139,6 +139,7 @@ async fn download(url: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: takes all of a machine; conman-proxy `streaming::`"]
 async fn hundreds_of_mebibytes_pass_both_ways_whole_and_leave_no_trace_in_the_daemon() {
     let Some(docker) = docker_shared().await else {
         return;

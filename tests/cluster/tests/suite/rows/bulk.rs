@@ -160,6 +160,7 @@ fn numbers() -> Numbers {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: takes all of a machine; conman-proxy `streaming::`"]
 async fn long_downloads_through_another_node_are_whole_and_leave_no_trace_in_either_daemon() {
     let Some((fleet, daemons)) = serving().await else {
         return;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use conman_cluster::overlap::{Life, SERVING, TEMPLATE, Tail, journal, monotonic_ns};
 use conman_cluster::{Builder, Cluster, Cut, Holdings, Node, QUIET_MACHINE, requirements};
 use conman_core::ownership::Timing;
-use conman_e2e::{Answer, eventually, eventually_some};
+use conman_e2e::{Answer, eventually, eventually_some, slowness};
 use conman_proto::{EnsureResponse, NodeList, NodeStanding, Session, SessionList, SessionState};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -425,7 +425,7 @@ impl Fleet {
 }
 
 /// Whether figures are to be judged.
-fn is_quiet() -> bool {
+pub(crate) fn is_quiet() -> bool {
     std::env::var_os(QUIET_MACHINE).is_some()
 }
 
@@ -451,7 +451,7 @@ fn judge(bound_ms: u64, loaded_ms: u64, what: &str, took_ns: u64) {
     let took_ms = took_ns / 1_000_000;
     let judged_ms = match is_quiet() {
         true => bound_ms,
-        false => LOADED_TIMES * bound_ms + loaded_ms,
+        false => (LOADED_TIMES * bound_ms + loaded_ms) * u64::from(slowness()),
     };
     assert!(
         took_ms <= judged_ms,

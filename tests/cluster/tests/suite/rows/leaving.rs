@@ -261,6 +261,7 @@ async fn row_37_streams_of_the_api_through_a_node_that_leaves_are_counted_and_cl
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: takes all of a machine; row 37 stays"]
 async fn row_38_a_rolling_restart_behind_a_load_balancer_refuses_nobody() {
     const EACH: usize = 5;
     let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, 7703));

@@ -81,6 +81,7 @@ async fn asked_for_on_the_first(fleet: &Fleet, asked: usize, id: &str) -> Option
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: conman-node `preemption::`; row 20 stays"]
 async fn row_20_notice_twice_is_one_and_a_cancelled_one_admits_again() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
         return;
@@ -168,6 +169,7 @@ async fn row_20_a_notice_before_a_daemon_has_joined_kills_what_an_earlier_one_le
 const API_P99: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: six nodes take all of a machine; two of three nodes stay"]
 async fn row_21_a_third_of_the_nodes_preempted_at_once_leaves_every_session_served() {
     const SESSIONS: usize = 24;
     // All of the matrix's thirty nodes only where somebody has the time and the machine.

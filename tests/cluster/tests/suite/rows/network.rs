@@ -100,6 +100,7 @@ async fn row_15_one_way_partition_of_what_a_node_sends_has_it_taken_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: the simulation; the other direction stays"]
 async fn row_15_one_way_partition_of_what_a_node_hears_has_it_taken_over() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;

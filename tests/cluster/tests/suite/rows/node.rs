@@ -180,6 +180,7 @@ async fn row_03_each_task_that_hangs_ends_the_signs_of_life_until_it_goes_on() {
 
 #[cfg(debug_assertions)]
 #[tokio::test]
+#[ignore = "in acceptance: the form in a fleet stays"]
 async fn row_03_each_task_that_hangs_on_a_node_of_its_own_ends_the_signs_of_life() {
     let builder = Cluster::builder().nodes(1).apart();
     let Some(fleet) = Fleet::start(builder).await else {
@@ -349,6 +350,7 @@ async fn row_25_shim_killed_leaves_its_containers_to_the_next_one() {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: conman-e2e `native_crash::`; the shim alone stays"]
 async fn row_25_shim_and_daemon_killed_together_leave_their_containers_to_the_next_ones() {
     let builder = Cluster::builder().nodes(1).short();
     let Some(mut fleet) = Fleet::start(builder).await else {

@@ -94,6 +94,7 @@ async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
 /// Frozen they would go on. Nobody takes them over meanwhile, so that their own node tells of it, be it
 /// by a daemon that did not see it.
 #[tokio::test]
+#[ignore = "in acceptance: rows 12 and 19 stay, conman-shim `fence::`"]
 async fn row_12_sessions_that_could_not_be_frozen_in_time_come_back_unasked() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).members(3).short()).await
     else {
@@ -170,8 +171,11 @@ async fn sessions_of_a_drained_node_are_moved_and_the_report_says_where() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
         return;
     };
+    // Otherwise placement avoids this node while other tests load the machine.
+    fleet.others_drain(0, true).await;
     let before = started(&mut fleet, 0).await;
     let waits = fleet.ensure(0, "waits").await.generation.get();
+    fleet.others_drain(0, false).await;
     fleet.goes_on("waits", waits).await;
     let begun = monotonic_ns();
     let admin = fleet.node(0).admin();
@@ -259,6 +263,7 @@ async fn a_drain_takes_about_as_long_as_its_dry_run_has_said() {
 
 /// Killed at once, and started on the other node, which takes most of the time.
 #[tokio::test]
+#[ignore = "in acceptance: judges times; the one that only stops sessions stays"]
 async fn a_drain_that_moves_its_sessions_takes_about_as_long_as_its_dry_run_has_said() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;

@@ -85,6 +85,7 @@ async fn unnoticed(fleet: &mut Fleet, running: &[(&str, u64)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: needs a machine of its own: the fence closes after four seconds"]
 async fn row_12_etcd_quorum_lost_for_three_seconds_loses_no_session() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).members(3)).await else {
         return;
@@ -250,6 +251,7 @@ async fn make_room(member: &Member) {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: conman-etcd `outages::an_ending_that_is_told_while…`"]
 async fn row_13_an_ending_while_etcd_has_no_space_is_recorded_as_what_it_was() {
     let Some(mut fleet) = Fleet::shared(small()).await else {
         return;
@@ -284,6 +286,7 @@ async fn row_13_etcd_without_space_pauses_at_worst_and_all_goes_on_once_there_is
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: conman-etcd `outages::compaction_loses_nothing…`"]
 async fn row_13_compaction_while_a_node_is_cut_off_costs_it_no_event() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;
@@ -357,6 +360,7 @@ async fn row_17_commit_whose_answer_is_lost_makes_one_generation() {
 
 /// Killing the shim's and the store's answers together is what no other row does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: the simulation; row 17 with a commit stays"]
 async fn row_17_releases_whose_answers_are_lost_are_released_once() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;

@@ -54,6 +54,8 @@ async fn a_freeze_and_a_takeover_are_told_as_they_were() {
     eventually("n2 has recorded the whole outage", PATIENCE, async || {
         let mut seen = kinds(&fleet, 1, &lapse).await;
         seen.sort_by_key(|kind| lapse.iter().position(|one| one == kind));
+        // A loaded machine may have had another, shorter one.
+        seen.dedup();
         seen == lapse
     })
     .await;

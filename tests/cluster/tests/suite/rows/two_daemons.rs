@@ -65,6 +65,7 @@ impl Rival {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: the form one after the other stays"]
 async fn row_04_of_two_daemons_started_together_one_serves_and_the_other_ends() {
     let builder = Cluster::builder().nodes(1).short();
     let Some(mut fleet) = Fleet::start(builder).await else {

@@ -37,6 +37,7 @@ fn previous() -> Option<OsString> {
 const BOTH_WAYS: [(usize, usize); 2] = [(0, 1), (1, 0)];
 
 #[tokio::test]
+#[ignore = "in acceptance: needs an earlier conman to show more than other rows"]
 async fn row_34_version_skew_works_in_both_directions() {
     let Some(mut fleet) = Fleet::shared(builder()).await else {
         return;
@@ -60,6 +61,7 @@ async fn row_34_version_skew_works_in_both_directions() {
 
 /// What nodes ask each other: a session's page, the API's answers, events.
 #[tokio::test]
+#[ignore = "in acceptance: needs an earlier conman to show more than other rows"]
 async fn row_34_each_version_brings_what_the_other_has() {
     let Some(mut fleet) = Fleet::shared(builder()).await else {
         return;
@@ -111,6 +113,7 @@ async fn row_34_each_version_brings_what_the_other_has() {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: needs an earlier conman to show more than other rows"]
 async fn row_34_each_version_is_drained_to_the_other() {
     let Some(mut fleet) = Fleet::shared(builder()).await else {
         return;
