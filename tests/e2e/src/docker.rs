@@ -1,5 +1,6 @@
 use std::fs;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use conman_linux::{PidFd, Signal};
 
@@ -52,8 +53,18 @@ async fn docker(lock: fn() -> DockerLock) -> Option<Docker> {
 }
 
 impl Docker {
-    /// What this machine lacks.
+    /// What this machine lacks. What it has once, it keeps.
     fn missing(&self) -> Option<String> {
+        static HAS_ALL: AtomicBool = AtomicBool::new(false);
+        if HAS_ALL.load(Ordering::Relaxed) {
+            return None;
+        }
+        let missing = self.look_for_missing();
+        HAS_ALL.store(missing.is_none(), Ordering::Relaxed);
+        missing
+    }
+
+    fn look_for_missing(&self) -> Option<String> {
         if !rustix::process::geteuid().is_root() {
             return Some("killing and entering containers needs root".to_owned());
         }

@@ -19,6 +19,7 @@ const KEPT: &str = "cannot reload the credentials for etcd; keeping the former c
 const LOOKS: Duration = Duration::from_secs(12);
 
 #[tokio::test]
+#[ignore = "in acceptance: conman-etcd `tls::a_certificate_is_replaced…`"]
 async fn certificates_for_etcd_are_replaced_while_a_node_runs_and_half_written_ones_are_left_alone()
 {
     let [former, later] = ["former", "later"].map(Authority::new);
@@ -70,6 +71,7 @@ async fn certificates_for_etcd_are_replaced_while_a_node_runs_and_half_written_o
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: conman-etcd `users::`"]
 async fn password_for_etcd_is_replaced_while_a_node_runs() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(1).members(1)).await else {
         return;

@@ -181,6 +181,7 @@ async fn a_node_that_has_joined_gets_its_share_of_running_sessions_when_they_are
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: the drain by commands and row 20 stay"]
 async fn a_node_is_preempted_and_readmitted_by_commands_typed_at_another() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
@@ -217,6 +218,7 @@ async fn a_node_is_preempted_and_readmitted_by_commands_typed_at_another() {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: conman-etcd `forgetting::`"]
 async fn a_node_that_was_lost_is_forgotten_by_a_command_typed_at_another() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;

@@ -180,6 +180,7 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: conman-proxy `hop::`"]
 async fn what_is_opened_through_another_node_right_after_the_owners_restart_stays_open() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
@@ -258,6 +259,7 @@ async fn what_is_followed_through_another_node_tells_of_its_containers_preemptio
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: row 02 for good stays"]
 async fn what_is_followed_of_a_node_that_stands_still_ends_once_that_one_is_declared_dead() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;

@@ -49,6 +49,7 @@ async fn nothing_is_left(fleet: &Fleet) {
 
 /// Docker stands still with the order to create; when it reads that, the session is another node's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: a Docker Engine of its own; the native form stays"]
 async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one() {
     if !has_docker() {
         return;

@@ -302,6 +302,7 @@ async fn what_runs_where_daemon_and_shim_are_stopped_runs_no_more_when_it_is_tak
 
 /// As `systemctl restart conman-shim` does.
 #[tokio::test]
+#[ignore = "in acceptance: daemon and shim stopped together stay; conman-shim `standing_still::`"]
 async fn what_runs_goes_on_where_the_shim_alone_is_stopped() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).short()).await else {
         return;

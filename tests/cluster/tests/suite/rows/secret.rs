@@ -123,6 +123,7 @@ fn told(fleet: &Fleet, words: &str) -> usize {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: the replacement of a secret stays"]
 async fn secret_that_cannot_be_used_is_told_once_and_that_it_is_over() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(1).members(1)).await else {
         return;

@@ -226,6 +226,7 @@ async fn shows_without_etcd(fleet: &Fleet) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: row 40 without etcd stays"]
 async fn row_40_a_silent_node_and_its_sessions_are_shown_as_what_a_witness_sees() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2).members(1).short()).await
     else {

@@ -214,6 +214,7 @@ async fn terminal_of_another_nodes_session_is_left_and_come_back_to_by_what_peop
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: e2e `exec_logs::`, conman-proxy `hop::`; a terminal through another node stays"]
 async fn command_with_a_terminal_in_another_nodes_session_is_interactive_and_exits_as_it_does() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
@@ -320,6 +321,7 @@ async fn who_is_attached_when_the_owners_daemon_dies_is_told_so_and_comes_back_t
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: row 02 for good of `hop::` and the daemon's death stay"]
 async fn who_is_attached_when_the_owners_machine_is_lost_is_told_and_nothing_hangs() {
     let Some(fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
         return;
