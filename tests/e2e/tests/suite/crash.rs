@@ -76,6 +76,7 @@ async fn assert_nothing_more_than(
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: a hundred containers of Docker take all of a machine; the crashes below and `native_crash::` stay"]
 async fn a_hundred_sessions_outlive_a_crash_and_are_adopted_within_two_seconds() {
     const COUNT: usize = 100;
     let Some(docker) = docker_shared().await else {

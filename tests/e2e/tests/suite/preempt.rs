@@ -43,6 +43,7 @@ async fn node(api: &Api) -> Node {
 }
 
 #[tokio::test]
+#[ignore = "in acceptance: sixty containers of Docker take all of a machine; `native_sessions::a_preemption…` and `docker_trouble::a_preemption…` stay"]
 async fn sixty_sessions_are_dead_and_released_within_a_second_of_the_notice() {
     const COUNT: usize = 60;
     let Some(docker) = docker_shared().await else {
