@@ -9,6 +9,7 @@ use std::thread::available_parallelism;
 use anyhow::{Result, bail};
 
 use crate::setup;
+use runner::Failures;
 
 pub(crate) use programs::build;
 
@@ -21,6 +22,9 @@ pub(crate) struct TestArguments {
     /// Concurrent test programs; by default two more than the machine has processors.
     #[arg(long, short)]
     jobs: Option<NonZero<usize>>,
+    /// Fail when more tests than this fail and pass only when they run alone.
+    #[arg(long)]
+    flaky_at_most: Option<usize>,
     /// Only tests whose names contain this.
     filter: Option<String>,
 }
@@ -29,13 +33,18 @@ pub(crate) fn run(arguments: &TestArguments) -> Result<()> {
     let machine = setup::for_tests(&arguments.packages)?;
     let programs = programs::build(&arguments.packages)?;
     let jobs = arguments.jobs.map_or_else(default_jobs, NonZero::get);
-    let failed = runner::run(programs, jobs, arguments.filter.as_deref())?;
+    let Failures { failed, flaky } = runner::run(programs, jobs, arguments.filter.as_deref())?;
     drop(machine);
     if !failed.is_empty() {
         bail!(
             "tests failed in {}; run one again with `cargo xtask test NAME`",
             failed.join(", ")
         );
+    }
+    if let Some(most) = arguments.flaky_at_most
+        && flaky > most
+    {
+        bail!("{flaky} tests are flaky, {most} at most may be; mend those listed above");
     }
     Ok(())
 }

@@ -57,8 +57,15 @@ struct Counts {
     ignored: u64,
 }
 
-/// Runs the programs, `jobs` at a time, and prints their output. Returns the names of those that
-/// failed.
+/// What did not pass at once.
+pub(super) struct Failures {
+    /// The programs that failed.
+    pub(super) failed: Vec<String>,
+    /// How many tests failed and passed when they ran alone.
+    pub(super) flaky: usize,
+}
+
+/// Runs the programs, `jobs` at a time, and prints their output.
 ///
 /// Failed tests are repeated once, one at a time when nothing else runs, since some depend on time and the
 /// machine may have been loaded. Those that pass then are printed as `flaky:`.
@@ -66,7 +73,7 @@ pub(super) fn run(
     mut programs: Vec<TestProgram>,
     jobs: usize,
     filter: Option<&str>,
-) -> Result<Vec<String>> {
+) -> Result<Failures> {
     let position = |name: &str| FIRST.iter().position(|first| *first == name);
     programs.sort_by_key(|program| {
         let name = program.name.as_str();
@@ -116,13 +123,15 @@ pub(super) fn run(
         outcomes.len(),
         started.elapsed().as_secs(),
     );
-    let mut failed = Vec::new();
+    let (mut failed, mut flaky) = (Vec::new(), 0);
     for outcome in outcomes.iter().filter(|one| !one.status.success()) {
-        if !outcome.passes_again(&logs)? {
+        if outcome.passes_again(&logs)? {
+            flaky += failed_tests(&outcome.text).len();
+        } else {
             failed.push(outcome.name.clone());
         }
     }
-    Ok(failed)
+    Ok(Failures { failed, flaky })
 }
 
 fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outcome> {
