@@ -46,6 +46,8 @@ pub enum EventKind {
     SessionPaused,
     /// Its processes continue.
     SessionResumed,
+    /// Its disk usage cannot be measured; it is ended if this does not change.
+    SessionUnmeasured,
     /// A new daemon took over a container that an earlier one had started.
     SessionAdopted,
     /// A connection of the session by its egress proxy was refused or failed; the message says which
@@ -124,6 +126,7 @@ impl EventKind {
             Self::SessionCleaned => "session_cleaned",
             Self::SessionPaused => "session_paused",
             Self::SessionResumed => "session_resumed",
+            Self::SessionUnmeasured => "session_unmeasured",
             Self::SessionAdopted => "session_adopted",
             Self::EgressRefused => "egress_refused",
             Self::OrphanEnded => "orphan_ended",

@@ -184,7 +184,7 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub pids: Option<u32>,
-    /// Maximum number of terminals that its programs open at a time; 16 when absent, 0 for no `/dev/pts`. With
+    /// Maximum number of terminals that its programs open at a time; 4 when absent, 0 for no `/dev/pts`. With
     /// the native runtime only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 4_096)]
@@ -284,6 +284,9 @@ pub struct ResolvedSpec {
     /// Whether its log separates standard output and standard error; Docker's always does.
     #[serde(default)]
     pub log_streams: bool,
+    /// Whether its programs may install system call filters.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub own_filters: bool,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
     /// Absent when a client requested this start.
@@ -296,6 +299,14 @@ pub struct ResolvedSpec {
 
 fn strips_prefix() -> bool {
     true
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a field by reference"
+)]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl ResolvedSpec {

@@ -195,10 +195,22 @@ fn fill_in(
         preempt_grace_ms,
         tty,
         log_streams: log_streams(base, request, runtime, tty),
+        own_filters: own_filters(template, runtime, mistakes),
         on_node_loss: on_node_loss.unwrap_or_default(),
         restarted: None,
         node_labels,
     }
+}
+
+fn own_filters(template: Option<&Template>, runtime: RuntimeKind, mistakes: &mut Mistakes) -> bool {
+    let own = template.is_some_and(|template| template.own_filters);
+    if own && runtime != RuntimeKind::Native {
+        mistakes.add(
+            "own_filters",
+            format!("the {runtime} runtime does not refuse filters; leave it out"),
+        );
+    }
+    own
 }
 
 fn either<T: Clone>(request: &Option<T>, base: &Option<T>) -> Option<T> {

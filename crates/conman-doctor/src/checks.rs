@@ -4,6 +4,7 @@ use crate::diagnosis::{Check, Diagnosis, Remedy, Verdict};
 use crate::footprint::Footprint;
 use crate::host::Host;
 use crate::limit::{Limit, Raise, proposal};
+use crate::pools;
 use crate::site::Site;
 
 /// Greatest `kernel.pid_max` of a 64-bit kernel: `PID_MAX_LIMIT`.
@@ -74,7 +75,7 @@ pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>)
 }
 
 /// A limit that is a kernel setting.
-fn setting(
+pub(crate) fn setting(
     host: &Host,
     name: &'static str,
     bounds: &'static str,
@@ -149,6 +150,7 @@ fn kernel_objects(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Li
             watched,
             f64::from(footprint.epoll_watches),
         ),
+        pools::compiled_filters(host, footprint),
         setting(
             host,
             "fs.inotify.max_user_instances",
@@ -380,6 +382,8 @@ fn advice(host: &Host, footprint: &Footprint, target: u64) -> Vec<Check> {
         accept_queue(host),
         watermark_boost(host, footprint, target),
         terminals(host, footprint, target),
+        pools::open_files(host),
+        pools::local_ports(host),
         live_restore(host, footprint),
     ];
     checks.into_iter().flatten().collect()
@@ -424,7 +428,7 @@ fn terminals(host: &Host, footprint: &Footprint, target: u64) -> Option<Check> {
         "terminals of the host and of all sessions",
         |present| present < terminals,
         "one for each session with `tty`, each kept command, each `exec -it`; and up to `ptys` that \
-         the programs of a native session open, 16 by default",
+         the programs of a native session open, 4 by default",
     )?;
     Some(Check {
         used: host.number("/proc/sys/kernel/pty/nr"),
@@ -451,7 +455,7 @@ fn live_restore(host: &Host, footprint: &Footprint) -> Option<Check> {
 
 /// Advice that a kernel setting should have the value `needed`, if it `lacks` that at present. A kernel
 /// without the setting does not need it.
-fn advised_setting(
+pub(crate) fn advised_setting(
     host: &Host,
     key: &'static str,
     needed: u64,

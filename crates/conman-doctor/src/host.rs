@@ -112,10 +112,17 @@ impl Host {
 
     /// Memory that is available to new processes, in bytes.
     pub(crate) fn available_memory(&self) -> Option<u64> {
+        self.memory("MemAvailable:")
+    }
+
+    /// All memory, in bytes.
+    pub(crate) fn total_memory(&self) -> Option<u64> {
+        self.memory("MemTotal:")
+    }
+
+    fn memory(&self, name: &str) -> Option<u64> {
         let table = self.text("/proc/meminfo")?;
-        let row = table
-            .lines()
-            .find(|line| line.starts_with("MemAvailable:"))?;
+        let row = table.lines().find(|line| line.starts_with(name))?;
         let kib: u64 = row.split_whitespace().nth(1)?.parse().ok()?;
         kib.checked_mul(1024)
     }

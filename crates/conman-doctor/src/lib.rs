@@ -19,6 +19,7 @@ mod kernel;
 mod layers;
 mod limit;
 mod on_docker;
+mod pools;
 mod site;
 mod table;
 

@@ -12,8 +12,16 @@ pub const ON_DOCKER: &[(&str, &str)] = &[
         "it sees its place among the host's cgroups, read-only",
     ),
     (
+        "core_handlers",
+        "it can lower RLIMIT_CORE from 1, and then its crashes run the host's program in core_pattern",
+    ),
+    (
         "foreign_entries",
         "system calls of i386 are open to it, an older and larger part of the kernel",
+    ),
+    (
+        "huge_pages",
+        "it can take the host's huge pages, which no limit of its memory counts",
     ),
     ("host_paths", "it learns paths of the host from its mounts"),
     (
@@ -24,17 +32,25 @@ pub const ON_DOCKER: &[(&str, &str)] = &[
     ("io_uring", "io_uring is open to it, on engines before 25"),
     ("locked_memory", "it can lock all of its memory"),
     (
-        "masked_files",
-        "it reads the host's kernel configuration, disk statistics, locks and slabs",
-    ),
-    (
         "netlink_families",
         "it can open netlink families that no program needs",
+    ),
+    (
+        "own_filters",
+        "it can take all of net.core.bpf_jit_limit, and then no session starts",
     ),
     ("shared_devices", "it can change the modes of its devices"),
     (
         "socket_families",
         "it can talk to the hypervisor through vsock, on engines before 25",
+    ),
+    (
+        "socket_filters",
+        "it can take all of net.core.bpf_jit_limit, and then no session starts",
+    ),
+    (
+        "socket_protocols",
+        "it can use MPTCP, UDP-Lite and other rarely used protocols",
     ),
     (
         "terminal_discipline",

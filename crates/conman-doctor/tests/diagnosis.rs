@@ -18,7 +18,7 @@ fn machine() -> TempDir {
         ("proc/sys/kernel/keys/root_maxkeys", "1000000\n"),
         ("proc/sys/kernel/keys/root_maxbytes", "25000000\n"),
         ("proc/key-users", "    0:     9 8/8 3/1000000 40/25000000\n"),
-        ("proc/sys/fs/file-max", "9000000\n"),
+        ("proc/sys/fs/file-max", "400000000\n"),
         ("proc/sys/fs/file-nr", "1000\t0\t9000000\n"),
         ("proc/sys/fs/mount-max", "100000\n"),
         ("proc/sys/fs/inotify/max_user_instances", "128\n"),
@@ -29,6 +29,8 @@ fn machine() -> TempDir {
         ("proc/sys/user/max_ipc_namespaces", "96000\n"),
         ("proc/sys/user/max_uts_namespaces", "96000\n"),
         ("proc/sys/net/core/somaxconn", "4096\n"),
+        ("proc/sys/net/core/bpf_jit_limit", "800000000\n"),
+        ("proc/sys/net/ipv4/tcp_tw_reuse", "1\n"),
         ("proc/sys/net/core/netdev_max_backlog", "30000\n"),
         ("proc/sys/net/ipv4/neigh/default/gc_thresh3", "65536\n"),
         ("proc/1/mountinfo", "1\n2\n3\n"),
@@ -244,11 +246,11 @@ fn terminals_for_all_that_sessions_may_open_are_advised_and_refuse_no_session() 
         let mut checks = diagnosis.checks.into_iter();
         checks.find(|check| check.name == "kernel.pty.max")
     };
-    let few = check(192).expect("checked");
+    let few = check(768).expect("checked");
     assert_eq!((few.verdict, few.needed), (Verdict::Enough, Some(4_096)));
     let many = check(1_000).expect("checked");
     assert_eq!((many.verdict, many.binds_at), (Verdict::Advice, None));
-    let (key, value) = ("kernel.pty.max", 17_024);
+    let (key, value) = ("kernel.pty.max", 5_024);
     assert_eq!(many.remedy, Some(Remedy::Sysctl { key, value }));
 }
 
@@ -280,6 +282,31 @@ fn native_sessions_meet_no_limit_of_dockers_and_some_of_their_own() {
             .file_text()
             .contains("user.max_user_namespaces = 25000")
     );
+}
+
+#[test]
+fn pools_that_one_session_could_exhaust_are_made_larger_than_it_can_take() {
+    let root = machine();
+    for (path, text) in [
+        ("proc/sys/net/core/bpf_jit_limit", "10000000\n"),
+        ("proc/sys/fs/file-max", "2000000\n"),
+        ("proc/sys/net/ipv4/tcp_tw_reuse", "2\n"),
+        ("proc/sys/user/max_user_namespaces", "96000\n"),
+        ("proc/sys/user/max_cgroup_namespaces", "96000\n"),
+    ] {
+        write(root.path(), path, text);
+    }
+    let host = Host::below(root.path());
+    let diagnosis = examine(&host, &Footprint::native(16_384), 5_000, &at_root());
+    assert_eq!(binding(&diagnosis), ["net.core.bpf_jit_limit"]);
+    let text = Fix::plan(&diagnosis).file_text();
+    for line in [
+        "net.core.bpf_jit_limit = 102400000",
+        // As many as all memory holds.
+        "fs.file-max = 346666666",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
 }
 
 #[test]

@@ -189,10 +189,11 @@ impl DirectoryHandle {
 
 /// Measures unlinked regular files that these processes have open or mapped, each file once.
 ///
-/// Counts only files of `devices`. Checks at most `max_looks` descriptors and mappings. Files that are
-/// neither open nor mapped, but in a message that no process has received, are not found.
+/// Counts only files of `devices`. `None` if there are more than `max_looks` descriptors and mappings, so
+/// that the time is bounded. Files that are neither open nor mapped, but in a message that no process has
+/// received, are not found.
 #[must_use]
-pub fn nameless_usage(pids: &[i32], devices: &[u64], max_looks: usize) -> DiskUsage {
+pub fn nameless_usage(pids: &[i32], devices: &[u64], max_looks: usize) -> Option<DiskUsage> {
     let mut search = NamelessFiles {
         devices,
         looks: max_looks,
@@ -200,9 +201,25 @@ pub fn nameless_usage(pids: &[i32], devices: &[u64], max_looks: usize) -> DiskUs
         usage: DiskUsage::default(),
     };
     for pid in pids {
-        search.look_at_process(&PathBuf::from(format!("/proc/{pid}")));
+        search.look_at_process(*pid);
     }
-    search.usage
+    (search.looks > 0).then_some(search.usage)
+}
+
+/// Whether a thread has the descriptors of its process, as nearly all have. `false` also if the kernel does
+/// not say.
+#[expect(unsafe_code, reason = "this system call has no safe wrapper")]
+fn shares_descriptors(pid: i32, thread: &Path) -> bool {
+    /// `KCMP_FILES` of linux/kcmp.h.
+    const FILES: libc::c_int = 2;
+    let id = thread
+        .file_name()
+        .and_then(|name| name.to_str()?.parse().ok());
+    let Some(id) = id.filter(|id: &i32| *id != pid) else {
+        return false;
+    };
+    // SAFETY: kcmp(2) with `KCMP_FILES` takes numbers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, pid, id, FILES, 0, 0) == 0 }
 }
 
 struct NamelessFiles<'a> {
@@ -215,9 +232,13 @@ struct NamelessFiles<'a> {
 
 impl NamelessFiles<'_> {
     /// A process that ends meanwhile has no files.
-    fn look_at_process(&mut self, process: &Path) {
+    fn look_at_process(&mut self, pid: i32) {
+        let process = PathBuf::from(format!("/proc/{pid}"));
         // Each thread may have a separate table.
         for thread in entries(&process.join("task")) {
+            if shares_descriptors(pid, &thread) {
+                continue;
+            }
             for descriptor in entries(&thread.join("fd")) {
                 if !self.may_look() {
                     return;
@@ -346,9 +367,11 @@ mod tests {
         file.write_all(&vec![1; 1 << 20]).expect("written");
         file.sync_all().expect("on disk");
         let again = file.try_clone().expect("duplicated");
-        let before = nameless_usage(&pids, &[device], 1 << 20);
+        let measured = || nameless_usage(&pids, &[device], 1 << 20).expect("few descriptors");
+        let before = measured();
         fs::remove_file(&path).expect("removed");
-        let with = nameless_usage(&pids, &[device], 1 << 20);
+        let with = measured();
+        assert_eq!(nameless_usage(&pids, &[device], 3), None, "too many");
         // Other tests of this program may have some, too, but none as large.
         assert!(
             with.bytes >= before.bytes + (1 << 20),
@@ -356,7 +379,7 @@ mod tests {
         );
         assert!(with.bytes < before.bytes + (2 << 20), "{before:?} {with:?}");
         drop((file, again));
-        let after = nameless_usage(&pids, &[device], 1 << 20);
+        let after = measured();
         assert!(after.bytes < 1 << 20, "{after:?}");
     }
 

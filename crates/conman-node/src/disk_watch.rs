@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use conman_core::{EndCause, size};
 use conman_linux::DiskUsage;
+use conman_proto::EventKind;
 use conman_proto::LimitMet;
-use conman_runtime::ContainerKey;
+use conman_runtime::{ContainerKey, DiskExcess};
 use tokio::time::{Instant, sleep};
 
 use crate::context::Context;
@@ -44,6 +45,15 @@ const PAUSE_FACTOR: u32 = 20;
 /// many files does not delay the others.
 const SESSION_PAUSE_FACTOR: u32 = 8;
 
+/// Measurements that may fail in a row before a session is ended.
+const UNMEASURED_WARNINGS: u32 = 2;
+
+/// Ended sessions stay in the list until it is longer than this.
+const MAX_UNMEASURED: usize = 4_096;
+
+const UNMEASURED: &str = "disk usage cannot be measured: its processes have more open files and mappings \
+                          than are searched for files without a name";
+
 /// The state of a file system at one time.
 #[derive(Debug, Clone, Copy)]
 struct Space {
@@ -63,6 +73,8 @@ struct Schedule {
     latest: Instant,
     /// Sessions that take long, and when they may be measured again.
     postponed: HashMap<ContainerKey, Instant>,
+    /// Sessions that could not be measured, and how often in a row.
+    unmeasured: HashMap<ContainerKey, u32>,
 }
 
 /// Watches until it is aborted.
@@ -73,6 +85,7 @@ pub(crate) async fn run(context: Arc<Context>) {
         soonest: now,
         latest: now,
         postponed: HashMap::new(),
+        unmeasured: HashMap::new(),
     };
     loop {
         let state_dir = context.options.state_dir.clone();
@@ -111,6 +124,9 @@ impl Schedule {
         let pause = (took * PAUSE_FACTOR).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
         (self.soonest, self.latest) = (now + took, now + pause);
         self.postponed.retain(|_, at| *at > now);
+        if self.unmeasured.len() > MAX_UNMEASURED {
+            self.unmeasured.clear();
+        }
     }
 }
 
@@ -186,8 +202,11 @@ async fn measure_all(context: &Context, schedule: &mut Schedule) {
             continue;
         }
         match runtime.excess_disk_usage(&key, limits).await {
-            Ok(Some(usage)) => end(&handle, usage, limits),
-            Ok(None) => {}
+            Ok(Some(DiskExcess::Measured(usage))) => end(&handle, &excess(usage, limits)),
+            Ok(Some(DiskExcess::Unmeasurable)) => unmeasurable(context, &handle, &key, schedule),
+            Ok(None) => {
+                schedule.unmeasured.remove(&key);
+            }
             Err(error) => {
                 let error = conman_core::error_chain(&error);
                 tracing::warn!(session = %key, error, "cannot measure a session's disk usage");
@@ -202,10 +221,32 @@ async fn measure_all(context: &Context, schedule: &mut Schedule) {
     schedule.finish_round(begun, Instant::now());
 }
 
-fn end(handle: &SessionHandle, usage: DiskUsage, limits: DiskUsage) {
-    let why = excess(usage, limits);
+fn end(handle: &SessionHandle, why: &str) {
     tracing::warn!(session = %handle.id, why, "ending a session");
-    handle.order_stop(EndCause::DiskLimit, &why);
+    handle.order_stop(EndCause::DiskLimit, why);
+}
+
+/// A session that hides files among more descriptors and mappings than are searched is warned first, since a
+/// program may have that many for a moment.
+fn unmeasurable(
+    context: &Context,
+    handle: &SessionHandle,
+    key: &ContainerKey,
+    schedule: &mut Schedule,
+) {
+    let times = schedule.unmeasured.entry(key.clone()).or_default();
+    *times += 1;
+    if *times > UNMEASURED_WARNINGS {
+        return end(handle, UNMEASURED);
+    }
+    let warning = format!("{UNMEASURED}; it is ended if this does not change");
+    tracing::warn!(session = %handle.id, warning, "cannot measure a session's disk usage");
+    context.note_session(
+        EventKind::SessionUnmeasured,
+        &handle.id,
+        key.generation,
+        warning,
+    );
 }
 
 /// Why a session is ended.
@@ -257,6 +298,7 @@ mod tests {
             soonest: begin,
             latest: begin,
             postponed: HashMap::new(),
+            unmeasured: HashMap::new(),
         };
         let used = |mib: u64| DiskUsage {
             bytes: mib << 20,

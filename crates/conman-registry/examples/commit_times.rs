@@ -232,6 +232,7 @@ fn spec() -> ResolvedSpec {
         preempt_grace_ms: 0,
         tty: false,
         log_streams: false,
+        own_filters: false,
         on_node_loss: conman_proto::OnNodeLoss::Wait,
         restarted: None,
         node_labels: BTreeMap::new(),

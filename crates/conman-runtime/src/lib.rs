@@ -33,7 +33,7 @@ pub use fence_opening::{FenceOpener, Recorded};
 pub use files::{FilesInput, FilesOutput, files_streams};
 pub use kept_streams::{AttachOptions, AttachedIo, AttachedOutput, KeptStreams};
 pub use lifecycle::{
-    BindPlan, ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer,
+    BindPlan, ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, RunningContainer,
     RuntimeInfo, Started,
 };
 pub use native::{

@@ -37,6 +37,14 @@ impl std::fmt::Display for ContainerKey {
     }
 }
 
+/// How a container exceeds its limits of disk space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskExcess {
+    Measured(DiskUsage),
+    /// Its processes have more open files and mappings than are searched for files without a name.
+    Unmeasurable,
+}
+
 /// A running container whose use of resources is read.
 #[derive(Debug, Clone)]
 pub struct RunningContainer {
@@ -201,13 +209,13 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         false
     }
 
-    /// The disk usage of a container's files and log, without binds, if it exceeds `limits`: below
-    /// them only a part may be measured. `None` also if the file system enforces the limits.
+    /// Whether a container's files and log, without binds, exceed `limits`: below them only a part may be
+    /// measured. `None` also if the file system enforces the limits.
     async fn excess_disk_usage(
         &self,
         _key: &ContainerKey,
         _limits: DiskUsage,
-    ) -> Result<Option<DiskUsage>, RuntimeError> {
+    ) -> Result<Option<DiskExcess>, RuntimeError> {
         Ok(None)
     }
 

@@ -104,12 +104,28 @@ fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
     for (resource, limit) in USER_LIMITS {
         lower_limit(resource, limit)?;
     }
+    forbid_core_dumps();
     // The shim may be protected from the OOM killer; containers are not.
     let score = std::fs::read_to_string("/proc/self/oom_score_adj")?;
     if score.starts_with('-') {
         std::fs::write("/proc/self/oom_score_adj", "0")?;
     }
     Ok(())
+}
+
+/// With a pipe in `kernel.core_pattern`, the host would run a program as root for each crash of a session.
+/// Exactly 1 is the value with which the kernel does not: 0 only keeps files away.
+fn forbid_core_dumps() {
+    let both = Rlimit {
+        current: Some(1),
+        maximum: Some(1),
+    };
+    if let Err(error) = setrlimit(Resource::Core, both) {
+        tracing::warn!(
+            %error,
+            "cannot set RLIMIT_CORE to 1; a program in core_pattern runs when a session's program crashes"
+        );
+    }
 }
 
 /// Sets soft and hard limit, unless they are lower.

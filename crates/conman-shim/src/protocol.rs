@@ -326,6 +326,10 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
+    /// `ENOTSUPP` of linux/errno.h: the kernel cannot compile a filter, because the memory for compiled
+    /// filters is used up (`net.core.bpf_jit_limit`).
+    pub const NO_FILTER_MEMORY: i32 = 524;
+
     pub(crate) fn step(step: &str, error: &std::io::Error) -> Self {
         Self::Step {
             step: step.to_owned(),

@@ -10,9 +10,7 @@ use std::io;
 
 use seccompiler::sock_filter as Instruction;
 
-use crate::seccomp_profile::{
-    ALLOWED, FAMILIES, NETLINK, NETLINK_PROTOCOLS, REFUSED, Verdict, verdict,
-};
+use crate::seccomp_profile::{ALLOWED, Arguments, REFUSED, Variant, Verdict, verdict};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 #[cfg(target_arch = "x86_64")]
@@ -25,6 +23,9 @@ const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 const fn argument_at(index: u32) -> u32 {
     16 + 8 * index
+}
+const fn high_half_at(index: u32) -> u32 {
+    argument_at(index) + 4
 }
 
 /// Instructions of linux/filter.h.
@@ -41,23 +42,47 @@ const KILL_PROCESS: u32 = 0x8000_0000;
 const ERRNO: u32 = 0x0005_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
-const EPROTONOSUPPORT: u32 = 93;
 
-/// The compiled filter.
+/// A compiled filter.
 #[derive(Debug, Clone)]
 pub(crate) struct Filter {
     program: Vec<Instruction>,
 }
 
-impl Filter {
+/// The filters of all variants.
+#[derive(Debug)]
+pub(crate) struct Filters {
+    default: Filter,
+    own_filters: Filter,
+}
+
+impl Filters {
     pub(crate) fn compile() -> Self {
+        Self {
+            default: Filter::compile(Variant::Default),
+            own_filters: Filter::compile(Variant::OwnFilters),
+        }
+    }
+
+    /// The filter of a container whose programs may install filters, or may not.
+    pub(crate) fn of(&self, own_filters: bool) -> &Filter {
+        if own_filters {
+            &self.own_filters
+        } else {
+            &self.default
+        }
+    }
+}
+
+impl Filter {
+    fn compile(variant: Variant) -> Self {
         let mut program = vec![
             instruction(LOAD, 0, 0, ARCHITECTURE_AT),
             instruction(JUMP_EQUAL, 1, 0, ARCHITECTURE),
             answer(KILL_PROCESS),
             instruction(LOAD, 0, 0, NUMBER_AT),
         ];
-        program.extend(search(&ranges()));
+        program.extend(search(&ranges(variant)));
         Self { program }
     }
 
@@ -71,10 +96,11 @@ impl Filter {
 }
 
 /// The first number of each range with one verdict, in their order. The last is open.
-fn ranges() -> Vec<(u32, Verdict)> {
+fn ranges(variant: Variant) -> Vec<(u32, Verdict)> {
     let highest = ALLOWED.iter().chain(REFUSED).max().copied().unwrap_or(0);
     let mut ranges: Vec<(u32, Verdict)> = Vec::new();
-    for (number, verdict) in (0..).zip((0..=highest + 1).map(verdict)) {
+    let verdicts = (0..=highest + 1).map(|number| verdict(number, variant));
+    for (number, verdict) in (0..).zip(verdicts) {
         if ranges.last().is_none_or(|(_, last)| *last != verdict) {
             ranges.push((number, verdict));
         }
@@ -108,40 +134,86 @@ fn search(ranges: &[(u32, Verdict)]) -> Vec<Instruction> {
 
 fn decide(verdict: Verdict) -> Vec<Instruction> {
     let refuse = ERRNO | EPERM;
-    let compare = |index: u32, values: &[u32], found: u32, otherwise: u32| {
-        let mut program = vec![instruction(LOAD, 0, 0, argument_at(index))];
-        for (left, value) in (1..=values.len()).rev().zip(values) {
-            let over = u8::try_from(left).unwrap_or(u8::MAX);
-            program.push(instruction(JUMP_EQUAL, over, 0, *value));
-        }
-        program.extend([answer(otherwise), answer(found)]);
-        program
-    };
     match verdict {
         Verdict::Allow => vec![answer(ALLOW)],
         Verdict::Refuse => vec![answer(refuse)],
         Verdict::Unknown => vec![answer(ERRNO | ENOSYS)],
         Verdict::OneOf(index, values) => compare(index, values, ALLOW, refuse),
         Verdict::NoneOf(index, values) => compare(index, values, refuse, ALLOW),
-        Verdict::NoBits(index, bits) => vec![
+        Verdict::NoBits(index, bits, error) => vec![
             instruction(LOAD, 0, 0, argument_at(index)),
             instruction(JUMP_ANY_BIT, 1, 0, bits),
             answer(ALLOW),
-            answer(refuse),
+            answer(ERRNO | error),
         ],
-        Verdict::Socket => {
-            let unknown = ERRNO | EPROTONOSUPPORT;
-            let netlink = compare(2, &NETLINK_PROTOCOLS, ALLOW, unknown);
-            let over = u8::try_from(netlink.len()).unwrap_or(u8::MAX);
-            let mut program = vec![
-                instruction(LOAD, 0, 0, argument_at(0)),
-                instruction(JUMP_EQUAL, 0, over, NETLINK),
-            ];
-            program.extend(netlink);
-            program.extend(compare(0, &FAMILIES, ALLOW, refuse));
+        Verdict::Except(conditions, error) => {
+            let mut program = conditions
+                .iter()
+                .rev()
+                .fold(vec![answer(ERRNO | error)], |rest, condition| {
+                    when(*condition, rest)
+                });
+            program.push(answer(ALLOW));
+            program
+        }
+        Verdict::ByFirst(cases, error) => {
+            let mut program = vec![instruction(LOAD, 0, 0, argument_at(0))];
+            for (value, third) in cases {
+                let decided = third.map_or_else(
+                    || vec![answer(ALLOW)],
+                    |values| compare(2, values, ALLOW, ERRNO | error),
+                );
+                program.push(instruction(JUMP_EQUAL, 0, over(&decided), *value));
+                program.extend(decided);
+            }
+            program.push(answer(refuse));
             program
         }
     }
+}
+
+/// Answers by whether an argument is one of these values.
+fn compare(index: u32, values: &[u32], found: u32, otherwise: u32) -> Vec<Instruction> {
+    let mut program = vec![instruction(LOAD, 0, 0, argument_at(index))];
+    for (left, value) in (1..=values.len()).rev().zip(values) {
+        let over = u8::try_from(left).unwrap_or(u8::MAX);
+        program.push(instruction(JUMP_EQUAL, over, 0, *value));
+    }
+    program.extend([answer(otherwise), answer(found)]);
+    program
+}
+
+/// Executes `rest` if the condition holds, and otherwise what follows it.
+fn when(condition: Arguments, rest: Vec<Instruction>) -> Vec<Instruction> {
+    let over = over(&rest);
+    let mut program = match condition {
+        Arguments::Equal(index, value) => vec![
+            instruction(LOAD, 0, 0, argument_at(index)),
+            instruction(JUMP_EQUAL, 0, over, value),
+        ],
+        Arguments::Matching(index, values) => {
+            let mut program = vec![instruction(LOAD, 0, 0, argument_at(index))];
+            for (left, value) in (1..=values.len()).rev().zip(values) {
+                let found = u8::try_from(left).unwrap_or(u8::MAX);
+                program.push(instruction(JUMP_EQUAL, found, 0, *value));
+            }
+            program.push(instruction(JUMP, 0, 0, u32::from(over)));
+            program
+        }
+        Arguments::NewValue(index) => vec![
+            instruction(LOAD, 0, 0, high_half_at(index)),
+            instruction(JUMP_EQUAL, 0, 2, 0),
+            instruction(LOAD, 0, 0, argument_at(index)),
+            instruction(JUMP_EQUAL, over, 0, 0),
+        ],
+    };
+    program.extend(rest);
+    program
+}
+
+/// The jump over a short program.
+fn over(program: &[Instruction]) -> u8 {
+    u8::try_from(program.len()).unwrap_or(u8::MAX)
 }
 
 fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> Instruction {
@@ -157,10 +229,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::seccomp_profile::REFUSED_IOCTLS;
+    use crate::seccomp_profile::{
+        ATTACHING_OPTIONS, IPV4_PROTOCOLS, IPV6_PROTOCOLS, NETLINK_PROTOCOLS, REFUSED_IOCTLS,
+    };
+
+    const EINVAL: u32 = 22;
+    const EPROTONOSUPPORT: u32 = 93;
 
     /// What the kernel's interpreter would answer.
-    fn run(program: &[Instruction], architecture: u32, number: u32, arguments: [u32; 6]) -> u32 {
+    fn run(program: &[Instruction], architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let mut at = 0;
         let mut accumulator = 0;
         loop {
@@ -172,7 +249,11 @@ mod tests {
                     accumulator = match step.k {
                         NUMBER_AT => number,
                         ARCHITECTURE_AT => architecture,
-                        offset => arguments[(offset as usize - 16) / 8],
+                        offset => {
+                            let argument = arguments[(offset as usize - 16) / 8];
+                            let half = argument >> (if offset % 8 == 0 { 0 } else { 32 });
+                            u32::try_from(half & u64::from(u32::MAX)).expect("a half")
+                        }
                     };
                 }
                 JUMP => at += step.k as usize,
@@ -185,9 +266,14 @@ mod tests {
         }
     }
 
-    fn call(number: i64, arguments: [u32; 6]) -> u32 {
+    fn call(number: i64, arguments: [u64; 6]) -> u32 {
+        call_of(Variant::Default, number, arguments)
+    }
+
+    fn call_of(variant: Variant, number: i64, arguments: [u64; 6]) -> u32 {
         let number = u32::try_from(number).expect("a number");
-        run(&Filter::compile().program, ARCHITECTURE, number, arguments)
+        let program = Filter::compile(variant).program;
+        run(&program, ARCHITECTURE, number, arguments)
     }
 
     #[test]
@@ -206,20 +292,30 @@ mod tests {
 
     #[test]
     fn arguments_decide_where_they_should() {
-        let first = |value: u32| [value, 0, 0, 0, 0, 0];
+        let first = |value: u64| [value, 0, 0, 0, 0, 0];
         assert_eq!(call(libc::SYS_socket, first(1)), ALLOW);
         for family in [0, 3, 17, 38, 40] {
             assert_eq!(call(libc::SYS_socket, first(family)), ERRNO | EPERM);
         }
-        let netlink = |protocol: u32| call(libc::SYS_socket, [16, 3, protocol, 0, 0, 0]);
-        for protocol in NETLINK_PROTOCOLS {
-            assert_eq!(netlink(protocol), ALLOW);
+        let listed: [(u64, &[u32], &[u32]); 3] = [
+            (16, &NETLINK_PROTOCOLS, &[6, 9, 12, 16, 21]),
+            (2, &IPV4_PROTOCOLS, &[2, 33, 132, 136, 255, 262]),
+            (10, &IPV6_PROTOCOLS, &[1, 132, 136, 255, 262]),
+        ];
+        for (family, allowed, others) in listed {
+            let socket =
+                |protocol: u32| call(libc::SYS_socket, [family, 1, protocol.into(), 0, 0, 0]);
+            for protocol in allowed {
+                assert_eq!(socket(*protocol), ALLOW, "{family} {protocol}");
+            }
+            for protocol in others {
+                assert_eq!(
+                    socket(*protocol),
+                    ERRNO | EPROTONOSUPPORT,
+                    "{family} {protocol}"
+                );
+            }
         }
-        for protocol in [6, 9, 12, 16, 21] {
-            assert_eq!(netlink(protocol), ERRNO | EPROTONOSUPPORT);
-        }
-        // The protocol of another family.
-        assert_eq!(call(libc::SYS_socket, [2, 3, 9, 0, 0, 0]), ALLOW);
         assert_eq!(call(libc::SYS_socketpair, first(1)), ALLOW);
         for family in [2, 30, 38] {
             assert_eq!(call(libc::SYS_socketpair, first(family)), ERRNO | EPERM);
@@ -234,7 +330,7 @@ mod tests {
         }
         assert_eq!(call(libc::SYS_ioctl, [0, 0x5401, 0, 0, 0, 0]), ALLOW);
         for refused in REFUSED_IOCTLS {
-            let verdict = call(libc::SYS_ioctl, [0, refused, 0, 0, 0, 0]);
+            let verdict = call(libc::SYS_ioctl, [0, refused.into(), 0, 0, 0, 0]);
             assert_eq!(verdict, ERRNO | EPERM);
         }
         assert_eq!(call(libc::SYS_personality, first(0xFFFF_FFFF)), ALLOW);
@@ -242,8 +338,65 @@ mod tests {
     }
 
     #[test]
+    fn no_program_is_attached_to_a_socket() {
+        let option = |level, option| call(libc::SYS_setsockopt, [3, level, option, 1, 1, 0]);
+        for attaching in ATTACHING_OPTIONS {
+            assert_eq!(option(1, attaching.into()), ERRNO | EINVAL, "{attaching}");
+            // The same number at another level, TCP.
+            assert_eq!(option(6, attaching.into()), ALLOW, "{attaching}");
+            // The kernel looks at the low half only.
+            assert_eq!(option(1 << 32 | 1, attaching.into()), ERRNO | EINVAL);
+        }
+        // SO_REUSEADDR, SO_DETACH_FILTER, SO_REUSEPORT.
+        for other in [2, 27, 15] {
+            assert_eq!(option(1, other), ALLOW, "{other}");
+        }
+    }
+
+    #[test]
+    fn programs_install_filters_only_where_that_is_allowed() {
+        let by_seccomp = (libc::SYS_seccomp, [1, 0, 8, 0, 0, 0]);
+        let by_prctl = (libc::SYS_prctl, [22, 2, 8, 0, 0, 0]);
+        for (number, arguments) in [by_seccomp, by_prctl] {
+            assert_eq!(call(number, arguments), ERRNO | EINVAL);
+            assert_eq!(call_of(Variant::OwnFilters, number, arguments), ALLOW);
+        }
+        // Strict mode, the query of an action; PR_SET_NAME, and strict mode.
+        for arguments in [[0; 6], [2, 0, 8, 0, 0, 0]] {
+            assert_eq!(call(libc::SYS_seccomp, arguments), ALLOW);
+        }
+        for arguments in [[15, 2, 0, 0, 0, 0], [22, 1, 0, 0, 0, 0]] {
+            assert_eq!(call(libc::SYS_prctl, arguments), ALLOW);
+        }
+    }
+
+    #[test]
+    fn the_limit_of_core_dumps_is_read_and_never_changed() {
+        let success = ERRNO;
+        assert_eq!(call(libc::SYS_setrlimit, [4, 8, 0, 0, 0, 0]), success);
+        assert_eq!(call(libc::SYS_setrlimit, [7, 8, 0, 0, 0, 0]), ALLOW);
+        let prlimit = |resource, new| call(libc::SYS_prlimit64, [0, resource, new, 8, 0, 0]);
+        for new in [8, 1 << 32, u64::MAX] {
+            assert_eq!(prlimit(4, new), success, "{new}");
+            assert_eq!(prlimit(7, new), ALLOW, "{new}");
+        }
+        assert_eq!(prlimit(4, 0), ALLOW);
+    }
+
+    #[test]
+    fn huge_pages_are_not_there() {
+        let refused = ERRNO | EINVAL;
+        let map = |flags| call(libc::SYS_mmap, [0, 4_096, 3, flags, u64::MAX, 0]);
+        assert_eq!((map(0x22), map(0x4_0022)), (ALLOW, refused));
+        let file = |flags| call(libc::SYS_memfd_create, [8, flags, 0, 0, 0, 0]);
+        assert_eq!((file(3), file(4)), (ALLOW, refused));
+        let segment = |flags| call(libc::SYS_shmget, [0, 4_096, flags, 0, 0, 0]);
+        assert_eq!((segment(0o1600), segment(0o5600)), (ALLOW, refused));
+    }
+
+    #[test]
     fn the_program_is_small() {
-        let length = Filter::compile().program.len();
+        let length = Filter::compile(Variant::Default).program.len();
         assert!(length < 400, "{length}");
     }
 
@@ -253,7 +406,7 @@ mod tests {
             architecture in any::<u32>(),
             number in 1_000..=u32::MAX,
         ) {
-            let program = Filter::compile().program;
+            let program = Filter::compile(Variant::Default).program;
             let expected = if architecture == ARCHITECTURE { ERRNO | ENOSYS } else { KILL_PROCESS };
             prop_assert_eq!(run(&program, architecture, number, [0; 6]), expected);
             prop_assert_eq!(run(&program, ARCHITECTURE, number, [0; 6]), ERRNO | ENOSYS);

@@ -4,17 +4,31 @@
 //! library falls back for calls that are newer than the list. [`crate::seccomp_filter`] makes the program
 //! for the kernel.
 
+use Arguments::{Equal, Matching, NewValue};
+
+/// What a kernel without the feature answers, so that programs do without it.
+const EINVAL: u32 = 22;
+const EPROTONOSUPPORT: u32 = 93;
+const EPERM: u32 = 1;
+/// The call succeeds and does nothing.
+const SUCCESS: u32 = 0;
+
 /// Clone flags that make namespaces (clone(2)); NEWTIME overlaps the exit signal and is clone3's.
 const NAMESPACE_FLAGS: u32 = 0x7E02_0000;
 
-/// Socket families: unix, IPv4, IPv6. Netlink is allowed in addition, by protocol.
-pub(crate) const FAMILIES: [u32; 3] = [1, 2, 10];
+/// Socket families (linux/socket.h).
+const UNIX: u32 = 1;
+const IPV4: u32 = 2;
+const IPV6: u32 = 10;
+const NETLINK: u32 = 16;
+
+/// Protocols of internet sockets (linux/in.h): the default one, ICMP, TCP, UDP, ICMPv6. Others, such as
+/// MPTCP and UDP-Lite, are rarely used parts of the kernel; programs fall back to TCP or UDP.
+pub(crate) const IPV4_PROTOCOLS: [u32; 4] = [0, 1, 6, 17];
+pub(crate) const IPV6_PROTOCOLS: [u32; 4] = [0, 6, 17, 58];
 
 /// The only family of socket pairs. The kernel creates sockets of any family before it refuses a pair.
 const PAIR_FAMILIES: [u32; 1] = [1];
-
-/// linux/socket.h.
-pub(crate) const NETLINK: u32 = 16;
 
 /// Netlink protocols: ROUTE (for addresses, in name resolution), `SOCK_DIAG` (for sockets, in ss),
 /// `KOBJECT_UEVENT` (for libudev). The others answer like a kernel without them: programs that write to
@@ -29,6 +43,31 @@ const PERSONALITIES: [u32; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 /// a line discipline, TIOCEXCL keeps others from opening the terminal.
 pub(crate) const REFUSED_IOCTLS: [u32; 4] = [0x5412, 0x541C, 0x5423, 0x540C];
 
+/// `SOL_SOCKET` (asm-generic/socket.h).
+const SOCKET_LEVEL: u32 = 1;
+
+/// Options that attach a program to a socket: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF` and
+/// `SO_ATTACH_REUSEPORT_{CBPF,EBPF}`. Compiled programs take memory of one pool of the kernel
+/// (`net.core.bpf_jit_limit`) that no cgroup is charged for. While it is exhausted, no system call filter
+/// can be installed, so no session starts.
+pub(crate) const ATTACHING_OPTIONS: [u32; 4] = [26, 50, 51, 52];
+
+/// `SECCOMP_SET_MODE_FILTER`, and `PR_SET_SECCOMP` with `SECCOMP_MODE_FILTER`: filters take memory of the
+/// same pool.
+const SECCOMP_SET_MODE_FILTER: u32 = 1;
+const PR_SET_SECCOMP: u32 = 22;
+const SECCOMP_MODE_FILTER: u32 = 2;
+
+/// `RLIMIT_CORE`. Sessions have 1, with which the kernel starts no program that handles core dumps; 0 does
+/// not prevent it. Some programs end if they cannot set it, so a change succeeds without effect.
+const RLIMIT_CORE: u32 = 4;
+
+/// `MAP_HUGETLB`, `MFD_HUGETLB` and `SHM_HUGETLB`: huge pages are reserved by the host, and no memory cgroup
+/// is charged for them.
+const MAP_HUGETLB: u32 = 0x4_0000;
+const MFD_HUGETLB: u32 = 0x4;
+const SHM_HUGETLB: u32 = 0x800;
+
 /// What happens to a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -39,28 +78,42 @@ pub(crate) enum Verdict {
     OneOf(u32, &'static [u32]),
     /// Refused if its argument is one of these.
     NoneOf(u32, &'static [u32]),
-    /// Refused if its argument has one of these bits.
-    NoBits(u32, u32),
-    /// Allowed by [`FAMILIES`] and [`NETLINK_PROTOCOLS`].
-    Socket,
+    /// Answered with this error if its argument has one of these bits.
+    NoBits(u32, u32, u32),
+    /// Answered with this if all of these match, else allowed.
+    Except(&'static [Arguments], u32),
+    /// Decided by the first of these values that its first argument has; refused if it has none. With
+    /// a list, the third argument must be in it; otherwise the call is answered with this error.
+    ByFirst(&'static [(u32, Option<&'static [u32]>)], u32),
+}
+
+/// A condition on an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arguments {
+    /// The low half of it is this.
+    Equal(u32, u32),
+    /// The low half of it is one of these.
+    Matching(u32, &'static [u32]),
+    /// It is no null pointer.
+    NewValue(u32),
+}
+
+/// A variant of the filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Variant {
+    Default,
+    /// The container's programs may install filters, too.
+    OwnFilters,
 }
 
 /// What happens to the call of this number.
-pub(crate) fn verdict(number: i64) -> Verdict {
-    if number == libc::SYS_clone {
-        return Verdict::NoBits(0, NAMESPACE_FLAGS);
-    }
-    if number == libc::SYS_socket {
-        return Verdict::Socket;
-    }
-    if number == libc::SYS_socketpair {
-        return Verdict::OneOf(0, &PAIR_FAMILIES);
-    }
-    if number == libc::SYS_personality {
-        return Verdict::OneOf(0, &PERSONALITIES);
-    }
-    if number == libc::SYS_ioctl {
-        return Verdict::NoneOf(1, &REFUSED_IOCTLS);
+pub(crate) fn verdict(number: i64, variant: Variant) -> Verdict {
+    if let Some(verdict) = by_arguments(number) {
+        let installs = matches!(number, libc::SYS_seccomp | libc::SYS_prctl);
+        return match variant {
+            Variant::OwnFilters if installs => Verdict::Allow,
+            _ => verdict,
+        };
     }
     if ALLOWED.contains(&number) {
         Verdict::Allow
@@ -69,6 +122,40 @@ pub(crate) fn verdict(number: i64) -> Verdict {
     } else {
         Verdict::Unknown
     }
+}
+
+/// What happens to calls that are allowed with some arguments.
+fn by_arguments(number: i64) -> Option<Verdict> {
+    Some(match number {
+        libc::SYS_clone => Verdict::NoBits(0, NAMESPACE_FLAGS, EPERM),
+        libc::SYS_socket => Verdict::ByFirst(
+            &[
+                (NETLINK, Some(&NETLINK_PROTOCOLS)),
+                (IPV4, Some(&IPV4_PROTOCOLS)),
+                (IPV6, Some(&IPV6_PROTOCOLS)),
+                (UNIX, None),
+            ],
+            EPROTONOSUPPORT,
+        ),
+        libc::SYS_socketpair => Verdict::OneOf(0, &PAIR_FAMILIES),
+        libc::SYS_personality => Verdict::OneOf(0, &PERSONALITIES),
+        libc::SYS_ioctl => Verdict::NoneOf(1, &REFUSED_IOCTLS),
+        libc::SYS_setsockopt => Verdict::Except(
+            &[Equal(1, SOCKET_LEVEL), Matching(2, &ATTACHING_OPTIONS)],
+            EINVAL,
+        ),
+        libc::SYS_seccomp => Verdict::Except(&[Equal(0, SECCOMP_SET_MODE_FILTER)], EINVAL),
+        libc::SYS_prctl => Verdict::Except(
+            &[Equal(0, PR_SET_SECCOMP), Equal(1, SECCOMP_MODE_FILTER)],
+            EINVAL,
+        ),
+        libc::SYS_setrlimit => Verdict::Except(&[Equal(0, RLIMIT_CORE)], SUCCESS),
+        libc::SYS_prlimit64 => Verdict::Except(&[Equal(1, RLIMIT_CORE), NewValue(2)], SUCCESS),
+        libc::SYS_mmap => Verdict::NoBits(3, MAP_HUGETLB, EINVAL),
+        libc::SYS_memfd_create => Verdict::NoBits(1, MFD_HUGETLB, EINVAL),
+        libc::SYS_shmget => Verdict::NoBits(2, SHM_HUGETLB, EINVAL),
+        _ => return None,
+    })
 }
 
 /// Refused with EPERM. clone3 is in neither list: its flags are in memory, which a filter cannot read,
@@ -158,18 +245,17 @@ pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_fsetxattr, libc::SYS_listxattr, libc::SYS_llistxattr, libc::SYS_flistxattr,
     libc::SYS_removexattr, libc::SYS_lremovexattr, libc::SYS_fremovexattr,
     libc::SYS_inotify_init1, libc::SYS_inotify_add_watch, libc::SYS_inotify_rm_watch,
-    libc::SYS_memfd_create,
     // Waiting.
     libc::SYS_ppoll, libc::SYS_pselect6, libc::SYS_epoll_create1, libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_eventfd2, libc::SYS_signalfd4,
     libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_timerfd_gettime,
-    // Sockets, except for making them.
+    // Sockets, except for making them and for their options.
     libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4,
     libc::SYS_connect, libc::SYS_getsockname, libc::SYS_getpeername, libc::SYS_sendto,
     libc::SYS_recvfrom, libc::SYS_sendmsg, libc::SYS_recvmsg, libc::SYS_sendmmsg,
-    libc::SYS_recvmmsg, libc::SYS_setsockopt, libc::SYS_getsockopt, libc::SYS_shutdown,
+    libc::SYS_recvmmsg, libc::SYS_getsockopt, libc::SYS_shutdown,
     // Memory.
-    libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_mprotect, libc::SYS_madvise,
+    libc::SYS_munmap, libc::SYS_mremap, libc::SYS_mprotect, libc::SYS_madvise,
     libc::SYS_brk, libc::SYS_msync, libc::SYS_mincore, libc::SYS_mlock, libc::SYS_mlock2,
     libc::SYS_munlock, libc::SYS_munlockall, libc::SYS_membarrier,
     libc::SYS_get_mempolicy, libc::SYS_pkey_alloc, libc::SYS_pkey_free, libc::SYS_pkey_mprotect,
@@ -178,7 +264,7 @@ pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_execve, libc::SYS_execveat, libc::SYS_exit, libc::SYS_exit_group, libc::SYS_wait4,
     libc::SYS_waitid, libc::SYS_kill, libc::SYS_tkill, libc::SYS_tgkill, libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal, libc::SYS_getpid, libc::SYS_getppid, libc::SYS_gettid,
-    libc::SYS_getpgid, libc::SYS_setpgid, libc::SYS_getsid, libc::SYS_setsid, libc::SYS_prctl,
+    libc::SYS_getpgid, libc::SYS_setpgid, libc::SYS_getsid, libc::SYS_setsid,
     libc::SYS_set_tid_address, libc::SYS_set_robust_list, libc::SYS_get_robust_list,
     libc::SYS_rseq, libc::SYS_futex, libc::SYS_futex_waitv,
     libc::SYS_sched_yield,
@@ -187,9 +273,9 @@ pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_sched_get_priority_max, libc::SYS_sched_get_priority_min,
     libc::SYS_sched_rr_get_interval, libc::SYS_sched_getattr, libc::SYS_sched_setattr,
     libc::SYS_getpriority, libc::SYS_setpriority, libc::SYS_ioprio_get, libc::SYS_ioprio_set,
-    libc::SYS_getrlimit, libc::SYS_setrlimit, libc::SYS_prlimit64, libc::SYS_getrusage,
+    libc::SYS_getrlimit, libc::SYS_getrusage,
     libc::SYS_times, libc::SYS_ptrace, libc::SYS_getcpu, libc::SYS_restart_syscall,
-    libc::SYS_seccomp, libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule,
     libc::SYS_landlock_restrict_self,
     // Users.
     libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid,
@@ -207,7 +293,7 @@ pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_timer_create, libc::SYS_timer_settime, libc::SYS_timer_gettime,
     libc::SYS_timer_getoverrun, libc::SYS_timer_delete,
     // System V and POSIX IPC, in the container's namespace.
-    libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl, libc::SYS_semget,
+    libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl, libc::SYS_semget,
     libc::SYS_semop, libc::SYS_semtimedop, libc::SYS_semctl, libc::SYS_msgget, libc::SYS_msgsnd,
     libc::SYS_msgrcv, libc::SYS_msgctl, libc::SYS_mq_open, libc::SYS_mq_unlink,
     libc::SYS_mq_timedsend, libc::SYS_mq_timedreceive, libc::SYS_mq_notify,

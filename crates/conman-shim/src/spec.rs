@@ -217,6 +217,10 @@ pub struct Hardening {
     /// The list of allowed system calls. It implies `no_new_privileges`.
     pub seccomp: bool,
     pub no_new_privileges: bool,
+    /// Its programs may install system call filters. Their number cannot be bounded, and each takes kernel
+    /// memory that all programs of the host share (`net.core.bpf_jit_limit`).
+    #[serde(default)]
+    pub own_filters: bool,
     /// Hidden and read-only paths in /proc.
     pub masked_proc: bool,
     /// Capabilities of root in the container, without `CAP_`; `None` is the short list.
@@ -228,6 +232,7 @@ impl Default for Hardening {
         Self {
             seccomp: true,
             no_new_privileges: true,
+            own_filters: false,
             masked_proc: true,
             capabilities: None,
         }

@@ -441,10 +441,88 @@ def raw_sockets():
         try:
             socket.socket(family, socket.SOCK_RAW, protocol)
         except OSError as error:
-            if error.errno in REFUSED:
+            if error.errno in (*REFUSED, errno.EPROTONOSUPPORT):
                 continue
             raise
         raise Reached(f"a raw socket of family {family}")
+
+
+@attack
+def socket_protocols():
+    """Protocols that few programs need: MPTCP, UDP-Lite, SCTP, DCCP, L2TP."""
+    for family in (2, 10):
+        for kind, protocol in ((1, 262), (2, 136), (1, 132), (5, 132), (6, 33), (2, 115)):
+            try:
+                call(41, family, kind, protocol)
+            except OSError:
+                continue
+            raise Reached(f"protocol {protocol} of family {family}")
+
+
+# A classic program of one instruction: everything passes, or every system call is allowed.
+def one_instruction(value, buffer=[]):
+    buffer.append(ctypes.create_string_buffer(struct.pack("<HBBI", 6, 0, 0, value)))
+    return struct.pack("<HxxxxxxQ", 1, ctypes.addressof(buffer[-1]))
+
+
+@attack
+def socket_filters():
+    """Programs of sockets take memory of one pool of the kernel, which every session's start needs."""
+    everything = one_instruction(0xFFFFFFFF)
+    nothing = struct.pack("<i", -1)
+    for name, option, value in (("SO_ATTACH_FILTER", 26, everything),
+                                ("SO_ATTACH_BPF", 50, nothing),
+                                ("SO_ATTACH_REUSEPORT_CBPF", 51, everything),
+                                ("SO_ATTACH_REUSEPORT_EBPF", 52, nothing)):
+        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # The kernel looks at the low halves of the two numbers only.
+        for high in (0, 1 << 32):
+            try:
+                call(54, one.fileno(), 1 | high, option | high, value, len(value))
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    continue
+                raise Reached(f"{name} came to {errno.errorcode[error.errno]}") from None
+            raise Reached(name)
+
+
+@attack
+def own_filters():
+    """System call filters take memory of the same pool."""
+    allow = one_instruction(0x7FFF0000)
+
+    def install(*arguments):
+        def attempt():
+            call(157, 38, 1, 0, 0, 0)
+            call(*arguments, allow)
+            return 77
+
+        return attempt
+
+    for name, arguments in (("seccomp", (317, 1, 0)), ("prctl", (157, 22, 2))):
+        code = in_child(install(*arguments))
+        if code == 77:
+            raise Reached(name)
+        if code != errno.EINVAL:
+            raise Reached(f"{name} came to {code}")
+
+
+@attack
+def huge_pages():
+    """The host reserves them, and no memory cgroup is charged for them."""
+    for name, attempt in (
+        ("MAP_HUGETLB", lambda: call(9, 0, 2 << 20, 3, 0x40022, -1, 0)),
+        ("MFD_HUGETLB", lambda: call(319, b"huge", 4)),
+        ("SHM_HUGETLB", lambda: call(29, 0, 2 << 20, 0o5600)),
+    ):
+        try:
+            attempt()
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                continue
+            raise Reached(f"{name} came to {errno.errorcode[error.errno]}") from None
+        raise Reached(name)
 
 
 @attack
@@ -589,7 +667,7 @@ def priorities():
 
 @attack
 def resource_limits():
-    for name in ("NOFILE", "MEMLOCK", "SIGPENDING", "MSGQUEUE", "RTPRIO", "NPROC", "CORE"):
+    for name in ("NOFILE", "MEMLOCK", "SIGPENDING", "MSGQUEUE", "RTPRIO", "NPROC"):
         limit = {"SIGPENDING": 11, "MSGQUEUE": 12, "RTPRIO": 14}.get(name)
         limit = limit if limit is not None else getattr(resource, f"RLIMIT_{name}")
         _, hard = resource.getrlimit(limit)
@@ -603,6 +681,25 @@ def resource_limits():
         except (OSError, ValueError):
             continue
         raise Reached(f"RLIMIT_{name} can be raised")
+
+
+@attack
+def core_handlers():
+    """With a pipe in core_pattern, the host runs a program as root for each crash, unless RLIMIT_CORE
+    is exactly 1."""
+    both = struct.pack("<QQ", 0, 0)
+    attempts = (
+        ("nothing", lambda: None),
+        ("setrlimit", lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))),
+        ("setrlimit(2)", lambda: call(160, resource.RLIMIT_CORE, both)),
+        ("prlimit64(2)", lambda: call(302, 0, resource.RLIMIT_CORE, both, 0)),
+        ("prlimit", lambda: resource.prlimit(0, resource.RLIMIT_CORE, (0, 0))),
+    )
+    for name, attempt in attempts:
+        attempt()
+        limits = resource.getrlimit(resource.RLIMIT_CORE)
+        if limits != (1, 1):
+            raise Reached(f"RLIMIT_CORE is {limits} after {name}")
 
 
 @attack
@@ -665,10 +762,10 @@ def descriptors_of_others():
 
 
 MASKED = [
-    "acpi", "asound", "bus/pci/devices", "config.gz", "crypto", "diskstats", "driver/rtc", "fb",
+    "acpi", "asound", "bus/pci/devices", "cmdline", "config.gz", "crypto", "diskstats", "driver/rtc", "fb",
     "interrupts", "iomem", "ioports", "kcore", "key-users", "keys", "kmsg", "kpagecgroup",
     "kpagecount", "kpageflags", "latency_stats", "locks", "mdstat", "misc", "mtrr",
-    "pagetypeinfo", "sched_debug", "schedstat", "scsi/scsi", "slabinfo", "swaps", "sysrq-trigger",
+    "pagetypeinfo", "pressure", "sched_debug", "schedstat", "scsi/scsi", "slabinfo", "swaps", "sysrq-trigger",
     "timer_list", "timer_stats", "vmallocinfo",
 ]
 # What any process may know, and no session can change or learn from.
@@ -744,9 +841,19 @@ def kernel_triggers():
                 except OSError:
                     continue
                 os.close(descriptor)
-                # Pressure files take a write from everybody: a trigger of the writer's own.
-                if not directory.startswith("/proc/pressure"):
-                    raise Reached(f"{path} can be written")
+                raise Reached(f"{path} can be written")
+
+
+@attack
+def pressure_triggers():
+    """Each trigger costs a grace period of the kernel when the process that wrote it ends."""
+    for name in ("cpu", "io", "memory", "irq"):
+        try:
+            descriptor = os.open(f"/proc/pressure/{name}", os.O_RDWR | os.O_NONBLOCK)
+            os.write(descriptor, b"some 150000 2000000\0")
+        except OSError:
+            continue
+        raise Reached(f"a trigger in /proc/pressure/{name}")
 
 
 @attack
@@ -1234,6 +1341,91 @@ def take_queues():
             time.sleep(3600)
         taken += struct.unpack("<I", os.read(reader, 4))[0]
     print("taken", taken * 82_000, flush=True)
+    time.sleep(3600)
+
+
+def hold_one():
+    return socket.socketpair()
+
+
+def hold_timer():
+    identifier = ctypes.c_int(0)
+    call(222, 1, 0, ctypes.byref(identifier))
+
+
+def hold_trigger():
+    descriptor = os.open("/proc/pressure/cpu", os.O_RDWR | os.O_NONBLOCK)
+    os.write(descriptor, b"some 150000 2000000\0")
+    return descriptor
+
+
+def hold_file():
+    descriptor = os.open("/tmp/burden", os.O_CREAT | os.O_RDWR)
+    os.unlink("/tmp/burden")
+    os.posix_fallocate(descriptor, 0, 2 << 20)
+    return descriptor
+
+
+def hold_watch():
+    watch = LIBC.inotify_init1(0)
+    if watch < 0 or LIBC.inotify_add_watch(watch, b"/tmp", 2) < 0:
+        raise OSError("inotify")
+    return watch
+
+
+def hold_nest():
+    """Descriptors that wait for descriptors, four deep."""
+    last = os.eventfd(0)
+    held = [last]
+    for _ in range(4):
+        outer = select.epoll()
+        outer.register(last, select.EPOLLIN)
+        held.append(outer)
+        last = outer.fileno()
+    return held
+
+
+def hold_connection(server=[]):
+    if not server:
+        server.append(socket.create_server(("127.0.0.1", 0), backlog=64))
+    client = socket.create_connection(server[0].getsockname())
+    return client, server[0].accept()
+
+
+def hold_mapping():
+    return mmap.mmap(-1, 4096, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+
+
+def hold_filter():
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    program = one_instruction(0xFFFFFFFF)
+    call(54, one.fileno(), 1, 26, program, len(program))
+    return one
+
+
+# What a session can leave to the kernel to clean up, and how much of each.
+BURDENS = {
+    "sockets": (hold_one, 5_000), "timers": (hold_timer, 8_000), "triggers": (hold_trigger, 1_000),
+    "files": (hold_file, 20), "watches": (hold_watch, 2_000), "nests": (hold_nest, 1_000),
+    "connections": (hold_connection, 1_000), "mappings": (hold_mapping, 5_000),
+    "filters": (hold_filter, 2_000),
+    "pipes": (os.pipe, 2_000), "terminals": (os.openpty, 1_000),
+    "nulls": (lambda: os.open("/dev/null", os.O_RDWR), 50_000),
+}
+
+
+def burden(kind):
+    """Takes as many of these as it gets, and holds them until it is killed."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    hold, most = BURDENS[kind]
+    held = []
+    error = "all"
+    try:
+        while len(held) < most:
+            held.append(hold())
+    except OSError as stopped:
+        error = stopped
+    print("burdened", len(held), error, flush=True)
     time.sleep(3600)
 
 

@@ -76,6 +76,13 @@ const HELD_BY: &[(&str, &[Layer])] = &[
     ("capabilities", &[Capabilities]),
     ("set_user_id_programs", &[SystemCalls, NoNewPrivileges]),
     ("memory_of_others", &[SystemCalls]),
+    ("kernel_triggers", &[MaskedFiles]),
+    ("pressure_triggers", &[MaskedFiles]),
+    ("huge_pages", &[SystemCalls]),
+    ("core_handlers", &[SystemCalls]),
+    ("socket_filters", &[SystemCalls]),
+    ("own_filters", &[SystemCalls]),
+    ("socket_protocols", &[SystemCalls]),
 ];
 
 impl Layer {
@@ -137,6 +144,7 @@ fn only(layer: Option<Layer>) -> Hardening {
     Hardening {
         seccomp: layer == Some(SystemCalls),
         no_new_privileges: layer == Some(NoNewPrivileges),
+        own_filters: false,
         masked_proc: layer == Some(MaskedFiles),
         capabilities: (layer != Some(Capabilities)).then(|| all.map(str::to_owned).to_vec()),
     }

@@ -3,8 +3,8 @@
 use std::pin::Pin;
 
 use crate::outside::{
-    accounts, binds, deaths, entering, host, http_backends, images, limits, logs, starvation,
-    terminals,
+    accounts, binds, burdens, deaths, entering, host, http_backends, images, limits, logs,
+    starvation, terminals,
 };
 use crate::world::{Verdict, World};
 
@@ -114,13 +114,19 @@ pub(crate) static TABLE: &[Probe] = &[
     entry!(Outside, "limits", limits::cve_2022_31030, "CVE-2022-31030 (containerd): endless output of a command"),
     inside("limits", "resource_limits", "open files, signals, queues, locked memory"),
     inside("limits", "locked_memory", "mlockall"),
+    inside("limits", "huge_pages", "huge pages of the host"),
+    inside("limits", "core_handlers", "programs in core_pattern, run by the host for each crash"),
+    inside("limits", "socket_filters", "all of net.core.bpf_jit_limit by programs of sockets"),
+    inside("limits", "own_filters", "all of net.core.bpf_jit_limit by filters of system calls"),
     entry!(Outside, "accounts", accounts::inotify_instances, "inotify instances of the host's root"),
     entry!(Outside, "accounts", accounts::queued_signals_of_root, "queued signals of the host's root"),
     entry!(Outside, "accounts", accounts::message_queues, "POSIX message queues"),
+    entry!(Alone, "accounts", burdens::shared_pools, "whatever the kernel counts for the whole host"),
     inside("accounts", "asynchronous_io", "io_setup and fs.aio-max-nr"),
     inside("accounts", "keys", "keyrings"),
     entry!(Alone, "starvation", starvation::starved_commands, "execs into a session without CPU"),
     entry!(Alone, "starvation", starvation::starved_death, "the death of a session without CPU"),
+    entry!(Alone, "starvation", burdens::long_deaths, "what the kernel has to clean up after a death"),
     entry!(Alone, "starvation", starvation::starts_that_hang, "starts that do not come up"),
     inside("starvation", "priorities", "nice, real-time and I/O priorities"),
     inside("starvation", "out_of_memory_score", "oom_score_adj"),
@@ -149,6 +155,7 @@ pub(crate) static TABLE: &[Probe] = &[
     inside("files", "kernel_addresses", "kallsyms"),
     inside("files", "kernel_settings", "core_pattern, modprobe, binfmt_misc and all of /proc/sys"),
     inside("files", "kernel_triggers", "sysrq-trigger, uevent_helper"),
+    inside("files", "pressure_triggers", "triggers in /proc/pressure, which make a death long"),
     inside("files", "host_paths", "paths of the host in mountinfo"),
     inside("files", "cve_2021_21334", "CVE-2021-21334 (containerd): variables of others"),
     inside("files", "cve_2022_0847", "CVE-2022-0847 (Linux): Dirty Pipe"),
@@ -176,6 +183,7 @@ pub(crate) static TABLE: &[Probe] = &[
     inside("calls", "memory_policies", "NUMA"),
     inside("calls", "foreign_entries", "i386 and x32"),
     inside("calls", "socket_families", "socket families"),
+    inside("calls", "socket_protocols", "rarely used protocols"),
     inside("calls", "raw_sockets", "raw sockets"),
     inside("calls", "netlink_families", "netlink families"),
     inside("calls", "network_administration", "interfaces and marks"),

@@ -150,6 +150,7 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
             preempt_grace_ms: 0,
             tty: false,
             log_streams: false,
+            own_filters: false,
             on_node_loss: conman_proto::OnNodeLoss::Wait,
             restarted: None,
             node_labels: BTreeMap::new(),

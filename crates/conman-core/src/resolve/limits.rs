@@ -9,8 +9,9 @@ use crate::spec_policy::{
     MIN_DISK_INODES, MIN_MEMORY_BYTES, SpecPolicy,
 };
 
-/// Terminals of a native session whose spec sets no limit.
-const DEFAULT_PTYS: u32 = 16;
+/// Terminals of a native session whose spec sets no limit: few, because threads of the kernel, which no
+/// session is charged for, carry the bytes between the two ends of a terminal.
+const DEFAULT_PTYS: u32 = 4;
 /// Maximum `ptys`: the kernel's default for the whole host.
 const MAX_PTYS: u32 = 4_096;
 

@@ -553,6 +553,30 @@ fn a_good_policy_has_no_mistakes_and_a_bad_one_names_them_all() {
     );
 }
 
+#[test]
+fn only_a_template_of_native_sessions_allows_own_filters() {
+    let mut policy = SpecPolicy {
+        default_runtime: RuntimeKind::Native,
+        ..policy()
+    };
+    let own = |policy: &SpecPolicy| {
+        let request = SessionRequest {
+            template: Some("python".to_owned()),
+            ..SessionRequest::default()
+        };
+        let spec = resolve(policy, &id(), &request);
+        spec.map(|spec| spec.own_filters)
+    };
+    assert_eq!(own(&policy), Ok(false));
+    let template = policy.templates.get_mut("python").expect("there");
+    template.own_filters = true;
+    assert_eq!(own(&policy), Ok(true));
+    let template = policy.templates.get_mut("python").expect("there");
+    template.runtime = Some(RuntimeKind::Docker);
+    let mistakes = own(&policy).expect_err("refused");
+    assert_eq!(fields(&mistakes), ["own_filters"]);
+}
+
 /// A number near the bounds or anywhere.
 fn numbers() -> impl Strategy<Value = Option<u32>> {
     proptest::option::weighted(0.6, prop_oneof![0_u32..1_200, any::<u32>()])

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use bollard::models::{
     ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType,
-    RestartPolicy, RestartPolicyNameEnum,
+    ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 use conman_proto::Network;
 
@@ -36,6 +36,37 @@ const CAPABILITIES: [&str; 8] = [
     "NET_BIND_SERVICE",
     "SETGID",
     "SETUID",
+];
+
+/// Paths that are hidden from containers: what Docker hides, which this list replaces, and what native
+/// sessions are not shown either. A trigger in `/proc/pressure` costs a grace period of the kernel when its
+/// writer dies.
+const MASKED: [&str; 25] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/cmdline",
+    "/proc/config.gz",
+    "/proc/diskstats",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/kmsg",
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/latency_stats",
+    "/proc/locks",
+    "/proc/pressure",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/slabinfo",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmallocinfo",
+    "/sys/devices/system/cpu/cpu0/thermal_throttle",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
 ];
 
 /// Maximum size of a log file. There are two: while the newer one fills, the older one stays.
@@ -137,6 +168,13 @@ fn host_config(
         cap_drop: Some(vec!["ALL".to_owned()]),
         cap_add: Some(CAPABILITIES.map(str::to_owned).to_vec()),
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        masked_paths: Some(MASKED.map(str::to_owned).to_vec()),
+        // With exactly 1, the kernel starts no program of core_pattern when a program crashes.
+        ulimits: Some(vec![ResourcesUlimits {
+            name: Some("core".to_owned()),
+            soft: Some(1),
+            hard: Some(1),
+        }]),
         memory,
         // Equal to the memory: no additional swap.
         memory_swap: memory,

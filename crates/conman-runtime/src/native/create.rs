@@ -109,7 +109,10 @@ impl Inner {
             files,
             binds,
             network: StoredLink::spec(link.as_ref()),
-            hardening: Hardening::default(),
+            hardening: Hardening {
+                own_filters: plan.spec.own_filters,
+                ..Hardening::default()
+            },
         };
         Ok(StoredPlan {
             launch,

@@ -2,7 +2,6 @@
 //! otherwise by measuring.
 
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,11 +12,11 @@ use conman_proto::ResolvedSpec;
 use super::Inner;
 use super::store::ContainerDir;
 use crate::shared::container_files::host_error;
-use crate::{ContainerKey, ContainerPlan, RuntimeError};
+use crate::{ContainerKey, ContainerPlan, DiskExcess, RuntimeError};
 
-/// Most descriptors and mappings of one container that are searched for files without a name: a
-/// tenth of a second's work.
-const MAX_LOOKS: usize = 50_000;
+/// Most descriptors and mappings of one container that are searched for files without a name: a few tenths
+/// of a second's work. One with more cannot be measured.
+const MAX_LOOKS: usize = 200_000;
 
 impl Inner {
     /// Sets the limits of a container's new directory, if the file system supports them. If that
@@ -51,15 +50,15 @@ impl Inner {
         &self,
         key: &ContainerKey,
         limits: DiskUsage,
-    ) -> Result<Option<DiskUsage>, RuntimeError> {
+    ) -> Result<Option<DiskExcess>, RuntimeError> {
         let dir = self.store.container(key);
         let failed = |source| host_error("measure", dir.path(), source);
         let mut excess = None;
         // Twice: a file that is moved during a measurement may count twice.
         for _ in 0..2 {
             match self.disk_usage(key, dir.path(), limits) {
-                Ok(Some(usage)) if !usage.is_within(limits) => excess = Some(usage),
-                Ok(_) => return Ok(None),
+                Ok(None) => return Ok(None),
+                Ok(found) => excess = found,
                 // It has been removed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(failed(error)),
@@ -73,25 +72,23 @@ impl Inner {
         key: &ContainerKey,
         directory: &Path,
         limits: DiskUsage,
-    ) -> io::Result<Option<DiskUsage>> {
+    ) -> io::Result<Option<DiskExcess>> {
         if ProjectQuotas::is_limited(directory)? {
             return Ok(None);
         }
         let mut usage = tree_usage(directory, limits.inodes)?;
         if !usage.is_within(limits) {
-            return Ok(Some(usage));
+            return Ok(Some(DiskExcess::Measured(usage)));
         }
-        let mut pids = self.kernel.pids(key)?;
+        let pids = self.kernel.pids(key)?;
         let root = |pid: &i32| fs::metadata(format!("/proc/{pid}/root")).ok();
         // Files of an overlay have its device number, or that of the file system below.
         let mut devices = vec![fs::metadata(directory)?.dev()];
         devices.extend(pids.iter().find_map(root).map(|root| root.dev()));
-        if !pids.is_empty() {
-            // If there are too many, each call starts at another one.
-            let start = RandomState::new().hash_one(()) % pids.len() as u64;
-            pids.rotate_left(usize::try_from(start).unwrap_or_default());
-        }
-        usage += nameless_usage(&pids, &devices, MAX_LOOKS);
-        Ok(Some(usage))
+        let Some(nameless) = nameless_usage(&pids, &devices, MAX_LOOKS) else {
+            return Ok(Some(DiskExcess::Unmeasurable));
+        };
+        usage += nameless;
+        Ok((!usage.is_within(limits)).then_some(DiskExcess::Measured(usage)))
     }
 }

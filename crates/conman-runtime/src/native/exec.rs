@@ -76,7 +76,7 @@ async fn exec(
 ) -> Result<ExecIo, RuntimeError> {
     let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
     let prepare = move || same.command(&owned, &asked);
-    let program = super::away(ACTION, prepare).await?;
+    let (program, hardening) = super::away(ACTION, prepare).await?;
     let is_bulk = files.is_some();
     let name = inner.next_command();
     let spec = ExecSpec {
@@ -86,7 +86,7 @@ async fn exec(
         container: super::store::name(&key),
         terminal: plan.tty.is_some(),
         program,
-        hardening: Hardening::default(),
+        hardening,
     };
     let (near, far) = streams(&plan, is_bulk).map_err(|source| {
         host_error(
@@ -130,12 +130,12 @@ async fn exec(
 }
 
 impl Inner {
-    /// Returns what to run. Blocks.
+    /// Returns what to run, and the container's layers of protection. Blocks.
     pub(super) fn command(
         &self,
         key: &ContainerKey,
         plan: &ExecPlan,
-    ) -> Result<conman_shim::ProgramSpec, RuntimeError> {
+    ) -> Result<(conman_shim::ProgramSpec, Hardening), RuntimeError> {
         let dir = self.store.container(key);
         let stored = dir.plan()?.ok_or_else(|| RuntimeError::NoSuchContainer {
             subject: key.to_string(),
@@ -149,7 +149,8 @@ impl Inner {
             .chain(&layers)
             .map(std::path::PathBuf::as_path)
             .collect();
-        program::command(key, &stored.launch.program, plan, &directories)
+        let program = program::command(key, &stored.launch.program, plan, &directories)?;
+        Ok((program, stored.launch.hardening))
     }
 }
 

@@ -91,7 +91,9 @@ fn is_the_hosts(error: &LaunchError) -> bool {
             Errno::USERS,
         ]
         .iter()
-        .any(|lack| lack.raw_os_error() == *errno),
+        .map(|lack| lack.raw_os_error())
+        .chain([LaunchError::NO_FILTER_MEMORY])
+        .any(|lack| lack == *errno),
         LaunchError::Spec { .. }
         | LaunchError::CommandNotFound { .. }
         | LaunchError::NotExecutable { .. }
@@ -152,7 +154,9 @@ mod tests {
             let refused = LinkError::Refused(CallError::Launch { error });
             start_failed("start", "alice", refused)
         };
+        let no_filter_memory = Errno::from_raw_os_error(LaunchError::NO_FILTER_MEMORY);
         for error in [
+            step(no_filter_memory),
             step(Errno::NOSPC),
             step(Errno::NOMEM),
             LaunchError::LauncherDied,

@@ -219,7 +219,12 @@ impl KeptStreams for NativeRuntime {
 }
 
 /// The order for the shim.
-fn spec(key: &ContainerKey, id: ExecId, program: ProgramSpec, plan: ExecPlan) -> ExecSpec {
+fn spec(
+    key: &ContainerKey,
+    id: ExecId,
+    (program, hardening): (ProgramSpec, Hardening),
+    plan: ExecPlan,
+) -> ExecSpec {
     let description = Description {
         command: plan.command,
         user: plan.user,
@@ -240,7 +245,7 @@ fn spec(key: &ContainerKey, id: ExecId, program: ProgramSpec, plan: ExecPlan) ->
             timeout_ms: plan.timeout.map(milliseconds),
             label: description.label(),
         }),
-        hardening: Hardening::default(),
+        hardening,
     }
 }
 

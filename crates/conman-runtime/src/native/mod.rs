@@ -54,8 +54,8 @@ use crate::shared::removals::some_at_a_time;
 use crate::shim_link::{Link, LinkError, ShimCommand};
 use crate::shim_lookups::Found;
 use crate::{
-    ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer, RuntimeError,
-    RuntimeInfo, Started,
+    ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, RunningContainer,
+    RuntimeError, RuntimeInfo, Started,
 };
 use ends::{End, Ends, end};
 use failure::call_failed;
@@ -365,7 +365,7 @@ impl Lifecycle for NativeRuntime {
         &self,
         key: &ContainerKey,
         limits: DiskUsage,
-    ) -> Result<Option<DiskUsage>, RuntimeError> {
+    ) -> Result<Option<DiskExcess>, RuntimeError> {
         let (inner, key) = (Arc::clone(&self.inner), key.clone());
         away("measure", move || inner.excess_disk_usage(&key, limits)).await
     }

@@ -25,16 +25,19 @@ use crate::spec::LaunchSpec;
 
 /// Hidden from containers where the kernel has them: files by /dev/null, directories by an empty one. The
 /// same as Docker's, except for /sys, which is not mounted. In addition, files that show other
-/// containers' activity (disks, locks) or the kernel's configuration.
-const MASKED: [&CStr; 13] = [
+/// containers' activity (disks, locks, pressure) or the kernel's configuration.
+/// `pressure` also takes triggers, each of which costs a grace period of the kernel when its writer dies.
+const MASKED: [&CStr; 15] = [
     c"acpi",
     c"asound",
+    c"cmdline",
     c"config.gz",
     c"diskstats",
     c"kcore",
     c"keys",
     c"latency_stats",
     c"locks",
+    c"pressure",
     c"sched_debug",
     c"scsi",
     c"timer_list",

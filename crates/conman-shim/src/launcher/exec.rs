@@ -65,7 +65,7 @@ impl Launcher {
             program: &order.spec.program,
             hardening: &order.spec.hardening,
             capabilities: capabilities.map_err(|error| LaunchError::Spec { error })?,
-            filter: &self.filter,
+            filter: self.filters.of(order.spec.hardening.own_filters),
         };
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
         // Only these enter the container.

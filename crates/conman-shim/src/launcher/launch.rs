@@ -23,7 +23,7 @@ use super::under_way::{Clock, Failure, UnderWay, last_words};
 use crate::ids::RANGE_SIZE;
 use crate::options::ShimOptions;
 use crate::protocol::{LaunchError, Phases};
-use crate::seccomp_filter::Filter;
+use crate::seccomp_filter::Filters;
 use crate::seqpacket;
 use crate::spec::{LaunchSpec, NetworkSpec};
 
@@ -54,7 +54,7 @@ pub(super) struct Launcher {
     freezer: Freezer,
     pub(super) sweeping: Sweeping,
     places: Places,
-    pub(super) filter: Filter,
+    pub(super) filters: Filters,
     proc_paths: ProcPaths,
 }
 
@@ -112,7 +112,7 @@ impl Launcher {
         let features = Features::probe().map_err(step("probe the kernel"))?;
         let features = features.without(&options.do_without);
         let proc_paths = ProcPaths::probe();
-        let filter = Filter::compile();
+        let filters = Filters::compile();
         let places = Places::make(&sole, &options.roots)?;
         // Only now: cgroups' paths are valid in the workshop.
         let layout = CgroupLayout::detect().map_err(step("find the cgroups"))?;
@@ -133,7 +133,7 @@ impl Launcher {
             sole,
             features,
             places,
-            filter,
+            filters,
             proc_paths,
         })
     }
@@ -314,7 +314,7 @@ impl Launcher {
                 spec,
                 features: &self.features,
                 capabilities,
-                filter: &self.filter,
+                filter: self.filters.of(spec.hardening.own_filters),
                 proc_paths: &self.proc_paths,
                 socket: &theirs,
                 link,

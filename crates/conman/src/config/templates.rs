@@ -45,6 +45,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         request,
         runtime: section.parsed("runtime", runtime_kind),
         start_on_connect: section.boolean("start_on_connect").unwrap_or(false),
+        own_filters: section.boolean("own_filters").unwrap_or(false),
     };
     section.finish();
     template

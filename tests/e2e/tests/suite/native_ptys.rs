@@ -94,7 +94,7 @@ async fn terminals_are_bounded_by_each_sessions_spec() {
     let output = exec(&api, "none", &["python3", "-c", OPEN_ALL]).await;
     assert!(output.starts_with("0 "), "{output}");
     assert_eq!(exec(&api, "none", &["ls", "/dev/pts"]).await, "");
-    let default = "16 /dev/pts/0 No space left on device\n";
+    let default = "4 /dev/pts/0 No space left on device\n";
     assert_eq!(
         exec(&api, "other", &["python3", "-c", OPEN_ALL]).await,
         default

@@ -2,6 +2,7 @@
 
 pub(crate) mod accounts;
 pub(crate) mod binds;
+pub(crate) mod burdens;
 pub(crate) mod deaths;
 pub(crate) mod entering;
 pub(crate) mod host;

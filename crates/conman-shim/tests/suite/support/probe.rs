@@ -178,6 +178,7 @@ pub(crate) fn nothing_but_namespaces() -> Hardening {
     Hardening {
         seccomp: false,
         no_new_privileges: false,
+        own_filters: false,
         masked_proc: false,
         capabilities: Some(all.map(str::to_owned).to_vec()),
     }

@@ -1,0 +1,50 @@
+//! Pools of the host that no limit of a session bounds, and whose exhaustion by one session others notice.
+
+use crate::checks::{advised_setting, setting};
+use crate::diagnosis::Check;
+use crate::footprint::Footprint;
+use crate::host::Host;
+use crate::limit::Limit;
+
+/// The least memory that an open file takes, in bytes: `struct file` of Linux 6.12 and its slab.
+const FILE_BYTES: u64 = 192;
+
+/// `net.ipv4.tcp_tw_reuse` for all connections; 2, the kernel's default, is for those to loopback only.
+const REUSE: u64 = 1;
+
+/// While this pool is exhausted, no system call filter can be installed, so no session starts.
+pub(crate) fn compiled_filters(host: &Host, footprint: &Footprint) -> Limit {
+    setting(
+        host,
+        "net.core.bpf_jit_limit",
+        "bytes of compiled filters: a system call filter for each session and each command in it",
+        None,
+        footprint.filter_bytes,
+    )
+}
+
+/// With a limit above what all memory can hold, the memory limits of sessions bound their open files.
+pub(crate) fn open_files(host: &Host) -> Option<Check> {
+    let needed = host.total_memory()? / FILE_BYTES;
+    advised_setting(
+        host,
+        "fs.file-max",
+        needed,
+        "open files, those that sessions may open included",
+        |present| present < needed,
+        "one session can open as many files as its memory holds; with less than the whole memory holds, \
+         one can take them from all others",
+    )
+}
+
+/// A connection that was closed keeps its local port for a minute.
+pub(crate) fn local_ports(host: &Host) -> Option<Check> {
+    advised_setting(
+        host,
+        "net.ipv4.tcp_tw_reuse",
+        REUSE,
+        "whether local ports of closed connections are used again at once",
+        |present| present != REUSE,
+        "the egress proxy connects from this host, whose 28,000 ports to one target two sessions can use up",
+    )
+}
