@@ -30,7 +30,6 @@ pub mod node_api;
 mod own_route;
 mod passage;
 mod peer_backend;
-mod peer_tunnel;
 mod remote_body;
 mod remote_call;
 mod restarter;

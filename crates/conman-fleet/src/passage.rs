@@ -31,3 +31,11 @@ impl Passage {
         }
     }
 }
+
+/// Pending for what does not count as passing through.
+pub(crate) async fn closes(passage: &mut Option<Passage>) {
+    match passage {
+        Some(passage) => passage.closes().await,
+        None => std::future::pending().await,
+    }
+}

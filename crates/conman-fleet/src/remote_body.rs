@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::Passage;
 use crate::lost_nodes::becomes_lost;
-use crate::peer_tunnel::closes;
+use crate::passage::closes;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

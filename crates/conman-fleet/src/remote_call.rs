@@ -1,6 +1,7 @@
 //! Calls of another node's API, on behalf of a caller.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use conman_auth::Caller;
@@ -8,7 +9,10 @@ use conman_core::{Closing, error_chain};
 use conman_peer::headers::{
     X_CONMAN_GENERATION, X_CONMAN_MISDIRECTED, strip_forged, strip_hop_by_hop,
 };
-use conman_peer::{PeerAddress, PeerBody, RefusedBy, RequestError, caller_header, may_be_repeated};
+use conman_peer::{
+    PeerAddress, PeerBody, Protocol, RefusedBy, RequestError, Side, Tunnel, TunnelOptions,
+    caller_header, may_be_repeated,
+};
 use conman_proto::Generation;
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName,
@@ -18,19 +22,24 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::Body;
 use http_body_util::Full;
-use hyper::upgrade::OnUpgrade;
+use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
+use metrics::Counter;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use crate::passage::closes;
 use crate::remote_body::RemoteBody;
-use crate::{FleetMap, NoAddress, Node, Passage, peer_tunnel};
+use crate::{FleetMap, NoAddress, Node, Passage};
 
 /// `1`: the sender knows that the generation has ended, and requests exactly that one.
 pub const X_CONMAN_ENDED: HeaderName = HeaderName::from_static("x-conman-ended");
 
 /// The caller's credentials, which end at this node, and what is set again for each connection.
 const OF_CALLER: [HeaderName; 6] = [AUTHORIZATION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, ORIGIN];
+
+/// Longest time without progress while bytes of a WebSocket wait to be written.
+const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The generation that a request is about.
 #[derive(Debug, Clone, Copy)]
@@ -237,22 +246,37 @@ fn switch(
     request: &BufferedRequest,
     mut response: Response<PeerBody>,
     lost: watch::Receiver<Option<Closing>>,
-    passage: Option<Passage>,
+    mut passage: Option<Passage>,
 ) -> Result<Response<RemoteBody>, CallError> {
     let Some(here) = request.on_upgrade() else {
         let why = "the node switches to a protocol that was not requested".to_owned();
         return Err(CallError::Unanswered { why });
     };
     let there = hyper::upgrade::on(&mut response);
+    let upgrade = response.headers().get(UPGRADE).cloned();
+    let is_websocket =
+        |upgrade: &HeaderValue| upgrade.as_bytes().eq_ignore_ascii_case(b"websocket");
+    let protocol = match upgrade.as_ref().is_some_and(is_websocket) {
+        true => Protocol::WebSocket,
+        false => Protocol::Other,
+    };
     let (mut parts, empty) = response.into_parts();
     let empty = RemoteBody::new(empty, lost.clone(), None, false);
     tokio::spawn(async move {
         let (Ok(here), Ok(there)) = tokio::join!(here, there) else {
             return;
         };
-        peer_tunnel::carry(TokioIo::new(here), TokioIo::new(there), lost, passage).await;
+        let options = TunnelOptions {
+            write_stall_timeout: WRITE_STALL_TIMEOUT,
+            // The node has closed it, and would have named a reason.
+            reason_timeout: Duration::ZERO,
+            to_session_bytes: Counter::noop(),
+            to_client_bytes: Counter::noop(),
+        };
+        Tunnel::new(side(here), side(there), protocol, options, lost)
+            .run(async { closes(&mut passage).await })
+            .await;
     });
-    let upgrade = parts.headers.get(UPGRADE).cloned();
     strip(&mut parts.headers);
     if let Some(upgrade) = upgrade {
         parts.headers.insert(UPGRADE, upgrade);
@@ -261,6 +285,13 @@ fn switch(
     parts.headers.insert(CONNECTION, connection);
     parts.extensions = http::Extensions::new();
     Ok(Response::from_parts(parts, empty))
+}
+
+fn side(upgraded: Upgraded) -> Side<TokioIo<Upgraded>> {
+    Side {
+        stream: TokioIo::new(upgraded),
+        read_already: Bytes::new(),
+    }
 }
 
 /// Removes the fields of the connection, and those that only conman may set.

@@ -14,7 +14,7 @@ const OPCODE_CLOSE: u8 = 0x8;
 ///
 /// Only headers are examined: extensions may change payloads, not lengths.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct FrameTracker {
+pub(crate) struct FrameTracker {
     position: Position,
     close_seen: bool,
 }
@@ -43,19 +43,17 @@ impl Default for Position {
 
 impl FrameTracker {
     /// Whether a frame may begin here.
-    #[must_use]
-    pub fn at_boundary(&self) -> bool {
+    pub(crate) fn at_boundary(&self) -> bool {
         matches!(self.position, Position::Header { have: 0, .. })
     }
 
     /// Whether the server has sent a whole Close frame.
-    #[must_use]
-    pub fn close_seen(&self) -> bool {
+    pub(crate) fn close_seen(&self) -> bool {
         self.close_seen && self.at_boundary()
     }
 
     /// Processes all `bytes`.
-    pub fn advance(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn advance(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let used = self.step(bytes);
             bytes = &bytes[used..];
@@ -63,7 +61,7 @@ impl FrameTracker {
     }
 
     /// Processes `bytes` up to the first boundary among them, and returns their number.
-    pub fn advance_to_boundary(&mut self, bytes: &[u8]) -> usize {
+    pub(crate) fn advance_to_boundary(&mut self, bytes: &[u8]) -> usize {
         let mut used = 0;
         while used < bytes.len() {
             used += self.step(&bytes[used..]);
@@ -136,8 +134,7 @@ fn payload_len(header: &[u8; MAX_HEADER_BYTES]) -> Option<u64> {
 }
 
 /// An unmasked Close frame with the code and the reason.
-#[must_use]
-pub fn close_frame(closing: &Closing) -> Vec<u8> {
+pub(crate) fn close_frame(closing: &Closing) -> Vec<u8> {
     let reason = closing.reason().as_bytes();
     let reason = &reason[..reason.len().min(Closing::MAX_REASON_BYTES)];
     // At most 125: a control frame's payload, and what the single length byte can express.

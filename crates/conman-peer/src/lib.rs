@@ -7,9 +7,10 @@
 //! - [`PeerClient`] sends the requests for other nodes' APIs; `conman-proxy` has a pool in each worker for those
 //!   of sessions.
 //! - [`headers`] has the rules for header fields between two connections; [`PeerRefusal`] says why a node
-//!   does not serve a request; [`FrameTracker`] finds the boundaries of a WebSocket's frames.
+//!   does not serve a request.
+//! - [`Tunnel`] copies bytes after an upgrade, and closes a WebSocket with a reason, between two frames.
 //!
-//! Tasks: one for each connection, which ends with it.
+//! Tasks: one for each connection, which ends with it. The callers run the tunnels.
 //!
 //! Absent on purpose: where sessions are, what is sent again after a refusal (`conman-fleet`).
 //!
@@ -20,6 +21,7 @@
 mod accept;
 mod address;
 mod answer_heads;
+mod buffers;
 mod caller_header;
 mod client;
 mod connection;
@@ -28,9 +30,11 @@ mod frames;
 pub mod headers;
 mod liveness;
 mod pool;
+mod pump;
 mod refusal;
 mod stream;
 mod tls_stream;
+mod tunnel;
 mod watchdog;
 
 pub use accept::{PeerAccept, PeerAcceptor};
@@ -40,9 +44,9 @@ pub use caller_header::{caller_header, remote_caller};
 pub use client::{PeerBody, PeerClient, RefusedBy, RequestError, may_be_repeated};
 pub use connection::{Connection, ConnectionIo, ConnectionLimits};
 pub use dial::{DialError, Dialer};
-pub use frames::{FrameTracker, close_frame};
 pub use liveness::{LIVENESS, Liveness, Unresponsive};
 pub use pool::{Destination, KeepLimits, Lease, Pool, SendError};
 pub use refusal::{NO_ROOM, PeerRefusal};
 pub use stream::{Stream, Transport};
+pub use tunnel::{Protocol, Side, Tunnel, TunnelOptions};
 pub use watchdog::Watchdog;

@@ -50,7 +50,6 @@ mod address;
 mod answer;
 mod backend;
 mod body;
-mod buffers;
 mod client_io;
 mod confine;
 mod deferred_body;
@@ -66,9 +65,7 @@ mod options;
 mod outgoing;
 mod peers;
 mod proxy;
-mod pump;
 mod route;
-mod tunnel;
 mod upgrade;
 mod worker;
 

@@ -1,11 +1,12 @@
 //! Forwards requests to change the protocol, and starts their tunnels.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use conman_core::ActivityGuard;
 use conman_peer::headers::{connection_has, strip_forged, strip_hop_by_hop};
-use conman_peer::{ConnectionIo, PeerRefusal, Stream};
+use conman_peer::{ConnectionIo, PeerRefusal, Protocol, Side, Stream, Tunnel, TunnelOptions};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
 };
@@ -13,6 +14,7 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
+use tokio::sync::watch;
 
 use crate::answer::{RequestFault, Unforwarded};
 use crate::body::{Fault, RequestBody, ResponseBody};
@@ -20,9 +22,20 @@ use crate::client_io::ClientIo;
 use crate::destination::Lease;
 use crate::forward::{self, bad_answer, session_response};
 use crate::hop::{self, Tried};
-use crate::tunnel::{Protocol, Side, Tunnel};
-use crate::worker::{ClientConnection, PanicGuard};
+use crate::worker::{ClientConnection, PanicGuard, Stage};
 use crate::{Route, SubprotocolAnswer, Way};
+
+/// How long a tunnel whose session has disappeared waits for the reason.
+///
+/// The kernel closes a killed program's sockets at once. The session's death and move are known
+/// only after its death certificate, which takes seconds if a thousand die together.
+const DEATH_GRACE: Duration = Duration::from_secs(5);
+
+/// The tunnels of a node that leaves are closed within this time, so that not all clients connect again
+/// at once.
+const CLOSING_SPREAD: Duration = Duration::from_secs(2);
+/// Number of groups that they are closed in.
+const CLOSING_GROUPS: u32 = 40;
 
 /// A well-formed request to change the protocol.
 #[derive(Debug)]
@@ -157,11 +170,27 @@ fn spawn_tunnel(
         };
         let _guard = PanicGuard::new(&worker.meters);
         let _counted = worker.meters.tunnel();
-        Tunnel::new(client, session, protocol, &worker, closing)
-            .run()
+        let close_after = CLOSING_SPREAD / CLOSING_GROUPS * worker.meters.group(CLOSING_GROUPS);
+        let options = TunnelOptions {
+            write_stall_timeout: worker.options.write_stall_timeout,
+            reason_timeout: DEATH_GRACE,
+            to_session_bytes: worker.meters.to_session_bytes.clone(),
+            to_client_bytes: worker.meters.to_client_bytes.clone(),
+        };
+        Tunnel::new(client, session, protocol, options, closing)
+            .run(is_closed(worker.stage.clone(), close_after))
             .await;
         drop((activity, admission));
     });
+}
+
+/// Ready once the proxy closes this tunnel: `after` the node begins to close connections, or at once
+/// when the proxy stops.
+async fn is_closed(mut stage: watch::Receiver<Stage>, after: Duration) {
+    // A dropped sender is the end, too.
+    let _ = stage.wait_for(|stage| *stage >= Stage::Closing).await;
+    let stopped = stage.wait_for(|stage| *stage >= Stage::Draining);
+    let _ = tokio::time::timeout(after, stopped).await;
 }
 
 /// Whether the 101 changes to exactly the requested protocol.

@@ -1,5 +1,9 @@
+//! The buffers of tunnels. A tunnel owns one only while bytes wait to be written.
+
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Read size of a tunnel: a WebSocket message of 64 KiB with its header in one call.
 const LARGE_BYTES: usize = 128 * 1024;
@@ -11,26 +15,30 @@ const SMALL_BYTES: usize = 8 * 1024;
 /// alignment of 16 bytes took four times as long on the tested machines.
 const ALIGNMENT: usize = 64;
 
-/// Most large buffers that the tunnels of one worker hold at a time: 32 MiB.
+/// Most large buffers that the tunnels of one thread hold at a time: 32 MiB.
 const MAX_LARGE_HELD: usize = 256;
 
-/// Most free large buffers that a worker keeps. Tunnels that drain at once need one or two.
+/// Most free large buffers that a thread keeps. Tunnels that drain at once need one or two.
 const MAX_LARGE_FREE: usize = 16;
 
 thread_local! {
-    static SHELF: RefCell<Shelf> = const { RefCell::new(Shelf { free: Vec::new(), held: 0 }) };
+    static FREE: RefCell<FreeBuffers> = RefCell::default();
 }
 
-/// The buffers of one worker thread.
-struct Shelf {
+/// The buffers of one thread.
+#[derive(Default)]
+struct FreeBuffers {
     free: Vec<Box<[u8]>>,
-    held: usize,
+    /// Counted by the buffers: a task may drop one on another thread.
+    held: Arc<AtomicUsize>,
 }
 
-/// A buffer of the worker's shelf; dropping it puts it back.
+/// A buffer; dropping it makes it free again.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     memory: Box<[u8]>,
+    /// For a large one: the count of the thread that it was taken on.
+    held: Option<Arc<AtomicUsize>>,
     /// The aligned part of the memory.
     range: Range<usize>,
 }
@@ -38,17 +46,26 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// A buffer with the content of an earlier user.
     pub(crate) fn take() -> Self {
-        let large = SHELF.with_borrow_mut(|shelf| {
-            if shelf.held >= MAX_LARGE_HELD {
+        let large = FREE.with_borrow_mut(|buffers| {
+            if buffers.held.load(Ordering::Relaxed) >= MAX_LARGE_HELD {
                 return None;
             }
-            shelf.held += 1;
-            Some(shelf.free.pop().unwrap_or_else(|| allocate(LARGE_BYTES)))
+            buffers.held.fetch_add(1, Ordering::Relaxed);
+            let memory = buffers.free.pop();
+            let memory = memory.unwrap_or_else(|| allocate(LARGE_BYTES));
+            Some((memory, Arc::clone(&buffers.held)))
         });
-        let memory = large.unwrap_or_else(|| allocate(SMALL_BYTES));
+        let (memory, held) = match large {
+            Some((memory, held)) => (memory, Some(held)),
+            None => (allocate(SMALL_BYTES), None),
+        };
         let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT - 1);
         let range = start..start + memory.len() - (ALIGNMENT - 1);
-        Self { memory, range }
+        Self {
+            memory,
+            held,
+            range,
+        }
     }
 }
 
@@ -59,16 +76,16 @@ fn allocate(bytes: usize) -> Box<[u8]> {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.len() != LARGE_BYTES {
+        let Some(held) = &self.held else {
             return;
-        }
+        };
+        held.fetch_sub(1, Ordering::Relaxed);
         let memory = std::mem::take(&mut self.memory);
-        // A thread that ends has no shelf any more; the buffer is then freed.
-        let _ = SHELF.try_with(|shelf| {
-            let mut shelf = shelf.borrow_mut();
-            shelf.held = shelf.held.saturating_sub(1);
-            if shelf.free.len() < MAX_LARGE_FREE {
-                shelf.free.push(memory);
+        // A thread that ends keeps no buffers; this one is then freed.
+        let _ = FREE.try_with(|buffers| {
+            let free = &mut buffers.borrow_mut().free;
+            if free.len() < MAX_LARGE_FREE {
+                free.push(memory);
             }
         });
     }
@@ -112,6 +129,6 @@ mod tests {
         assert_eq!(held.last().map(|buffer| buffer.len()), Some(SMALL_BYTES));
         drop(held);
         assert_eq!(Buffer::take().len(), LARGE_BYTES);
-        SHELF.with_borrow(|shelf| assert_eq!(shelf.free.len(), MAX_LARGE_FREE));
+        FREE.with_borrow(|buffers| assert_eq!(buffers.free.len(), MAX_LARGE_FREE));
     }
 }

@@ -1,3 +1,5 @@
+//! Copies bytes between a client and a session after an upgrade, and closes both sides with a reason.
+
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -6,19 +8,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_core::Closing;
+use metrics::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 
+use crate::frames::{FrameTracker, close_frame};
 use crate::pump::{Direction, PumpError};
-use crate::worker::{Stage, WorkerContext};
-use conman_peer::Watchdog;
-use conman_peer::{FrameTracker, close_frame};
-
-/// How long a tunnel whose session has disappeared waits for the reason.
-///
-/// The kernel closes a killed program's sockets at once. The session's death and move are known
-/// only after its death certificate, which takes seconds if a thousand die together.
-const DEATH_GRACE: Duration = Duration::from_secs(5);
+use crate::watchdog::Watchdog;
 
 /// How long a tunnel stays open without a byte once one side has ended: the other side may still
 /// answer for a while, but a dead peer must not keep it for ever.
@@ -27,26 +23,31 @@ const HALF_CLOSED_IDLE: Duration = Duration::from_secs(300);
 /// Time for the peers of a closing tunnel: to take the Close frame, and to close after it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The tunnels of a node that leaves are closed within this time, so that not all clients connect again
-/// at once.
-const CLOSING_SPREAD: Duration = Duration::from_secs(2);
-/// Number of groups that they are closed in.
-const CLOSING_GROUPS: u32 = 40;
-
 /// Bytes read at once while a tunnel closes.
 const SCRATCH_BYTES: usize = 2 * 1024;
 
 /// One end of a tunnel as the upgrade left it.
 #[derive(Debug)]
-pub(crate) struct Side<S> {
-    pub(crate) stream: S,
+pub struct Side<S> {
+    pub stream: S,
     /// Bytes that hyper had read beyond the head; they come before all others.
-    pub(crate) read_already: Bytes,
+    pub read_already: Bytes,
+}
+
+/// How a tunnel waits, and where its bytes are counted.
+#[derive(Debug, Clone)]
+pub struct TunnelOptions {
+    /// Longest time without progress while bytes wait to be written.
+    pub write_stall_timeout: Duration,
+    /// How long a tunnel whose session has disappeared waits for the reason.
+    pub reason_timeout: Duration,
+    pub to_session_bytes: Counter,
+    pub to_client_bytes: Counter,
 }
 
 /// The protocol of a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub enum Protocol {
     WebSocket,
     /// Anything whose boundaries are unknown.
     Other,
@@ -55,18 +56,16 @@ pub(crate) enum Protocol {
 /// A client and a session that exchange bytes after an upgrade.
 ///
 /// ```text
-/// flowing ──> both sides ended, or one broke ──────────────> closed
-///    │  └──> session gone without a Close frame ──> told why? ─no─> closed
+/// flowing ──> both sides ended, or one broke ────────────────────> closed
+///    │  └──> session gone without a Close frame ──> reason? ─no──> closed
 ///    │                                                 │yes
-///    └──> told to close ───────────────────────────────┴──> Close frame at a boundary ──> closed
+///    └──> ordered to close ────────────────────────────┴──> Close frame at a boundary ──> closed
 /// ```
 #[derive(Debug)]
-pub(crate) struct Tunnel<C, S> {
+pub struct Tunnel<C, S> {
     flow: Flow<C, S>,
     closing: watch::Receiver<Option<Closing>>,
-    stage: watch::Receiver<Stage>,
-    /// When it is closed, counted from the stage that closes tunnels.
-    close_after: Duration,
+    reason_timeout: Duration,
 }
 
 /// The two sides and the bytes on their way between them.
@@ -99,7 +98,7 @@ enum Ended {
     /// The session disappeared without a Close frame to the client.
     SessionGone,
     /// It was ordered to end.
-    ToldToClose(Closing),
+    Ordered(Closing),
 }
 
 impl<C, S> Tunnel<C, S>
@@ -107,24 +106,32 @@ where
     C: AsyncRead + AsyncWrite + Unpin,
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    pub(crate) fn new(
+    pub fn new(
         client: Side<C>,
         session: Side<S>,
         protocol: Protocol,
-        worker: &WorkerContext,
+        options: TunnelOptions,
         closing: watch::Receiver<Option<Closing>>,
     ) -> Self {
         let mut frames = match protocol {
             Protocol::WebSocket => Some(Frames::default()),
             Protocol::Other => None,
         };
-        let stall = worker.options.write_stall_timeout;
-        let to_session = worker.meters.to_session_bytes.clone();
-        let to_client = worker.meters.to_client_bytes.clone();
+        let stall = options.write_stall_timeout;
         let up_frames = frames.as_mut().map(|frames| &mut frames.up);
-        let up = Direction::new(client.read_already, up_frames, stall, to_session);
+        let up = Direction::new(
+            client.read_already,
+            up_frames,
+            stall,
+            options.to_session_bytes,
+        );
         let down_frames = frames.as_mut().map(|frames| &mut frames.down);
-        let down = Direction::new(session.read_already, down_frames, stall, to_client);
+        let down = Direction::new(
+            session.read_already,
+            down_frames,
+            stall,
+            options.to_client_bytes,
+        );
         let flow = Flow {
             client: client.stream,
             session: session.stream,
@@ -138,41 +145,40 @@ where
         Self {
             flow,
             closing,
-            stage: worker.stage.clone(),
-            close_after: CLOSING_SPREAD / CLOSING_GROUPS * worker.meters.group(CLOSING_GROUPS),
+            reason_timeout: options.reason_timeout,
         }
     }
 
-    /// Tunnels until one side ends it or it is ordered to end, and closes both sides.
-    pub(crate) async fn run(self) {
+    /// Tunnels until one side ends it, `closing` has a reason, or this node `leaves`, and closes both
+    /// sides.
+    pub async fn run(self, leaves: impl Future<Output = ()>) {
         let Self {
             mut flow,
             mut closing,
-            mut stage,
-            close_after,
+            reason_timeout,
         } = self;
         let ended = tokio::select! {
             biased;
             // Cancel safe: bytes on their way stay in the flow.
             ended = poll_fn(|cx| flow.poll(cx)) => ended,
             // Cancel safe: watch channels keep their value.
-            Some(closing) = told(&mut closing) => Ended::ToldToClose(closing),
-            // Likewise.
-            () = is_closed(&mut stage, close_after) => {
-                Ended::ToldToClose(Closing::service_restart("the node leaves, connect again"))
+            Some(closing) = reason(&mut closing) => Ended::Ordered(closing),
+            // Dropped with the tunnel.
+            () = leaves => {
+                Ended::Ordered(Closing::service_restart("the node leaves, connect again"))
             }
         };
         let closing = match ended {
             Ended::Closed => return,
-            Ended::ToldToClose(closing) => closing,
+            Ended::Ordered(closing) => closing,
             Ended::SessionGone => {
-                match tokio::time::timeout(DEATH_GRACE, told(&mut closing)).await {
+                match tokio::time::timeout(reason_timeout, reason(&mut closing)).await {
                     Ok(Some(closing)) => closing,
                     Ok(None) | Err(_) => return,
                 }
             }
         };
-        match tokio::time::timeout(CLOSE_TIMEOUT, flow.say_farewell(&closing)).await {
+        match tokio::time::timeout(CLOSE_TIMEOUT, flow.close_with_reason(&closing)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a tunnel closed without a Close frame"),
             Err(_elapsed) => tracing::debug!("a client did not read its Close frame in time"),
@@ -253,7 +259,7 @@ where
 
     /// Sends the reason to the client of a WebSocket, after a whole frame of the session. Clients of
     /// other protocols see only the end.
-    async fn say_farewell(&mut self, closing: &Closing) -> io::Result<()> {
+    async fn close_with_reason(&mut self, closing: &Closing) -> io::Result<()> {
         self.finish_frame().await?;
         let Some(frames) = &self.frames else {
             return Ok(());
@@ -313,18 +319,45 @@ fn poll_discard<C: AsyncRead + Unpin>(cx: &mut Context<'_>, client: &mut C) -> P
     }
 }
 
-/// How the session's tunnels are to be closed, once that is known; `None` if the sender was
+/// Returns why the session's tunnels are to be closed, once that is known; `None` if the sender was
 /// dropped.
-async fn told(closing: &mut watch::Receiver<Option<Closing>>) -> Option<Closing> {
-    let told = closing.wait_for(Option::is_some).await.ok()?;
-    told.clone()
+async fn reason(closing: &mut watch::Receiver<Option<Closing>>) -> Option<Closing> {
+    let reason = closing.wait_for(Option::is_some).await.ok()?;
+    reason.clone()
 }
 
-/// Ready once the proxy closes this tunnel: `after` the node begins to close connections, or at once
-/// when the proxy stops.
-async fn is_closed(stage: &mut watch::Receiver<Stage>, after: Duration) {
-    // A dropped sender is the end, too.
-    let _ = stage.wait_for(|stage| *stage >= Stage::Closing).await;
-    let stopped = stage.wait_for(|stage| *stage >= Stage::Draining);
-    let _ = tokio::time::timeout(after, stopped).await;
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_end_of_the_daemon_is_no_reason_to_close_a_tunnel() {
+        const EMPTY_TEXT: [u8; 2] = [0x81, 0];
+        let (client, mut client_end) = duplex(64);
+        let (session, mut session_end) = duplex(64);
+        let (sender, closing) = watch::channel(None);
+        drop(sender);
+        let side = |stream| Side {
+            stream,
+            read_already: Bytes::new(),
+        };
+        let options = TunnelOptions {
+            write_stall_timeout: Duration::from_secs(60),
+            reason_timeout: Duration::ZERO,
+            to_session_bytes: Counter::noop(),
+            to_client_bytes: Counter::noop(),
+        };
+        let (client, session) = (side(client), side(session));
+        let tunnel = Tunnel::new(client, session, Protocol::WebSocket, options, closing);
+        tokio::spawn(tunnel.run(std::future::pending()));
+        tokio::task::yield_now().await;
+        let sent = session_end.write_all(&EMPTY_TEXT).await;
+        sent.expect("room for it");
+        let mut received = [0; 2];
+        let read = client_end.read_exact(&mut received).await;
+        read.expect("it is open");
+        assert_eq!(received, EMPTY_TEXT);
+    }
 }

@@ -1,3 +1,5 @@
+//! Moves the bytes of a tunnel one way.
+
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,8 +11,8 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::buffers::Buffer;
-use conman_peer::FrameTracker;
-use conman_peer::Watchdog;
+use crate::frames::FrameTracker;
+use crate::watchdog::Watchdog;
 
 /// Reads in one turn before the worker's other tunnels get theirs. With full buffers that is 1
 /// MiB; an exchange of small messages needs one.
