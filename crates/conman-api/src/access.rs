@@ -12,7 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use conman_auth::{Caller, CallerOrigin, Scope};
 use conman_listen::Place;
 
-use crate::hop::{ByPeer, Hop};
+use crate::forwarding::{ByPeer, Forwarder};
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::server::Peer;
 use crate::{ApiState, Listener};
@@ -37,7 +37,7 @@ pub(crate) async fn authenticate(
 ) -> Response {
     let (mut parts, body) = request.into_parts();
     if let Some(map) = state.others() {
-        parts.extensions.insert(Hop {
+        parts.extensions.insert(Forwarder {
             node: Arc::clone(&state.node),
             map: Arc::clone(map),
         });

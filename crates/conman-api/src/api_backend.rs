@@ -5,7 +5,7 @@ use std::io;
 use async_trait::async_trait;
 use axum::Router;
 use conman_peer::Stream;
-use conman_proxy::{Backend, HOP_HEAD_BYTES, HOP_HEADERS};
+use conman_proxy::{ADDED_HEAD_BYTES, ADDED_HEADERS, Backend};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -31,8 +31,8 @@ impl ApiBackend {
         Self {
             router,
             options: ServeOptions {
-                max_headers: options.max_headers + HOP_HEADERS,
-                max_header_bytes: options.max_header_bytes + HOP_HEAD_BYTES,
+                max_headers: options.max_headers + ADDED_HEADERS,
+                max_header_bytes: options.max_header_bytes + ADDED_HEAD_BYTES,
                 ..options
             },
             closing,

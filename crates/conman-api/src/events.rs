@@ -1,8 +1,8 @@
 //! The events of all nodes as one stream.
 //!
 //! ```text
-//! journal ─────────────────────────────────────┐
-//! another node's journal ─> local ─hop─> remote ─> merge ─> the client
+//! journal ─> local ────────────────────────────┬─> merge ─> the client
+//! another node's journal ─> local ══> remote ──┘      (══: between two nodes)
 //! ```
 //!
 //! [`local`] reads pages of this node's journal, for its clients and for other nodes. [`remote`]

@@ -3,7 +3,7 @@
 //! [`router`] is the whole API as an axum router over a running [`Node`]; [`serve_tcp`] and
 //! [`serve_unix`] put it on a listener with bounds on connections, headers and time. The crate
 //! owns no state and no policy: a handler reads the request, calls the node, and writes the
-//! answer. Requests about another node's sessions are forwarded (`hop`).
+//! answer. Requests about another node's sessions are forwarded (`forwarding`).
 //!
 //! A request passes, outermost first: an id, a log line and a metric; problems written out;
 //! preflights of allowed pages answered (CORS); panics caught; the caller authenticated
@@ -27,7 +27,7 @@ mod exec_socket;
 mod field_errors;
 mod fleet_list;
 mod fleet_timeline;
-mod hop;
+mod forwarding;
 mod image_errors;
 mod image_view;
 mod json_body;

@@ -23,7 +23,7 @@ impl From<EnsureError> for ApiError {
             .retryable(error.is_retryable())
             .limit(limit_met(&error));
         if is_elsewhere(&error) {
-            crate::hop::misdirected(refusal)
+            crate::forwarding::misdirected(refusal)
         } else {
             refusal
         }
@@ -39,7 +39,7 @@ impl From<StopError> for ApiError {
         };
         let refusal = kind.because(chain(&error));
         match error {
-            StopError::Moved { .. } => crate::hop::misdirected(refusal),
+            StopError::Moved { .. } => crate::forwarding::misdirected(refusal),
             _ => refusal,
         }
     }
@@ -61,7 +61,7 @@ impl From<RestartError> for ApiError {
     fn from(error: RestartError) -> Self {
         match error {
             RestartError::NotWanted { .. } => {
-                crate::hop::misdirected(Kind::ELSEWHERE.because(chain(&error)))
+                crate::forwarding::misdirected(Kind::ELSEWHERE.because(chain(&error)))
             }
             RestartError::NotStarted { source, .. } => source.into(),
         }
@@ -171,7 +171,9 @@ pub fn locate_problem(error: &LocateError) -> Problem {
         LocateError::Route(error) => return route_problem(error),
         LocateError::Answered { problem, .. } => return (**problem).clone(),
         LocateError::Registry(_) => Kind::NO_REGISTRY,
-        LocateError::Unreachable(_) | LocateError::NoAnswer { .. } => Kind::NODE_UNREACHABLE,
+        LocateError::Unreachable(_) | LocateError::CutOff { .. } | LocateError::NoAnswer { .. } => {
+            Kind::NODE_UNREACHABLE
+        }
         LocateError::Refused(_) => Kind::NODE_REFUSES,
         LocateError::NoNode { .. } => Kind::NO_NODE,
         LocateError::Moves { .. } => Kind::MOVES,
@@ -185,7 +187,7 @@ pub(crate) fn route_error(error: &RouteError) -> ApiError {
     let refusal = ApiError::from(Box::new(route_problem(error)));
     match error {
         RouteError::NotStarted { source, .. } if is_elsewhere(source) => {
-            crate::hop::misdirected(refusal)
+            crate::forwarding::misdirected(refusal)
         }
         _ => refusal,
     }

@@ -30,7 +30,7 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterE
 use utoipa_axum::routes;
 
 use crate::access::{self, Needed};
-use crate::hop::{self, BodyLimit};
+use crate::forwarding::{self, BodyLimit};
 use crate::json_body::{MAX_BODY_BYTES, MAX_EXEC_BODY_BYTES};
 use crate::{ApiState, layers, openapi};
 
@@ -119,25 +119,31 @@ fn home(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
 
 /// Likewise, with a larger limit of the body.
 fn home_of(max_bytes: usize, routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
-    routes.layer(from_fn_with_state(BodyLimit(max_bytes), hop::to_owner))
+    routes.layer(from_fn_with_state(
+        BodyLimit(max_bytes),
+        forwarding::to_owner,
+    ))
 }
 
 /// A route that makes a session without a given name: the node that starts it answers.
 fn named(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
     routes.layer(from_fn_with_state(
         BodyLimit(MAX_BODY_BYTES),
-        hop::with_generated_id,
+        forwarding::with_generated_id,
     ))
 }
 
 /// A route about one session whose body has any size: the session's node reads it.
 fn streamed(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
-    routes.layer(from_fn(hop::stream_to_owner))
+    routes.layer(from_fn(forwarding::stream_to_owner))
 }
 
 /// A route about one node: that node answers.
 fn at_node(routes: UtoipaMethodRouter<ApiState>) -> UtoipaMethodRouter<ApiState> {
-    routes.layer(from_fn_with_state(BodyLimit(MAX_BODY_BYTES), hop::to_node))
+    routes.layer(from_fn_with_state(
+        BodyLimit(MAX_BODY_BYTES),
+        forwarding::to_node,
+    ))
 }
 
 /// The routes for other nodes only, which are not in the description.

@@ -77,6 +77,7 @@ impl Membership {
                 standing: standing(known, now, fence_ms),
                 fenced_at: known.fenced_at,
                 is_late: is_late(known, now, timing),
+                heartbeat_ago_ms: now.since(known.heartbeat_at),
                 announcement: known.text.as_ref().map(|text| text.announcement.clone()),
                 announced_ago_ms: now.since(known.text_at),
             })
@@ -93,6 +94,7 @@ impl Membership {
                     standing: PeerStanding::Live,
                     fenced_at: None,
                     is_late: false,
+                    heartbeat_ago_ms: 0,
                     announcement: None,
                     announced_ago_ms: 0,
                 },
@@ -100,6 +102,7 @@ impl Membership {
             // Anything else stored is from an earlier life.
             own.announcement = told;
             own.is_late = false;
+            own.heartbeat_ago_ms = 0;
             own.announced_ago_ms = 0;
             peers.push(own);
         }

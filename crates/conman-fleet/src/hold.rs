@@ -22,6 +22,14 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const ANNOUNCED_SOON: Duration = Duration::from_secs(5);
 const ANNOUNCED_INTERVAL: Duration = Duration::from_millis(250);
 
+/// How long a request waits for a node that renews its heartbeat and does not answer this one. With the
+/// attempt before it and the last check, a request fails within five seconds.
+const CUT_OFF_AFTER: Duration = Duration::from_secs(2);
+
+/// A node renews its heartbeat, so that no other takes over its sessions, and does not answer this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CutOff;
+
 /// The place of a request that waits for a node.
 #[derive(Debug)]
 pub struct Waiting<'map> {
@@ -31,7 +39,7 @@ pub struct Waiting<'map> {
 
 /// The pause after so many attempts in a row.
 #[must_use]
-pub fn pause(times: u32) -> Duration {
+pub(crate) fn pause(times: u32) -> Duration {
     (PAUSE * 2_u32.saturating_pow(times.min(8).saturating_sub(1))).min(LONGEST_PAUSE)
 }
 
@@ -48,7 +56,11 @@ impl FleetMap {
     }
 
     /// Returns when the node can be reached, or no longer owns the session. Cancel safe.
-    pub async fn until_reachable(&self, id: &SessionId, name: &str) {
+    ///
+    /// # Errors
+    /// The node is cut off from this one, and from nothing else that matters to the session.
+    pub async fn until_reachable(&self, id: &SessionId, name: &str) -> Result<(), CutOff> {
+        let began = Instant::now();
         let mut changes = self.fleet().peer_changes();
         loop {
             let known = self.incarnation(name);
@@ -61,7 +73,7 @@ impl FleetMap {
                 }
             };
             tokio::select! {
-                () = self.poll_until_reachable(id, name) => return,
+                reached = self.poll_until_reachable(id, name, began) => return reached,
                 // It has joined again or was declared dead: looks again at once.
                 () = is_other => {}
             }
@@ -74,8 +86,15 @@ impl FleetMap {
         (peer.standing != PeerStanding::Fenced).then_some(peer.incarnation)
     }
 
-    async fn poll_until_reachable(&self, id: &SessionId, name: &str) {
-        for times in 1.. {
+    async fn poll_until_reachable(
+        &self,
+        id: &SessionId,
+        name: &str,
+        began: Instant,
+    ) -> Result<(), CutOff> {
+        let mut times = 0;
+        loop {
+            times += 1;
             sleep(pause(times)).await;
             // While the registry does not answer, nothing has changed.
             let Ok(now) = self.locate_fresh(id).await else {
@@ -84,15 +103,27 @@ impl FleetMap {
             match now {
                 SessionLocation::There(owner) if *owner.node.name == *name => {
                     match owner.node.address {
-                        Ok(address) if self.answers(&address).await => return,
+                        Ok(address) if self.answers(&address).await => return Ok(()),
+                        Ok(_) if self.is_cut_off(name, began.elapsed()) => return Err(CutOff),
                         Ok(_) | Err(NoAddress::NotYet { .. }) => {}
                         // The next look-up reports why it cannot be reached.
-                        Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => return,
+                        Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => {
+                            return Ok(());
+                        }
                     }
                 }
-                _ => return,
+                _ => return Ok(()),
             }
         }
+    }
+
+    /// Whether a node that has not answered for so long has renewed its heartbeat meanwhile.
+    fn is_cut_off(&self, name: &str, waited: Duration) -> bool {
+        waited >= CUT_OFF_AFTER
+            && self.peer(name).is_some_and(|peer| {
+                peer.standing == PeerStanding::Live
+                    && Duration::from_millis(peer.heartbeat_ago_ms) < waited
+            })
     }
 
     /// Returns when the registry can be read again. Cancel safe.

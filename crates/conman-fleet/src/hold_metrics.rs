@@ -132,6 +132,7 @@ mod tests {
             standing,
             fenced_at: None,
             is_late: false,
+            heartbeat_ago_ms: 0,
             announcement: Some(Announcement {
                 view: state.map(view),
                 ..Announcement::default()

@@ -2,8 +2,11 @@
 //!
 //! - [`FleetMap`] knows the nodes, and where each session is. [`Locator`] returns the route to a
 //!   session and waits while it starts or moves.
+//! - [`Forwarding`] decides what follows when a node does not serve a request to the API; [`Policy`] is the
+//!   table of kinds of requests.
 //! - [`StartAttempts`] is the loop that requests nodes to start a session. PUT requests,
 //!   connections, restarts and drains use it.
+//! - [`require_acceptance`] finds out when this node joins whether the others accept it.
 //! - [`run_restarter`] restarts sessions of lost nodes and removes their old records.
 //! - [`FleetMap::call`] sends a caller's request to another node's API; a [`CallError`] says whether
 //!   it may be sent again. [`node_api`] has the paths that only nodes request, and `conman-peer`
@@ -20,7 +23,9 @@
 //! Invariant: a request that came from another node is never sent to a third one.
 #![forbid(unsafe_code)]
 
-pub mod hold;
+mod acceptance;
+mod forwarding;
+mod hold;
 mod hold_metrics;
 mod locate_error;
 mod locator;
@@ -35,6 +40,8 @@ mod remote_call;
 mod restarter;
 mod start_attempts;
 
+pub use acceptance::require_acceptance;
+pub use forwarding::{Forwarding, GivenUp, Policy};
 pub use locate_error::LocateError;
 pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation};

@@ -25,6 +25,11 @@ pub enum LocateError {
     Registry(RegistryError),
     #[error(transparent)]
     Unreachable(NoAddress),
+    #[error(
+        "node `{node}` renews its place in the fleet and does not answer this node: the network between the \
+         two is interrupted, or the port of `listen.peers` is closed; try again, or connect to another node"
+    )]
+    CutOff { node: String },
     #[error("node `{node}` did not answer")]
     NoAnswer { node: String },
     #[error(transparent)]
@@ -63,6 +68,7 @@ impl LocateError {
             Self::Refused(_) => Some(Missing::Trust),
             Self::Registry(_)
             | Self::Unreachable(_)
+            | Self::CutOff { .. }
             | Self::NoAnswer { .. }
             | Self::NoNode { .. }
             | Self::Moves { .. }

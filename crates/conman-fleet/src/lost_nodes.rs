@@ -116,6 +116,7 @@ mod tests {
             standing,
             fenced_at: None,
             is_late: false,
+            heartbeat_ago_ms: 0,
             announcement: None,
             announced_ago_ms: 0,
         }]

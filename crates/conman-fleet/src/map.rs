@@ -1,3 +1,5 @@
+//! The nodes of the fleet, the locations of sessions, and the placement of new ones, as this node sees them.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,3 +1,5 @@
+//! Reads which session and port a request addresses, by its host or its path.
+
 use conman_proto::SessionId;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery};

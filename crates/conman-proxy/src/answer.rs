@@ -1,3 +1,5 @@
+//! The answers that the proxy gives instead of a session.
+
 use std::time::Duration;
 
 use bytes::Bytes;

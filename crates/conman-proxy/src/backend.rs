@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use crate::answer::SessionFault;
 use crate::body::RequestBody;
-use crate::{HOP_HEAD_BYTES, HOP_HEADERS, ProxyOptions, Route, Way};
+use crate::{ADDED_HEAD_BYTES, ADDED_HEADERS, ProxyOptions, Route, Way};
 
 /// Time to connect to the session's port.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ pub(crate) async fn start(
 ) -> Result<Connection<RequestBody>, hyper::Error> {
     // A request that another node forwards may have grown on its way.
     let (more_bytes, more_headers) = match way {
-        Way::Peer { .. } => (HOP_HEAD_BYTES, HOP_HEADERS),
+        Way::Peer { .. } => (ADDED_HEAD_BYTES, ADDED_HEADERS),
         Way::Session | Way::Api => (0, 0),
     };
     let limits = ConnectionLimits {

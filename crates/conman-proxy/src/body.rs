@@ -1,3 +1,5 @@
+//! The bodies of requests and answers on their way through the proxy.
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};

@@ -1,3 +1,5 @@
+//! A client's connection as hyper sees it: bounded in time, and closed so that the last answer arrives.
+
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;

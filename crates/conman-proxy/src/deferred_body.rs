@@ -1,3 +1,5 @@
+//! A request's body until it is decided which node takes it.
+
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};

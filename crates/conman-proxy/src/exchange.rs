@@ -20,8 +20,8 @@ use crate::client_io::Ticket;
 use crate::confine::{confine, is_browsers};
 use crate::forward::{forward, has_plain_coding};
 use crate::headers::X_FORWARDED_PREFIX;
-use crate::hop::{self, Wait};
 use crate::outgoing::{Arrived, Outgoing, TrustedOrigin};
+use crate::peer_request::{self, Wait};
 use crate::peers::PeerTarget;
 use crate::upgrade::{self, Offer};
 use crate::worker::{ClientConnection, Front, Stage};
@@ -123,7 +123,7 @@ async fn from_client(
     let outgoing = Outgoing::new(client, &route, arrived);
     let answered = match (&route.way, offer.is_some()) {
         (Way::Session | Way::Api, false) => forward(client, &route, outgoing).await,
-        _ => hop::forward(client, route, outgoing, offer, wait).await,
+        _ => peer_request::forward(client, route, outgoing, offer, wait).await,
     };
     let mut response = answered?;
     confine(response.headers_mut(), &scope);
@@ -308,7 +308,7 @@ async fn from_peer(
     }
     let tried = match upgrade::forward(client, &route, outgoing.parts, &mut offer).await {
         // The other node waits for the session's next place.
-        Err(failed) => match hop::refusal_of(&route, &failed).await {
+        Err(failed) => match peer_request::refusal_of(&route, &failed).await {
             Some(refusal) => return Err(Unforwarded::NotHere(refusal)),
             None => return Err(failed),
         },

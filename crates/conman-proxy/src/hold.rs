@@ -1,3 +1,5 @@
+//! Holds requests until their session can be reached.
+
 use std::future::Future;
 use std::task::Poll;
 

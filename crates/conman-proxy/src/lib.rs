@@ -58,18 +58,18 @@ mod exchange;
 mod forward;
 mod headers;
 mod hold;
-mod hop;
 mod listener;
 mod meters;
 mod options;
 mod outgoing;
+mod peer_request;
 mod peers;
 mod proxy;
 mod route;
 mod upgrade;
 mod worker;
 
-pub use options::{HOP_HEAD_BYTES, HOP_HEADERS, ProxyOptions, is_domain};
+pub use options::{ADDED_HEAD_BYTES, ADDED_HEADERS, ProxyOptions, is_domain};
 pub use peers::{OwnSessions, PeerFront};
 pub use proxy::{Proxy, ProxyStats};
 pub use route::{

@@ -1,3 +1,5 @@
+//! Accepts connections, and passes each to the worker with the fewest.
+
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr};

@@ -1,3 +1,5 @@
+//! A listener's counters and gauges.
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

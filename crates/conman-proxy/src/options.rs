@@ -1,3 +1,5 @@
+//! The settings of a listener.
+
 use std::time::Duration;
 
 use conman_vitals::Vitals;
@@ -5,9 +7,9 @@ use conman_vitals::Vitals;
 /// Most header fields that a node adds to a request that it forwards: the caller and the
 /// session. The listener for nodes accepts this many more than that for clients, so that it
 /// accepts every request that another node has accepted.
-pub const HOP_HEADERS: usize = 32;
+pub const ADDED_HEADERS: usize = 32;
 /// Likewise, in bytes.
-pub const HOP_HEAD_BYTES: usize = 4 * 1024;
+pub const ADDED_HEAD_BYTES: usize = 4 * 1024;
 
 /// Longest domain: a host name has at most 253 bytes, and a session's label takes 63 and a dot.
 const MAX_DOMAIN_BYTES: usize = 189;
@@ -77,8 +79,8 @@ impl ProxyOptions {
     #[must_use]
     pub fn for_nodes(self) -> Self {
         Self {
-            max_head_bytes: self.max_head_bytes + HOP_HEAD_BYTES,
-            max_headers: self.max_headers + HOP_HEADERS,
+            max_head_bytes: self.max_head_bytes + ADDED_HEAD_BYTES,
+            max_headers: self.max_headers + ADDED_HEADERS,
             ..self
         }
     }

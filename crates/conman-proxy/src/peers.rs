@@ -14,7 +14,7 @@ use crate::{Backend, PortRequest, Route};
 /// `hop`: the `Expect` of a request is the entry node's, not the client's.
 pub(crate) static X_CONMAN_EXPECT: HeaderName = HeaderName::from_static("x-conman-expect");
 /// The one value of [`X_CONMAN_EXPECT`].
-pub(crate) const EXPECT_OF_HOP: HeaderValue = HeaderValue::from_static("hop");
+pub(crate) const EXPECT_OF_NODE: HeaderValue = HeaderValue::from_static("hop");
 
 /// The services behind the listener for the other nodes of the fleet.
 pub struct PeerFront {

@@ -1,3 +1,5 @@
+//! A running listener: its threads, and how it ends.
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;

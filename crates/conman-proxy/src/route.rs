@@ -1,3 +1,5 @@
+//! What the proxy requires of the rest of conman: where a session is, who may connect, how to connect.
+
 use std::fmt;
 use std::io;
 use std::sync::Arc;

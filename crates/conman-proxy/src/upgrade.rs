@@ -21,7 +21,7 @@ use crate::body::{Fault, RequestBody, ResponseBody};
 use crate::client_io::ClientIo;
 use crate::destination::Lease;
 use crate::forward::{self, bad_answer, session_response};
-use crate::hop::{self, Tried};
+use crate::peer_request::{self, Tried};
 use crate::worker::{ClientConnection, PanicGuard, Stage};
 use crate::{Route, SubprotocolAnswer, Way};
 
@@ -113,7 +113,7 @@ pub(crate) async fn forward(
     let fault = Fault::default();
     let is_peer = matches!(route.way, Way::Peer { .. });
     let sent = match is_peer {
-        true => hop::to_node(client, route, false, request, &fault).await?,
+        true => peer_request::to_node(client, route, false, request, &fault).await?,
         false => Ok(forward::send(client, route, false, request, &fault).await?),
     };
     let (mut response, lease) = match sent {

@@ -1,3 +1,5 @@
+//! A thread of the data plane, and the connections on it.
+
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;

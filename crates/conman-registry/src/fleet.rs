@@ -120,6 +120,8 @@ pub struct Peer {
     /// It is live, but its heartbeat has not changed for so long that new sessions are placed
     /// elsewhere.
     pub is_late: bool,
+    /// Age of its latest heartbeat that this node has seen.
+    pub heartbeat_ago_ms: u64,
     /// `None` before its first announcement since it started.
     pub announcement: Option<Announcement>,
     /// Age of its latest announcement on this node.

@@ -102,6 +102,8 @@ impl ModelFleet {
                 standing: PeerStanding::Live,
                 fenced_at: None,
                 is_late: false,
+                // Tests say when one arrives.
+                heartbeat_ago_ms: u64::MAX,
                 announcement: None,
                 announced_ago_ms: 0,
             },

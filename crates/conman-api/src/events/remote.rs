@@ -20,7 +20,7 @@ use super::local::WAIT;
 use super::merge::News;
 use super::notes::{back, lost, unreachable};
 use super::{FleetEvents, PageRequest};
-use crate::hop;
+use crate::forwarding;
 use crate::node_errors::chain;
 
 /// Why a node's events are missing if the fleet has more nodes than a position.
@@ -92,7 +92,7 @@ impl RemoteJournal {
         let response = response.map_err(|error| chain(&error))?;
         // The address of a lost node may be another's. Events that it wrote under an earlier name
         // carry that one.
-        if let Some(who) = response.headers().get(hop::X_CONMAN_NODE)
+        if let Some(who) = response.headers().get(forwarding::X_CONMAN_NODE)
             && who.as_bytes() != self.node.as_bytes()
         {
             let who = String::from_utf8_lossy(who.as_bytes());

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::events::{
     EventFilter, FleetEvents, Merged, PageRequest, Position, page, read_fleet_page,
 };
-use crate::hop::ByPeer;
+use crate::forwarding::ByPeer;
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::Query;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApiState;
 use crate::events::{self, PageRequest};
-use crate::hop;
+use crate::forwarding;
 use crate::node_errors::{chain, route_error};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
@@ -70,7 +70,7 @@ pub(crate) async fn events(
         super::events::settle(&state).await;
     }
     let page = events::awaited_page(state.node.journal(), &request, &state.closing).await?;
-    let who = (hop::X_CONMAN_NODE, state.node.name().to_owned());
+    let who = (forwarding::X_CONMAN_NODE, state.node.name().to_owned());
     Ok(([who], Json(page)))
 }
 

@@ -16,7 +16,7 @@ use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::{NoQuery, Query};
-use crate::{ApiState, access, fleet_list, hop};
+use crate::{ApiState, access, fleet_list, forwarding};
 
 /// Ensure that a session runs
 ///
@@ -63,7 +63,7 @@ pub(super) async fn ensure_as(
     request: Request,
 ) -> Result<Response, ApiError> {
     let wait = query.flag("wait", true);
-    let node_labels = hop::labels_of(&mut query);
+    let node_labels = forwarding::labels_of(&mut query);
     query.finish()?;
     let mut asked: SessionRequest = json_body::read(request, MAX_BODY_BYTES).await?;
     // Stored with the session, which may be restarted on another node.
@@ -164,7 +164,7 @@ pub(crate) fn no_such_session(id: &SessionId) -> ApiError {
     pattern = "^[a-z0-9._/-]{1,63}=[^\\u0000]{0,253}$",
     example = "pool=gpu"
 )]
-#[expect(dead_code, reason = "it describes a parameter; the hop reads it")]
+#[expect(dead_code, reason = "it describes a parameter; the forwarder reads it")]
 pub(super) struct NodeLabel(String);
 
 /// `key=value`, or `key` for any value.

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::{Awaited, Locator};
 use crate::LocateError;
+use crate::hold::CutOff;
 
 /// Most sessions that are waited for at a time.
 const MAX_SHARED_WAITS: usize = 10_000;
@@ -110,8 +111,10 @@ impl Locator {
                 () = self.until_lost(id, node) => Ok(()),
             },
             Awaited::Reachable { node } => {
-                self.map.until_reachable(id, node).await;
-                Ok(())
+                let reached = self.map.until_reachable(id, node).await;
+                reached.map_err(|CutOff| LocateError::CutOff {
+                    node: node.to_string(),
+                })
             }
             Awaited::Registry => {
                 self.map.until_registry_answers(id).await;

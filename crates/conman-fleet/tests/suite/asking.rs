@@ -10,12 +10,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_auth::{ClusterSecret, FleetTls, FleetTlsFiles};
+use conman_fleet::require_acceptance;
 use conman_peer::{
     DialError, Dialer, LIVENESS, PeerAccept, PeerAcceptor, PeerAddress, PeerBody, PeerClient,
     PeerRefusal, RequestError, Stream,
 };
 use conman_proto::{Generation, SessionId};
 use conman_proxy::{Backend, OwnSessions, PeerFront, Proxy, ProxyOptions, Route};
+use conman_testkit::ModelFleet;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::service::service_fn;
@@ -169,6 +171,32 @@ async fn a_secret_that_was_removed_is_worth_nothing_on_the_next_connection() {
             false => is_refused(answer),
         }
     }
+}
+
+#[tokio::test]
+async fn a_node_that_no_other_accepts_is_refused_when_it_joins() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ours, theirs) = (secret(&folder, "ours"), secret(&folder, "theirs"));
+    let at = node(Some(derived(&ours, "b"))).await;
+    let fleet = ModelFleet::new();
+    let (_records, me) = fleet.join("a");
+    let (_records_of_b, _b) = fleet.join("b");
+    fleet.announced("b", |b| b.peer_url = Some(format!("https://{at}")));
+    let client = |secret| PeerClient::new(Dialer::new("a", Some(derived(secret, "a"))));
+    let accepted = require_acceptance(&*me, &client(&ours)).await;
+    accepted.expect("it has the secret");
+    let refused = require_acceptance(&*me, &client(&theirs)).await;
+    let refused = refused.expect_err("it has another secret").to_string();
+    for part in ["node `a`", "node `b`", "`fleet.secret_file`"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    // A node that does not answer decides nothing.
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let nowhere = listener.local_addr().expect("bound");
+    drop(listener);
+    fleet.announced("b", |b| b.peer_url = Some(format!("https://{nowhere}")));
+    let unknown = require_acceptance(&*me, &client(&theirs)).await;
+    unknown.expect("no node has refused it");
 }
 
 /// It may have the address of one that was lost.

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use conman_auth::ConnectTokens;
+use conman_fleet::require_acceptance;
 use conman_net::SessionRules;
 use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
+use conman_peer::PeerClient;
 
 use super::listeners::Listeners;
 use super::network::{self, RunningNetwork};
@@ -48,6 +50,9 @@ pub(super) async fn take_over(
         let listeners = fleet::join(config, &*state.fleet, listeners).await?;
         remember(name).await?;
         starts.inspect(|starts| starts.joined());
+        let client = PeerClient::new(credentials.dialer(&config.name));
+        let accepted = require_acceptance(&*state.fleet, &client).await;
+        accepted.context("this node does not stay in the fleet")?;
         let connect_tokens = connect_tokens(config, state, credentials).await?;
         anyhow::Ok((listeners, Arc::new(connect_tokens)))
     };

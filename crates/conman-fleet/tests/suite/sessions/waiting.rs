@@ -48,6 +48,23 @@ async fn a_request_waits_for_a_silent_node_until_its_sessions_may_be_claimed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_fails_if_its_node_renews_its_heartbeat_and_does_not_answer() {
+    let (fleet, a, mut b) = two().await;
+    let id = id("alice");
+    b.start(&id).await;
+    let peers = b.peers.take().expect("it listens");
+    peers.shutdown(Duration::ZERO).await;
+    fleet.change("b", |b| b.heartbeat_ago_ms = 0);
+    let answer = tokio::time::timeout(PATIENCE, a.fetch(&id)).await;
+    let answer = answer.expect("no node will take it over");
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    for part in ["node-unreachable", "node `b`", "`listen.peers`"] {
+        assert!(answer.contains(part), "{answer}");
+    }
+    assert_eq!(a.clients.stats().held, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_waits_until_the_registry_says_where_its_session_is() {
     let (fleet, a, b) = two().await;
     let id = id("alice");

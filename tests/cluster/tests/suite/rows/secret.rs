@@ -117,6 +117,36 @@ async fn secret_of_the_fleet_is_replaced_while_nodes_run_and_tokens_of_each_are_
     fleet.leaves_nothing().await;
 }
 
+#[tokio::test]
+async fn secret_of_another_fleet_is_refused_at_the_join_with_the_reason_on_both_sides() {
+    let builder = Cluster::builder().nodes(2).members(1).short();
+    let Some(fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let secret = fleet.cluster.layout().secret("n2");
+    let secret = fs::read_to_string(secret).expect("readable");
+    fleet.node(1).kill_daemon().expect("killed");
+    write(&fleet, 1, &[&"another".repeat(10)]);
+    fleet.node(1).start().expect("started");
+    let refused = fleet.node(1).wait_ready().await;
+    let refused = refused.expect_err("it stays out").to_string();
+    for part in ["do not accept each other", "`fleet.secret_file`"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let log = fleet.node(0).log();
+    for part in [
+        "refused a connection to the listener for nodes",
+        "`fleet.secret_file`",
+    ] {
+        assert!(log.contains(part), "{log}");
+    }
+    fleet.node(1).kill_daemon().expect("it has ended");
+    write(&fleet, 1, &[&secret]);
+    fleet.node(1).start().expect("started");
+    fleet.all_ready().await;
+    fleet.leaves_nothing().await;
+}
+
 /// How often a node has told this so far.
 fn told(fleet: &Fleet, words: &str) -> usize {
     fleet.node(0).log().matches(words).count()

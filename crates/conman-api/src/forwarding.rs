@@ -55,7 +55,7 @@ pub(crate) struct BodyLimit(pub(crate) usize);
 
 /// The state that forwarding needs.
 #[derive(Debug, Clone)]
-pub(crate) struct Hop {
+pub(crate) struct Forwarder {
     pub(crate) node: Arc<Node>,
     pub(crate) map: Arc<FleetMap>,
 }
@@ -67,7 +67,7 @@ pub(crate) async fn to_owner(
     request: Request,
     next: Next,
 ) -> Response {
-    let Some(hop) = request.extensions().get::<Hop>().cloned() else {
+    let Some(forwarder) = request.extensions().get::<Forwarder>().cloned() else {
         return next.run(request).await;
     };
     let Some(id) = parameter(&params).and_then(|id| id.parse::<SessionId>().ok()) else {
@@ -75,13 +75,16 @@ pub(crate) async fn to_owner(
         return next.run(request).await;
     };
     if request.extensions().get::<ByPeer>().is_some() {
-        if !hop.has(&id, request.method(), request.headers()) {
-            return not_owner(hop.map.me(), &id).into_response();
+        if !forwarder.has(&id, request.method(), request.headers()) {
+            return not_owner(forwarder.map.me(), &id).into_response();
         }
         let as_owner = request.headers().contains_key(X_CONMAN_GENERATION);
         let starts = request.method() == Method::PUT && as_owner;
         let mut response = next.run(request).await;
-        if starts && !hop.node.sessions().is_live(&id) && start_answer::wants_another(&response) {
+        if starts
+            && !forwarder.node.sessions().is_live(&id)
+            && start_answer::wants_another(&response)
+        {
             // It has ended here, and this node does not take it again.
             let headers = response.headers_mut();
             headers.insert(&X_CONMAN_MISDIRECTED, NOT_OWNER);
@@ -90,10 +93,10 @@ pub(crate) async fn to_owner(
     }
     // A request that starts or ends a session may find that another node was first.
     let decides = [Method::PUT, Method::DELETE].contains(request.method());
-    if hop.node.sessions().owns(&id) && !decides {
+    if forwarder.node.sessions().owns(&id) && !decides {
         return next.run(request).await;
     }
-    forwarded_request::ForwardedRequest::begin(hop, id, (request, limit), next).await
+    forwarded_request::ForwardedRequest::begin(forwarder, id, (request, limit), next).await
 }
 
 /// The layer of the route that starts a session without a given name: generates one, and continues as
@@ -119,9 +122,9 @@ pub(crate) async fn with_generated_id(
     *request.uri_mut() = target;
     *request.method_mut() = Method::PUT;
     request.extensions_mut().insert(id.clone());
-    let mut response = match request.extensions().get::<Hop>().cloned() {
-        Some(hop) => {
-            forwarded_request::ForwardedRequest::begin(hop, id, (request, limit), next).await
+    let mut response = match request.extensions().get::<Forwarder>().cloned() {
+        Some(forwarder) => {
+            forwarded_request::ForwardedRequest::begin(forwarder, id, (request, limit), next).await
         }
         None => next.run(request).await,
     };
@@ -137,21 +140,21 @@ pub(crate) async fn with_generated_id(
 /// The layer of routes for one running session with a body of any size, which is sent once: lets its node
 /// answer.
 pub(crate) async fn stream_to_owner(params: PathParams, request: Request, next: Next) -> Response {
-    let hop = request.extensions().get::<Hop>().cloned();
+    let forwarder = request.extensions().get::<Forwarder>().cloned();
     let id = parameter(&params).and_then(|id| id.parse::<SessionId>().ok());
-    let (Some(hop), Some(id)) = (hop, id) else {
+    let (Some(forwarder), Some(id)) = (forwarder, id) else {
         return next.run(request).await;
     };
     if request.extensions().get::<ByPeer>().is_some() {
-        return match hop.node.sessions().owns(&id) {
+        return match forwarder.node.sessions().owns(&id) {
             true => next.run(request).await,
-            false => not_owner(hop.map.me(), &id).into_response(),
+            false => not_owner(forwarder.map.me(), &id).into_response(),
         };
     }
-    if hop.node.sessions().owns(&id) {
+    if forwarder.node.sessions().owns(&id) {
         return next.run(request).await;
     }
-    let owner = match hop.map.locate_fresh(&id).await {
+    let owner = match forwarder.map.locate_fresh(&id).await {
         Ok(SessionLocation::There(owner)) => owner,
         // The handler reports that it does not run.
         Ok(_) => return next.run(request).await,
@@ -171,7 +174,7 @@ pub(crate) async fn stream_to_owner(params: PathParams, request: Request, next: 
             .because("the caller was not authenticated")
             .into_response();
     };
-    match hop
+    match forwarder
         .map
         .call_once(&owner.node, &parts, caller, body, expected)
         .await
@@ -191,21 +194,26 @@ pub(crate) async fn to_node(
     request: Request,
     next: Next,
 ) -> Response {
-    let hop = request.extensions().get::<Hop>().cloned();
-    let (Some(hop), Some(name)) = (hop, parameter(&params)) else {
+    let forwarder = request.extensions().get::<Forwarder>().cloned();
+    let (Some(forwarder), Some(name)) = (forwarder, parameter(&params)) else {
         return next.run(request).await;
     };
-    let mine = name == "self" || name == hop.map.me();
-    let known = hop.map.fleet().peers().iter().any(|peer| peer.name == name);
+    let mine = name == "self" || name == forwarder.map.me();
+    let known = forwarder
+        .map
+        .fleet()
+        .peers()
+        .iter()
+        .any(|peer| peer.name == name);
     if mine || !known || request.extensions().get::<ByPeer>().is_some() {
         return next.run(request).await;
     }
-    let node = hop.map.node(name);
+    let node = forwarder.map.node(name);
     let request = match buffer(request, limit).await {
         Ok(request) => request,
         Err(refusal) => return refusal.into_response(),
     };
-    match hop.map.call(&node, &request, None).await {
+    match forwarder.map.call(&node, &request, None).await {
         Ok(response) => response.map(Body::new),
         Err(error) => ApiError::from(error).into_response(),
     }
@@ -254,7 +262,7 @@ fn parameter(params: &PathParams) -> Option<&str> {
         .map(|(_, value)| value)
 }
 
-impl Hop {
+impl Forwarder {
     /// Whether this node answers a forwarded request for the session.
     fn has(&self, id: &SessionId, method: &Method, headers: &HeaderMap) -> bool {
         if *method == Method::PUT {

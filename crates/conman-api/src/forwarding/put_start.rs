@@ -18,9 +18,9 @@ impl ForwardedRequest {
     /// Makes one of the nodes that may run the session start it.
     pub(super) async fn place(&self) -> Result<Step, ApiError> {
         let parts = &self.request.parts;
-        let policy = self.hop.node.policy();
+        let policy = self.forwarder.node.policy();
         let wanted = placement_request::of(&parts.uri, &self.request.body, &policy);
-        let placement = self.hop.map.place(&self.id, &wanted);
+        let placement = self.forwarder.map.place(&self.id, &wanted);
         let mut attempts = StartAttempts::default();
         let mut start = PutStart(self);
         match attempts.round(&placement, Duration::MAX, &mut start).await {
@@ -39,10 +39,10 @@ impl ForwardedRequest {
     }
 
     async fn start_on(&self, name: &str) -> Result<Attempt<Result<Step, ApiError>>, ApiError> {
-        let step = if name == self.hop.map.me() {
+        let step = if name == self.forwarder.map.me() {
             self.here().await
         } else {
-            let node = self.hop.map.node(name);
+            let node = self.forwarder.map.node(name);
             stepped(&node, self.call(&node, None).await)?
         };
         Ok(match step {
@@ -66,7 +66,7 @@ impl ForwardedRequest {
         let Some(name) = name else {
             return Ok(());
         };
-        let peers = self.hop.map.fleet().peers();
+        let peers = self.forwarder.map.fleet().peers();
         let mut known = BTreeSet::new();
         for peer in peers.iter() {
             match &peer.announcement {

@@ -21,7 +21,7 @@ impl ForwardedRequest {
         node: &str,
         located: Generation,
     ) -> Result<Step, ApiError> {
-        let record = self.hop.node.sessions().record(&self.id).await;
+        let record = self.forwarder.node.sessions().record(&self.id).await;
         let record = record.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         let Some(record) = record else {
             return Ok(self.here().await);
@@ -32,8 +32,8 @@ impl ForwardedRequest {
         }
         let shown = self.is_of_session();
         if shown && self.request.parts.method == Method::GET {
-            let sessions = self.hop.node.sessions();
-            let peers = self.hop.map.fleet().peers();
+            let sessions = self.forwarder.node.sessions();
+            let peers = self.forwarder.map.fleet().peers();
             let session = fleet_list::recorded(sessions, &peers, node, &record);
             return Ok(Step::Answer(Json(session).into_response()));
         }
@@ -59,7 +59,7 @@ impl ForwardedRequest {
     /// Ends a session that its lost node did not end.
     async fn end(&self, record: SessionRecord) -> Result<Step, ApiError> {
         let why = stopped_by(&self.request.caller);
-        match self.hop.node.sessions().stop_lost(record, why).await {
+        match self.forwarder.node.sessions().stop_lost(record, why).await {
             Ok(report) => Ok(Step::Answer(Json(report).into_response())),
             Err(StopError::Moved { .. }) => Ok(Step::Moved),
             Err(error) => Err(error.into()),
@@ -69,7 +69,7 @@ impl ForwardedRequest {
     /// Removes the record of an ended session, so that no node starts it again.
     async fn remove_record(&self, node: &str, record: &SessionRecord) -> Result<Step, ApiError> {
         let forgotten = self
-            .hop
+            .forwarder
             .node
             .sessions()
             .forget(&self.id, record.generation)
@@ -82,7 +82,7 @@ impl ForwardedRequest {
             }
             Err(error) => return Err(Kind::NO_REGISTRY.because(chain(&error))),
         }
-        let session = self.hop.node.sessions().recorded(node, record);
+        let session = self.forwarder.node.sessions().recorded(node, record);
         let report = StopReport {
             id: self.id.clone(),
             generation: record.generation,

@@ -1,36 +1,28 @@
 //! The path of one request to its session's node.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use conman_fleet::hold::pause;
-use conman_fleet::{BufferedRequest, CallError, ExpectedGeneration, Node, SessionLocation};
+use conman_fleet::{
+    BufferedRequest, CallError, ExpectedGeneration, Forwarding, GivenUp, Node, Policy,
+    SessionLocation,
+};
 use conman_peer::headers::X_CONMAN_MISDIRECTED;
 use conman_proto::{Generation, SessionId, SessionState, StopReport};
 use http::Method;
-use tokio::time::{Instant, timeout};
 
 use super::start_answer::wants_another;
-use super::{BodyLimit, Hop, buffer, unanswered, unreachable};
+use super::{BodyLimit, Forwarder, buffer, unanswered, unreachable};
 use crate::node_errors::chain;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 
-/// How often a misdirected request is sent to the next node, while the session moves.
-const MAX_TRIES: u32 = 6;
-
-/// How much longer than the takeover delay a PUT or a DELETE waits for a session whose node
-/// cannot be reached: other nodes may have begun to count later, and the session must be claimed
-/// after that.
-const AFTER_TAKEOVER: Duration = Duration::from_secs(18);
-
 /// A request for a session that does not run on this node, or that is to be started on some node.
 pub(super) struct ForwardedRequest {
-    pub(super) hop: Hop,
+    pub(super) forwarder: Forwarder,
     pub(super) id: SessionId,
     pub(super) request: BufferedRequest,
     next: Next,
@@ -68,7 +60,7 @@ pub(super) struct UnreachableNode {
 
 impl ForwardedRequest {
     pub(super) async fn begin(
-        hop: Hop,
+        forwarder: Forwarder,
         id: SessionId,
         (request, limit): (Request, BodyLimit),
         next: Next,
@@ -78,7 +70,7 @@ impl ForwardedRequest {
             Err(refusal) => return refusal.into_response(),
         };
         let forwarded = Self {
-            hop,
+            forwarder,
             id,
             request,
             next,
@@ -92,83 +84,56 @@ impl ForwardedRequest {
     }
 
     async fn run(&self) -> Result<Response, ApiError> {
-        let began = Instant::now();
-        let (mut fresh, mut tries, mut waits) = (false, 0, 0);
+        let mut forwarding = Forwarding::new(&self.forwarder.map, &self.id, self.policy());
         let (mut unreached, mut deleted) = (None, None);
-        let patience = self.hop.map.fleet().takeover() + AFTER_TAKEOVER;
         loop {
             let attempts = Attempts {
-                fresh,
+                fresh: forwarding.must_read(),
                 unreached: unreached.take(),
                 deleted,
             };
             let step = self.step(attempts).await?;
-            fresh = true;
-            tries += 1;
+            let was_cached = forwarding.attempted();
             match step {
                 Step::Answer(response) => return Ok(response),
-                Step::Moved | Step::Elsewhere(_) if tries < MAX_TRIES => {
-                    metrics::counter!("conman_api_peer_refusals_total").increment(1);
-                    // The first time, the registry was not read yet.
-                    if tries > 1 {
-                        tokio::time::sleep(pause(tries)).await;
+                Step::Moved => forwarding.moved().await.map_err(|_| {
+                    Kind::MOVES.because(format!(
+                        "session `{}` changed its node each time that it was looked up; try again",
+                        self.id
+                    ))
+                })?,
+                Step::Elsewhere(response) => {
+                    if forwarding.moved().await.is_err() {
+                        return Ok(response);
                     }
                 }
-                Step::Moved => {
-                    return Err(Kind::MOVES.because(format!(
-                        "session `{}` changed its node each of {MAX_TRIES} times that it was \
-                         looked up; try again",
-                        self.id
-                    )));
-                }
-                Step::Elsewhere(response) => return Ok(response),
                 Step::Unanswered(node, generation) => {
                     deleted = Some(generation);
                     unreached = Some(node);
                 }
-                // The registry was not read yet; another node may own it.
-                Step::Unreachable(node) if tries == 1 => unreached = Some(node),
-                // A request that starts or ends a session waits for the node's takeover.
-                Step::Unreachable(node) if self.decides() && began.elapsed() < patience => {
-                    let Some(_waiting) = self.hop.map.wait_for(&node.node) else {
-                        return Err(match deleted {
-                            Some(_) => unanswered(&node.why),
-                            None => crowded(&node),
-                        });
-                    };
-                    // It may be reachable but unusable, for example because it is full.
-                    waits += 1;
-                    if waits > 1 {
-                        tokio::time::sleep(pause(waits)).await;
+                // Another node may own it.
+                Step::Unreachable(node) if was_cached => unreached = Some(node),
+                Step::Unreachable(node) => match forwarding.unreachable(&node.node).await {
+                    Ok(()) => {}
+                    // It may have been done all the same.
+                    Err(_) if deleted.is_some() => return Err(unanswered(&node.why)),
+                    Err(GivenUp::Crowded) => return Err(crowded(&node)),
+                    Err(GivenUp::Moves | GivenUp::Unreachable) => {
+                        return Err(unreachable(&node.why));
                     }
-                    let left = patience.saturating_sub(began.elapsed());
-                    let reachable = self.hop.map.until_reachable(&self.id, &node.node);
-                    // At its end, the next attempt reports why.
-                    let _ = timeout(left, reachable).await;
-                    tries = 2;
-                }
-                // It may have been done all the same.
-                Step::Unreachable(node) if deleted.is_some() => return Err(unanswered(&node.why)),
-                Step::Unreachable(node) => return Err(unreachable(&node.why)),
-                // The location may be out of date; the registry was not read yet.
-                Step::Refused(_) if tries == 1 => {}
+                },
+                Step::Refused(_) if was_cached => {}
                 Step::Refused(error) => return Err(error),
             }
         }
     }
 
+    fn policy(&self) -> Policy {
+        Policy::of(&self.request.parts.method, self.is_of_session())
+    }
+
     pub(super) fn is_put(&self) -> bool {
         self.request.parts.method == Method::PUT
-    }
-
-    /// Whether the request creates or ends a session.
-    fn decides(&self) -> bool {
-        self.is_put() || self.ends()
-    }
-
-    /// Whether it ends the session.
-    fn ends(&self) -> bool {
-        self.is_of_session() && self.request.parts.method == Method::DELETE
     }
 
     /// Whether it is about the session itself, not about something in it.
@@ -184,21 +149,21 @@ impl ForwardedRequest {
             unreached,
             deleted,
         } = attempts;
-        if self.hop.node.sessions().is_live(&self.id) {
+        if self.forwarder.node.sessions().is_live(&self.id) {
             if let Some(deleted) = deleted {
-                return Err(self.started_again(deleted, self.hop.map.me()));
+                return Err(self.started_again(deleted, self.forwarder.map.me()));
             }
             if self.is_put() {
                 return Ok(self.here_or_elsewhere().await);
             }
             // A start without a generation yet has nothing to report, and another node may be first.
-            self.hop.node.sessions().claimed(&self.id).await;
-            if self.hop.node.sessions().owns(&self.id) {
+            self.forwarder.node.sessions().claimed(&self.id).await;
+            if self.forwarder.node.sessions().owns(&self.id) {
                 return Ok(self.here().await);
             }
             fresh = true;
         }
-        let location = self.hop.map.locate(&self.id, &mut fresh).await;
+        let location = self.forwarder.map.locate(&self.id, &mut fresh).await;
         let location = location.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
         if let Some(deleted) = deleted {
             match self.after_delete(deleted, &location) {
@@ -225,7 +190,7 @@ impl ForwardedRequest {
             SessionLocation::NoOwner => Ok(self.here().await),
             // Only the registry's answer proves that it has ended.
             SessionLocation::Released { .. } if !fresh => Ok(Step::Moved),
-            SessionLocation::Released { node, .. } if node == self.hop.map.me() => {
+            SessionLocation::Released { node, .. } if node == self.forwarder.map.me() => {
                 Ok(self.here().await)
             }
             SessionLocation::Released { node, generation } => {
@@ -265,7 +230,7 @@ impl ForwardedRequest {
                 };
                 return Some(Ok(Step::Answer(Json(report).into_response())));
             }
-            SessionLocation::Here { generation } => (self.hop.map.me(), *generation),
+            SessionLocation::Here { generation } => (self.forwarder.map.me(), *generation),
             SessionLocation::There(owner) => (&*owner.node.name, owner.generation),
             SessionLocation::Released { node, generation }
             | SessionLocation::Lost { node, generation } => (node.as_str(), *generation),
@@ -296,7 +261,7 @@ impl ForwardedRequest {
         node: &Node,
         expected: Option<ExpectedGeneration>,
     ) -> Result<Response, CallError> {
-        let called = self.hop.map.call(node, &self.request, expected).await;
+        let called = self.forwarder.map.call(node, &self.request, expected).await;
         called.map(|response| response.map(Body::new))
     }
 
@@ -307,14 +272,14 @@ impl ForwardedRequest {
         };
         let sent = self.call(node, Some(expected)).await;
         let step = match sent {
-            Err(CallError::Unanswered { why }) if self.ends() => {
+            Err(CallError::Unanswered { why }) if self.policy().is_confirmed => {
                 let node = Arc::clone(&node.name);
                 Step::Unanswered(UnreachableNode { node, why }, generation)
             }
             sent => stepped(node, sent)?,
         };
         if matches!(step, Step::Moved) {
-            let fleet = self.hop.map.fleet();
+            let fleet = self.forwarder.map.fleet();
             fleet.forget_location(&self.id, generation);
         }
         Ok(step)
@@ -326,7 +291,7 @@ impl ForwardedRequest {
             generation,
             ended: true,
         };
-        let node = self.hop.map.node(name);
+        let node = self.forwarder.map.node(name);
         match stepped(&node, self.call(&node, Some(expected)).await)? {
             Step::Moved | Step::Unreachable(_) => self.by_record(name, generation).await,
             Step::Refused(error) => match self.by_record(name, generation).await {

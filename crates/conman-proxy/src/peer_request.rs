@@ -17,7 +17,7 @@ use crate::deferred_body::DeferredBody;
 use crate::destination::Lease;
 use crate::forward::{self, session_response};
 use crate::outgoing::{self, Outgoing};
-use crate::peers::{EXPECT_OF_HOP, X_CONMAN_EXPECT};
+use crate::peers::{EXPECT_OF_NODE, X_CONMAN_EXPECT};
 use crate::upgrade::{self, Offer};
 use crate::worker::ClientConnection;
 use crate::{Directory, Route, Way, backend, destination, hold};
@@ -222,7 +222,7 @@ fn claim<'body>(
         .insert(EXPECT, HeaderValue::from_static("100-continue"))
         .is_none()
     {
-        headers.insert(&X_CONMAN_EXPECT, EXPECT_OF_HOP);
+        headers.insert(&X_CONMAN_EXPECT, EXPECT_OF_NODE);
     }
     let requested = Arc::clone(deferred);
     hyper::ext::on_informational(&mut request, move |informational| {
