@@ -56,13 +56,14 @@ fn cargo_build_tests(packages: &[String]) -> std::process::Command {
 /// The test program in a message of cargo.
 fn program(message: &Value) -> Option<TestProgram> {
     let path = PathBuf::from(message["executable"].as_str()?);
-    if message["profile"]["test"] != true {
+    let kind = &message["target"]["kind"][0];
+    if message["profile"]["test"] != true || kind == "bench" {
         return None;
     }
     let manifest = Path::new(message["manifest_path"].as_str()?);
     let directory = manifest.parent()?.to_owned();
     let package = directory.file_name()?.to_str()?;
-    let is_unit = message["target"]["kind"][0] != "test";
+    let is_unit = kind != "test";
     let target = message["target"]["name"].as_str()?;
     let prefix = if is_unit { "unit-" } else { "" };
     Some(TestProgram {
