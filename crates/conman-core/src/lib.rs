@@ -1,5 +1,5 @@
 //! Pure decisions: how a request becomes a spec, the names of objects, the states of a session's
-//! life, the plan of a preemption or a drain, the sessions in a listing, which node of a fleet may
+//! life, a preemption and its plan ([`preemption`], [`preempt`]), the plan of a drain, the sessions in a listing, which node of a fleet may
 //! run a session ([`ownership`]) and which one should ([`placement`]), what is restarted
 //! automatically ([`restart`]), what is forgotten ([`retention`]), and what a session may connect to
 //! ([`egress`]).
@@ -7,7 +7,6 @@
 //! Absent on purpose: I/O, clocks, randomness, threads and tokio. The caller passes in the time,
 //! and destructive work is returned as data for the caller to execute. No task runs here; only
 //! [`Activity`] is shared between tasks, and it is a pair of atomic counters.
-//! [`Activity`] alone is shared between tasks, and is a pair of atomic counters.
 #![forbid(unsafe_code)]
 
 mod activity;
@@ -27,6 +26,7 @@ pub mod ownership;
 pub mod placement;
 pub mod preempt;
 mod preempt_signal;
+pub mod preemption;
 mod rate_limited_log;
 mod resolve;
 pub mod restart;

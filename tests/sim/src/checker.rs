@@ -32,6 +32,8 @@ pub enum Rule {
     /// A session lost through nothing but outages of the store.
     LostToOutage,
     NotServed,
+    /// A preemption has ended, and a container runs that it does not name.
+    Spared,
     Leak,
 }
 
@@ -49,6 +51,7 @@ impl fmt::Display for Rule {
             Self::TakenLate => "taken-late",
             Self::LostToOutage => "lost-to-outage",
             Self::NotServed => "not-served",
+            Self::Spared => "spared",
             Self::Leak => "leak",
         })
     }
@@ -245,6 +248,11 @@ impl Checker {
                 format!("{container:?} runs on a fenced node")
             });
         }
+    }
+
+    /// A preemption has ended without it.
+    pub(crate) fn spared(&mut self, container: Container) {
+        self.fail(Rule::Spared, || format!("{container:?} runs"));
     }
 
     /// Looks after everything that runs on a node.

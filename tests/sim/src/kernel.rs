@@ -82,6 +82,9 @@ impl World {
         if let Some(process) = self.process(node, boot, &slot, again) {
             process.exists = true;
             self.judge(node, &slot);
+            if self.preempts {
+                self.start_answered(node, &slot);
+            }
             self.notice(node, 0, 20, FenceEvent::Appeared(slot));
         }
     }
@@ -137,7 +140,7 @@ impl World {
         self.dying(node, slot);
     }
 
-    fn dying(&mut self, node: usize, slot: &Slot) {
+    pub(crate) fn dying(&mut self, node: usize, slot: &Slot) {
         let (boot, now) = (self.machines[node].boot, self.now);
         if let Some(process) = self.machines[node].processes.get_mut(slot) {
             process.killed = true;
@@ -157,6 +160,7 @@ impl World {
             self.machines[node].processes.remove(&slot);
             self.checker.gone(&(node, slot.clone()));
             self.child_changes(node, &slot);
+            self.certify(node, slot.clone());
             // The daemon may see it before the shim does.
             if self.random.percent(50) {
                 self.daemon(node, Event::DeathCertificate(slot));
@@ -173,7 +177,13 @@ impl World {
         }
     }
 
-    fn alive(&self, node: usize) -> Vec<Slot> {
+    /// Whether it exists and was not sent SIGKILL.
+    pub(crate) fn is_alive(&self, node: usize, slot: &Slot) -> bool {
+        let process = self.machines[node].processes.get(slot);
+        process.is_some_and(|process| process.exists && !process.killed)
+    }
+
+    pub(crate) fn alive(&self, node: usize) -> Vec<Slot> {
         let processes = &self.machines[node].processes;
         let alive = processes.iter().filter(|(_, p)| p.exists && !p.killed);
         alive.map(|(slot, _)| slot.clone()).collect()

@@ -1,4 +1,4 @@
-//! Whole fleets of `conman_core::ownership` under simulated time, clocks, store, network, kernels
+//! Whole fleets of `conman_core::ownership` and `conman_core::preemption` under simulated time, clocks, store, network, kernels
 //! and faults, from one seed.
 //!
 //! | module | owns |
@@ -6,6 +6,7 @@
 //! | `world` | true time, the queue of events, what is asked of the fleet, the faults |
 //! | `machine` | one machine: its clock, daemon, shim and what passes between them |
 //! | `kernel` | its containers: late starts, freezes and kills that fail, processes in D state |
+//! | `preempting` | what a daemon's emergency thread does at a notice of preemption |
 //! | `store` | the registry behind a network that loses, delays and doubles |
 //! | [`checker`] | what must hold, by true time and the store's history; nothing of the protocol |
 //! | [`sabotage`] | the same simulation over a core that was broken on purpose |
@@ -14,8 +15,10 @@
 #![forbid(unsafe_code)]
 
 pub mod checker;
+mod clock;
 mod kernel;
 mod machine;
+mod preempting;
 mod random;
 pub mod sabotage;
 mod store;
@@ -25,6 +28,8 @@ use checker::Violation;
 
 /// From this seed on, nodes derive their times.
 pub const DERIVED_FROM: u64 = world::DERIVED_FROM;
+/// From this seed on, nodes are preempted by notices as well.
+pub const PREEMPTED_FROM: u64 = world::PREEMPTED_FROM;
 
 /// What a run came to.
 #[derive(Debug)]

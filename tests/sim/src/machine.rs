@@ -7,7 +7,9 @@ use conman_core::ownership::{
     Request, Slot, Timing,
 };
 
+use crate::clock::Clock;
 use crate::kernel::Process;
+use crate::preempting::EmergencyThread;
 use crate::random::Random;
 use crate::store::STORE_TIMEOUT_MS;
 use crate::world::{Ev, HEAL_MS, World};
@@ -18,22 +20,6 @@ const WATCHED: usize = 2;
 /// Safe by themselves, and too long for a node that knows of the usual times alone.
 const LONG_FENCE_MS: u64 = 25_000;
 const LONG_TAKEOVER_MS: u64 = 34_000;
-
-/// CLOCK_BOOTTIME, running wrong.
-#[derive(Debug, Clone, Copy)]
-struct Clock {
-    at: u64,
-    shows: u64,
-    drift_ppm: i64,
-}
-
-impl Clock {
-    fn read(&self, now: u64) -> u64 {
-        let passed = now - self.at;
-        let drift = (passed as i64 * self.drift_ppm) / 1_000_000;
-        (self.shows + passed).saturating_add_signed(drift)
-    }
-}
 
 pub(crate) struct Machine {
     clock: Clock,
@@ -49,6 +35,8 @@ pub(crate) struct Machine {
     /// SIGSTOP
     pub(crate) stopped: bool,
     inbox: Vec<Event>,
+    /// Of its daemon.
+    pub(crate) emergency: EmergencyThread,
     /// Requests to the store that nothing has answered.
     pub(crate) open: BTreeSet<u64>,
     pub(crate) fence: Option<Fence>,
@@ -85,6 +73,7 @@ impl Machine {
             daemon_epoch: 0,
             stopped: false,
             inbox: Vec::new(),
+            emergency: EmergencyThread::default(),
             open: BTreeSet::new(),
             kept: fence.kept(),
             fence: Some(fence),
@@ -147,6 +136,9 @@ impl World {
             }
             return;
         }
+        if machine.emergency.closed && matches!(event, Event::EnsureAsked(_)) {
+            return;
+        }
         let shown = format_unless_idle(&event);
         let actions = daemon.on(now, event);
         if let Some(shown) = shown {
@@ -176,6 +168,9 @@ impl World {
                 return;
             }
             Action::Start(slot) => {
+                if !self.may_send(node, &slot) {
+                    return;
+                }
                 self.daemon(node, Event::StartSent(slot.clone()));
                 FenceEvent::Open(slot)
             }
@@ -296,6 +291,7 @@ impl World {
         machine.daemon_epoch += 1;
         machine.stopped = false;
         machine.inbox.clear();
+        machine.emergency = EmergencyThread::default();
         machine.open.clear();
     }
 
@@ -361,6 +357,7 @@ impl World {
         if machine.daemon_epoch % 2 == 1 {
             view.reverse();
         }
+        machine.emergency = EmergencyThread::adopting(&view);
         let daemon = NodeProtocol::new(name, &observed, timing, now, first_attempt, view);
         machine.daemon = Some(daemon);
         self.checker.times(node, timing.fence_ms);

@@ -1,13 +1,13 @@
 //! Builds this simulation over copies of the real core, each with one patch applied.
 //!
-//! Only `conman-core`'s `ownership` is copied, which needs next to nothing of what the rest of that
-//! crate depends on. All copies are packages of one workspace, which is built in one go.
+//! Only `conman-core`'s `ownership` and `preemption` are copied, which need next to nothing of what the
+//! rest of that crate depends on. All copies are packages of one workspace, which is built in one go.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
-/// The dependencies of `ownership`, at the versions of the workspace's lock file.
+/// The dependencies of both, at the versions of the workspace's lock file.
 const CORE_DEPENDENCIES: &str = "serde = { version = \"*\", features = [\"derive\", \"rc\"] }\n\
     thiserror = \"*\"\n";
 
@@ -74,20 +74,25 @@ const WORKSPACE: &str = "[workspace]\nresolver = \"3\"\nmembers = [\"members/*\"
 fn sabotaged(members: &Path, patch: &Path) -> io::Result<()> {
     let name = name(patch);
     let (core, sim) = (format!("core-{name}"), format!("sim-{name}"));
-    let ownership = members.join(&core).join("src/ownership");
-    copy(
-        &repository().join("crates/conman-core/src/ownership"),
-        &ownership,
-    )?;
+    let source = members.join(&core).join("src");
+    for module in ["ownership", "preemption"] {
+        let original = repository().join("crates/conman-core/src").join(module);
+        copy(&original, &source.join(module))?;
+    }
     fs::write(
-        members.join(&core).join("src/lib.rs"),
-        "pub mod ownership;\n",
+        source.join("lib.rs"),
+        "pub mod ownership;\npub mod preemption;\n",
     )?;
     manifest(members, &core, "conman_core", CORE_DEPENDENCIES)?;
     copy(&package().join("src"), &members.join(&sim).join("src"))?;
     let dependencies = format!("conman-core = {{ path = \"../{core}\", package = \"{core}\" }}\n");
     manifest(members, &sim, "conman_sim", &dependencies)?;
-    apply(&ownership, patch)
+    // A patch's name says of what module it is.
+    let module = match name.contains("-preemption-") {
+        true => "preemption",
+        false => "ownership",
+    };
+    apply(&source.join(module), patch)
 }
 
 /// What a sabotage is called.

@@ -8,6 +8,7 @@ use conman_core::ownership::{
 
 use crate::checker::Checker;
 use crate::machine::Machine;
+use crate::preempting::Emergency;
 use crate::random::Random;
 use crate::{Pauses, Report};
 
@@ -31,6 +32,10 @@ const RESTLESS: [u64; 4] = [7, 10, 11, 14];
 /// From this seed on, a fleet's times are derived, for hosts that have stood still for less than so many
 /// steps. Earlier seeds have longer times, and are pinned for what they catch.
 pub(crate) const DERIVED_FROM: u64 = 1_000_000;
+/// From this seed on, notices of preemption are a common fault. In earlier ones, which are pinned as
+/// well, the kernel kills everything at once.
+pub(crate) const PREEMPTED_FROM: u64 = 2_000_000;
+const PREEMPTIONS_PERCENT: u64 = 40;
 const STALLS: u64 = 3;
 const STALL_STEP_MS: u64 = 1_000;
 
@@ -57,6 +62,10 @@ pub(crate) enum Ev {
     Ask,
     /// A node is asked to delete the record of a session.
     Forget(usize, SessionName),
+    /// To a daemon's emergency thread: (node, the daemon's epoch, event).
+    Emergency(usize, u64, Emergency),
+    /// The machine stops, as it was said that it would.
+    MachineStops(usize),
     Look,
     Fault,
     /// A node learns of others whom it has to watch.
@@ -95,6 +104,8 @@ pub(crate) struct World {
     pub(crate) changes_times: bool,
     /// Nothing but deaths of machines goes wrong: each is noticed in time.
     only_deaths: bool,
+    /// Nodes are preempted by notices.
+    pub(crate) preempts: bool,
     pauses: Pauses,
     pub(crate) checker: Checker,
     tracing: bool,
@@ -173,6 +184,7 @@ impl World {
             only_outages,
             changes_times: pauses == Pauses::Assumed && CHANGES_TIMES.contains(&(seed % 16)),
             only_deaths,
+            preempts: seed >= PREEMPTED_FROM,
             pauses,
             checker: Checker::new(count, timing, only_outages),
             tracing,
@@ -237,6 +249,11 @@ impl World {
             Ev::Dead(node, boot, slot) => self.dead(node, boot, slot),
             Ev::Ask => self.ask(),
             Ev::Forget(node, session) => self.forget(node, &session),
+            Ev::Emergency(node, epoch, event) => self.emergency(node, epoch, event),
+            Ev::MachineStops(node) if self.machines[node].up && self.now < HEAL_MS => {
+                self.machine_crashes(node);
+            }
+            Ev::MachineStops(_) => {}
             Ev::Look => {
                 for node in 0..self.machines.len() {
                     let clock = self.clock(node);
@@ -281,6 +298,10 @@ impl World {
         self.checker.look_for_takeover(dead, self.now, began);
     }
 
+    pub(crate) fn every_session(&self) -> impl Iterator<Item = &SessionName> {
+        self.sessions.iter().chain([&self.retired])
+    }
+
     fn any_node(&mut self) -> usize {
         self.random.range(0, self.machines.len() as u64 - 1) as usize
     }
@@ -314,6 +335,7 @@ impl World {
         let kind = match (self.only_outages, self.only_deaths) {
             (true, _) => 0,
             (_, true) => 10,
+            _ if self.preempts && self.random.percent(PREEMPTIONS_PERCENT) => 11,
             _ => self.random.range(0, 13),
         };
         let machine = &self.machines[node];
@@ -341,6 +363,7 @@ impl World {
                 self.shim_crashes(node);
             }
             10 if up => self.machine_crashes(node),
+            11 if self.preempts => self.notice_preemption(node),
             11 => self.preempt(node),
             12 => self.program_ends(node),
             _ => self.process_blocks(node),
@@ -427,6 +450,7 @@ impl World {
             self.machines[node].cut_out = false;
             self.machine_continues(node);
             self.daemon_continues(node);
+            self.readmit(node);
             let watched = self.watched(node);
             self.watch(node, &watched);
         }

@@ -101,6 +101,16 @@ impl Serving<'_> {
             session: name(&id),
             generation: generation.get(),
         };
+        // A preemption that is over was told of this claim before its caller was: what it gave up must
+        // not run, because its certificate counts.
+        if self.releases.is_certified(&slot) {
+            self.inbox.push_back(Event::DeathCertificate(slot));
+            return Err(RegistryError::Superseded {
+                id,
+                generation,
+                current: None,
+            });
+        }
         if self.protocol.may_start(boot_time(), &slot) {
             // Before any other event of it.
             self.inbox.push_back(Event::StartSent(slot));

@@ -1,15 +1,10 @@
 //! Claims under way when a preemption begins, whose tasks may be too stuck to take the answers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use conman_proto::{Generation, SessionId};
 use conman_registry::{RecordState, Registry};
 use futures_util::future::{BoxFuture, FutureExt};
-
-/// How long a claim under way may take to show in the registry. A claim that a hung task did not even
-/// send never shows.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Reads the generations of claims from the registry, one round at a time.
 #[derive(Default)]
@@ -18,11 +13,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Begins a round, unless one is under way.
     pub(super) fn look_up(&mut self, registry: &Arc<dyn Registry>, claiming: Vec<SessionId>) {
-        if self.under_way.is_some() || claiming.is_empty() {
-            return;
-        }
         let registry = Arc::clone(registry);
         let work = async move {
             let mut found = Vec::new();

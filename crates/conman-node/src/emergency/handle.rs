@@ -4,12 +4,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::preemption::{Origin, run_time};
 use conman_proto::{PreemptPlan, PreemptReport, PreemptRequest};
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::preemption_state::{Origin, run_time};
 use super::{Command, Means, Notice};
 use crate::error::PreemptError;
 use crate::leave::{Leave, LeaveCause};

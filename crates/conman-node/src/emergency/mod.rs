@@ -21,14 +21,13 @@ mod metadata;
 mod notice_source;
 mod preemption;
 pub(crate) mod preemption_file;
-mod preemption_state;
 mod releases;
-mod target;
 mod thread;
 
 use std::sync::Arc;
 
 use conman_core::naming::Instance;
+use conman_core::preemption::Origin;
 use conman_proto::PreemptReport;
 use conman_registry::{Journal, Registry};
 use jiff::Timestamp;
@@ -36,7 +35,6 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use self::preemption_file::PreemptionFile;
-use self::preemption_state::Origin;
 use crate::kill_table::KillTable;
 use crate::leave::Leave;
 

@@ -3,11 +3,11 @@
 //! A source is one file here that implements [`NoticeSource`], and one line in [`NOTICE_SOURCES`]. It
 //! runs on the emergency thread from before the node joins its fleet. Its notices wait until the node is up.
 
+use conman_core::preemption::Origin;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
 use super::log::Log;
-use super::preemption_state::Origin;
 use super::{Command, Notice, gce};
 use crate::error::PreemptError;
 

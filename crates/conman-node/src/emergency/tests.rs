@@ -40,7 +40,7 @@ impl Thread {
             file,
         };
         Self {
-            work: EmergencyLoop::new(means, Log::start().expect("a thread")),
+            work: EmergencyLoop::new(means, Log::start().expect("a thread"), Instant::now()),
             saved,
             _dir: dir,
         }
@@ -67,7 +67,10 @@ impl Thread {
     }
 
     async fn finish(&mut self) -> Option<Option<String>> {
-        self.work.finish_running().await;
+        while self.work.is_under_way() {
+            let event = self.work.next().await;
+            self.work.drive(event);
+        }
         self.last_change()
     }
 }

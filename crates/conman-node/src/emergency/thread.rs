@@ -1,26 +1,26 @@
 //! The thread: it begins with the notice sources, and preempts once it has a node.
 
-use std::future::{Future, pending};
+use std::collections::VecDeque;
+use std::future::pending;
 use std::io;
 use std::ops::ControlFlow;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use conman_core::preemption::{Action, Event, Origin, Preemption, run_time};
 use conman_linux::KeptNamespaces;
 use conman_proto::{EventKind, PreemptReport};
 use conman_registry::NewEvent;
 use tokio::runtime;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::handle::PreemptionHandle;
 use super::kill_priority::{self, Weight};
 use super::log::Log;
 use super::notice_source::{NoticeSender, NoticeSourceOptions};
-use super::preemption::{self, Preemption};
-use super::preemption_state::{OnNotice, OnReadmit, Origin, PreemptionState, run_time};
+use super::preemption::Execution;
 use super::{Command, Means, Notice};
 use crate::error::NodeStartError;
 use crate::leave::LeaveCause;
@@ -62,6 +62,7 @@ impl EmergencyThread {
             .build()
             .map_err(failed)?;
         let (commands, queue) = mpsc::channel(COMMANDS);
+        let base = Instant::now();
         let log = Log::start().map_err(failed)?;
         let (means, given) = oneshot::channel();
         let (caught, caught_up) = oneshot::channel();
@@ -85,7 +86,9 @@ impl EmergencyThread {
                 let work = async {
                     // Without a node there is nothing to preempt.
                     if let Ok(means) = given.await {
-                        EmergencyLoop::new(means, log).run(queue, caught).await;
+                        EmergencyLoop::new(means, log, base)
+                            .run(queue, caught)
+                            .await;
                     }
                 };
                 runtime.block_on(conman_vitals::essential("emergency", work));
@@ -125,36 +128,39 @@ fn queued(queue: &mut mpsc::Receiver<Command>) -> Vec<Command> {
     commands
 }
 
-/// The preemption under way.
-struct Running {
-    work: Pin<Box<dyn Future<Output = preemption::Outcome> + Send>>,
-    waiting: Vec<oneshot::Sender<PreemptReport>>,
-    noticed_at: Instant,
-    deadline: watch::Sender<Instant>,
-}
-
-/// The thread's loop.
+/// The thread's loop: it drives [`Preemption`].
 pub(super) struct EmergencyLoop {
     pub(super) means: Means,
     log: Log,
     weight: Weight,
-    state: PreemptionState,
-    running: Option<Running>,
+    preemption: Preemption,
+    /// The preemption under way.
+    execution: Option<Execution>,
+    /// The zero of the state machine's time; no notice is older.
+    base: Instant,
+    /// When the node was up.
+    began: Instant,
+    /// Those who gave notice and have no report.
+    waiting: Vec<oneshot::Sender<PreemptReport>>,
+    /// Of the last preemption.
+    report: Option<PreemptReport>,
     /// Of the sessions that the last preemption killed.
     namespaces: KeptNamespaces,
-    began: Instant,
 }
 
 impl EmergencyLoop {
-    pub(super) fn new(means: Means, log: Log) -> Self {
+    pub(super) fn new(means: Means, log: Log, base: Instant) -> Self {
         Self {
             weight: Weight::of(&means.instance),
             means,
             log,
-            state: PreemptionState::default(),
-            running: None,
-            namespaces: KeptNamespaces::default(),
+            preemption: Preemption::default(),
+            execution: None,
+            base,
             began: Instant::now(),
+            waiting: Vec::new(),
+            report: None,
+            namespaces: KeptNamespaces::default(),
         }
     }
 
@@ -177,8 +183,8 @@ impl EmergencyLoop {
                     }
                     None => return,
                 },
-                // Cancel safe: the work is kept and polled again.
-                outcome = finished(&mut self.running) => self.finish(outcome),
+                // Cancel safe: what is under way is kept.
+                event = self.next() => self.drive(event),
             }
         }
     }
@@ -204,48 +210,86 @@ impl EmergencyLoop {
         // A notice from before the node was up leaves as much time for releases as any.
         let deadline =
             notice.at.max(self.began) + run_time(Duration::from_millis(budget_ms.into()));
-        match self.state.on_notice(notice.origin) {
-            OnNotice::Start => {
-                self.means.table.close(notice.reason.clone());
-                self.means.leave.announce(LeaveCause::Preemption);
-                let (deadline, ends) = watch::channel(deadline);
-                let work = Preemption::new(&self.means, &self.weight, &notice, ends);
-                self.running = Some(Running {
-                    work: Box::pin(work.run()),
-                    waiting: vec![notice.reply],
-                    noticed_at: notice.at,
-                    deadline,
-                });
-            }
-            OnNotice::Join => {
-                if let Some(running) = &mut self.running {
-                    running.waiting.push(notice.reply);
-                    running.deadline.send_if_modified(|present| {
-                        let sooner = deadline < *present;
-                        *present = deadline.min(*present);
-                        sooner
-                    });
-                }
-            }
-            OnNotice::Answer(report) => {
-                // The sender of the notice may have stopped waiting.
-                let _ = notice.reply.send(*report);
-            }
+        let event = Event::Notice {
+            origin: notice.origin,
+            noticed_at: self.clock(notice.at),
+            deadline: self.clock(deadline),
+        };
+        let actions = self.preemption.on(self.clock(Instant::now()), event);
+        if actions.contains(&Action::Close) {
+            self.execution = Some(Execution::new(&self.means, &self.weight, &notice));
         }
+        self.waiting.push(notice.reply);
+        self.execute(actions);
     }
 
     pub(super) fn readmit(&mut self, by: Origin) {
-        match self.state.on_readmit(by) {
-            OnReadmit::Reopen => {
-                self.means.file.set(None);
-                self.reopen();
-            }
-            // At once: this daemon may end before the preemption is finished.
-            OnReadmit::Later => {
-                self.means.file.set(None);
-            }
-            OnReadmit::Ignore => {}
+        self.drive(Event::Readmit(by));
+    }
+
+    fn clock(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.base)
+    }
+
+    /// Waits for the next event of the preemption under way; pending without one. Cancel safe.
+    pub(super) async fn next(&mut self) -> Event {
+        let wake = self.preemption.next_wake().map(|wake| self.base + wake);
+        match (&mut self.execution, wake) {
+            (Some(_), Some(wake)) if wake <= Instant::now() => Event::Tick,
+            (Some(execution), Some(wake)) => execution.next(wake).await,
+            _ => pending().await,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_under_way(&self) -> bool {
+        self.preemption.is_under_way()
+    }
+
+    pub(super) fn drive(&mut self, event: Event) {
+        let actions = self.preemption.on(self.clock(Instant::now()), event);
+        self.execute(actions);
+    }
+
+    /// Executes actions, and whatever their results lead to.
+    fn execute(&mut self, actions: Vec<Action>) {
+        let mut actions = VecDeque::from(actions);
+        loop {
+            while let Some(action) = actions.pop_front() {
+                for event in self.act(action) {
+                    actions.extend(self.preemption.on(self.clock(Instant::now()), event));
+                }
+            }
+            let Some(execution) = &mut self.execution else {
+                return;
+            };
+            let Some(event) = execution.table_handled() else {
+                return;
+            };
+            actions.extend(self.preemption.on(self.clock(Instant::now()), event));
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Vec<Event> {
+        match action {
+            Action::Close => {
+                if let Some(execution) = &self.execution {
+                    self.means.table.close(execution.reason().to_owned());
+                }
+                self.means.leave.announce(LeaveCause::Preemption);
+            }
+            Action::Reopen => self.reopen(),
+            Action::ForgetNotice => {
+                self.means.file.set(None);
+            }
+            Action::Finish => self.finish(),
+            Action::Answer => self.answer(),
+            action => {
+                let execution = self.execution.as_mut();
+                return execution.map_or_else(Vec::new, |execution| execution.execute(action));
+            }
+        }
+        Vec::new()
     }
 
     fn reopen(&mut self) {
@@ -263,42 +307,31 @@ impl EmergencyLoop {
         self.log.info(message);
     }
 
-    fn finish(&mut self, outcome: preemption::Outcome) {
-        let preemption::Outcome {
-            report,
-            events,
-            namespaces,
-        } = outcome;
-        self.namespaces = namespaces;
+    fn finish(&mut self) {
+        let Some(execution) = self.execution.take() else {
+            return;
+        };
+        let outcome = self.preemption.outcome();
+        let (began, until) = (self.base + outcome.noticed_at, self.base + outcome.deadline);
+        let concluded = execution.conclude(&outcome);
+        self.namespaces = concluded.namespaces;
         // Only now: the journal and the registry share a disk.
-        self.means.journal.append(events);
-        if let Some(running) = self.running.take() {
-            let (began, until) = (running.noticed_at, *running.deadline.borrow());
-            let leave = Arc::clone(&self.means.leave);
-            tokio::spawn(async move { leave.close(LeaveCause::Preemption, began, until).await });
-            for reply in running.waiting {
-                // The sender of the notice may have stopped waiting.
-                let _ = reply.send(report.clone());
-            }
-        }
-        self.log.report(report.clone());
-        if self.state.on_finished(report) {
-            self.reopen();
-        }
+        self.means.journal.append(concluded.events);
+        let leave = Arc::clone(&self.means.leave);
+        tokio::spawn(async move { leave.close(LeaveCause::Preemption, began, until).await });
+        self.report = Some(concluded.report.clone());
+        self.answer();
+        self.log.report(concluded.report);
     }
 
-    /// Waits for the end of the preemption under way.
-    #[cfg(test)]
-    pub(super) async fn finish_running(&mut self) {
-        let outcome = finished(&mut self.running).await;
-        self.finish(outcome);
-    }
-}
-
-/// Completes with the preemption under way; pending without one.
-async fn finished(running: &mut Option<Running>) -> preemption::Outcome {
-    match running {
-        Some(running) => (&mut running.work).await,
-        None => pending().await,
+    /// Gives the last preemption's report to everybody who waits for it.
+    fn answer(&mut self) {
+        let Some(report) = &self.report else {
+            return;
+        };
+        for reply in self.waiting.drain(..) {
+            // The sender of the notice may have stopped waiting.
+            let _ = reply.send(report.clone());
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Pinned seeds over the core as it is.
 
 use conman_sim::checker::Rule;
-use conman_sim::{DERIVED_FROM, Pauses, simulate};
+use conman_sim::{DERIVED_FROM, PREEMPTED_FROM, Pauses, simulate};
 
 /// Enough for most kinds of fault to meet, few enough for every commit.
 const SEEDS: u64 = 150;
@@ -9,7 +9,10 @@ const SEEDS: u64 = 150;
 #[test]
 fn pinned_fleets_keep_every_invariant_and_do_take_over() {
     let mut takeovers = 0;
-    for seed in (0..SEEDS).chain(DERIVED_FROM..DERIVED_FROM + SEEDS) {
+    for seed in [0, DERIVED_FROM, PREEMPTED_FROM]
+        .into_iter()
+        .flat_map(|from| from..from + SEEDS)
+    {
         let report = simulate(seed, Pauses::Assumed);
         takeovers += report.takeovers;
         let (trace, what) = (report.trace.join("\n"), report.violation);

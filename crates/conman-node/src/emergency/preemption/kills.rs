@@ -3,194 +3,92 @@
 use std::sync::Arc;
 
 use conman_core::Closing;
+use conman_core::ownership::Slot;
+use conman_core::preemption::{Event, KillResult};
 use conman_linux::PidFd;
-use conman_proto::{EventKind, Generation, SessionId};
-use futures_util::future::FutureExt;
-use tokio::time::Instant;
+use conman_proto::Generation;
+use conman_runtime::ContainerKey;
 
-use super::super::target::{Progress, Target};
-use super::Preemption;
-use crate::certificate;
+use super::{Execution, Session};
 use crate::container_kill::kill_container;
-use crate::kill_table::Stage;
-use crate::plan;
 use crate::throttled::{self, Killed};
 
-/// A session that is to be killed now.
-pub(super) struct SessionToKill {
-    id: SessionId,
-    generation: Generation,
-    process: Arc<PidFd>,
-    /// A task waits for its death already.
-    watched: bool,
+impl Session {
+    pub(super) fn key(&self, slot: &Slot) -> Option<ContainerKey> {
+        let generation = Generation::new(slot.generation)?;
+        Some(ContainerKey::new(self.id.clone(), generation))
+    }
 }
 
-impl Preemption {
-    pub(super) fn kill_starting(&mut self, id: &SessionId, generation: Generation) {
-        let Some(target) = self.targets.get_mut(id) else {
-            return;
-        };
-        target.progress = Progress::Sent(generation);
-        let Some(runtime) = target.entry.runtime.clone() else {
-            return;
-        };
-        let found = kill_container(&*runtime, &target.key(id, generation));
-        if found.killed > 0 {
-            self.note_kill(id, generation, Instant::now());
-        }
-        if let Some(init) = found.init {
-            self.await_death(id, generation, init);
-        }
+impl Execution {
+    /// Kills what there is of a start that was not answered.
+    pub(super) fn search(&mut self, slot: Slot) -> Option<Event> {
+        let session = self.sessions.get_mut(&slot.session)?;
+        let (runtime, key) = (session.entry.runtime.clone()?, session.key(&slot)?);
+        let found = kill_container(&*runtime, &key);
+        let init = found.init.is_some();
+        session.process = session.process.take().or(found.init);
+        Some(Event::Searched {
+            slot,
+            killed: found.killed > 0,
+            init,
+        })
     }
 
-    /// Sends the signal that the session's spec names; a session without one is to be killed.
-    pub(super) fn warn(
-        &mut self,
-        id: SessionId,
-        generation: Generation,
-        process: Arc<PidFd>,
-    ) -> Option<SessionToKill> {
-        let target = self.targets.get_mut(&id)?;
-        target.entry.stage = Stage::Running(generation, process.clone());
-        let grace = plan::grace(&id, &target.entry, self.budget_ms);
-        let warned = target.entry.warning.and_then(|(signal, _)| {
-            if grace.is_zero() {
-                return None;
+    /// Sends the signal that the session's spec names.
+    pub(super) fn warn(&mut self, slot: Slot) -> Option<Event> {
+        let warned = self.session(&slot).is_some_and(|session| {
+            session.entry.leaving.tell();
+            match (session.entry.warning, &session.process) {
+                (Some((signal, _)), Some(process)) => process.signal(signal).is_ok(),
+                _ => false,
             }
-            target.entry.leaving.tell();
-            process.signal(signal).is_ok().then_some(grace)
         });
-        let Some(grace) = warned else {
-            return Some(SessionToKill {
-                id,
-                generation,
-                process,
-                watched: false,
-            });
-        };
-        target.progress = Progress::Warned(generation, process.clone(), self.at + grace);
-        self.watch(&id, process);
-        None
+        (!warned).then_some(Event::NotWarned(slot))
     }
 
-    /// Kills all of them before anything else: dying processes compete for the processors with the thread
-    /// that kills.
-    pub(super) fn kill(&mut self, to_kill: Vec<SessionToKill>) {
+    /// Kills all of them before anything else.
+    pub(super) fn kill(&mut self, slots: Vec<Slot>) -> Vec<Event> {
+        let to_kill: Vec<(Slot, Arc<PidFd>)> = slots
+            .into_iter()
+            .filter_map(|slot| {
+                let process = self.session(&slot)?.process.clone()?;
+                Some((slot, process))
+            })
+            .collect();
         // Before the kill, so that clients can distinguish it from an end of the program.
-        for target in to_kill.iter().filter_map(|one| self.targets.get(&one.id)) {
+        for session in to_kill.iter().filter_map(|(slot, _)| self.session(slot)) {
             let closing = Closing::service_restart("session is moving");
-            target.entry.closing.send_replace(Some(closing));
+            session.entry.closing.send_replace(Some(closing));
         }
         self.namespaces
-            .keep(to_kill.iter().map(|one| &*one.process));
-        let results: Vec<_> = to_kill.iter().map(|one| one.process.kill()).collect();
-        let killed_at = Instant::now();
+            .keep(to_kill.iter().map(|(_, process)| &**process));
+        let results: Vec<_> = to_kill.iter().map(|(_, process)| process.kill()).collect();
         self.release_processors(&to_kill);
-        for (one, result) in to_kill.into_iter().zip(results) {
-            let SessionToKill {
-                id,
-                generation,
-                process,
-                watched,
-            } = one;
-            match result {
-                Ok(true) => self.note_kill(&id, generation, killed_at),
-                // Dead already: its certificate comes at once.
-                Ok(false) => {}
-                Err(error) => {
-                    let reason = format!(
-                        "SIGKILL could not be sent: {}",
-                        conman_core::error_chain(&error)
-                    );
-                    self.set(&id, Progress::Failed(Some(generation), reason));
-                    continue;
-                }
+        let results = results.into_iter().map(|result| match result {
+            Ok(true) => KillResult::Sent,
+            Ok(false) => KillResult::DeadAlready,
+            Err(error) => {
+                let why = conman_core::error_chain(&error);
+                KillResult::Failed(format!("SIGKILL could not be sent: {why}"))
             }
-            self.set(&id, Progress::Killed(generation, process.clone()));
-            if !watched {
-                self.watch(&id, process);
-            }
-        }
+        });
+        let slots = to_kill.into_iter().map(|(slot, _)| slot);
+        let sent = slots.zip(results);
+        sent.map(|(slot, result)| Event::KillSent { slot, result })
+            .collect()
     }
 
     /// Lifts the CPU limits that keep killed sessions from dying soon.
-    fn release_processors(&self, to_kill: &[SessionToKill]) {
-        let killed = to_kill.iter().filter_map(|one| {
-            let target = self.targets.get(&one.id)?;
+    fn release_processors(&self, to_kill: &[(Slot, Arc<PidFd>)]) {
+        let killed = to_kill.iter().filter_map(|(slot, process)| {
+            let session = self.session(slot)?;
             Some(Killed {
-                runtime: target.entry.runtime.clone()?,
-                key: target.key(&one.id, one.generation),
-                process: Arc::clone(&one.process),
+                runtime: session.entry.runtime.clone()?,
+                key: session.key(slot)?,
+                process: Arc::clone(process),
             })
         });
         throttled::release(killed.collect());
-    }
-
-    fn await_death(&mut self, id: &SessionId, generation: Generation, process: Arc<PidFd>) {
-        self.set(id, Progress::Killed(generation, process.clone()));
-        self.watch(id, process);
-    }
-
-    fn watch(&mut self, id: &SessionId, process: Arc<PidFd>) {
-        let id = id.clone();
-        self.dying
-            .push(certificate::of(process).map(|()| id).boxed());
-    }
-
-    pub(super) fn next_kill(&self) -> Option<Instant> {
-        let times = self
-            .targets
-            .values()
-            .filter_map(|target| match &target.progress {
-                Progress::Warned(_, _, at) => Some(*at),
-                _ => None,
-            });
-        times.min()
-    }
-
-    /// A later notice leaves less time: half of it is for the remaining grace.
-    pub(super) fn shorten_grace(&mut self) {
-        let now = Instant::now();
-        let latest = now + self.deadline.borrow().saturating_duration_since(now) / 2;
-        for target in self.targets.values_mut() {
-            if let Progress::Warned(_, _, at) = &mut target.progress {
-                *at = latest.min(*at);
-            }
-        }
-    }
-
-    /// Kills those whose grace is over.
-    pub(super) fn kill_due(&mut self) {
-        let now = Instant::now();
-        let due: Vec<_> = self
-            .targets
-            .iter()
-            .filter_map(|(id, target)| match &target.progress {
-                Progress::Warned(generation, process, at) if *at <= now => Some(SessionToKill {
-                    id: id.clone(),
-                    generation: *generation,
-                    process: process.clone(),
-                    watched: true,
-                }),
-                _ => None,
-            })
-            .collect();
-        self.kill(due);
-    }
-
-    fn note_kill(&mut self, id: &SessionId, generation: Generation, at: Instant) {
-        // A start under way may take several passes.
-        let first = |target: &mut Target| !std::mem::replace(&mut target.kill_sent, true);
-        if !self.targets.get_mut(id).is_some_and(first) {
-            return;
-        }
-        self.killed += 1;
-        self.last_kill = Some(at);
-        self.event(
-            EventKind::SessionKilled,
-            id,
-            generation,
-            "SIGKILL for the preemption",
-        );
     }
 }
