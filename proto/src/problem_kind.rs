@@ -126,6 +126,7 @@ kinds! {
     NOT_DRAINING = lasting("not-draining", "The node is not being drained", 404);
     PREEMPTED = passing("node-preempted", "The node is going away", 503);
     ELSEWHERE = passing("session-elsewhere", "The session is on another node", 421);
+    NODE_LEAVES = passing("node-leaves", "The node leaves", 503);
     MOVES = passing("session-moves", "The session changes its node", 503);
     NO_NODE = passing("no-node", "No node takes the session", 503);
     TOO_MANY_STREAMS = passing("too-many-streams", "Too many streams of events are open", 503);

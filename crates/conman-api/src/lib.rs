@@ -28,6 +28,7 @@ mod field_errors;
 mod fleet_list;
 mod fleet_timeline;
 mod forwarding;
+mod hidden_env;
 mod image_errors;
 mod image_view;
 mod json_body;

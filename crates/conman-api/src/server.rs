@@ -5,6 +5,8 @@
 //! One task accepts. Every connection has a tracked task, so that shutdown can stop accepting,
 //! let requests finish for a bounded time, and then close the rest.
 
+mod answer;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use conman_listen::{Begun, Place, Places};
+use conman_linux::bound_tcp_buffers;
+use conman_listen::{Begun, HalfCloseable, OpenRequests, Place, Places};
 use conman_vitals::Pulse;
 use http::Request;
 use hyper::body::Incoming;
@@ -25,6 +28,8 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
+
+use answer::Answer;
 
 /// Limits for clients' connections.
 #[derive(Debug, Clone)]
@@ -142,6 +147,10 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// kernel does not count probes (tcp(7)).
 const USER_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Bound on what the kernel buffers for each direction of a connection, for example of files and logs for a client
+/// that does not read.
+const SOCKET_BUFFER_BYTES: u32 = 1 << 20;
+
 /// Pause after a failed accept: without descriptors, an immediate retry only wastes processor
 /// time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -168,6 +177,7 @@ impl Listen for TcpListener {
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
         socket.set_tcp_nodelay(true)?;
+        bound_tcp_buffers(&stream, SOCKET_BUFFER_BYTES)?;
         Ok((stream, Peer::Tcp(address)))
     }
 }
@@ -301,7 +311,11 @@ async fn serve_http<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let requests = OpenRequests::default();
+    let connection = HalfCloseable::new(begun, requests.clone());
     let service = service_fn(move |request: Request<Incoming>| {
+        // A node whose client has left closes its connection, and waits for no answer.
+        let open = (!matches!(peer, Peer::Node)).then(|| requests.begin());
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
         if let Some(place) = &place {
@@ -313,12 +327,12 @@ async fn serve_http<S>(
             if let Some(place) = place {
                 place.answered();
             }
-            response
+            response.map(|response| response.map(|body| Answer { body, _open: open }))
         }
     });
     let connection = http
         .builder
-        .serve_connection(TokioIo::new(begun), service)
+        .serve_connection(TokioIo::new(connection), service)
         .with_upgrades();
     let mut connection = Box::pin(connection);
     // The connection is only borrowed here: after a shutdown it is served below.

@@ -104,6 +104,17 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
         .into()
 }
 
+/// One line of a program's output, safe on a terminal. Tabs stay, and the carriage return that a terminal puts
+/// before the end of a line is left out.
+pub(crate) fn printable_line(text: &str) -> Cow<'_, str> {
+    let text = text.strip_suffix('\r').unwrap_or(text);
+    if !text.contains('\t') {
+        return printable(text);
+    }
+    let parts: Vec<_> = text.split('\t').map(printable).collect();
+    parts.join("\t").into()
+}
+
 /// Control characters, and the marks that reverse the order of text.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
@@ -175,6 +186,8 @@ mod tests {
             printable("a\u{1b}]0;x\u{7}b\r\nc"),
             "a\\u{1b}]0;x\\u{7}b\\r\\nc"
         );
+        assert_eq!(printable_line("a\tb\u{1b}[2J\r"), "a\tb\\u{1b}[2J");
+        assert_eq!(printable_line("5%\r10%\r"), "5%\\r10%");
         assert_eq!(printable("x\u{202e}y\u{9b}"), "x\\u{202e}y\\u{9b}");
     }
 }

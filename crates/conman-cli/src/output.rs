@@ -6,12 +6,12 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
-use conman_proto::{Problem, SessionState};
+use conman_proto::{LogStream, Problem, SessionState};
 use serde::Serialize;
 
 use crate::args::Globals;
 use crate::failure::Failure;
-use crate::human::printable;
+use crate::human::{printable, printable_line};
 
 /// Header of the one column whose text may be wrapped.
 pub(crate) const PROSE: &str = "REASON";
@@ -65,6 +65,24 @@ impl Output {
     /// One line of a stream of JSON values.
     pub(crate) fn item(&self, value: &impl Serialize) -> Result<(), Failure> {
         self.line(&serde_json::to_string(value).map_err(io::Error::from)?)
+    }
+
+    /// Writes a line that a session's program wrote earlier. On a terminal its control sequences are shown and
+    /// not obeyed, unless `raw`: the program may be hostile to whoever reads its log.
+    pub(crate) fn program_line(&self, stream: LogStream, text: &str, raw: bool) -> io::Result<()> {
+        let terminal = match stream {
+            LogStream::Stdout => self.stdout_terminal,
+            LogStream::Stderr => self.stderr_terminal,
+        };
+        let text = match terminal && !raw {
+            true => printable_line(text),
+            false => text.into(),
+        };
+        let line = format!("{text}\n");
+        match stream {
+            LogStream::Stdout => Self::raw_stdout(line.as_bytes()),
+            LogStream::Stderr => Self::raw_stderr(line.as_bytes()),
+        }
     }
 
     /// Writes output of a session's program unchanged, at once.

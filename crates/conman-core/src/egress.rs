@@ -134,11 +134,7 @@ impl EgressRules {
     ) -> Result<(), EgressRefusal> {
         let address = address.to_canonical();
         let opens = |network: &IpNet| special.opens(network, address, is_hosts);
-        let networks = self.patterns.iter().filter_map(|pattern| match pattern {
-            EgressPattern::Network { network, port: its } if *its == port => Some(network),
-            _ => None,
-        });
-        if networks.into_iter().any(opens) {
+        if self.networks(|its| its == port).any(opens) {
             return Ok(());
         }
         if named_by == NamedBy::Address && !self.patterns.contains(&EgressPattern::Internet) {
@@ -149,6 +145,25 @@ impl EgressRules {
             return Err(EgressRefusal::Special(address));
         }
         Ok(())
+    }
+
+    /// Whether the resolver may answer with an address. One of the host's own is left out, unless it is listed for
+    /// some port: a session must not learn what the node is called.
+    #[must_use]
+    pub fn may_learn(&self, address: IpAddr, special: &SpecialAddresses, is_hosts: bool) -> bool {
+        let address = address.to_canonical();
+        let opens = |network: &IpNet| special.opens(network, address, is_hosts);
+        !is_hosts || self.networks(|_| true).any(opens) || special.allowed.iter().any(opens)
+    }
+
+    /// The listed networks with these ports.
+    fn networks(&self, wanted: impl Fn(u16) -> bool) -> impl Iterator<Item = &IpNet> {
+        self.patterns
+            .iter()
+            .filter_map(move |pattern| match pattern {
+                EgressPattern::Network { network, port } if wanted(*port) => Some(network),
+                _ => None,
+            })
     }
 }
 

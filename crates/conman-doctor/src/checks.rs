@@ -28,6 +28,13 @@ const MEMORY_FLOOR_BYTES: u64 = 64 << 20;
 /// Connections that a network namespace queues before they are accepted, for many clients that reconnect
 /// at once after a preemption.
 const BACKLOG: u64 = 4_096;
+/// Entries of a neighbour table that are left to the host's networks.
+const HOST_NEIGHBOURS: u64 = 1_024;
+const TCP_MEMORY: &str = "net.ipv4.tcp_mem";
+/// Size of a page, in which the kernel counts TCP memory.
+const PAGE_BYTES: u64 = 4_096;
+/// The proxies may take one part in so many of the TCP memory.
+const TCP_MEMORY_PARTS: u64 = 4;
 /// Descriptors that conman's daemon needs in addition to those of its sessions.
 const CONMAN_RESERVE: u64 = 512;
 /// Descriptors reserved for requests to conman's daemon; sessions are refused before they are used.
@@ -59,7 +66,7 @@ pub fn examine(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>)
     let checks = limits
         .filter(|limit| limit.each > 0.0)
         .map(|limit| limit.judge(target))
-        .chain(advice(host, footprint, target));
+        .chain(advice(host, footprint, target, site));
     let checks: Vec<Check> = checks.collect();
     let first = checks
         .iter()
@@ -377,9 +384,12 @@ fn space(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
 }
 
 /// Settings that bind no number of sessions.
-fn advice(host: &Host, footprint: &Footprint, target: u64) -> Vec<Check> {
+fn advice(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> Vec<Check> {
     let checks = [
         accept_queue(host),
+        neighbours(host, footprint, target, "net.ipv4.neigh.default.gc_thresh3"),
+        neighbours(host, footprint, target, "net.ipv6.neigh.default.gc_thresh3"),
+        tcp_memory(host, site),
         watermark_boost(host, footprint, target),
         terminals(host, footprint, target),
         pools::open_files(host),
@@ -398,6 +408,53 @@ fn accept_queue(host: &Host) -> Option<Check> {
         |present| present < BACKLOG,
         "clients that all reconnect at once wait in this queue",
     )
+}
+
+/// The tables are shared by the host and all network namespaces. Few sessions take all that they may, so a small
+/// table is no reason to refuse a session.
+fn neighbours(host: &Host, footprint: &Footprint, target: u64, key: &'static str) -> Option<Check> {
+    if footprint.neighbours == 0 {
+        return None;
+    }
+    let needed = target.saturating_mul(footprint.neighbours);
+    let needed = needed.saturating_add(HOST_NEIGHBOURS).min(HIGHEST_SETTING);
+    advised_setting(
+        host,
+        key,
+        needed,
+        "neighbours of the host and of all sessions",
+        |present| present < needed,
+        "if the table is full, neither the host nor any session finds a new machine on its networks; each session \
+         with a link may fill its part",
+    )
+}
+
+/// What the proxies may buffer is to leave most of the host's TCP memory to others.
+fn tcp_memory(host: &Host, site: &Site<'_>) -> Option<Check> {
+    let wanted = site.proxy_buffer_bytes.saturating_mul(TCP_MEMORY_PARTS);
+    let pages: u64 = host.sysctl_field(TCP_MEMORY, 2)?;
+    let check = Check {
+        used: host
+            .tcp_memory_pages()
+            .map(|used| used.saturating_mul(PAGE_BYTES)),
+        needed: Some(wanted),
+        ..Check::of(
+            TCP_MEMORY,
+            "bytes of TCP buffers of the host and of all sessions (the setting is in pages)",
+            Some(pages.saturating_mul(PAGE_BYTES)),
+        )
+    };
+    let what = format!(
+        "lower limits.proxy_buffer_bytes, or raise {TCP_MEMORY} to at least {} pages",
+        wanted / PAGE_BYTES
+    );
+    Some(advised(
+        check,
+        pages.saturating_mul(PAGE_BYTES) < wanted,
+        Remedy::Manual { what },
+        "beyond it the kernel drops packets of all connections; the proxies for sessions may hold \
+         limits.proxy_buffer_bytes of it",
+    ))
 }
 
 fn watermark_boost(host: &Host, footprint: &Footprint, target: u64) -> Option<Check> {

@@ -41,6 +41,8 @@ pub struct Footprint {
     pub inodes: f64,
     /// Ports of Docker's bridge.
     pub bridge_ports: f64,
+    /// Entries of the host's neighbour tables that its links may take, in each family.
+    pub neighbours: u64,
     /// Terminals that its programs may open, unless its spec sets another limit.
     pub ptys: u64,
     /// User namespaces; a cgroup namespace goes with each.
@@ -81,6 +83,7 @@ impl Footprint {
             disk_bytes: 128.0 * 1024.0,
             inodes: 48.0,
             bridge_ports: if bridge { 1.0 } else { 0.0 },
+            neighbours: 0,
             ptys: 0,
             user_namespaces: 0.0,
             id_ranges: 0.0,
@@ -116,11 +119,18 @@ impl Footprint {
             disk_bytes: 84.0 * 1024.0,
             inodes: 26.0,
             bridge_ports: 0.0,
+            neighbours: 0,
             ptys: 4,
             user_namespaces: 1.0,
             id_ranges: 1.0,
             id_ranges_there_are: id_ranges,
         }
+    }
+
+    /// The same with links that may take so many entries of the neighbour tables.
+    #[must_use]
+    pub fn with_neighbours(self, neighbours: u64) -> Self {
+        Self { neighbours, ..self }
     }
 
     /// The same with descriptors of conman's daemon that it keeps open, and may poll, for the session.

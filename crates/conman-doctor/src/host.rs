@@ -66,6 +66,20 @@ impl Host {
         self.number(&sysctl_path(key))
     }
 
+    /// One of the numbers of a kernel setting that has several.
+    pub(crate) fn sysctl_field(&self, key: &str, index: usize) -> Option<u64> {
+        let text = self.text(&sysctl_path(key))?;
+        text.split_whitespace().nth(index)?.parse().ok()
+    }
+
+    /// Pages that the buffers of all TCP connections hold, in all network namespaces.
+    pub(crate) fn tcp_memory_pages(&self) -> Option<u64> {
+        let table = self.text("/proc/net/sockstat")?;
+        let row = table.lines().find_map(|row| row.strip_prefix("TCP:"))?;
+        let mut fields = row.split_whitespace().skip_while(|field| *field != "mem");
+        fields.nth(1)?.parse().ok()
+    }
+
     /// Whether all controllers are in the unified hierarchy of cgroup v2.
     pub fn has_unified_cgroups(&self) -> bool {
         self.path("/sys/fs/cgroup/cgroup.controllers").exists()

@@ -8,4 +8,6 @@ pub struct Site<'a> {
     /// Number of existing sessions. Only the daemon knows it, and then its own limits are checked; usage that
     /// the kernel does not count is computed from it.
     pub alive: Option<u64>,
+    /// Bytes of TCP buffers that the node's proxies may hold.
+    pub proxy_buffer_bytes: u64,
 }

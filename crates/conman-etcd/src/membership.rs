@@ -285,6 +285,7 @@ pub(super) async fn run(
     let interval = Duration::from_millis(shared.timing.renew_ms);
     let warnings = RateLimitedLog::new(REPEAT_AFTER);
     let mut announced: Option<(BootTime, PeerText)> = None;
+    figures::describe();
     loop {
         pulse.beat().await;
         match pulse.wait(CALL_BOUND, look(&shared)).await {
@@ -297,8 +298,6 @@ pub(super) async fn run(
                 }
                 membership.take(now, read);
                 let fence_ms = shared.timing.fence_ms;
-                // Each time: the recorder may be installed after this task has started.
-                figures::describe();
                 let mine = membership.observed(&shared.me, now, fence_ms);
                 observed.send_if_modified(|watched| {
                     let changed = *watched != mine;

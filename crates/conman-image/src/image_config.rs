@@ -3,6 +3,14 @@ use std::collections::BTreeMap;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 
+/// Maximum number of items of the command line, of the environment, and of the exposed ports; as many as a
+/// session's spec may have.
+const MAX_ITEMS: usize = 256;
+/// Maximum bytes of the command line, of the environment, and of the exposed ports, with a NUL each.
+const MAX_BYTES: usize = 64 << 10;
+/// Maximum bytes of a path or name.
+const MAX_NAME_BYTES: usize = 4_096;
+
 /// How an image is to be run, as data; all of it may be overridden.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
@@ -34,6 +42,17 @@ pub enum ConfigError {
     Environment(String),
     #[error("the image's working directory {0:?} is not an absolute path")]
     Workdir(String),
+    #[error(
+        "the image's {field} has {items} items of {bytes} bytes; at most {MAX_ITEMS} items of \
+         {MAX_BYTES} bytes in all are allowed"
+    )]
+    TooLarge {
+        field: &'static str,
+        items: usize,
+        bytes: usize,
+    },
+    #[error("the image's {field} has {bytes} bytes; at most {MAX_NAME_BYTES} are allowed")]
+    NameTooLong { field: &'static str, bytes: usize },
     #[error("the image is for {os}, and this machine runs linux")]
     OperatingSystem { os: String },
 }
@@ -74,7 +93,40 @@ impl ImageConfig {
         Ok(this)
     }
 
+    /// Every session of the image gets all of this: sizes are bounded as in a session's spec.
+    fn check_sizes(&self) -> Result<(), ConfigError> {
+        let command: [&[String]; 2] = [&self.entrypoint, &self.cmd];
+        let groups: [(_, &[&[String]]); 3] = [
+            ("command line (entrypoint and cmd)", &command),
+            ("environment", &[&self.env]),
+            ("list of exposed ports", &[&self.exposed_ports]),
+        ];
+        for (field, lists) in groups {
+            let items = lists.iter().map(|list| list.len()).sum();
+            let bytes = lists.concat().iter().map(|item| item.len() + 1).sum();
+            if items > MAX_ITEMS || bytes > MAX_BYTES {
+                return Err(ConfigError::TooLarge {
+                    field,
+                    items,
+                    bytes,
+                });
+            }
+        }
+        for (field, value) in [
+            ("user", &self.user),
+            ("working directory", &self.workdir),
+            ("stop signal", &self.stop_signal),
+        ] {
+            let bytes = value.as_ref().map_or(0, String::len);
+            if bytes > MAX_NAME_BYTES {
+                return Err(ConfigError::NameTooLong { field, bytes });
+            }
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
+        self.check_sizes()?;
         let lists = [
             ("entrypoint", &self.entrypoint),
             ("cmd", &self.cmd),
@@ -164,6 +216,35 @@ mod tests {
         assert_eq!(empty, ImageConfig::default());
         let nulls = r#"{"Entrypoint":null,"Cmd":null,"Env":null,"User":"","WorkingDir":"","Labels":null,"Volumes":null,"OnBuild":null}"#;
         assert_eq!(parse(nulls).expect("nulls"), empty);
+    }
+
+    #[test]
+    fn a_command_line_or_environment_beyond_a_specs_bounds_is_refused() {
+        let items = |count: usize, item: &str| vec![format!("\"{item}\""); count].join(",");
+        for (fields, field) in [
+            (
+                format!(r#""Env":["A={}"]"#, "x".repeat(1_500_000)),
+                "environment",
+            ),
+            (format!(r#""Env":[{}]"#, items(257, "A=b")), "environment"),
+            (
+                format!(r#""Entrypoint":["a"],"Cmd":[{}]"#, items(100_000, "x")),
+                "command line (entrypoint and cmd)",
+            ),
+        ] {
+            let refused = parse(&format!("{{{fields}}}"));
+            let Err(ConfigError::TooLarge { field: found, .. }) = refused else {
+                panic!("{field}: {refused:?}");
+            };
+            assert_eq!(found, field);
+        }
+        let most = format!(r#"{{"Env":[{}],"Cmd":[{0}]}}"#, items(256, "A=b"));
+        assert!(parse(&most).is_ok());
+        let user = format!(r#"{{"User":"{}"}}"#, "u".repeat(4_097));
+        assert!(matches!(
+            parse(&user),
+            Err(ConfigError::NameTooLong { field: "user", .. })
+        ));
     }
 
     #[test]

@@ -5,14 +5,17 @@
 //!   without credentials cannot block others, and many clients behind one address are served.
 //! * [`begin`] waits for the first request's head with a buffer as large as what has arrived. The
 //!   HTTP implementation, with its buffers, is created only then.
+//! * [`EndOfInput`] and [`HalfCloseable`] keep a request for a client that has ended its sending side.
 //!
 //! No task runs here. Each listener's accept task takes the places; the connections' tasks return
 //! them.
 #![forbid(unsafe_code)]
 
+mod end_of_input;
 mod first_head;
 mod newcomers;
 mod places;
 
+pub use end_of_input::{EndOfInput, HalfCloseable, OpenRequest, OpenRequests};
 pub use first_head::{Begun, begin};
 pub use places::{Place, Places};

@@ -42,5 +42,5 @@ pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};
 pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};
 pub use rule_set::{Class, MAX_FLOWS, RuleSet};
 pub use rules_keeper::{RulesError, RulesKeeper};
-pub use session_rules::{Refusals, SessionRules};
+pub use session_rules::{MAX_NEIGHBOURS, ROUTED_NEIGHBOURS, Refusals, SessionRules};
 pub use writer::{Namespace, Writer};

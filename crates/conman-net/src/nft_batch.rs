@@ -63,12 +63,12 @@ const TABLES: Kind = Kind {
     flags: NLM_F_EXCL,
     attributes: &[1],
 };
-/// Table, name, flags, type and length of keys.
+/// Table, name, flags, type and length of keys, description with the size, time-out, interval of collections.
 const SETS: Kind = Kind {
     create: 9,
     list: 10,
     flags: 0,
-    attributes: &[1, SET_NAME, 3, 4, 5],
+    attributes: &[1, SET_NAME, 3, 4, 5, 9, 11, 12],
 };
 /// Table, set, elements.
 const SET_ELEMENTS: Kind = Kind {

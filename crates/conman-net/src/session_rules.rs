@@ -4,8 +4,9 @@
 //! into each namespace before it has an interface that leads outside. So they hold for interfaces that are
 //! attached later and pass the host by, and while somebody has flushed the host's rules.
 //!
-//! They have no state, since the kernel would walk all tracked connections for each namespace that dies.
-//! Replies to TCP connections that were begun outside pass.
+//! They track no connections, since the kernel would walk all of them for each namespace that dies. Replies to TCP
+//! connections that were begun outside pass. The one state is which neighbours were used lately, which bounds
+//! their number.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -39,6 +40,14 @@ const REFUSED: &[&str] = &[
     "fd20:ce::254/128",
     "fe80::/10",
 ];
+
+/// Neighbours that a session's links may have in each family: entries of a table that the host and all sessions
+/// share. Further ones wait until earlier ones were not used for [`NEIGHBOUR_MINUTES`].
+pub const MAX_NEIGHBOURS: u64 = 128;
+/// Those of a session with the network `routed`: its gateway, and itself in the host's namespace.
+pub const ROUTED_NEIGHBOURS: u64 = 4;
+/// Longer than the kernel keeps an entry that is not used.
+const NEIGHBOUR_MINUTES: u32 = 2;
 
 /// What every session is refused, besides metadata and the host's addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -145,6 +154,14 @@ fn script(refused: &[IpNet], dns: &[IpAddr]) -> String {
             "  set {name} {{ type {kind}; flags interval; elements = {{ {networks} }}; }}"
         );
     }
+    // The next hop of a packet is what the kernel makes an entry of its neighbour table for.
+    for (name, kind) in [("hops4", "ipv4_addr"), ("hops6", "ipv6_addr")] {
+        let _ = writeln!(
+            text,
+            "  set {name} {{ type {kind}; size {MAX_NEIGHBOURS}; flags dynamic,timeout; \
+             timeout {NEIGHBOUR_MINUTES}m; gc-interval {NEIGHBOUR_MINUTES}m; }}"
+        );
+    }
     // Neighbour discovery and memberships of multicast groups. Advertisements of routers are not among them.
     text.push_str(
         "  set neighbours { type icmpv6_type; elements = { 131, 132, 133, 135, 136, 143 }; }
@@ -155,6 +172,11 @@ fn script(refused: &[IpNet], dns: &[IpAddr]) -> String {
     fib saddr type != local drop
     fib daddr type broadcast drop
     fib daddr type multicast drop
+    meta nfproto ipv4 update @hops4 { rt ip nexthop } goto to_neighbour
+    meta nfproto ipv6 update @hops6 { rt ip6 nexthop } goto to_neighbour
+    drop
+  }
+  chain to_neighbour {
     tcp flags & (syn | ack) != syn accept
 ",
     );

@@ -55,6 +55,8 @@ pub(crate) enum Unforwarded {
     Denied(Box<Problem>),
     #[error("the session cannot be reached")]
     Refused(Box<Refusal>),
+    #[error("the node leaves and opens no connections any more")]
+    Leaving,
     #[error("too many requests wait for their sessions")]
     HoldFull { session: SessionId },
     #[error("the session did not become ready in time")]
@@ -202,6 +204,12 @@ impl Unforwarded {
             Self::BrowserPath { session, host } => {
                 (ProblemKind::BROWSER_PATH, browser_path(&session, host))
             }
+            Self::Leaving => (
+                ProblemKind::NODE_LEAVES,
+                "this node leaves, and closes the connections that pass through it: connect again, to another \
+                 node if this one answers again"
+                    .to_owned(),
+            ),
             Self::HoldFull { session } => (
                 ProblemKind::TOO_MANY_HELD,
                 format!(

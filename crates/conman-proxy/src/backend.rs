@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use conman_linux::bound_tcp_buffers;
 use conman_peer::{Connection, ConnectionLimits, Stream};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
@@ -19,6 +20,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 4;
+
+/// Bound on what the kernel buffers for each direction of a connection. No session pays for this memory; without a
+/// bound it grows to several MB for a receiver that stops reading, until the stall time-out ends the connection.
+const BUFFER_BYTES: u32 = 512 << 10;
 
 /// A connection to the session's port.
 pub(crate) async fn connect(route: &Route) -> Result<Stream, SessionFault> {
@@ -91,7 +96,8 @@ pub(crate) fn tune(stream: &TcpStream) {
     let tuned = socket
         .set_tcp_nodelay(true)
         .and_then(|()| socket.set_tcp_keepalive(&probes))
-        .and_then(|()| socket.set_tcp_user_timeout(Some(silence)));
+        .and_then(|()| socket.set_tcp_user_timeout(Some(silence)))
+        .and_then(|()| bound_tcp_buffers(stream, BUFFER_BYTES));
     if let Err(error) = tuned {
         tracing::debug!(%error, "cannot tune a connection");
     }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::ProxyOptions;
 use crate::client_io::Ticket;
+use crate::confine::strip_server_orders;
 use crate::deferred_body::BodyClaim;
 use crate::destination::Lease;
 
@@ -267,6 +268,7 @@ impl SessionBody {
         };
         if let Some(trailers) = frame.trailers_mut() {
             strip_forged(trailers, self.trust_forwarded);
+            strip_server_orders(trailers, &[]);
         }
         self.settle();
         Poll::Ready(Some(Ok(frame)))

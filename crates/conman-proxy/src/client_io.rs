@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use conman_listen::Begun;
+use conman_listen::{Begun, EndOfInput};
 use http::Version;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -86,6 +86,7 @@ pub(crate) struct ClientIo {
     read_watch: Watchdog,
     waiting: Waiting,
     write_watch: Watchdog,
+    end_of_input: EndOfInput,
     /// Set once the write side is shut down: how long the rest is read and dropped.
     lingers_until: Option<Instant>,
 }
@@ -133,6 +134,7 @@ impl ClientIo {
                 until: Instant::now() + limits.head,
             },
             write_watch: Watchdog::default(),
+            end_of_input: EndOfInput::default(),
             lingers_until: None,
         }
     }
@@ -197,6 +199,7 @@ impl ClientIo {
         match write(self.socket.pinned(), cx) {
             Poll::Ready(result) => {
                 self.write_watch.calm();
+                self.end_of_input.client_reads();
                 Poll::Ready(result)
             }
             Poll::Pending => {
@@ -219,6 +222,11 @@ impl AsyncRead for ClientIo {
             Poll::Ready(result) => {
                 if buf.filled().len() > before {
                     this.update_waiting(true);
+                } else if result.is_ok() && buf.remaining() > 0 {
+                    // Only clients end their input and wait; another node that does so has given up.
+                    let open = this.socket.stream().get_ref().tcp().is_some()
+                        && this.exchanges.open.load(Ordering::Relaxed) > 0;
+                    ready!(this.end_of_input.poll(cx, open));
                 }
                 Poll::Ready(result)
             }

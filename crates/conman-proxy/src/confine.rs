@@ -21,6 +21,44 @@ static OF_THE_ORIGIN: [HeaderName; 5] = [
     HeaderName::from_static("nel"),
 ];
 
+/// Beginnings of fields by which a server behind a web server or a cache gives that server orders: send a file
+/// of its disk, send the client's request elsewhere, keep or discard what it caches, take a backend out.
+static SERVER_ORDERS: [&str; 8] = [
+    "x-accel-",
+    "x-sendfile",
+    "x-send-file",
+    "x-lighttpd-",
+    "x-litespeed-",
+    "x-reproxy-",
+    "x-envoy-",
+    "surrogate-",
+];
+
+/// Whether a field is an order to the web server or cache in front of conman (nginx, lighttpd, LiteSpeed, H2O,
+/// Envoy, Varnish and others). An underscore counts as a hyphen, as some of these servers read it.
+#[must_use]
+pub fn is_server_order(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    if !name.starts_with(['x', 's']) {
+        return false;
+    }
+    let folded = name.replace('_', "-");
+    SERVER_ORDERS.iter().any(|begin| folded.starts_with(begin))
+}
+
+/// Removes orders to the server in front of conman, which would obey a session as if it were the operator.
+/// `trusted` names those that stay.
+pub(crate) fn strip_server_orders(headers: &mut HeaderMap, trusted: &[HeaderName]) {
+    let orders: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| is_server_order(name) && !trusted.contains(name))
+        .cloned()
+        .collect();
+    for name in orders {
+        headers.remove(name);
+    }
+}
+
 /// Confines an answer's fields to the session. `scope` is the session's path in the browser,
 /// without its final slash, and empty if the session has a separate host.
 ///
@@ -113,6 +151,39 @@ mod tests {
     fn cookie(given: &str, scope: &str) -> Option<String> {
         let confined = confined(given.as_bytes(), scope.as_bytes())?;
         Some(confined.to_str().expect("text").to_owned())
+    }
+
+    #[test]
+    fn a_session_gives_no_orders_to_the_server_in_front() {
+        let fields = [
+            "x-accel-redirect",
+            "x_accel-buffering",
+            "x-accel-expires",
+            "x-sendfile",
+            "x-sendfile2",
+            "x-send-file",
+            "x-lighttpd-send-file",
+            "x-litespeed-location",
+            "x-reproxy-url",
+            "x-envoy-immediate-health-check-fail",
+            "surrogate-control",
+            "surrogate_key",
+            "x-accelerator",
+            "x-request-id",
+            "server",
+        ];
+        let mut headers = HeaderMap::new();
+        for name in fields {
+            headers.append(name, HeaderValue::from_static("1"));
+        }
+        let trusted = [HeaderName::from_static("x-accel-expires")];
+        strip_server_orders(&mut headers, &trusted);
+        let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(
+            left,
+            ["server", "x-accel-expires", "x-accelerator", "x-request-id"]
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::address::{self, Address, AddressError};
 use crate::answer::{RequestFault, Unforwarded, readiness_response};
 use crate::body::ResponseBody;
 use crate::client_io::Ticket;
-use crate::confine::{confine, is_browsers};
+use crate::confine::{confine, is_browsers, strip_server_orders};
 use crate::forward::{forward, has_plain_coding};
 use crate::headers::X_FORWARDED_PREFIX;
 use crate::outgoing::{Arrived, Outgoing, TrustedOrigin};
@@ -95,6 +95,10 @@ async fn from_client(
         client.admission.place.known();
     }
     let offer = Offer::of(&mut parts, !body.is_end_stream());
+    // A tunnel would be closed at once, and the client might come back each second.
+    if offer.is_some() && *worker.stage.borrow() >= Stage::Closing {
+        return Err(Unforwarded::Leaving);
+    }
     let wait = Wait {
         directory,
         until: Instant::now() + options.hold_timeout,
@@ -127,6 +131,7 @@ async fn from_client(
     };
     let mut response = answered?;
     confine(response.headers_mut(), &scope);
+    strip_server_orders(response.headers_mut(), &options.trusted_headers);
     Ok(response)
 }
 

@@ -69,6 +69,7 @@ mod route;
 mod upgrade;
 mod worker;
 
+pub use confine::is_server_order;
 pub use options::{ADDED_HEAD_BYTES, ADDED_HEADERS, ProxyOptions, is_domain};
 pub use peers::{OwnSessions, PeerFront};
 pub use proxy::{Proxy, ProxyStats};

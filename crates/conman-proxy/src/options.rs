@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use conman_vitals::Vitals;
+use http::HeaderName;
 
 /// Most header fields that a node adds to a request that it forwards: the caller and the
 /// session. The listener for nodes accepts this many more than that for clients, so that it
@@ -48,6 +49,8 @@ pub struct ProxyOptions {
     pub trust_forwarded: bool,
     /// Whether browsers may use `/s/{id}/…`, where all sessions share one origin.
     pub browser_paths: bool,
+    /// Fields of sessions' answers that stay although [`is_server_order`](crate::is_server_order) holds for them.
+    pub trusted_headers: Vec<HeaderName>,
     /// Watches the acceptor and the workers.
     pub vitals: Vitals,
 }
@@ -69,6 +72,7 @@ impl Default for ProxyOptions {
             pool_idle_timeout: Duration::from_secs(30),
             trust_forwarded: false,
             browser_paths: false,
+            trusted_headers: Vec::new(),
             vitals: Vitals::default(),
         }
     }

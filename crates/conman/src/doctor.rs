@@ -10,8 +10,8 @@ use conman_doctor::{
     Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, examine, layers_text, missing_layers,
 };
 use conman_linux::Features;
-use conman_net::LINK_DESCRIPTORS;
 use conman_net::egress::IDLE_DESCRIPTORS;
+use conman_net::{LINK_DESCRIPTORS, MAX_NEIGHBOURS, ROUTED_NEIGHBOURS};
 use conman_proto::{Network, RuntimeKind};
 
 use crate::config::{self, Config};
@@ -98,6 +98,7 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
         folders: &folders,
         cgroup: cgroup.as_deref(),
         alive: None,
+        proxy_buffer_bytes: config.net.egress.buffer_bytes,
     };
     examine(host, &footprint, arguments.target, &site)
 }
@@ -121,7 +122,16 @@ pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Foo
             _ => 0,
         }
     });
-    footprint.with_descriptors(descriptors.max().unwrap_or(0))
+    let descriptors = descriptors.max().unwrap_or(0);
+    let templates = config.policy.templates.values();
+    let neighbours = templates.map(|template| match template.request.network {
+        Some(Network::Routed) => ROUTED_NEIGHBOURS,
+        Some(ref network) if network.link().is_some() => MAX_NEIGHBOURS,
+        _ => 0,
+    });
+    footprint
+        .with_descriptors(descriptors)
+        .with_neighbours(neighbours.max().unwrap_or(0))
 }
 
 /// Where the files of a runtime's sessions lie.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::node::Node;
+use crate::command::inside;
+use crate::forward::Forward;
+use crate::layout::{AGENT_PORT, Layout};
+use crate::network::SWITCH;
 use crate::requirements::find;
 
 const CONFIG: &str = concat!(
@@ -19,35 +22,55 @@ const CONFIG: &str = concat!(
 );
 /// The nodes that the configuration names.
 pub(crate) const NODES: usize = 3;
+/// Where it listens at the switch.
+const FRONT_PORT: u16 = 8_080;
 const STATS: &str = "haproxy.sock";
 const POLL: Duration = Duration::from_millis(20);
 /// Bound on one answer of HAProxy's own socket.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// A running HAProxy, killed when this is dropped.
+/// A running HAProxy, killed when this is dropped. It is at the switch, so that a node whose link is taken away
+/// becomes silent for it.
 #[derive(Debug)]
 pub struct Balancer {
     process: Child,
-    address: SocketAddr,
+    /// From the machine to HAProxy.
+    front: Forward,
+    /// On each node, from its address to its listeners, which are on its loopback.
+    _doors: Vec<Forward>,
     stats: PathBuf,
 }
 
 impl Balancer {
-    /// Starts one for three nodes, whose agents answer at `agents`.
+    /// Starts one for three nodes, whose agents listen at [`AGENT_PORT`] of their loopback.
     ///
     /// # Errors
     /// It is not installed, or does not start.
-    pub fn start(directory: &Path, nodes: &[Node], agents: &[SocketAddr]) -> Result<Self> {
-        let address = free_address()?;
-        let stats = directory.join(STATS);
-        let sessions: Vec<_> = nodes.iter().map(Node::sessions_address).collect();
-        let mut haproxy = command(directory, address, &sessions, agents)?;
+    pub fn start(layout: &Layout) -> Result<Self> {
+        let directory = &layout.directory;
+        let switch = layout.namespace_path(SWITCH);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, FRONT_PORT));
+        let [_, sessions] = Layout::listeners();
+        let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, AGENT_PORT));
+        let (mut doors, mut outside) = (Vec::new(), Vec::new());
+        for host in layout.node_hosts() {
+            let door = |to: SocketAddr| (SocketAddr::from((host.address, to.port())), to);
+            let pairs = [door(sessions), door(agent)];
+            doors.push(Forward::within(&layout.namespace_path(&host.name), &pairs)?);
+            outside.push(pairs.map(|(address, _)| address));
+        }
+        let sessions: Vec<_> = outside.iter().map(|node| node[0]).collect();
+        let agents: Vec<_> = outside.iter().map(|node| node[1]).collect();
+        let program = inside(&switch, program()?);
+        let mut haproxy = command(program, directory, address, &sessions, &agents)?;
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let mut balancer = Self {
             process: haproxy.spawn().context("cannot start haproxy")?,
-            address,
-            stats,
+            front: Forward::open(&switch, &[(any, address)])?,
+            _doors: doors,
+            stats: directory.join(STATS),
         };
-        while TcpStream::connect(address).is_err() {
+        while balancer.ask("show info").is_err() {
             if let Some(status) = balancer.process.try_wait()? {
                 let log = fs::read_to_string(directory.join("haproxy.log"));
                 bail!("haproxy has ended ({status}): {}", log.unwrap_or_default());
@@ -60,7 +83,7 @@ impl Balancer {
     /// Where it listens for clients.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.front.addresses()[0]
     }
 
     /// What it takes a node for, such as `UP`, `NOLB` (no new clients) or `DRAIN`.
@@ -68,19 +91,34 @@ impl Balancer {
     /// # Errors
     /// It does not answer.
     pub fn status(&self, node: &str) -> Result<String> {
+        self.statistic(node, "status")
+    }
+
+    /// Its open connections to a node, over which clients are served.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn connections(&self, node: &str) -> Result<u64> {
+        let count = self.statistic(node, "scur")?;
+        count
+            .parse()
+            .with_context(|| format!("`{count}` is no number"))
+    }
+
+    /// A column of its table of servers.
+    fn statistic(&self, node: &str, column: &str) -> Result<String> {
         let table = self.ask("show stat")?;
         let mut lines = table.lines();
         let header = lines.next().context("no table")?.trim_start_matches("# ");
         let columns: Vec<&str> = header.split(',').collect();
-        let column = |name| columns.iter().position(|one| *one == name);
-        let (name, status) = (column("svname"), column("status"));
-        let (Some(name), Some(status)) = (name, status) else {
+        let index = |name: &str| columns.iter().position(|one| *one == name);
+        let (Some(name), Some(wanted)) = (index("svname"), index(column)) else {
             bail!("no columns in {header}");
         };
         for line in lines {
             let fields: Vec<&str> = line.split(',').collect();
             if fields.get(name) == Some(&node) {
-                let found = fields.get(status).context("a short line")?;
+                let found = fields.get(wanted).context("a short line")?;
                 return Ok((*found).to_owned());
             }
         }
@@ -101,17 +139,25 @@ impl Balancer {
     }
 }
 
-/// An HAProxy that listens at `address`, with its files in the directory.
+/// The path of HAProxy's program.
 ///
 /// # Errors
-/// It is not installed, or its files cannot be written.
+/// It is not installed.
+pub(crate) fn program() -> Result<PathBuf> {
+    find("haproxy").context("haproxy is missing (package haproxy)")
+}
+
+/// An HAProxy that listens at `address`, with its files in the directory. `haproxy` starts its program.
+///
+/// # Errors
+/// Its files cannot be written.
 pub(crate) fn command(
+    mut haproxy: Command,
     directory: &Path,
     address: SocketAddr,
     sessions: &[SocketAddr],
     agents: &[SocketAddr],
 ) -> Result<Command> {
-    let program = find("haproxy").context("haproxy is missing (package haproxy)")?;
     if sessions.len() != NODES || agents.len() != NODES {
         bail!("{CONFIG} names {NODES} nodes");
     }
@@ -119,7 +165,6 @@ pub(crate) fn command(
     let stats = directory.join(STATS);
     let text = format!("global\n    stats socket {} level admin\n", stats.display());
     fs::write(&own, text).context("cannot write HAProxy's configuration")?;
-    let mut haproxy = Command::new(program);
     haproxy.arg("-db").arg("-f").arg(CONFIG).arg("-f").arg(own);
     haproxy.env("CONMAN_LISTEN", address.to_string());
     for (index, (sessions, agent)) in sessions.iter().zip(agents).enumerate() {
@@ -146,9 +191,4 @@ impl Drop for Balancer {
 #[must_use]
 pub fn has_haproxy() -> bool {
     find("haproxy").is_some()
-}
-
-fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
-    listener.local_addr().context("a listener has an address")
 }

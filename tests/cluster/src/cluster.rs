@@ -159,6 +159,22 @@ impl Cluster {
         cut.mend(self.layout())
     }
 
+    /// Takes a node's link away: no packet leaves or reaches its address any more.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn unplug(&self, node: usize) -> Result<()> {
+        network::set_link(self.layout(), self.nodes[node].name(), false)
+    }
+
+    /// Gives it back.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn plug(&self, node: usize) -> Result<()> {
+        network::set_link(self.layout(), self.nodes[node].name(), true)
+    }
+
     /// Cuts a node off every etcd member, in both directions.
     ///
     /// # Errors

@@ -33,36 +33,48 @@ impl Forward {
     /// # Errors
     /// When an address is taken or the namespace cannot be entered.
     pub fn open(namespace: &Path, pairs: &[(SocketAddr, SocketAddr)]) -> Result<Self> {
-        let mut listeners = Vec::new();
-        let mut addresses = Vec::new();
-        for (here, there) in pairs {
-            let listener = TcpListener::bind(here)
-                .with_context(|| format!("cannot listen on {here} of this machine"))?;
-            listener.set_nonblocking(true).context("cannot listen")?;
-            addresses.push(listener.local_addr().context("a listener has an address")?);
-            listeners.push((listener, *there));
-        }
+        let listeners = listen(pairs)?;
+        Self::start(namespace, move || Ok(listeners))
+    }
+
+    /// The same with both addresses in the namespace.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn within(namespace: &Path, pairs: &[(SocketAddr, SocketAddr)]) -> Result<Self> {
+        let pairs = pairs.to_vec();
+        Self::start(namespace, move || listen(&pairs))
+    }
+
+    /// `listeners` is called within the namespace.
+    fn start(
+        namespace: &Path,
+        listeners: impl FnOnce() -> Result<Vec<Listener>> + Send + 'static,
+    ) -> Result<Self> {
         let file = File::open(namespace)
             .with_context(|| format!("cannot open {}", namespace.display()))?;
         let (stop, stopped) = oneshot::channel();
-        // The one message says whether it entered.
+        // The one message says whether it entered, and where it listens.
         let (entered, answer) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("forward".to_owned())
             .spawn(move || {
                 let network = Some(LinkNameSpaceType::Network);
                 let result = move_into_link_name_space(file.as_fd(), network);
-                let failed = result.is_err();
-                let _ = entered.send(result);
-                if !failed {
-                    run(listeners, stopped);
+                let opened = result.map_err(Into::into).and_then(|()| listeners());
+                match opened {
+                    Ok(listeners) => {
+                        let _ = entered.send(addresses(&listeners));
+                        run(listeners, stopped);
+                    }
+                    Err(error) => drop(entered.send(Err(error))),
                 }
             })
             .context("cannot make a thread")?;
-        answer
+        let addresses = answer
             .recv()
             .context("a thread ended")?
-            .with_context(|| format!("cannot enter {}", namespace.display()))?;
+            .with_context(|| format!("cannot forward into {}", namespace.display()))?;
         Ok(Self {
             addresses,
             stop: Some(stop),
@@ -86,7 +98,28 @@ impl Drop for Forward {
     }
 }
 
-fn run(listeners: Vec<(TcpListener, SocketAddr)>, stopped: oneshot::Receiver<()>) {
+/// A listener, and where its connections go.
+type Listener = (TcpListener, SocketAddr);
+
+fn listen(pairs: &[(SocketAddr, SocketAddr)]) -> Result<Vec<Listener>> {
+    let listen = |(here, there): &(SocketAddr, SocketAddr)| {
+        let listener =
+            TcpListener::bind(here).with_context(|| format!("cannot listen on {here}"))?;
+        listener.set_nonblocking(true).context("cannot listen")?;
+        Ok((listener, *there))
+    };
+    pairs.iter().map(listen).collect()
+}
+
+fn addresses(listeners: &[Listener]) -> Result<Vec<SocketAddr>> {
+    let address = |(listener, _): &Listener| {
+        let address = listener.local_addr();
+        address.context("a listener has an address")
+    };
+    listeners.iter().map(address).collect()
+}
+
+fn run(listeners: Vec<Listener>, stopped: oneshot::Receiver<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

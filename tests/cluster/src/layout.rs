@@ -25,6 +25,8 @@ const FILE: &str = "cluster.json";
 const SUBNET: [u8; 3] = [10, 77, 0];
 /// Members' addresses begin here, nodes' at 1.
 const FIRST_MEMBER: u8 = 101;
+/// The bridge's own address.
+pub(crate) const SWITCH_ADDRESS: Ipv4Addr = Ipv4Addr::new(SUBNET[0], SUBNET[1], SUBNET[2], 254);
 
 const API_PORT: u16 = 7700;
 const SESSIONS_PORT: u16 = 7701;

@@ -6,16 +6,26 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::command::{run, run_with_input};
-use crate::layout::Layout;
+use crate::layout::{Layout, SWITCH_ADDRESS};
 
 /// The host that holds the bridge.
 pub(crate) const SWITCH: &str = "switch";
+
+/// Takes a host's link away, or gives it back: no packet leaves or reaches it, and nobody is notified.
+pub(crate) fn set_link(layout: &Layout, host: &str, up: bool) -> Result<()> {
+    let state = if up { "up" } else { "down" };
+    let switch = layout.namespace(SWITCH);
+    batch(&switch, &format!("link set {host} {state}\n"))
+}
 
 /// Makes every host and joins them.
 pub(crate) fn make(layout: &Layout) -> Result<()> {
     let switch = layout.namespace(SWITCH);
     add(&switch)?;
-    let mut script = String::from("link add bridge type bridge\nlink set bridge up\n");
+    let mut script = format!(
+        "link set lo up\nlink add bridge type bridge\naddress add {SWITCH_ADDRESS}/24 dev bridge\n\
+         link set bridge up\n"
+    );
     for host in layout.hosts() {
         let (name, namespace) = (&host.name, layout.namespace(&host.name));
         add(&namespace)?;

@@ -164,7 +164,13 @@ fn start_balancer(layout: &Layout) -> Result<()> {
         .collect();
     let agents: Vec<_> = indexes.map(|index| layout.agent_address(index)).collect();
     let address = layout.balancer_address();
-    let mut command = balancer::command(&layout.directory, address, &sessions, &agents)?;
+    let mut command = balancer::command(
+        Command::new(balancer::program()?),
+        &layout.directory,
+        address,
+        &sessions,
+        &agents,
+    )?;
     // It outlives this process, and its terminal.
     command.process_group(0);
     let mut child = command.spawn().context("cannot start haproxy")?;

@@ -1667,6 +1667,8 @@ ANSWERS = {
     "worker": "Service-Worker-Allowed: /",
     "clear": 'Clear-Site-Data: "*"',
     "hsts": "Strict-Transport-Security: max-age=31536000; includeSubDomains",
+    "web-server": "X-Accel-Redirect: /s/other/\r\nX_Accel-Redirect: /s/other/\r\nX-Sendfile: /etc/passwd"
+                  "\r\nX-LiteSpeed-Location: /s/other/\r\nSurrogate-Control: content=\"ESI/1.0\"",
     "alternative": 'Alt-Svc: h2="127.0.0.1:1"; ma=86400',
 }
 

@@ -8,10 +8,10 @@ use conman_registry::{RegistryError, SessionRecord};
 use http::Method;
 
 use super::forwarded_request::{ForwardedRequest, Step};
-use crate::fleet_list;
 use crate::node_errors::chain;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::routes::sessions::stopped_by;
+use crate::{fleet_list, hidden_env};
 
 impl ForwardedRequest {
     /// Answers from the registry for a session without a reachable node. `located`: the generation
@@ -35,6 +35,7 @@ impl ForwardedRequest {
             let sessions = self.forwarder.node.sessions();
             let peers = self.forwarder.map.fleet().peers();
             let session = fleet_list::recorded(sessions, &peers, node, &record);
+            let session = hidden_env::of_session(&self.request.caller, session);
             return Ok(Step::Answer(Json(session).into_response()));
         }
         if shown && self.request.parts.method == Method::DELETE {

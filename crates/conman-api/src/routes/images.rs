@@ -4,9 +4,10 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
+use conman_auth::Caller;
 use conman_core::listing::ListQuery;
 use conman_image::{ImageKeeper, ImageName, name_of_reference};
 use conman_proto::{GcReport, Image, ImageList, ImageRemoval, PullRequest, RuntimeKind, Session};
@@ -21,7 +22,7 @@ use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::ImagePath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::{NoQuery, Query};
-use crate::{ApiState, field_errors, image_view, upload};
+use crate::{ApiState, field_errors, hidden_env, image_view, upload};
 
 /// Interval between progress reports of a pull: often enough for a person.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(200);
@@ -55,21 +56,27 @@ struct ImageNameText(String);
 struct ImageArchive(Vec<u8>);
 
 /// List images
+///
+/// Callers of scope `read` get `***` for the values of `config.env`.
 #[utoipa::path(
     get, path = "/v1/images", tag = "images", operation_id = "list_images",
     responses((status = 200, description = "All images, ordered by id.", body = ImageList))
 )]
 pub(crate) async fn list(
     State(state): State<ApiState>,
+    Extension(caller): Extension<Caller>,
     _: NoQuery,
 ) -> Result<Json<ImageList>, ApiError> {
-    let images = state.images.list().await?;
+    let images = state.images.list().await?.into_iter();
+    let images = images.map(|image| hidden_env::of_image(&caller, image_view::image(image)));
     Ok(Json(ImageList {
-        images: images.into_iter().map(image_view::image).collect(),
+        images: images.collect(),
     }))
 }
 
 /// Show an image
+///
+/// Callers of scope `read` get `***` for the values of `config.env`.
 #[utoipa::path(
     get, path = "/v1/images/{name}", tag = "images", operation_id = "get_image",
     params(("name" = inline(ImageNameText), Path, description =
@@ -82,9 +89,11 @@ pub(crate) async fn list(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     ImagePath(name): ImagePath,
+    Extension(caller): Extension<Caller>,
     _: NoQuery,
 ) -> Result<Json<Image>, ApiError> {
-    Ok(Json(image_view::image(state.images.get(&name).await?)))
+    let image = image_view::image(state.images.get(&name).await?);
+    Ok(Json(hidden_env::of_image(&caller, image)))
 }
 
 /// Import or pull an image

@@ -16,7 +16,7 @@ use crate::json_body::{self, MAX_BODY_BYTES};
 use crate::path_params::SessionPath;
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 use crate::query::{NoQuery, Query};
-use crate::{ApiState, access, fleet_list, forwarding};
+use crate::{ApiState, access, fleet_list, forwarding, hidden_env};
 
 /// Ensure that a session runs
 ///
@@ -82,6 +82,8 @@ pub(super) async fn ensure_as(
 }
 
 /// Show a session
+///
+/// Callers of scope `read` get `***` for the values of `env`.
 #[utoipa::path(
     get, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "get_session",
     params(("id" = SessionId, Path, description = "The session's name.")),
@@ -93,14 +95,12 @@ pub(super) async fn ensure_as(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     SessionPath(id): SessionPath,
+    Extension(caller): Extension<Caller>,
     _: NoQuery,
 ) -> Result<Json<Session>, ApiError> {
-    state
-        .node
-        .sessions()
-        .get(&id)
-        .map(Json)
-        .ok_or_else(|| no_such_session(&id))
+    let session = state.node.sessions().get(&id);
+    let session = session.ok_or_else(|| no_such_session(&id))?;
+    Ok(Json(hidden_env::of_session(&caller, session)))
 }
 
 /// Stop a session
@@ -178,7 +178,7 @@ struct LabelText(String);
 
 /// List sessions
 ///
-/// Ordered by id, a page at a time.
+/// Ordered by id, a page at a time. Callers of scope `read` get `***` for the values of `env`.
 #[utoipa::path(
     get, path = "/v1/sessions", tag = "sessions", operation_id = "list_sessions",
     params(
@@ -196,14 +196,20 @@ struct LabelText(String);
 )]
 pub(crate) async fn list(
     State(state): State<ApiState>,
+    Extension(caller): Extension<Caller>,
     query: Query,
 ) -> Result<Json<SessionList>, ApiError> {
     let query = list_query(query, state.node.name())?;
     let own = state.node.sessions();
-    Ok(Json(match state.others() {
+    let mut list = match state.others() {
         Some(map) => fleet_list::sessions(own, map, &query).await,
         None => own.list(&query),
-    }))
+    };
+    let sessions = list.sessions.into_iter();
+    list.sessions = sessions
+        .map(|session| hidden_env::of_session(&caller, session))
+        .collect();
+    Ok(Json(list))
 }
 
 fn list_query(mut query: Query, me: &str) -> Result<ListQuery, ApiError> {

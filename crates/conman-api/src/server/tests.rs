@@ -176,3 +176,38 @@ async fn shutdown_lets_a_request_in_flight_finish() {
     server.await.expect("no panic");
     assert!(answer.ends_with("finished"), "{answer}");
 }
+
+#[tokio::test]
+async fn a_client_that_ends_its_sending_side_gets_its_answer() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    let address = listener.local_addr().expect("an address");
+    let shutdown = CancellationToken::new();
+    let ended = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&ended);
+    let slow = move || async move {
+        let _permit = waits.acquire().await;
+        "hello"
+    };
+    let router = Router::new().route("/", get(slow));
+    let pulse = Pulse::unwatched("API");
+    let serving = serve_tcp(
+        listener,
+        router,
+        ServeOptions::default(),
+        shutdown.clone(),
+        pulse,
+    );
+    let server = tokio::spawn(serving);
+    let mut stream = TcpStream::connect(address).await.expect("connected");
+    let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(request).await.expect("sent");
+    stream.shutdown().await.expect("open");
+    // The server has seen the end of the input by then.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    ended.add_permits(1);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer");
+    assert!(answer.ends_with("hello"), "{answer}");
+    shutdown.cancel();
+    server.await.expect("no panic");
+}

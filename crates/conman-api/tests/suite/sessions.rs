@@ -40,6 +40,23 @@ async fn a_session_is_started_shown_and_stopped() {
 }
 
 #[tokio::test]
+async fn the_values_of_env_are_hidden_from_callers_that_may_only_read() {
+    let stage = Stage::new();
+    let api = stage.boot().await;
+    let body = r#"{"template": "idle", "env": {"KEY": "secret-1"}}"#;
+    let answer = api.call(Method::PUT, &session("alice"), body).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    for uri in [&session("alice"), "/v1/sessions"] {
+        let shown = api.get(uri).await.text();
+        assert!(shown.contains(r#""KEY":"***""#), "{shown}");
+        assert!(!shown.contains("secret-1"), "{shown}");
+        let request = api.request(Scope::Frontend, Method::GET, uri);
+        let shown = api.send(request).await.text();
+        assert!(shown.contains(r#""KEY":"secret-1""#), "{shown}");
+    }
+}
+
+#[tokio::test]
 async fn a_start_that_is_not_waited_for_is_accepted() {
     let stage = Stage::new();
     let api = stage.boot().await;

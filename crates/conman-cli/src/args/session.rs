@@ -308,6 +308,10 @@ pub struct LogsArgs {
     /// The log of the session's start before this one
     #[arg(short, long, conflicts_with = "follow")]
     pub previous: bool,
+    /// On a terminal, let the program's control sequences take effect (colours, but also titles and the clipboard)
+    /// instead of showing them
+    #[arg(long)]
+    pub raw: bool,
     pub id: SessionId,
 }
 

@@ -50,9 +50,12 @@ pub(super) async fn show(context: &Context, args: &LogsArgs) -> Result<bool, Fai
         printed = true;
         if context.output.json {
             // As the daemon wrote it: it may have unknown fields.
-            Output::raw_stdout(&[&line[..], b"\n"].concat())?;
+            let text = String::from_utf8_lossy(&line);
+            context
+                .output
+                .program_line(LogStream::Stdout, &text, args.raw)?;
         } else {
-            print(&parsed)?;
+            print(context.output, &parsed, args.raw)?;
         }
     };
     match (followed, cut) {
@@ -63,14 +66,9 @@ pub(super) async fn show(context: &Context, args: &LogsArgs) -> Result<bool, Fai
     Ok(printed)
 }
 
-fn print(line: &LogLine) -> std::io::Result<()> {
-    let mut text = line.at.map_or_else(String::new, |at| format!("{at} "));
-    text.push_str(&line.text);
-    text.push('\n');
-    match line.stream {
-        LogStream::Stdout => Output::raw_stdout(text.as_bytes()),
-        LogStream::Stderr => Output::raw_stderr(text.as_bytes()),
-    }
+fn print(output: Output, line: &LogLine, raw: bool) -> std::io::Result<()> {
+    let at = line.at.map_or_else(String::new, |at| format!("{at} "));
+    output.program_line(line.stream, &format!("{at}{}", line.text), raw)
 }
 
 /// A followed log ends with its container, or with a daemon that stops or fails. A script must be

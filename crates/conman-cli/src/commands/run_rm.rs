@@ -70,6 +70,8 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
         since: None,
         timestamps: false,
         previous: false,
+        // As of every program that a user starts at a terminal.
+        raw: true,
         id: id.clone(),
     };
     loop {

@@ -181,6 +181,23 @@ fn told(size: TerminalSize) -> String {
     format!("[{}x{}]", size.columns, size.rows)
 }
 
+/// `raw` is also what a file or a pipe gets, which `streams` tests.
+#[tokio::test]
+async fn a_log_does_not_control_the_terminal_of_its_reader() {
+    let log = || async {
+        let line =
+            json!({"stream": "stdout", "text": "\u{1b}]52;c;cHduZWQ=\u{7}\u{1b}[31mred\tend"});
+        format!("{line}\n")
+    };
+    let daemon = Daemon::start(Router::new().route("/v1/sessions/{id}/logs", get(log)));
+    let shown = "\\u{1b}]52;c;cHduZWQ=\\u{7}\\u{1b}[31mred";
+    let mut person = Person::runs(&daemon, &["logs", "alice"]);
+    person.sees(shown).await;
+    person.sees("end").await;
+    let mut person = Person::runs(&daemon, &["logs", "--raw", "alice"]);
+    person.sees("\u{1b}]52;c;cHduZWQ=\u{7}\u{1b}[31mred").await;
+}
+
 #[tokio::test]
 async fn keys_go_to_the_command_as_they_are_and_its_exit_code_comes_back() {
     let daemon = playing(&Calls::default(), shell);

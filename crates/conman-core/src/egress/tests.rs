@@ -180,6 +180,19 @@ fn a_network_opens_a_special_range_only_if_it_is_within_that_range() {
 }
 
 #[test]
+fn the_resolver_leaves_out_the_hosts_addresses_unless_they_are_listed() {
+    let listed = rules(&["*.test:80", "192.0.2.7:443", "192.0.2.0/24:80"]);
+    let learns = |address: &str, is_hosts| {
+        let address = address.parse().expect("an address");
+        listed.may_learn(address, &SpecialAddresses::default(), is_hosts)
+    };
+    assert!(learns("10.1.2.3", false));
+    assert!(!learns("10.1.2.3", true));
+    assert!(!learns("192.0.2.8", true), "only its network is listed");
+    assert!(learns("192.0.2.7", true), "listed by itself");
+}
+
+#[test]
 fn the_operator_may_allow_special_addresses_for_the_whole_node() {
     let special = SpecialAddresses {
         more: Vec::new(),

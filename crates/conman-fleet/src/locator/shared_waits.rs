@@ -58,6 +58,7 @@ impl Locator {
                     let shared_wait = Arc::<SharedWait>::default();
                     let over = shared_wait.0.subscribe();
                     shared_waits.insert(id.clone(), Arc::clone(&shared_wait));
+                    measure(shared_waits.len());
                     let (locator, id) = (Arc::clone(self), id.clone());
                     self.main
                         .spawn(async move { locator.run(&id, awaited, &shared_wait).await });
@@ -65,7 +66,6 @@ impl Locator {
                 }
             }
         };
-        metrics::gauge!("conman_fleet_session_waits").set(lock(&self.shared_waits).len() as f64);
         let ended = match over.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone(),
             // Its task panicked: look the session up again.
@@ -140,6 +140,8 @@ impl Drop for Entry<'_> {
         {
             shared_waits.remove(self.id);
         }
+        measure(shared_waits.len());
+        drop(shared_waits);
         // For requests whose task has panicked.
         self.shared_wait.0.send_if_modified(|outcome| {
             let without = outcome.is_none();
@@ -149,6 +151,11 @@ impl Drop for Entry<'_> {
             without
         });
     }
+}
+
+/// Under the lock, so that the latest number is the last one that is set.
+fn measure(waits: usize) {
+    metrics::gauge!("conman_fleet_session_waits").set(waits as f64);
 }
 
 /// Every single change leaves the maps valid, so a poisoned lock is fine.

@@ -12,8 +12,10 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::buffers::Sockets;
 use super::resolver::LookupError;
 use super::session::Session;
+use super::shared_stream::SharedStream;
 use crate::link_messages::route_request;
 use crate::netlink::RouteSocket;
 
@@ -57,7 +59,12 @@ impl DialError {
 }
 
 /// Connects to a target if the session may.
-pub(super) async fn dial(session: &Session, host: &str, port: u16) -> Result<TcpStream, DialError> {
+pub(super) async fn dial(
+    session: &Session,
+    sockets: &Sockets,
+    host: &str,
+    port: u16,
+) -> Result<SharedStream, DialError> {
     let dialled = match TargetHost::parse(host) {
         Ok(TargetHost::Address(address)) => {
             connect_to_first(session, &[address], port, NamedBy::Address).await
@@ -76,7 +83,8 @@ pub(super) async fn dial(session: &Session, host: &str, port: u16) -> Result<Tcp
             &format!("{shown}:{port}: {}", error_chain(error)),
         );
     }
-    dialled
+    let stream = dialled?;
+    Ok(SharedStream(sockets.add(stream, session.connections())))
 }
 
 async fn by_name(session: &Session, name: &str, port: u16) -> Result<TcpStream, DialError> {
@@ -139,7 +147,7 @@ async fn connect(
 
 /// Whether an address is one of the host's own, or no single machine's: the kernel has no route of type unicast
 /// to it. Nothing is sent.
-fn is_hosts(address: IpAddr) -> io::Result<bool> {
+pub(super) fn is_hosts(address: IpAddr) -> io::Result<bool> {
     let request = RouteNetlinkMessage::GetRoute(route_request(address));
     let found = RouteSocket::open()?.get(&request)?;
     Ok(!matches!(

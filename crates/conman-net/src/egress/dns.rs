@@ -9,14 +9,15 @@ use conman_core::egress::TargetHost;
 use hickory_resolver::proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
 use hickory_resolver::proto::rr::{DNSClass, RData, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::UdpSocket;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::dial::look_up;
+use super::dial::{is_hosts, look_up};
 use super::resolver::LookupError;
 use super::session::Session;
+use super::shared_stream::SharedStream;
 
 /// Largest query that is read.
 const QUERY_BYTES: usize = 4_096;
@@ -57,7 +58,7 @@ pub(super) async fn datagrams(session: &Arc<Session>, socket: UdpSocket) {
 }
 
 /// Answers queries on a connection, one after the other.
-pub(super) async fn stream(session: Arc<Session>, mut client: TcpStream) {
+pub(super) async fn stream(session: Arc<Session>, mut client: SharedStream) {
     while let Ok(Ok(query)) = timeout(QUERY, read(&mut client)).await {
         let Some((answer, _)) = answer(&session, &query).await else {
             return;
@@ -73,7 +74,7 @@ pub(super) async fn stream(session: Arc<Session>, mut client: TcpStream) {
     }
 }
 
-async fn read(client: &mut TcpStream) -> io::Result<Vec<u8>> {
+async fn read(client: &mut SharedStream) -> io::Result<Vec<u8>> {
     let length = usize::from(client.read_u16().await?);
     if length > QUERY_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
@@ -127,7 +128,19 @@ async fn addresses(session: &Session, name: &str) -> Result<Vec<IpAddr>, Respons
         return Err(ResponseCode::NXDomain);
     }
     match look_up(session, &name).await {
-        Ok(addresses) => Ok(addresses),
+        Ok(addresses) => {
+            let may_learn = |address: &IpAddr| {
+                // Without a route to it, it is not the host's.
+                let is_hosts = is_hosts(*address).unwrap_or(false);
+                let special = &session.node.special;
+                session.rules.may_learn(*address, special, is_hosts)
+            };
+            let shown: Vec<IpAddr> = addresses.into_iter().filter(may_learn).collect();
+            match shown.is_empty() {
+                true => Err(ResponseCode::NXDomain),
+                false => Ok(shown),
+            }
+        }
         Err(LookupError::NoAddress) => Ok(Vec::new()),
         Err(LookupError::NoSuchName) => Err(ResponseCode::NXDomain),
         Err(LookupError::TimedOut | LookupError::Failed(_)) => Err(ResponseCode::ServFail),

@@ -17,44 +17,64 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use conman_core::error_chain;
+use conman_linux::tcp_bytes_acknowledged;
 
+use super::buffers::Sockets;
 use super::dial::{DialError, dial};
-use super::session::Session;
+use super::session::{Client, Session};
+use super::shared_stream::SharedStream;
 use super::tunnel;
 
 /// Bound on the arrival of a request's head, and on the pause before the next request.
 const HEAD: Duration = Duration::from_secs(30);
 /// Maximum size of a head, and of what is buffered of a body.
 const HEAD_BYTES: usize = 64 << 10;
+/// How long a request is continued whose client has ended its sending side and takes nothing.
+const GRACE: Duration = Duration::from_secs(10);
+/// Interval between looks at a client that has sent something.
+const LOOK: Duration = Duration::from_secs(1);
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
 /// What a client's connection leaves to its task.
-#[derive(Default)]
 struct Connection {
+    sockets: Arc<Sockets>,
     /// A tunnel that begins after the answer to CONNECT.
-    tunnel: Mutex<Option<(OnUpgrade, TcpStream)>>,
+    tunnel: Mutex<Option<(OnUpgrade, SharedStream)>>,
     /// The tasks of connections to targets.
     targets: Mutex<JoinSet<()>>,
 }
 
-pub(super) async fn serve(session: &Arc<Session>, client: TcpStream) {
-    let connection = Arc::new(Connection::default());
+pub(super) async fn serve(session: &Arc<Session>, client: Client) {
+    let Client { stream, sockets } = client;
+    let connection = Arc::new(Connection {
+        sockets,
+        tunnel: Mutex::default(),
+        targets: Mutex::default(),
+    });
     let service = service_fn(|request| {
         let (session, connection) = (Arc::clone(session), Arc::clone(&connection));
         async move { Ok::<_, Infallible>(respond(&session, &connection, request).await) }
     });
-    let served = hyper::server::conn::http1::Builder::new()
+    let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(client), service)
-        .with_upgrades()
-        .await;
+        // A client may end its sending side after the request.
+        .half_close(true)
+        .serve_connection(TokioIo::new(SharedStream(Arc::clone(&stream))), service)
+        .with_upgrades();
+    let served = tokio::select! {
+        served = serving => served,
+        // Cancels the request.
+        () = departed(&stream) => return,
+    };
     let tunnel = connection
         .tunnel
         .lock()
@@ -64,6 +84,29 @@ pub(super) async fn serve(session: &Arc<Session>, client: TcpStream) {
         && let Ok(client) = upgrade.await
     {
         tunnel::run(TokioIo::new(client), target).await;
+    }
+}
+
+/// Ready once the client has ended its sending side and has taken nothing for [`GRACE`] since. A client that has
+/// disconnected cannot be told from one that waits for its answer.
+async fn departed(client: &TcpStream) {
+    loop {
+        match client.ready(Interest::READABLE).await {
+            Ok(ready) if !ready.is_read_closed() => {}
+            Ok(_) | Err(_) => break,
+        }
+        // What has arrived is read by the connection's task, or waits for it.
+        sleep(LOOK).await;
+    }
+    let sent = || tcp_bytes_acknowledged(client).unwrap_or_default();
+    let mut before = sent();
+    loop {
+        sleep(GRACE).await;
+        let now = sent();
+        if now == before {
+            return;
+        }
+        before = now;
     }
 }
 
@@ -79,7 +122,7 @@ async fn respond(
         let Some(port) = authority.port_u16().filter(|port| *port > 0) else {
             return bad_request(session, "CONNECT needs HOST:PORT");
         };
-        return match dial(session, authority.host(), port).await {
+        return match dial(session, &connection.sockets, authority.host(), port).await {
             Ok(target) => {
                 let upgrade = hyper::upgrade::on(&mut request);
                 *connection
@@ -100,7 +143,7 @@ async fn respond(
         return bad_request(session, "only http:// URLs; use CONNECT for others");
     }
     let port = authority.port_u16().unwrap_or(80);
-    match dial(session, authority.host(), port).await {
+    match dial(session, &connection.sockets, authority.host(), port).await {
         Ok(target) => forward(connection, target, request, authority).await,
         Err(error) => failure(authority.as_str(), &error),
     }
@@ -109,7 +152,7 @@ async fn respond(
 /// Sends a request to its target, on a connection that is used once.
 async fn forward(
     connection: &Connection,
-    target: TcpStream,
+    target: SharedStream,
     mut request: Request<Incoming>,
     authority: &Authority,
 ) -> Response<Body> {

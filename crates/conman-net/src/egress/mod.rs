@@ -17,15 +17,18 @@
 //! * Descriptors: 3 for an idle session, 2 more for each connection. Each session has
 //!   [`OWN_CONNECTIONS`], and up to [`MAX_CONNECTIONS`] while the [`SHARED_CONNECTIONS`] of the node
 //!   last. Further connections wait in the listener's queue.
+//! * Kernel memory: `buffers` bounds what a session's connections hold, and what all of them hold together.
 //! * Every wait for a client's request, a name or a connection is bounded in time. An idle tunnel may
 //!   last as long as its session.
 
+mod buffers;
 mod dial;
 mod dns;
 mod http;
 mod meters;
 mod resolver;
 mod session;
+mod shared_stream;
 mod sockets;
 mod socks;
 mod tunnel;
@@ -40,6 +43,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 
+use buffers::Budget;
 use resolver::Names;
 use session::Session;
 
@@ -55,11 +59,23 @@ pub const MAX_CONNECTIONS: usize = 256;
 pub const SHARED_CONNECTIONS: usize = 4_096;
 
 /// The node's settings.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct EgressOptions {
     /// Name servers; those of resolv.conf if empty.
     pub dns: Vec<SocketAddr>,
     pub special: SpecialAddresses,
+    /// Kernel memory that the connections of all sessions may hold, in bytes.
+    pub buffer_bytes: u64,
+}
+
+impl Default for EgressOptions {
+    fn default() -> Self {
+        Self {
+            dns: Vec::new(),
+            special: SpecialAddresses::default(),
+            buffer_bytes: 256 << 20,
+        }
+    }
 }
 
 /// Serves sessions, on threads of its own.
@@ -76,6 +92,7 @@ struct Node {
     names: Names,
     special: SpecialAddresses,
     shared: Arc<Semaphore>,
+    buffers: Arc<Budget>,
 }
 
 /// One session that is served, until dropped.
@@ -102,6 +119,7 @@ impl Egress {
                 names,
                 special: options.special,
                 shared: Arc::new(Semaphore::new(SHARED_CONNECTIONS)),
+                buffers: Budget::new(options.buffer_bytes),
             }),
             runtime: Some(runtime),
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{
-    ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolverConfig,
+    ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig,
 };
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use tokio::time::timeout;
@@ -67,6 +67,10 @@ impl Names {
             options.positive_max_ttl = Some(MAX_TTL);
             options.negative_max_ttl = Some(TRY);
             options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+            if !servers.is_empty() {
+                // The host's hosts file is for the host's programs.
+                options.use_hosts_file = ResolveHosts::Never;
+            }
             builder.build()
         });
         if let Err(error) = &resolver {

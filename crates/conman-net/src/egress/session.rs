@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::buffers::{Account, Sockets, watch};
+use super::shared_stream::SharedStream;
 use super::{
     EgressSockets, MAX_CONNECTIONS, Node, OWN_CONNECTIONS, OnRefusal, dns, http, meters, socks,
 };
@@ -40,6 +43,7 @@ pub(super) struct Session {
     own: Arc<Semaphore>,
     all: Arc<Semaphore>,
     pub(super) lookups: Arc<Semaphore>,
+    buffers: Arc<Account>,
 }
 
 /// A connection's place.
@@ -54,6 +58,7 @@ const LOOKUPS: usize = 16;
 impl Session {
     pub(super) fn new(node: Arc<Node>, rules: EgressRules, on_refusal: OnRefusal) -> Self {
         Self {
+            buffers: node.buffers.account(),
             node,
             rules,
             on_refusal,
@@ -75,8 +80,14 @@ impl Session {
         }
     }
 
+    /// The session's connections at present.
+    pub(super) fn connections(&self) -> usize {
+        MAX_CONNECTIONS.saturating_sub(self.all.available_permits())
+    }
+
     /// Waits for a place. The session's own places are used first.
     async fn place(&self) -> Option<Place> {
+        self.buffers.running().await;
         let all = Arc::clone(&self.all).acquire_owned().await.ok()?;
         let own = Arc::clone(&self.own);
         let shared = Arc::clone(&self.node.shared);
@@ -108,11 +119,11 @@ pub(super) async fn run(session: Session, process: Arc<PidFd>, sockets: Option<E
             return;
         }
     };
-    let serve_proxy = accept(&session, &proxy, |session, stream| {
-        Box::pin(client(session, stream))
+    let serve_proxy = accept(&session, &proxy, |session, client| {
+        Box::pin(proxy_client(session, client))
     });
-    let serve_names = accept(&session, &resolver, |session, stream| {
-        Box::pin(dns::stream(session, stream))
+    let serve_names = accept(&session, &resolver, |session, client| {
+        Box::pin(async move { dns::stream(session, SharedStream(client.stream)).await })
     });
     let serve_datagrams = dns::datagrams(&session, datagrams);
     tokio::join!(serve_proxy, serve_names, serve_datagrams);
@@ -149,7 +160,7 @@ fn registered(sockets: EgressSockets) -> io::Result<(TcpListener, TcpListener, U
 /// Accepts connections while there are places, each in a task that ends with this future.
 async fn accept<F>(session: &Arc<Session>, listener: &TcpListener, serve: F)
 where
-    F: Fn(Arc<Session>, TcpStream) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
+    F: Fn(Arc<Session>, Client) -> Pin<Box<dyn Future<Output = ()> + Send>>,
 {
     let mut clients = JoinSet::new();
     loop {
@@ -160,10 +171,23 @@ where
         match listener.accept().await {
             Ok((stream, _)) => {
                 let _ = stream.set_nodelay(true);
-                let serving = serve(Arc::clone(session), stream);
+                let sockets = Arc::new(Sockets::default());
+                let client = Client {
+                    stream: sockets.add(stream, session.connections()),
+                    sockets: Arc::clone(&sockets),
+                };
+                let serving = serve(Arc::clone(session), client);
+                let buffers = Arc::clone(&session.buffers);
                 let counted = meters::connection();
                 clients.spawn(async move {
-                    tokio::join!(serving, sleep(SHORTEST_PLACE));
+                    let served = async {
+                        tokio::select! {
+                            // Both are dropped at the end of the connection, whichever ends first.
+                            () = serving => {}
+                            () = watch(&buffers, &sockets) => {}
+                        }
+                    };
+                    tokio::join!(served, sleep(SHORTEST_PLACE));
                     drop((counted, place));
                 });
             }
@@ -177,11 +201,17 @@ where
     }
 }
 
-async fn client(session: Arc<Session>, stream: TcpStream) {
+/// A client's connection, with the sockets that are opened for it.
+pub(super) struct Client {
+    pub(super) stream: Arc<TcpStream>,
+    pub(super) sockets: Arc<Sockets>,
+}
+
+async fn proxy_client(session: Arc<Session>, client: Client) {
     let mut first = [0];
-    match timeout(FIRST_BYTE, stream.peek(&mut first)).await {
-        Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(&session, stream).await,
-        Ok(Ok(1)) => http::serve(&session, stream).await,
+    match timeout(FIRST_BYTE, client.stream.peek(&mut first)).await {
+        Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(&session, client).await,
+        Ok(Ok(1)) => http::serve(&session, client).await,
         // It has disconnected, or sent nothing.
         _ => {}
     }

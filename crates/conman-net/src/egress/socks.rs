@@ -5,11 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::dial::{DialError, dial};
-use super::session::Session;
+use super::session::{Client, Session};
+use super::shared_stream::SharedStream;
 use super::tunnel;
 
 const VERSION: u8 = 5;
@@ -51,7 +51,9 @@ impl From<&DialError> for Reply {
     }
 }
 
-pub(super) async fn serve(session: &Session, mut client: TcpStream) {
+pub(super) async fn serve(session: &Session, client: Client) {
+    let Client { stream, sockets } = client;
+    let mut client = SharedStream(stream);
     let asked = timeout(HANDSHAKE, handshake(&mut client)).await;
     let (host, port) = match asked {
         Ok(Ok(Ok(target))) => target,
@@ -66,7 +68,7 @@ pub(super) async fn serve(session: &Session, mut client: TcpStream) {
         // It has disconnected, is too slow, or does not speak SOCKS5.
         _ => return,
     };
-    match dial(session, &host, port).await {
+    match dial(session, &sockets, &host, port).await {
         Ok(target) => {
             if answer(&mut client, Reply::Succeeded).await.is_ok() {
                 tunnel::run(client, target).await;
@@ -79,7 +81,7 @@ pub(super) async fn serve(session: &Session, mut client: TcpStream) {
 }
 
 /// Reads the greeting and the request. The inner error is the reply to the request.
-async fn handshake(client: &mut TcpStream) -> io::Result<Result<(String, u16), Reply>> {
+async fn handshake(client: &mut SharedStream) -> io::Result<Result<(String, u16), Reply>> {
     let [version, methods] = read(client).await?;
     let mut offered = vec![0; methods.into()];
     client.read_exact(&mut offered).await?;
@@ -111,14 +113,14 @@ async fn handshake(client: &mut TcpStream) -> io::Result<Result<(String, u16), R
     Ok(Ok((host, port)))
 }
 
-async fn read<const N: usize>(client: &mut TcpStream) -> io::Result<[u8; N]> {
+async fn read<const N: usize>(client: &mut SharedStream) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     client.read_exact(&mut bytes).await?;
     Ok(bytes)
 }
 
 /// Replies; the bound address is left unspecified, as clients do not use it after CONNECT.
-async fn answer(client: &mut TcpStream, reply: Reply) -> io::Result<()> {
+async fn answer(client: &mut SharedStream, reply: Reply) -> io::Result<()> {
     let answer = [VERSION, reply as u8, 0, IPV4, 0, 0, 0, 0, 0, 0];
     client.write_all(&answer).await
 }

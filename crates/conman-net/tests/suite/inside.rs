@@ -135,3 +135,53 @@ async fn a_session_is_refused_metadata_the_host_and_other_sessions_on_any_interf
         closed.assert_reaches(address, true);
     }
 }
+
+#[tokio::test]
+async fn a_session_takes_only_its_part_of_the_neighbour_tables() {
+    let node = Host::new();
+    let entries = async |rules: Option<&SessionRules>| {
+        let attached = Attached::new(rules).await;
+        attached
+            .session
+            .shell("ip address add 10.99.0.1/16 dev eth0");
+        attached.session.run(|| {
+            for number in 0..300_u16 {
+                let [high, low] = number.to_be_bytes();
+                let targets = [
+                    SocketAddr::from(([10, 99, 1 + high, low], PORT)),
+                    SocketAddr::from(([0x2a00, 0, 0, 0, 0, 0, 1, number], PORT)),
+                ];
+                for target in targets {
+                    let any = if target.is_ipv4() {
+                        "0.0.0.0:0"
+                    } else {
+                        "[::]:0"
+                    };
+                    let socket = UdpSocket::bind(any).expect("bound");
+                    // Refused ones are what is tested.
+                    let _ = socket.send_to(b"x", target);
+                }
+            }
+            let shown = |family| {
+                let found = std::process::Command::new("ip")
+                    .args([family, "neigh", "show", "nud", "all", "dev", "eth0"])
+                    .output()
+                    .expect("ip runs");
+                String::from_utf8_lossy(&found.stdout).lines().count()
+            };
+            [shown("-4"), shown("-6")]
+        })
+    };
+    let open = entries(None).await;
+    assert!(open.iter().all(|count| *count >= 300), "{open:?}");
+    let closed = entries(Some(&rules(&node, refusals()))).await;
+    // Entries of multicast groups are added by the kernel itself.
+    let most = usize::try_from(conman_net::MAX_NEIGHBOURS).expect("small") + 20;
+    assert!(
+        closed.iter().all(|count| (100..most).contains(count)),
+        "{closed:?}"
+    );
+    // What was reached before still is.
+    let attached = Attached::new(Some(&rules(&node, refusals()))).await;
+    attached.assert_reaches(REACHED[0], true);
+}

@@ -13,6 +13,7 @@ const REACHING: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\
     Clear-Site-Data: \"*\"\r\n\
     Strict-Transport-Security: max-age=99999999; includeSubDomains\r\n\
     Alt-Svc: h3=\"evil.example:443\"\r\n\
+    X-Accel-Redirect: /s/bob/\r\nX-Accel-Buffering: no\r\nX-Sendfile: /etc/shadow\r\n\
     NEL: {}\r\nReport-To: {}\r\n\
     X-Kept: yes\r\n\r\n";
 
@@ -38,9 +39,27 @@ async fn on_its_own_host_a_session_reaches_no_other_host() {
     assert!(head.contains("\r\nset-cookie: own=1; path=/; httponly\r\n"));
     assert_eq!(head.matches("set-cookie").count(), 1, "{head}");
     assert!(!head.contains("clear-site-data"), "{head}");
+    assert!(
+        !head.contains("x-accel") && !head.contains("x-sendfile"),
+        "{head}"
+    );
     for kept in ["service-worker-allowed", "alt-svc", "x-kept"] {
         assert!(head.contains(kept), "{head}");
     }
+}
+
+#[tokio::test]
+async fn an_order_to_the_server_in_front_stays_if_the_operator_trusts_it() {
+    let fixture = Fixture::with_options(ProxyOptions {
+        trusted_headers: vec!["x-accel-buffering".parse().expect("a name")],
+        ..ProxyOptions::default()
+    });
+    let head = answered(&fixture, "/", "alice.localhost").await;
+    assert!(head.contains("\r\nx-accel-buffering: no\r\n"), "{head}");
+    assert!(
+        !head.contains("x-accel-redirect") && !head.contains("x-sendfile"),
+        "{head}"
+    );
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::time::Duration;
 use conman_core::Departure;
 use conman_proxy::{ProxyOptions, Verdict};
 use conman_vitals::Vitals;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -174,4 +175,28 @@ async fn a_worker_whose_thread_is_blocked_stands_still_until_it_goes_on() {
     drop(release);
     assert_eq!(status(&client.read_to_end().await), "404");
     until("that all go on", || still().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_client_that_ends_its_sending_side_gets_its_answer() {
+    for request in [
+        "GET / HTTP/1.1\r\nHost: alice.localhost\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 5\r\n\r\nhello",
+    ] {
+        let fixture = Fixture::new();
+        let mut backend = RawBackend::new().await;
+        fixture.session("alice", backend.address);
+        let mut client = fixture.connect().await;
+        client.send(request).await;
+        client.stream.shutdown().await.expect("open");
+        let mut session = backend.accept().await;
+        session.read_head().await;
+        // The proxy has seen the end of the client's input by now.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        session
+            .send("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nanswer")
+            .await;
+        let answer = client.read_to_end().await;
+        assert!(answer.ends_with("\r\n\r\nanswer"), "{request}: {answer}");
+    }
 }

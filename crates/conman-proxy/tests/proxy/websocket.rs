@@ -326,7 +326,7 @@ async fn shutting_the_proxy_down_closes_tunnels_with_1012() {
 }
 
 #[tokio::test]
-async fn a_node_that_leaves_closes_its_tunnels_with_1012_and_serves_those_who_come_back() {
+async fn a_node_that_leaves_closes_its_tunnels_with_1012_and_refuses_new_ones() {
     let (fixture, alice) = setup().await;
     let (departs, departure) = watch::channel(Departure::Announced);
     fixture.proxy.follow(departure);
@@ -342,8 +342,26 @@ async fn a_node_that_leaves_closes_its_tunnels_with_1012_and_serves_those_who_co
     drop(sockets);
     until("the tunnels' end", || alice.activity.in_flight() == 0).await;
     // A client that no load balancer leads elsewhere.
-    let mut late = open(&fixture, "alice").await;
-    assert_eq!(close_code(&mut late).await.0, 1012);
+    let upgrade = "GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+        Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    let mut late = fixture.connect().await;
+    late.send(upgrade).await;
+    let refusal = late.read_to_end().await.to_ascii_lowercase();
+    assert!(refusal.starts_with("http/1.1 503"), "{refusal}");
+    for part in ["retry-after: 1", "connection: close", "node-leaves"] {
+        assert!(refusal.contains(part), "{refusal}");
+    }
+    departs.send_replace(Departure::Staying);
+    soon("the node stays", async {
+        loop {
+            let mut client = fixture.connect().await;
+            client.send(upgrade).await;
+            if client.read_head().await.starts_with("HTTP/1.1 101") {
+                break;
+            }
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -35,6 +35,9 @@ pub(super) fn limits(section: &Section<'_, '_>) -> Limits {
         },
         max_connections: count("max_connections", 16_384, 10_000_000),
         max_api_connections: count("max_api_connections", 1_024, 1_000_000),
+        proxy_buffer_bytes: section
+            .integer("proxy_buffer_bytes", 16 << 20..=1 << 40)
+            .unwrap_or(256 << 20),
         total_cpus: total_cpus(section),
         max_events: section
             .integer("max_events", 100..=10_000_000)

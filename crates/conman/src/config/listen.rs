@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use conman_auth::{HostRules, OriginRules};
 use conman_cli::DEFAULT_SOCKET;
 use conman_node::UrlScheme;
-use conman_proxy::is_domain;
+use conman_proxy::{is_domain, is_server_order};
+use http::HeaderName;
 
 use super::Listen;
 use super::reader::Section;
@@ -71,9 +72,29 @@ pub(super) fn listen(section: &Section<'_, '_>) -> Listen {
         secure_urls: secure_urls.unwrap_or(false),
         trust_forwarded: section.boolean("trust_forwarded").unwrap_or(false),
         browser_paths: section.boolean("browser_paths").unwrap_or(false),
+        trusted_headers: trusted_headers(section),
     };
     section.finish();
     listen
+}
+
+fn trusted_headers(section: &Section<'_, '_>) -> Vec<HeaderName> {
+    let field = "trusted_headers";
+    let names = section.strings(field).unwrap_or_default();
+    let mut trusted = Vec::new();
+    for (index, text) in names.iter().enumerate() {
+        match text.parse() {
+            Ok(name) if is_server_order(&name) => trusted.push(name),
+            _ => section.mistake(
+                &format!("{field}[{index}]"),
+                format_args!(
+                    "is `{text}`, which is not removed from sessions' answers; name one that is, for \
+                     example \"X-Accel-Buffering\""
+                ),
+            ),
+        }
+    }
+    trusted
 }
 
 /// `https://{id}.example.org/` or `https://example.org/s/{id}/`.

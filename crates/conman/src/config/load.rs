@@ -134,7 +134,11 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     let preempt = preempt(&root.section("preempt"));
     let docker_socket = docker_socket(&root.section("docker"));
     let images = images::images(&root.section("images"));
-    let net = net::net(&root.section("net"), shared.as_ref());
+    let net = net::net(
+        &root.section("net"),
+        shared.as_ref(),
+        limits.proxy_buffer_bytes,
+    );
     let log_format = log_format(&root.section("log"));
     let bind_first_id = binds(&root.section("binds"), node.id_range, &mut policy);
     for (name, template) in root.section("templates").sections() {

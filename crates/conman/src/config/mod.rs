@@ -30,6 +30,7 @@ use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::{InterfaceName, RuntimeKind};
 use conman_runtime::KeptLogLimits;
 use conman_shim::IdPool;
+use http::HeaderName;
 use serde::Deserialize;
 
 pub(crate) use admin::admin_socket;
@@ -114,6 +115,8 @@ pub(crate) struct Listen {
     pub(crate) trust_forwarded: bool,
     /// Whether browsers may use `/s/{id}/…`, where all sessions share one origin.
     pub(crate) browser_paths: bool,
+    /// Fields of sessions' answers that the server in front of the nodes may obey.
+    pub(crate) trusted_headers: Vec<HeaderName>,
 }
 
 /// `[fleet]`
@@ -138,6 +141,8 @@ pub(crate) struct Limits {
     pub(crate) max_connections: usize,
     /// Client connections of the API listener and of the admin socket, each.
     pub(crate) max_api_connections: usize,
+    /// Kernel memory that connections of the egress proxies may hold.
+    pub(crate) proxy_buffer_bytes: u64,
     /// Events kept in the journal.
     pub(crate) max_events: u64,
     /// Logs of ended native sessions.

@@ -16,7 +16,11 @@ use super::{Net, SharedRegistry};
 const DNS_PORT: u16 = 53;
 
 /// Reads `[net]`. The addresses of etcd are out of reach of sessions.
-pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) -> Net {
+pub(super) fn net(
+    section: &Section<'_, '_>,
+    shared: Option<&SharedRegistry>,
+    buffer_bytes: u64,
+) -> Net {
     let dns = list(section, "dns", |text| {
         let address = text.parse::<IpAddr>();
         address
@@ -61,7 +65,11 @@ pub(super) fn net(section: &Section<'_, '_>, shared: Option<&SharedRegistry>) ->
         pool,
         mtu,
         interfaces,
-        egress: EgressOptions { dns, special },
+        egress: EgressOptions {
+            dns,
+            special,
+            buffer_bytes,
+        },
     }
 }
 

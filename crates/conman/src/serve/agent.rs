@@ -114,7 +114,9 @@ impl Agent {
                 self.left = true;
                 return "drain\n".to_owned();
             }
-            Readiness::Down => return "down#stalled\n".to_owned(),
+            // Not `down`: one answer would make HAProxy close the node's clients. Its own check of `/readyz`
+            // decides, which fails too, and several times first.
+            Readiness::Down => return "up 1%\n".to_owned(),
         };
         if std::mem::take(&mut self.left) {
             self.back_at = Some(now);

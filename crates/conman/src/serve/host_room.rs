@@ -94,6 +94,8 @@ impl Watch {
                     folders: &folders,
                     cgroup: Some(&cgroup),
                     alive: Some(settled as u64),
+                    // Advice alone depends on it.
+                    proxy_buffer_bytes: 0,
                 };
                 let check = room(&host, &subject.footprint, wanted, &site);
                 (subject.kind, check)

@@ -18,12 +18,14 @@ mod gate;
 mod host_room;
 mod images;
 mod listeners;
+mod metric_help;
 mod name;
 pub(crate) mod network;
 mod node_start;
 mod peers;
 mod proxy;
 mod readiness;
+mod registry_addresses;
 mod renewal;
 mod runtimes;
 mod service_manager;
@@ -46,6 +48,7 @@ use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, error_chain as chain};
 use conman_linux::Cgroups;
 use conman_node::Node;
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -124,6 +127,11 @@ fn start(
         let _entered = runtime.enter();
         Signals::listen().context("cannot watch for signals")?
     };
+    // Before anything measures: what is set without a recorder is lost.
+    let metrics = {
+        let _entered = runtime.enter();
+        install_metrics()?
+    };
     let shared = config.shared.as_ref();
     let starts = shared.map(|shared| {
         let takeover = Duration::from_millis(shared.timing.takeover_ms);
@@ -150,6 +158,7 @@ fn start(
             signals,
             records,
             starts: starts.as_ref(),
+            metrics,
         };
         serve(config, state, listeners, auth, early).await
     });
@@ -237,16 +246,17 @@ struct EarlyStart<'a> {
     signals: Signals,
     records: FleetRecords,
     starts: Option<&'a FalseStarts>,
+    metrics: PrometheusHandle,
 }
 
 async fn serve(
-    config: Config,
+    mut config: Config,
     state: State,
     listeners: Listeners,
     auth: AuthSources,
     mut early: EarlyStart<'_>,
 ) -> Result<()> {
-    let metrics = install_metrics()?;
+    registry_addresses::add(&mut config).await;
     keep_heap_small();
     let images = images::keeper(&state.images, &config.images)?;
     let credentials = &auth.credentials;
@@ -287,7 +297,7 @@ async fn serve(
         auth: &auth,
         connect_tokens,
         images,
-        metrics,
+        metrics: early.metrics,
         closing,
     };
     let serving = services.start(listeners).await?;

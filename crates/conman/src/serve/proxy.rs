@@ -33,6 +33,7 @@ pub(super) fn start_proxy(
         max_held: config.limits.node.max_held,
         trust_forwarded: config.listen.trust_forwarded,
         browser_paths: config.listen.browser_paths,
+        trusted_headers: config.listen.trusted_headers.clone(),
         vitals: services.state.vitals.clone(),
         ..ProxyOptions::default()
     };

@@ -5,6 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
+use super::metric_help;
+
 /// The buckets of histograms, in seconds. Without them the recorder keeps sketches of 400 KiB
 /// each and exports quantiles, which cannot be added up over nodes.
 const BUCKETS_S: [f64; 16] = [
@@ -23,6 +25,7 @@ pub(super) fn install_metrics() -> Result<PrometheusHandle> {
         .context("cannot divide the metrics' histograms")?
         .install_recorder()
         .context("cannot install the metrics recorder")?;
+    metric_help::describe();
     let upkeep = handle.clone();
     tokio::spawn(async move {
         loop {

@@ -26,7 +26,7 @@ pub use self::report::StormReport;
 use self::steps::Step;
 use crate::balancer::Balancer;
 use crate::cluster::Cluster;
-use crate::forward::Forward;
+use crate::layout::AGENT_PORT;
 use crate::node::Node;
 use crate::overlap::{self, Tail, journal};
 use crate::requirements::Ready;
@@ -58,22 +58,14 @@ pub async fn storm(
     tell: &mut dyn FnMut(&str),
 ) -> Result<StormReport> {
     tell("making three etcd members, three nodes and HAProxy");
-    let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, 7703));
+    let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, AGENT_PORT));
     let builder = Cluster::builder()
         .members(3)
         .set("listen", &format!("agent = \"{agent}\""))
         .set("limits", "max_sessions = 1000");
     ensure!(builder.is_joined(), "the nodes share no registry");
     let cluster = Cluster::start(&builder, ready, witness).await?;
-    let layout = cluster.layout();
-    let mut agents = Vec::new();
-    for node in cluster.nodes() {
-        let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let namespace = layout.namespace_path(node.name());
-        agents.push(Forward::open(&namespace, &[(here, agent)])?);
-    }
-    let addresses: Vec<SocketAddr> = agents.iter().map(|one| one.addresses()[0]).collect();
-    let balancer = Balancer::start(&layout.directory, cluster.nodes(), &addresses)?;
+    let balancer = Balancer::start(cluster.layout())?;
     let storm = Storm {
         clients: Clients::new(balancer.address()),
         cluster,

@@ -32,8 +32,10 @@ pub(super) enum Step {
     Restart(usize),
     /// SIGKILL to the daemon, and a new one.
     Kill(usize),
-    /// The node disappears without a word.
+    /// The node disappears without a word, but HAProxy notices at once that its connections end.
     Lose(usize),
+    /// The node loses its power: no connection ends.
+    PowerCut(usize),
     EtcdLeaderLost,
     QuorumLost(Duration),
 }
@@ -43,7 +45,12 @@ impl Step {
         let (preemptions, drains, losses) = if short { (1, 1, 1) } else { (10, 3, 2) };
         let preemptions = (0..preemptions).map(|number| Self::Preempt(number % NODES));
         let drains = (0..drains).map(|number| Self::Drain((number + 1) % NODES));
-        let losses = (0..losses).map(|number| Self::Lose((number + 2) % NODES));
+        let losses = (0..losses).flat_map(|number| {
+            [
+                Self::Lose((number + 2) % NODES),
+                Self::PowerCut(number % NODES),
+            ]
+        });
         let quorum_lost = if short {
             QUORUM_LOST_SHORT
         } else {
@@ -67,6 +74,7 @@ impl Step {
             Self::Restart(_) => "restart of the daemon",
             Self::Kill(_) => "SIGKILL of the daemon",
             Self::Lose(_) => "loss of a node",
+            Self::PowerCut(_) => "power cut of a node",
             Self::EtcdLeaderLost => "loss of etcd's leader",
             Self::QuorumLost(_) => "loss of etcd's quorum",
         }
@@ -76,7 +84,11 @@ impl Step {
     pub(super) fn is_planned(self) -> bool {
         match self {
             Self::Preempt(_) | Self::Drain(_) | Self::Cordon(_) | Self::Restart(_) => true,
-            Self::Kill(_) | Self::Lose(_) | Self::EtcdLeaderLost | Self::QuorumLost(_) => false,
+            Self::Kill(_)
+            | Self::Lose(_)
+            | Self::PowerCut(_)
+            | Self::EtcdLeaderLost
+            | Self::QuorumLost(_) => false,
         }
     }
 
@@ -105,6 +117,7 @@ impl Step {
                 storm.returns(node, None).await?;
             }
             Self::Lose(node) => return lose(storm, node).await.map(Some),
+            Self::PowerCut(node) => return cut_power(storm, node).await.map(Some),
             Self::EtcdLeaderLost => {
                 let leader = storm.cluster.leader().await?;
                 let member = &storm.cluster.members()[leader];
@@ -141,7 +154,8 @@ impl fmt::Display for Step {
             | Self::Cordon(node)
             | Self::Restart(node)
             | Self::Kill(node)
-            | Self::Lose(node) => write!(formatter, " (n{})", node + 1),
+            | Self::Lose(node)
+            | Self::PowerCut(node) => write!(formatter, " (n{})", node + 1),
             Self::EtcdLeaderLost | Self::QuorumLost(_) => Ok(()),
         }
     }
@@ -224,6 +238,25 @@ async fn lose(storm: &Storm, node: usize) -> Result<Duration> {
     for cut in &cuts {
         storm.cluster.mend(cut)?;
     }
+    storm.returns(node, None).await?;
+    Ok(served_at.duration_since(lost_at))
+}
+
+/// The link is taken away first, so that HAProxy and clients see no end of their connections either.
+async fn cut_power(storm: &Storm, node: usize) -> Result<Duration> {
+    let gone = storm.sessions_on(node).await;
+    storm.cluster.unplug(node)?;
+    let lost_at = Instant::now();
+    tokio::task::block_in_place(|| storm.node(node).lose())?;
+    // Clients of sessions elsewhere are silent until HAProxy closes them.
+    let name = storm.node(node).name();
+    storm
+        .until("HAProxy closes the clients of the node", async || {
+            storm.balancer.connections(name).is_ok_and(|open| open == 0)
+        })
+        .await?;
+    let served_at = storm.all_are_served(&gone).await?;
+    storm.cluster.plug(node)?;
     storm.returns(node, None).await?;
     Ok(served_at.duration_since(lost_at))
 }

@@ -23,6 +23,7 @@ mod host_limits;
 mod images;
 mod interfaces;
 mod life;
+mod metrics;
 mod native_crash;
 mod native_logs;
 mod native_ptys;

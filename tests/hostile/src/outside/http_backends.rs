@@ -110,6 +110,11 @@ pub(crate) async fn strict_transport_security(world: &World) -> Verdict {
 pub(crate) async fn alternative_services(world: &World) -> Verdict {
     header(world, "alternative", &["alt-svc"]).await
 }
+/// A web server in front of conman would send the request elsewhere, or a file.
+pub(crate) async fn orders_to_a_web_server(world: &World) -> Verdict {
+    let marks = ["accel", "x-sendfile", "surrogate", "litespeed"];
+    header(world, "web-server", &marks).await
+}
 
 /// Under `/s/{id}/` all sessions share an origin: what a browser sends is refused.
 pub(crate) async fn browser_in_the_path_form(world: &World) -> Verdict {

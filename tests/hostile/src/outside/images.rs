@@ -237,3 +237,23 @@ pub(crate) async fn device_in_a_layer(world: &World) -> Verdict {
         },
     }
 }
+
+/// Every start copies the image's environment and command line.
+pub(crate) async fn huge_configuration(world: &World) -> Verdict {
+    let variable = format!("A={}", "x".repeat(1_500_000));
+    let mut accepted = Vec::new();
+    let plain = [Entry::File("plain", "x")];
+    let control = world
+        .import("plain", &json!({"Env": ["A=b"]}), &plain)
+        .await;
+    control.expect("a plain image is imported");
+    for (name, config) in [
+        ("environment", json!({"Env": [variable]})),
+        ("arguments", json!({"Cmd": vec!["x"; 100_000]})),
+    ] {
+        if world.import(name, &config, &plain).await.is_ok() {
+            accepted.push(name);
+        }
+    }
+    Verdict::reached_if(!accepted.is_empty(), format!("accepted: {accepted:?}"))
+}

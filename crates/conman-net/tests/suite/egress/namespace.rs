@@ -38,6 +38,7 @@ impl World {
         let options = EgressOptions {
             dns: vec![names.address],
             special: SpecialAddresses::default(),
+            ..EgressOptions::default()
         };
         let egress = Egress::start(options).expect("threads");
         Self {

@@ -134,8 +134,23 @@ async fn the_resolver_answers_for_listed_names_only() {
     let world = World::new().await;
     world.names.set("files.test", HOST);
     world.names.set("other.test", HOST);
+    world
+        .names
+        .set("node.test", std::net::Ipv4Addr::new(127, 0, 0, 3));
     let session = world.session(&["*.test:80", "files.test:80"]).await;
-    let narrow = world.session(&["files.test:80"]).await;
+    // The hosts file of most machines has the machine's name; then its address is not to decide.
+    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("read");
+    let own = own.trim().to_lowercase();
+    let (listed, own_address) = (format!("{HOST}:80"), "127.0.0.1:80");
+    let own_name = format!("{own}:80");
+    let patterns = [
+        "files.test:80",
+        &listed,
+        "node.test:80",
+        own_address,
+        &own_name,
+    ];
+    let narrow = world.session(&patterns).await;
     let socket = narrow.namespace.udp_socket();
     let socket = tokio::net::UdpSocket::from_std(socket).expect("non-blocking");
     socket.connect("127.0.0.1:53").await.expect("a target");
@@ -143,6 +158,8 @@ async fn the_resolver_answers_for_listed_names_only() {
         ("files.test.", ResponseCode::NoError, 1),
         ("FILES.test.", ResponseCode::NoError, 1),
         ("other.test.", ResponseCode::NXDomain, 0),
+        ("node.test.", ResponseCode::NXDomain, 0),
+        (&format!("{own}."), ResponseCode::NXDomain, 0),
     ] {
         let mut query = Message::query();
         let name = Name::from_ascii(name).expect("a name");
@@ -171,4 +188,73 @@ async fn the_resolver_answers_for_listed_names_only() {
         }
     }
     drop(session);
+}
+
+#[tokio::test]
+async fn a_client_that_ends_its_sending_side_gets_its_answer() {
+    let target = serve(|mut stream| async move {
+        let mut request = [0; 1_024];
+        let _ = stream.read(&mut request).await;
+        // The proxy has seen the end of the client's input by then.
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let _ = stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+            .await;
+    })
+    .await;
+    let world = World::new().await;
+    let session = world.session(&[&target.to_string()]).await;
+    let mut client = session.connect(3128).await.expect("served");
+    let request = format!("GET http://{target}/ HTTP/1.1\r\nHost: {target}\r\n\r\n");
+    client.write_all(request.as_bytes()).await.expect("sent");
+    client.shutdown().await.expect("open");
+    let mut answer = String::new();
+    let read = timeout(SOON, client.read_to_string(&mut answer)).await;
+    read.expect("an answer").expect("whole");
+    assert!(answer.ends_with("hello"), "{answer}");
+}
+
+/// 40 tunnels whose session does not read, while the target sends without end.
+#[tokio::test]
+async fn tunnels_that_nobody_reads_hold_a_bounded_amount_of_the_hosts_memory() {
+    const MOST: u64 = 64 << 20;
+    let target =
+        serve(|mut stream| async move { while stream.write_all(&[0; 65_536]).await.is_ok() {} })
+            .await;
+    let world = World::new().await;
+    let session = world.session(&[&target.to_string()]).await;
+    let mut tunnels = Vec::new();
+    for _ in 0..40 {
+        let (status, mut stream) = session.tunnel(&target.to_string()).await;
+        assert_eq!(status, 200);
+        // So fast for a moment that the kernel gives the connection much room.
+        let mut taken = vec![0; 4 << 20];
+        stream.read_exact(&mut taken).await.expect("bytes");
+        tunnels.push(stream);
+    }
+    let mut held = received(target.port());
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        let now = received(target.port());
+        if now == held {
+            break;
+        }
+        held = now;
+    }
+    assert!((1..MOST).contains(&held), "{} MB", held >> 20);
+}
+
+/// Bytes that the proxy's sockets towards a port hold of what has arrived.
+fn received(port: u16) -> u64 {
+    let filter = format!("dport = :{port}");
+    let found = std::process::Command::new("ss")
+        .args(["-Htmn", &filter])
+        .output()
+        .expect("ss runs");
+    let text = String::from_utf8_lossy(&found.stdout).into_owned();
+    let held = text.split("skmem:(r").skip(1).filter_map(|row| {
+        let end = row.find(',')?;
+        row[..end].parse::<u64>().ok()
+    });
+    held.sum()
 }

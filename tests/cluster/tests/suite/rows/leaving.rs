@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conman_cluster::overlap::{SERVING, visit};
-use conman_cluster::{Balancer, Cluster, Forward, has_haproxy};
+use conman_cluster::{Balancer, Cluster, has_haproxy};
 use conman_e2e::{Api, EventStream, WebSocket, eventually, eventually_some, lacks, websocket};
 use conman_proto::{DrainReport, DrainState, EXEC_PROTOCOL, EnsureResponse, Node, PreemptReport};
 use futures_util::StreamExt as _;
@@ -63,6 +63,16 @@ impl Clients {
             self.seen.lock().expect("no panic while held").open == count
         })
         .await;
+    }
+
+    fn open(&self) -> usize {
+        self.seen.lock().expect("no panic while held").open
+    }
+
+    /// Connections that were closed so far, however.
+    fn closes(&self) -> usize {
+        let seen = self.seen.lock().expect("no panic while held");
+        seen.closes.values().sum()
     }
 
     /// Every connection was opened at once, and closed with 1012 if it was.
@@ -273,15 +283,7 @@ async fn row_38_a_rolling_restart_behind_a_load_balancer_refuses_nobody() {
     let Some(fleet) = Fleet::shared(builder).await else {
         return;
     };
-    let layout = fleet.cluster.layout();
-    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let agents: Vec<Forward> = (0..3)
-        .map(|node| layout.namespace_path(fleet.node(node).name()))
-        .map(|namespace| Forward::open(&namespace, &[(here, agent)]).expect("a forward"))
-        .collect();
-    let addresses: Vec<SocketAddr> = agents.iter().map(|one| one.addresses()[0]).collect();
-    let started = Balancer::start(&layout.directory, fleet.cluster.nodes(), &addresses);
-    let balancer = started.expect("HAProxy serves");
+    let balancer = Balancer::start(fleet.cluster.layout()).expect("HAProxy serves");
     let becomes = async |node: usize, status: &str| {
         let name = fleet.node(node).name();
         let what = format!("HAProxy takes {name} for {status}");
@@ -362,5 +364,63 @@ async fn row_38_a_rolling_restart_behind_a_load_balancer_refuses_nobody() {
     let status = balancer.status(fleet.node(0).name()).expect("its answer");
     assert!(!status.starts_with("UP"), "{status}");
     drop(balancer);
+    fleet.leaves_nothing().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_43_clients_of_a_machine_without_power_are_closed_by_the_balancer() {
+    const EACH: usize = 10;
+    /// Three checks, each a second after the one before, and time for them; on a loaded machine.
+    const NOTICED: Duration = Duration::from_secs(20);
+    let agent = "agent = \"127.0.0.1:7703\"";
+    let builder = Cluster::builder().nodes(3).set("listen", agent);
+    if !has_haproxy() {
+        return lacks("haproxy is missing (package haproxy)");
+    }
+    let Some(fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let ids = ["one", "two", "three"];
+    for (node, id) in ids.iter().enumerate() {
+        fleet.serves_on(node, id).await;
+    }
+    let balancer = Balancer::start(fleet.cluster.layout()).expect("HAProxy serves");
+    let name = |node: usize| fleet.node(node).name();
+    eventually("HAProxy takes all nodes for UP", PATIENCE, async || {
+        (0..3).all(|node| {
+            let status = balancer.status(name(node));
+            status.is_ok_and(|now| now.starts_with("UP"))
+        })
+    })
+    .await;
+    let front = balancer.address();
+    let clients = Clients::connect(EACH, &ids, front, front).await;
+    let through = || balancer.connections(name(0)).expect("its answer");
+    assert!(through() > 0, "HAProxy spreads the clients");
+
+    // One missed check closes nobody.
+    let before = clients.closes();
+    fleet.cluster.unplug(0).expect("unplugged");
+    sleep(Duration::from_millis(1_200)).await;
+    fleet.cluster.plug(0).expect("plugged");
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(clients.closes(), before);
+
+    fleet.cluster.unplug(0).expect("unplugged");
+    fleet.node(0).lose().expect("switched off");
+    eventually("HAProxy closes the node's clients", NOTICED, async || {
+        through() == 0
+    })
+    .await;
+    // Those of sessions elsewhere reach them through another node at once, those of its own sessions after the
+    // takeover.
+    eventually("all clients are served", PATIENCE, async || {
+        clients.open() == 3 * EACH && through() == 0
+    })
+    .await;
+    drop((clients, balancer));
+    fleet.cluster.plug(0).expect("plugged");
+    fleet.node(0).start().expect("started");
+    fleet.all_ready().await;
     fleet.leaves_nothing().await;
 }
