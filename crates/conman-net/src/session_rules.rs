@@ -41,8 +41,8 @@ const REFUSED: &[&str] = &[
     "fe80::/10",
 ];
 
-/// Neighbours that a session's links may have in each family: entries of a table that the host and all sessions
-/// share. Further ones wait until earlier ones were not used for [`NEIGHBOUR_MINUTES`].
+/// Entries that a session's links may take of each neighbour table, which the host and all sessions share. Packets to
+/// further neighbours are dropped until earlier ones were not used for [`NEIGHBOUR_MINUTES`].
 pub const MAX_NEIGHBOURS: u64 = 128;
 /// Those of a session with the network `routed`: its gateway, and itself in the host's namespace.
 pub const ROUTED_NEIGHBOURS: u64 = 4;
@@ -155,10 +155,14 @@ fn script(refused: &[IpNet], dns: &[IpAddr]) -> String {
         );
     }
     // The next hop of a packet is what the kernel makes an entry of its neighbour table for.
-    for (name, kind) in [("hops4", "ipv4_addr"), ("hops6", "ipv6_addr")] {
+    // Of IPv6 it makes a second one for the multicast group by which it looks for the neighbour.
+    for (name, kind, size) in [
+        ("hops4", "ipv4_addr", MAX_NEIGHBOURS),
+        ("hops6", "ipv6_addr", MAX_NEIGHBOURS / 2),
+    ] {
         let _ = writeln!(
             text,
-            "  set {name} {{ type {kind}; size {MAX_NEIGHBOURS}; flags dynamic,timeout; \
+            "  set {name} {{ type {kind}; size {size}; flags dynamic,timeout; \
              timeout {NEIGHBOUR_MINUTES}m; gc-interval {NEIGHBOUR_MINUTES}m; }}"
         );
     }

@@ -175,7 +175,7 @@ async fn a_session_takes_only_its_part_of_the_neighbour_tables() {
     let open = entries(None).await;
     assert!(open.iter().all(|count| *count >= 300), "{open:?}");
     let closed = entries(Some(&rules(&node, refusals()))).await;
-    // Entries of multicast groups are added by the kernel itself.
+    // The kernel adds some for groups that every host is in.
     let most = usize::try_from(conman_net::MAX_NEIGHBOURS).expect("small") + 20;
     assert!(
         closed.iter().all(|count| (100..most).contains(count)),
