@@ -815,7 +815,7 @@ fn terminals_are_limited_by_the_native_runtime_alone() {
         let spec = resolve(policy, &id(), &request);
         spec.map(|spec| spec.ptys)
     };
-    assert_eq!(asked(&native, None), Ok(16));
+    assert_eq!(asked(&native, None), Ok(4));
     assert_eq!(asked(&native, Some(0)), Ok(0));
     assert_eq!(asked(&policy(), None), Ok(0));
     for (policy, ptys) in [(&native, 4_097), (&policy(), 16)] {
