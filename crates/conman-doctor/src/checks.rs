@@ -157,7 +157,7 @@ fn kernel_objects(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Li
             watched,
             f64::from(footprint.epoll_watches),
         ),
-        pools::compiled_filters(host, footprint),
+        pools::compiled_filters(host, footprint, site),
         setting(
             host,
             "fs.inotify.max_user_instances",
@@ -530,7 +530,7 @@ pub(crate) fn advised_setting(
 }
 
 /// The check with the advice to follow `remedy` if it is `needed`.
-fn advised(check: Check, needed: bool, remedy: Remedy, note: &str) -> Check {
+pub(crate) fn advised(check: Check, needed: bool, remedy: Remedy, note: &str) -> Check {
     Check {
         verdict: if needed {
             Verdict::Advice

@@ -33,7 +33,7 @@ pub struct Footprint {
     pub epoll_watches: u32,
     /// Compiled system call filters in bytes: those of its program and of a few commands at a time. Each is
     /// one of some 360 instructions, of which each takes some 11 bytes; Docker's are twice as long.
-    pub filter_bytes: f64,
+    pub filter_bytes: u32,
     /// Memory beyond what the program uses, in bytes.
     pub memory_bytes: f64,
     /// Disk space beyond what the program writes, in bytes.
@@ -78,7 +78,7 @@ impl Footprint {
             // containerd's shim watches memory events by inotify with cgroup v2.
             inotify_instances: if unified_cgroups { 1.0 } else { 0.0 },
             epoll_watches: 2,
-            filter_bytes: 32.0 * 1024.0,
+            filter_bytes: 32 * 1024,
             memory_bytes: 4_300_000.0,
             disk_bytes: 128.0 * 1024.0,
             inodes: 48.0,
@@ -114,7 +114,7 @@ impl Footprint {
             memory_cgroups: 1.0,
             inotify_instances: 0.0,
             epoll_watches: 2,
-            filter_bytes: 16.0 * 1024.0,
+            filter_bytes: 16 * 1024,
             memory_bytes: 1_000_000.0,
             disk_bytes: 84.0 * 1024.0,
             inodes: 26.0,

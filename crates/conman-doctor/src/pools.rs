@@ -1,10 +1,11 @@
 //! Pools of the host that no limit of a session bounds, and whose exhaustion by one session others notice.
 
-use crate::checks::{advised_setting, setting};
-use crate::diagnosis::Check;
+use crate::checks::{advised, advised_setting, setting};
+use crate::diagnosis::{Check, Remedy};
 use crate::footprint::Footprint;
 use crate::host::Host;
 use crate::limit::Limit;
+use crate::site::Site;
 
 /// The least memory that an open file takes, in bytes: `struct file` of Linux 6.12 and its slab.
 const FILE_BYTES: u64 = 192;
@@ -13,13 +14,16 @@ const FILE_BYTES: u64 = 192;
 const REUSE: u64 = 1;
 
 /// While this pool is exhausted, no system call filter can be installed, so no session starts.
-pub(crate) fn compiled_filters(host: &Host, footprint: &Footprint) -> Limit {
+pub(crate) fn compiled_filters(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Limit {
+    let each = footprint.filter_bytes;
+    // The kernel does not report how much is used.
+    let used = site.alive.map(|alive| alive * u64::from(each));
     setting(
         host,
         "net.core.bpf_jit_limit",
         "bytes of compiled filters: a system call filter for each session and each command in it",
-        None,
-        footprint.filter_bytes,
+        used,
+        f64::from(each),
     )
 }
 
@@ -39,12 +43,16 @@ pub(crate) fn open_files(host: &Host) -> Option<Check> {
 
 /// A connection that was closed keeps its local port for a minute.
 pub(crate) fn local_ports(host: &Host) -> Option<Check> {
-    advised_setting(
-        host,
-        "net.ipv4.tcp_tw_reuse",
-        REUSE,
-        "whether local ports of closed connections are used again at once",
-        |present| present != REUSE,
+    let key = "net.ipv4.tcp_tw_reuse";
+    let present = host.sysctl(key)?;
+    let bounds = "whether local ports of closed connections are used again at once";
+    Some(advised(
+        Check::of(key, bounds, Some(present)),
+        present != REUSE,
+        // It is no limit, so `--fix`, which only raises limits, leaves it.
+        Remedy::Manual {
+            what: format!("sysctl -w {key}={REUSE}, and the same in /etc/sysctl.d"),
+        },
         "the egress proxy connects from this host, whose 28,000 ports to one target two sessions can use up",
-    )
+    ))
 }

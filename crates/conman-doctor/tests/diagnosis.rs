@@ -299,6 +299,9 @@ fn pools_that_one_session_could_exhaust_are_made_larger_than_it_can_take() {
     let host = Host::below(root.path());
     let diagnosis = examine(&host, &Footprint::native(16_384), 5_000, &at_root());
     assert_eq!(binding(&diagnosis), ["net.core.bpf_jit_limit"]);
+    let mut checks = diagnosis.checks.iter();
+    let ports = checks.find(|check| check.name == "net.ipv4.tcp_tw_reuse");
+    assert_eq!(ports.map(|check| check.verdict), Some(Verdict::Advice));
     let text = Fix::plan(&diagnosis).file_text();
     for line in [
         "net.core.bpf_jit_limit = 102400000",
