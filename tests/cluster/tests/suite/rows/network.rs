@@ -206,8 +206,8 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
         fleet.node(other).host().clone(),
     );
     fleet.cluster.cut(&cut).expect("cut");
-    // The answer says within a moment that the owner cannot be reached, and a client of the session
-    // is held.
+    // The answer says within a moment that the owner cannot be reached, and so does one to a client of the
+    // session, which renews its heartbeat: no other node will take it over.
     let asked = monotonic_ns();
     let answer = fleet.ask(other, Method::GET, "/v1/sessions/s", None).await;
     within(
@@ -221,6 +221,20 @@ async fn row_16_node_to_node_cut_takes_nothing_over() {
         [502, 503].contains(&answer.status.as_u16()),
         "{}",
         answer.text()
+    );
+    let asked = monotonic_ns();
+    let sessions = fleet.node(other).sessions();
+    let answer = sessions.send(Method::GET, "/s/served/", None).await;
+    within(
+        5_000,
+        "from a request to a session to its answer across a cut",
+        asked,
+        monotonic_ns(),
+    );
+    let slug = answer.problem().slug().to_owned();
+    assert!(
+        ["node-silent", "node-unreachable"].contains(&&*slug),
+        "{slug}"
     );
     let held = client.ask_until_known();
     eventually("it is told why it is held", PATIENCE, async || {

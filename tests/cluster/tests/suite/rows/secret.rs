@@ -120,9 +120,10 @@ async fn secret_of_the_fleet_is_replaced_while_nodes_run_and_tokens_of_each_are_
 #[tokio::test]
 async fn secret_of_another_fleet_is_refused_at_the_join_with_the_reason_on_both_sides() {
     let builder = Cluster::builder().nodes(2).members(1).short();
-    let Some(fleet) = Fleet::shared(builder).await else {
+    let Some(mut fleet) = Fleet::shared(builder).await else {
         return;
     };
+    let generation = fleet.ensure_on(0, "w").await.generation.get();
     let secret = fleet.cluster.layout().secret("n2");
     let secret = fs::read_to_string(secret).expect("readable");
     fleet.node(1).kill_daemon().expect("killed");
@@ -144,6 +145,7 @@ async fn secret_of_another_fleet_is_refused_at_the_join_with_the_reason_on_both_
     write(&fleet, 1, &[&secret]);
     fleet.node(1).start().expect("started");
     fleet.all_ready().await;
+    fleet.goes_on("w", generation).await;
     fleet.leaves_nothing().await;
 }
 
