@@ -5,15 +5,12 @@ use std::path::PathBuf;
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::cgroup_proof::place_in;
 use crate::cgroups::{is_at_or_below, is_plain};
+use crate::exit_scan::threads_of;
 use crate::pidfd::is_gone;
-use crate::proc_stat::ProcStat;
 use crate::{Cgroups, PidFd};
 
 /// Rounds of killing processes one by one; processes that fork faster are caught by freezing first.
 const KILL_ROUNDS: usize = 16;
-
-/// In `/proc/PID/stat`: the process has begun to exit.
-const PF_EXITING: u32 = 0x4;
 
 /// Freezes, thaws and kills whole cgroups, in the unified hierarchy where there is one and in the
 /// v1 freezer otherwise.
@@ -102,7 +99,8 @@ impl Freezer {
 
     /// Whether a process freezes with the cgroup: it is there or below, in the hierarchy that is used for
     /// freezing. `true` also for a process that is dead, or about to be, since it runs no more code; v1 shows
-    /// such a process in the root.
+    /// such a process in the root. It is about to be dead when all of its threads are: a leader that has left
+    /// shows nothing of the others.
     pub fn reaches(&self, path: &str, pid: i32) -> io::Result<bool> {
         let unless_gone = |error: io::Error| match is_gone(&error) {
             true => Ok(true),
@@ -110,9 +108,10 @@ impl Freezer {
         };
         match self.place_of(pid) {
             Ok(Some(place)) if is_plain(path) && is_at_or_below(&place, path) => Ok(true),
-            Ok(_) => ProcStat::read(pid)
-                .map(|stat| stat.flags & PF_EXITING != 0)
-                .or_else(unless_gone),
+            Ok(_) => {
+                let threads = threads_of(pid)?;
+                Ok(threads.iter().all(|thread| thread.exiting))
+            }
             Err(error) => unless_gone(error),
         }
     }

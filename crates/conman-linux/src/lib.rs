@@ -25,6 +25,7 @@ mod child_events;
 mod clone_process;
 mod disk_usage;
 mod exit_info;
+mod exit_scan;
 mod features;
 mod freezer;
 mod heap;
@@ -62,6 +63,7 @@ pub use clone_process::{
 };
 pub use disk_usage::{DiskUsage, nameless_usage, tree_usage};
 pub use exit_info::{Ended, ended_unreaped};
+pub use exit_scan::{CgroupThread, ExitScan};
 pub use features::{Features, Interface};
 pub use freezer::Freezer;
 pub use heap::trim_heap;

@@ -17,16 +17,30 @@ pub(crate) struct ProcStat {
     pub(crate) exit_status: i32,
 }
 
+/// In [`ProcStat::flags`]: it has begun to exit, and never returns to user mode.
+const PF_EXITING: u32 = 0x4;
+
 impl ProcStat {
+    /// Whether this thread has begun to exit. The other threads of a process may run when its leader has.
+    pub(crate) fn is_exiting(&self) -> bool {
+        self.flags & PF_EXITING != 0
+    }
+
+    /// Like [`Self::read`], for one thread.
+    pub(crate) fn read_thread(pid: i32, thread: i32) -> io::Result<Self> {
+        Self::read_from(format!("/proc/{pid}/task/{thread}/stat"))
+    }
+
     /// Reads it for one process. Returns `NotFound` for a dead process, or ESRCH if it died between the open
     /// and the read.
     pub(crate) fn read(pid: i32) -> io::Result<Self> {
-        let text = std::fs::read(format!("/proc/{pid}/stat"))?;
+        Self::read_from(format!("/proc/{pid}/stat"))
+    }
+
+    fn read_from(path: String) -> io::Result<Self> {
+        let text = std::fs::read(&path)?;
         Self::parse(&text).ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("/proc/{pid}/stat is malformed"),
-            )
+            io::Error::new(io::ErrorKind::InvalidData, format!("{path} is malformed"))
         })
     }
 

@@ -176,6 +176,7 @@ pub(crate) fn kill_entry(
         runtime,
         warning: signal.map(|signal| (signal, grace)),
         pausing: handle.pausing.watch(),
+        shares_files: !spec.binds.is_empty(),
         closing: Arc::clone(&handle.closing),
         fate: Arc::clone(&handle.fate),
         stop: handle.stop_orders(),

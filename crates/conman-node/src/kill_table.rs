@@ -69,6 +69,8 @@ pub(crate) struct KillEntry {
     pub(crate) warning: Option<(Signal, Duration)>,
     /// Whether it is paused: then it is killed without a signal, which it could not act on.
     pub(crate) pausing: watch::Receiver<bool>,
+    /// Whether it has files that another node may use after its release.
+    pub(crate) shares_files: bool,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) stop: Arc<watch::Sender<Option<StopOrder>>>,

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_linux::{CpuLimit, DiskUsage, ResourceUsage};
+use conman_linux::{CpuLimit, DiskUsage, ExitScan, ResourceUsage};
 use conman_net::egress::EgressSockets;
 use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
 use serde::{Deserialize, Serialize};
@@ -167,6 +167,12 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
 
     /// The container's limit of processor time, from the kernel; `None` if it has none.
     fn cpu_limit(&self, _key: &ContainerKey) -> Option<CpuLimit> {
+        None
+    }
+
+    /// What can prove that nothing of a killed container runs before its PID namespace is empty; `None` if
+    /// the runtime has no such proof. May block.
+    fn exit_scan(&self, _key: &ContainerKey) -> Option<ExitScan> {
         None
     }
 

@@ -105,6 +105,8 @@ pub(crate) struct Checker {
     runnable: BTreeSet<Container>,
     /// Created and not dead, or yet to be created.
     possible: BTreeSet<Container>,
+    /// Of those, what never runs again and shares nothing with another node.
+    exiting: BTreeSet<Container>,
 }
 
 /// A daemon that begins is live after this, with a store that answers.
@@ -132,6 +134,7 @@ impl Checker {
             highest: BTreeMap::new(),
             runnable: BTreeSet::new(),
             possible: BTreeSet::new(),
+            exiting: BTreeSet::new(),
         }
     }
 
@@ -205,9 +208,17 @@ impl Checker {
     /// It does not exist and never will.
     pub(crate) fn gone(&mut self, container: &Container) {
         self.runnable.remove(container);
+        self.exiting.remove(container);
         let asked = self.ending.contains(&container.1.session);
         if self.possible.remove(container) && self.only_outages && !asked {
             self.fail(Rule::LostToOutage, || format!("{container:?} is gone"));
+        }
+    }
+
+    /// Every thread of it has begun to exit.
+    pub(crate) fn exiting(&mut self, container: Container) {
+        if self.possible.contains(&container) {
+            self.exiting.insert(container);
         }
     }
 
@@ -355,7 +366,7 @@ impl Checker {
             generation: before.generation,
         };
         let container = (index(&before.owner), slot);
-        if self.possible.contains(&container) {
+        if self.possible.contains(&container) && !self.exiting.contains(&container) {
             self.fail(Rule::ReleasedAlive, || {
                 format!("{container:?} may run and is given up")
             });

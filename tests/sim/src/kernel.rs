@@ -2,6 +2,7 @@
 
 use conman_core::ownership::{BootTime, Event, FenceEvent, Slot, SlotView};
 
+use crate::slow_death::SlowDeath;
 use crate::world::{Ev, HEAL_MS, World};
 
 /// So many kills of one container fail: the bound of the fence has time for their repetition.
@@ -23,6 +24,11 @@ pub(crate) struct Process {
     /// SIGKILL is pending: not one instruction runs in user mode any more.
     killed: bool,
     failed_kills: u64,
+    slow_death: Option<SlowDeath>,
+    /// Others than its init run, although that was sent SIGKILL.
+    others_run: bool,
+    /// With another node: flushed and unlocked as the kernel takes it down.
+    shares_files: bool,
 }
 
 impl Process {
@@ -53,9 +59,43 @@ impl World {
             unconfirmed: faulty && (4..6).contains(&kind),
             ..Process::default()
         };
+        let process = self.drawn_death(process);
         self.machines[node].processes.insert(slot.clone(), process);
         let most = if faulty && kind >= 6 { 15_000 } else { 200 };
         self.soon(5, most, Ev::Appear(node, boot, slot));
+    }
+
+    fn drawn_death(&mut self, process: Process) -> Process {
+        if !self.preempts || self.now >= HEAL_MS || self.random.percent(75) {
+            return process;
+        }
+        let takes_ms = self.random.range(400, 15_000);
+        Process {
+            slow_death: Some(SlowDeath::new(takes_ms)),
+            shares_files: self.random.percent(25),
+            ..process
+        }
+    }
+
+    pub(crate) fn slow_death(&mut self, node: usize, slot: &Slot) -> Option<&mut SlowDeath> {
+        let process = self.machines[node].processes.get_mut(slot)?;
+        process.slow_death.as_mut()
+    }
+
+    pub(crate) fn shares_files(&self, node: usize, slot: &Slot) -> bool {
+        let process = self.machines[node].processes.get(slot);
+        process.is_some_and(|process| process.shares_files)
+    }
+
+    /// None of its other threads runs any more; `exiting`: all of them, the init's too, have begun to exit.
+    pub(crate) fn others_stop(&mut self, node: usize, slot: &Slot, exiting: bool) {
+        if let Some(process) = self.machines[node].processes.get_mut(slot) {
+            process.others_run = false;
+            if exiting && !process.shares_files {
+                self.checker.exiting((node, slot.clone()));
+            }
+            self.judge(node, slot);
+        }
     }
 
     /// What the kernel tells the shim of now; one that comes later looks for itself.
@@ -130,6 +170,9 @@ impl World {
         let Some(process) = self.machines[node].processes.get_mut(slot) else {
             return;
         };
+        if process.others_run {
+            return self.end_all(node, slot);
+        }
         if process.killed || !process.exists {
             return;
         }
@@ -138,13 +181,19 @@ impl World {
             return;
         }
         self.dying(node, slot);
+        self.end_all(node, slot);
     }
 
     pub(crate) fn dying(&mut self, node: usize, slot: &Slot) {
         let (boot, now) = (self.machines[node].boot, self.now);
         if let Some(process) = self.machines[node].processes.get_mut(slot) {
-            process.killed = true;
-            let blocked = process.blocked_until.saturating_sub(now);
+            let is_first = !std::mem::replace(&mut process.killed, true);
+            let mut blocked = process.blocked_until.saturating_sub(now);
+            if let Some(slow) = &mut process.slow_death {
+                slow.init_killed(now + blocked);
+                process.others_run |= is_first;
+                blocked += slow.takes_ms;
+            }
             self.judge(node, slot);
             self.soon(
                 blocked + 1,
@@ -237,7 +286,7 @@ impl World {
             && machine
                 .processes
                 .get(slot)
-                .is_some_and(|p| p.exists && !p.frozen && !p.killed);
+                .is_some_and(|p| p.exists && !p.frozen && (!p.killed || p.others_run));
         let container = (node, slot.clone());
         if runs {
             self.checker.runs(container);

@@ -7,6 +7,7 @@
 //! | `machine` | one machine: its clock, daemon, shim and what passes between them |
 //! | `kernel` | its containers: late starts, freezes and kills that fail, processes in D state |
 //! | `preempting` | what a daemon's emergency thread does at a notice of preemption |
+//! | `slow_death` | a container that the kernel takes long to take down |
 //! | `store` | the registry behind a network that loses, delays and doubles |
 //! | [`checker`] | what must hold, by true time and the store's history; nothing of the protocol |
 //! | [`sabotage`] | the same simulation over a core that was broken on purpose |
@@ -21,6 +22,7 @@ mod machine;
 mod preempting;
 mod random;
 pub mod sabotage;
+mod slow_death;
 mod store;
 mod world;
 

@@ -1,11 +1,13 @@
 //! A node's preemption: what the daemon's emergency thread does with `conman_core::preemption`, and what
 //! goes wrong around it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use conman_core::ownership::{Event, Key, OwnedState, SessionName, Slot, SlotView, Stake, Value};
-use conman_core::preemption::{self, Action, Certificate, KillResult, Origin, Preemption};
+use conman_core::preemption::{
+    self, Action, Certificate, ExitProof, KillResult, Origin, Preemption,
+};
 use conman_core::preemption::{ReleaseResult, Stage};
 
 use crate::world::{Ev, HEAL_MS, World};
@@ -38,6 +40,8 @@ pub(crate) enum Emergency {
     Releasing(Vec<Slot>, u64),
     /// A start is answered.
     Started(Slot),
+    /// Its threads are scanned again.
+    Scan(Slot),
     Event(preemption::Event),
 }
 
@@ -55,6 +59,7 @@ pub(crate) struct EmergencyThread {
     /// The registry was asked to release them, and may do so later: they never start.
     released: BTreeSet<Slot>,
     awaited: BTreeSet<Slot>,
+    proofs: BTreeMap<Slot, ExitProof>,
     ticks_at: Option<u64>,
 }
 
@@ -73,11 +78,15 @@ impl EmergencyThread {
     }
 
     /// `None` for what the table does not have, as what only the registry says to be this node's.
-    fn stage(&self, slot: &Slot, grace_ms: u64) -> Option<Stage> {
+    fn stage(&self, slot: &Slot, grace_ms: u64, shares_files: bool) -> Option<Stage> {
         let generation = slot.generation;
         if self.running.contains(slot) {
             let grace = Duration::from_millis(grace_ms);
-            Some(Stage::Running { generation, grace })
+            Some(Stage::Running {
+                generation,
+                grace,
+                shares_files,
+            })
         } else if self.sent.contains(slot) {
             Some(Stage::Sent { generation })
         } else {
@@ -123,6 +132,8 @@ impl World {
         }
         let now = self.clock(node).0;
         match event {
+            // Nobody would withdraw it.
+            Emergency::Notice(..) if self.now >= HEAL_MS => {}
             Emergency::Notice(origin, budget_ms) => {
                 self.note(|| format!("n{node} is being preempted in {budget_ms} ms"));
                 let event = preemption::Event::Notice {
@@ -133,6 +144,7 @@ impl World {
                 self.preempts(node, event);
             }
             Emergency::GiveBack(slot) => self.give_back(node, &slot),
+            Emergency::Scan(slot) => self.prove_exit(node, slot),
             Emergency::Releasing(slots, since) => self.releasing(node, slots, since),
             Emergency::Started(slot) => {
                 self.machines[node].emergency.running.insert(slot);
@@ -222,6 +234,7 @@ impl World {
                     self.certify(node, slot);
                 }
             }
+            Action::ProveExit(slot) => self.prove_exit(node, slot),
             Action::Release(slots) => {
                 let since = self.now;
                 let released = &mut self.machines[node].emergency.released;
@@ -255,7 +268,8 @@ impl World {
                 session: session.clone(),
                 generation,
             };
-            machine.emergency.stage(&slot, grace_ms)
+            let shares_files = self.shares_files(node, &slot);
+            machine.emergency.stage(&slot, grace_ms, shares_files)
         };
         let sessions = self.every_session();
         let known = sessions.filter_map(|session| Some((session.clone(), stage(session)?)));
@@ -283,6 +297,25 @@ impl World {
             let event = Emergency::Event(preemption::Event::Certificates(certificates));
             self.soon(0, 20, Ev::Emergency(node, epoch, event));
         }
+    }
+
+    /// Scans its threads, until every one has begun to exit or it is dead.
+    fn prove_exit(&mut self, node: usize, slot: Slot) {
+        if !self.machines[node].processes.contains_key(&slot) {
+            return;
+        }
+        self.end_all(node, &slot);
+        let threads = self.scan(node, &slot);
+        let machine = &mut self.machines[node];
+        let epoch = machine.daemon_epoch;
+        let proofs = &mut machine.emergency.proofs;
+        if proofs.entry(slot.clone()).or_default().scanned(threads) {
+            proofs.remove(&slot);
+            let certificates = vec![(slot, Certificate::Exiting)];
+            let event = Emergency::Event(preemption::Event::Certificates(certificates));
+            return self.soon(0, 10, Ev::Emergency(node, epoch, event));
+        }
+        self.soon(10, 40, Ev::Emergency(node, epoch, Emergency::Scan(slot)));
     }
 
     /// A claim of the daemon's has succeeded. Returns whether its start may be sent.

@@ -59,6 +59,7 @@ pub(crate) enum Ev {
     /// (node, boot, slot, freeze)
     Frozen(usize, u64, Slot, u64),
     Dead(usize, u64, Slot),
+    Exiting(usize, u64, Slot),
     Ask,
     /// A node is asked to delete the record of a session.
     Forget(usize, SessionName),
@@ -246,6 +247,7 @@ impl World {
             Ev::Timeout(node, epoch, op) => self.time_out(node, epoch, op),
             Ev::Appear(node, boot, slot) => self.appear(node, boot, slot),
             Ev::Frozen(node, boot, slot, freeze) => self.frozen(node, boot, slot, freeze),
+            Ev::Exiting(node, boot, slot) => self.exiting(node, boot, &slot),
             Ev::Dead(node, boot, slot) => self.dead(node, boot, slot),
             Ev::Ask => self.ask(),
             Ev::Forget(node, session) => self.forget(node, &session),

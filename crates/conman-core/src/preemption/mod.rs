@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use crate::ownership::{SessionName, Slot};
 
+mod exiting;
 mod notices;
 mod run;
 mod target;
@@ -34,6 +35,7 @@ mod target;
 use notices::{Notices, OnNotice, OnReadmit};
 use run::Run;
 
+pub use exiting::{ExitProof, ThreadSeen};
 pub use notices::Origin;
 
 /// How long to wait for certificates and releases when the notice leaves less time: they take
@@ -56,7 +58,13 @@ pub enum Stage {
     /// A start was sent: it may run now or later.
     Sent { generation: u64 },
     /// It runs, or ran. It is sent its own signal first if there is a grace.
-    Running { generation: u64, grace: Duration },
+    Running {
+        generation: u64,
+        grace: Duration,
+        /// Whether it has files that another node may use next. Then only an empty PID namespace is
+        /// proof: the kernel flushes and unlocks them before.
+        shares_files: bool,
+    },
 }
 
 /// What proves that nothing of a session runs any more.
@@ -64,6 +72,8 @@ pub enum Stage {
 pub enum Certificate {
     /// Its PID namespace is empty.
     Empty,
+    /// Every thread has begun to exit ([`ExitProof`]). The kernel still takes down what they had.
+    Exiting,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +154,9 @@ pub enum Action {
     Search(Slot),
     /// Report its certificates from here on.
     AwaitDeath(Slot),
+    /// Find out whether every thread of it has begun to exit, until its PID namespace is empty, and report
+    /// the certificate.
+    ProveExit(Slot),
     /// No session runs a program any more: give dying processes priority.
     RaisePriority,
     /// Release these, in one batch. There is no other until it is answered.

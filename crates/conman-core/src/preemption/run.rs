@@ -1,6 +1,6 @@
 //! One preemption, from its notice to its end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::target::{Progress, Target};
@@ -17,6 +17,10 @@ const POLL_BACKOFF: u32 = 8;
 /// How long a claim under way may take to show in the registry. A claim that a hung task did not even
 /// send never shows.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A session that has not died so long after its kill is released as soon as nothing of it can run: almost
+/// all die sooner, and the proof costs more than their deaths.
+const EXIT_PROOF_AFTER: Duration = Duration::from_millis(200);
 
 /// Pause between two tries of a release that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -38,6 +42,8 @@ pub(super) struct Run {
     poll_at: Duration,
     table_was_read: bool,
     looks_up_claims: bool,
+    /// When to prove the exit of what was killed, in the order of the times.
+    overdue: VecDeque<(Duration, Slot)>,
     to_release: Vec<Slot>,
     releases_under_way: bool,
     retry_at: Option<Duration>,
@@ -150,6 +156,11 @@ impl Run {
         if !due.is_empty() {
             self.kill(due, actions);
         }
+        while self.overdue.front().is_some_and(|(at, _)| *at <= now)
+            && let Some((_, slot)) = self.overdue.pop_front()
+        {
+            self.prove_exit(slot, actions);
+        }
         if !self.table_was_read || (self.uncertain > 0 && now >= self.poll_at) {
             actions.push(Action::ReadTable);
             self.look_up_claims(now, actions);
@@ -169,7 +180,8 @@ impl Run {
                 .filter_map(|target| target.kill_at())
                 .min(),
         };
-        let wakes = poll.into_iter().chain(retry).chain(graces);
+        let proof = self.overdue.front().map(|(at, _)| *at);
+        let wakes = poll.into_iter().chain(retry).chain(graces).chain(proof);
         wakes.fold(self.deadline, Duration::min)
     }
 
@@ -226,10 +238,17 @@ impl Run {
                 self.set(&session, Progress::Sent(generation));
                 actions.push(Action::Search(slot(generation)));
             }
-            Stage::Running { generation, grace } if grace.is_zero() => {
-                to_kill.push(slot(generation));
-            }
-            Stage::Running { generation, grace } => {
+            Stage::Running {
+                generation,
+                grace,
+                shares_files,
+            } => {
+                if let Some(target) = self.targets.get_mut(&session) {
+                    target.shares_files = shares_files;
+                }
+                if grace.is_zero() {
+                    return to_kill.push(slot(generation));
+                }
                 let at = self.noticed_at + grace;
                 self.set(&session, Progress::Warned(generation, at));
                 actions.push(Action::Warn(slot(generation)));
@@ -263,7 +282,21 @@ impl Run {
             }
         }
         self.set(&slot.session, Progress::Killed(slot.generation));
+        self.overdue
+            .push_back((now + EXIT_PROOF_AFTER, slot.clone()));
         actions.push(Action::AwaitDeath(slot));
+    }
+
+    /// It has not died by now.
+    fn prove_exit(&mut self, slot: Slot, actions: &mut Vec<Action>) {
+        let shares_files = self
+            .targets
+            .get(&slot.session)
+            .is_none_or(|one| one.shares_files);
+        let killed = self.progress(&slot.session) == Some(&Progress::Killed(slot.generation));
+        if killed && !shares_files {
+            actions.push(Action::ProveExit(slot));
+        }
     }
 
     fn searched(
@@ -387,6 +420,7 @@ impl Run {
         let target = Target {
             progress: Progress::Claiming,
             kill_sent: false,
+            shares_files: true,
         };
         self.targets.insert(session, target);
         self.open += 1;

@@ -31,6 +31,8 @@ pub(super) struct Target {
     pub(super) progress: Progress,
     /// SIGKILL was sent to a process of it.
     pub(super) kill_sent: bool,
+    /// Whether only an empty PID namespace proves its death; so for what is not known.
+    pub(super) shares_files: bool,
 }
 
 impl Progress {

@@ -33,6 +33,7 @@ fn running(session: &str, grace_ms: u64) -> (SessionName, Stage) {
     let stage = Stage::Running {
         generation: 1,
         grace: ms(grace_ms),
+        shares_files: session == "shares",
     };
     (session.into(), stage)
 }
@@ -204,6 +205,31 @@ fn a_withdrawn_notice_reopens_at_the_end_and_a_later_one_gets_the_result() {
     );
 }
 
+#[test]
+fn what_does_not_die_is_proven_to_exit_unless_it_shares_files() {
+    let mut machine = begun();
+    let table = vec![running("a", 0), running("b", 0), running("shares", 0)];
+    machine.on(ms(0), Event::Table(table)).clear();
+    for session in ["a", "b", "shares"] {
+        killed(&mut machine, 1, session).clear();
+    }
+    certify(&mut machine, 2, slot("b", 1)).clear();
+    assert_eq!(machine.next_wake(), Some(ms(201)));
+    assert_eq!(
+        machine.on(ms(201), Event::Tick),
+        [Action::ProveExit(slot("a", 1))]
+    );
+    let exiting = vec![(slot("a", 1), Certificate::Exiting)];
+    let actions = machine.on(ms(210), Event::Certificates(exiting));
+    assert_eq!(
+        actions,
+        [Action::NoteDead(slot("a", 1), Certificate::Exiting)],
+        "it is in the next batch"
+    );
+    // The later certificate of the empty namespace changes nothing.
+    assert_eq!(certify(&mut machine, 900, slot("a", 1)), []);
+}
+
 fn any_slot() -> impl Strategy<Value = Slot> {
     ("[ab]", 1_u64..3).prop_map(|(session, generation)| slot(&session, generation))
 }
@@ -215,7 +241,8 @@ fn any_stage() -> impl Strategy<Value = Stage> {
         (1_u64..3).prop_map(|generation| Stage::Sent { generation }),
         (1_u64..3, 0_u64..30).prop_map(|(generation, grace)| Stage::Running {
             generation,
-            grace: ms(grace)
+            grace: ms(grace),
+            shares_files: grace % 2 == 0,
         }),
     ]
 }

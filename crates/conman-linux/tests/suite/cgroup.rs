@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
-use conman_linux::{CgroupError, CgroupLayout, CgroupWeight, Cgroups, Freezer};
+use conman_linux::{CgroupError, CgroupLayout, CgroupWeight, Cgroups, ExitScan, Freezer};
 
 use crate::support::{Process, SOON};
 
@@ -272,4 +273,36 @@ fn a_cgroup_goes_before_others_until_what_was_before_is_put_back() {
     weight().restore();
     assert_eq!(read(&files), usual);
     assert!(!CgroupWeight::of(&layout, &[format!("{}/..", group.path)]).raise());
+}
+
+#[test]
+fn everything_in_an_ended_cgroup_exits_and_so_does_what_joins_it_later() {
+    let group = TestCgroup::new();
+    let unified = |mount: &&PathBuf| mount.join("cgroup.controllers").exists();
+    let mount = group.mounts.iter().find(unified);
+    let directory = group
+        .directory(mount.expect("the unified hierarchy"))
+        .join("a");
+    let scan = ExitScan::of(&format!("{}/a", group.path)).expect("its cgroup");
+    for _ in 0..2 {
+        let processes = [Process::idle(), Process::idle()];
+        for process in &processes {
+            let procs = directory.join("cgroup.procs");
+            std::fs::write(procs, process.pid().to_string()).expect("a process joins");
+        }
+        let begun = Instant::now();
+        while !scan
+            .end_and_list()
+            .expect("its threads")
+            .iter()
+            .all(|thread| thread.exiting)
+        {
+            assert!(begun.elapsed() < SOON, "something does not exit");
+        }
+        for process in &processes {
+            while !process.pidfd().is_dead().expect("its state") {
+                assert!(begun.elapsed() < SOON, "a process lives on");
+            }
+        }
+    }
 }

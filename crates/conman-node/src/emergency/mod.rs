@@ -13,6 +13,7 @@
 //! ```
 
 mod claims;
+mod exit_proof;
 mod gce;
 mod handle;
 mod kill_priority;

@@ -19,6 +19,7 @@ use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
 
 use super::claims::Claims;
+use super::exit_proof;
 use super::kill_priority::{KillPriority, Weight};
 use super::releases::{Released, Releases};
 use super::{Means, Notice};
@@ -93,6 +94,10 @@ impl Execution {
                 self.await_death(slot);
                 Vec::new()
             }
+            Action::ProveExit(slot) => {
+                self.prove_exit(slot);
+                Vec::new()
+            }
             Action::RaisePriority => {
                 self.priority.give();
                 Vec::new()
@@ -117,8 +122,14 @@ impl Execution {
                 );
                 Vec::new()
             }
-            Action::NoteDead(slot, Certificate::Empty) => {
-                self.note(EventKind::SessionDead, &slot, "its PID namespace is empty");
+            Action::NoteDead(slot, certificate) => {
+                let message = match certificate {
+                    Certificate::Empty => "its PID namespace is empty",
+                    Certificate::Exiting => {
+                        "every thread of it is exiting; the kernel is still taking down what they had"
+                    }
+                };
+                self.note(EventKind::SessionDead, &slot, message);
                 Vec::new()
             }
             // The release itself is noted with its answer, which has its ending. The others are the
@@ -183,6 +194,7 @@ impl Execution {
                 },
                 kill_table::Stage::Running(generation, _) => Stage::Running {
                     generation: generation.get(),
+                    shares_files: entry.shares_files,
                     grace: match entry.warning {
                         Some(_) => plan::grace(&id, &entry, self.budget_ms),
                         None => Duration::ZERO,
@@ -218,6 +230,20 @@ impl Execution {
         {
             let death = certificate::of(process).map(|()| (slot, Certificate::Empty));
             self.dying.push(death.boxed());
+        }
+    }
+
+    /// Nothing here waits for it: it runs beside the wait for its death, and the first one counts.
+    fn prove_exit(&mut self, slot: Slot) {
+        let Some(session) = self.session(&slot) else {
+            return;
+        };
+        if let (Some(runtime), Some(process)) = (&session.entry.runtime, &session.process)
+            && let Some(key) = session.key(&slot)
+        {
+            let proof = exit_proof::of(Arc::clone(runtime), key, Arc::clone(process));
+            self.dying
+                .push(proof.map(|()| (slot, Certificate::Exiting)).boxed());
         }
     }
 

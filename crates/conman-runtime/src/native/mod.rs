@@ -41,7 +41,7 @@ use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
 use conman_linux::{
-    CpuLimit, DiskUsage, Features, Interface, PidFd, ProjectQuotas, ResourceUsage, Signal,
+    CpuLimit, DiskUsage, ExitScan, Features, Interface, PidFd, ProjectQuotas, ResourceUsage, Signal,
 };
 use conman_proto::RuntimeKind;
 use conman_shim::{ContainerState, Reply, Request};
@@ -333,6 +333,10 @@ impl Lifecycle for NativeRuntime {
 
     fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.inner.kernel.cpu_limit(key)
+    }
+
+    fn exit_scan(&self, key: &ContainerKey) -> Option<ExitScan> {
+        self.inner.kernel.exit_scan(key)
     }
 
     async fn pause(&self, key: &ContainerKey) -> Result<(), RuntimeError> {

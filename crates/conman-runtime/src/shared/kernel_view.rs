@@ -5,7 +5,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use conman_core::naming::{self, CgroupDriver, Instance};
-use conman_linux::{CgroupError, Cgroups, CpuLimit, ResourceUsage, try_is_namespace_init};
+use conman_linux::{
+    CgroupError, Cgroups, CpuLimit, ExitScan, ResourceUsage, try_is_namespace_init,
+};
 
 use crate::shared::container_files::host_error;
 use crate::{ContainerKey, RunningContainer, RuntimeError};
@@ -81,6 +83,12 @@ impl KernelView {
     pub fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.cgroup_paths(key)
             .find_map(|path| self.cgroups.cpu_limit(&path))
+    }
+
+    /// A scan of the container's cgroup; `None` if there is none, or it proves nothing on this host.
+    pub fn exit_scan(&self, key: &ContainerKey) -> Option<ExitScan> {
+        self.cgroup_paths(key)
+            .find_map(|path| ExitScan::of(&path).ok())
     }
 
     /// What the processes of each container use.
