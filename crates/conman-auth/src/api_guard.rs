@@ -10,7 +10,7 @@ use http::request::Parts;
 
 use crate::host_rules::HostPort;
 use crate::origin_rules::{Asker, Site};
-use crate::{Caller, CallerOrigin, HostRules, OriginRules, Scope, TokenFile, bearer};
+use crate::{AdminToken, Caller, CallerOrigin, HostRules, OriginRules, Scope, TokenFile, bearer};
 
 /// The source of a request to the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub enum Peer {
 /// subresource.
 #[derive(Debug)]
 pub struct ApiGuard {
+    administrator: Option<Arc<AdminToken>>,
     tokens: Option<Arc<TokenFile>>,
     hosts: HostRules,
     origins: OriginRules,
@@ -36,15 +37,26 @@ pub struct ApiGuard {
 }
 
 impl ApiGuard {
-    /// Creates a guard. Without `tokens`, every client on the loopback address may do everything.
+    /// Creates a guard. Without `tokens` and an administrator's token, every client on the loopback
+    /// address may do everything.
     #[must_use]
     pub fn new(tokens: Option<Arc<TokenFile>>, hosts: HostRules, origins: OriginRules) -> Self {
         let own_uid = rustix::process::geteuid().as_raw();
         Self {
+            administrator: None,
             tokens,
             hosts,
             origins,
             own_uid,
+        }
+    }
+
+    /// Requires a token of every client, and accepts this one.
+    #[must_use]
+    pub fn with_administrator(self, token: Arc<AdminToken>) -> Self {
+        Self {
+            administrator: Some(token),
+            ..self
         }
     }
 
@@ -71,9 +83,37 @@ impl ApiGuard {
                 scope: Scope::Admin,
                 origin: CallerOrigin::AdminSocket { uid },
             }),
-            (Peer::Tcp(_), Some(tokens)) => by_token(parts, tokens),
-            (Peer::Tcp(address), None) => local(address),
+            (Peer::Tcp(address), None) if self.administrator.is_none() => local(address),
+            (Peer::Tcp(_), _) => self.by_token(parts),
         }
+    }
+
+    fn by_token(&self, parts: &Parts) -> Result<Caller, Box<Problem>> {
+        let mut values = parts.headers.get_all(AUTHORIZATION).iter();
+        let (value, second) = (values.next(), values.next());
+        let Some(value) = value.filter(|_| second.is_none()) else {
+            let administrators = self.administrator.as_ref().map(|token| {
+                let path = token.path().display();
+                format!("the administrator's token is in {path}, ")
+            });
+            return Err(ProblemKind::UNAUTHENTICATED.problem(format!(
+                "send one header `Authorization: Bearer TOKEN`; {}`conman auth new-token` makes \
+                 tokens",
+                administrators.unwrap_or_default()
+            )));
+        };
+        let token = bearer::of_header(value.as_bytes()).ok_or_else(|| {
+            ProblemKind::UNAUTHENTICATED.problem("the Authorization header is not `Bearer TOKEN`")
+        })?;
+        let administrator = self.administrator.as_ref();
+        let administrator = administrator.and_then(|own| own.find(token));
+        let listed = || self.tokens.as_ref().and_then(|tokens| tokens.find(token));
+        administrator.or_else(listed).ok_or_else(|| {
+            ProblemKind::UNAUTHENTICATED.problem(
+                "the token is unknown: it was mistyped, removed from the token file, or the daemon \
+                 has not read the file again since it was added (SIGHUP makes it)",
+            )
+        })
     }
 
     /// Checks whether the request may be answered at all: for endpoints that need no credential.
@@ -143,25 +183,6 @@ impl ApiGuard {
     }
 }
 
-fn by_token(parts: &Parts, tokens: &TokenFile) -> Result<Caller, Box<Problem>> {
-    let mut values = parts.headers.get_all(AUTHORIZATION).iter();
-    let (value, second) = (values.next(), values.next());
-    let Some(value) = value.filter(|_| second.is_none()) else {
-        return Err(ProblemKind::UNAUTHENTICATED.problem(
-            "send one header `Authorization: Bearer TOKEN`; `conman auth new-token` makes tokens",
-        ));
-    };
-    let token = bearer::of_header(value.as_bytes()).ok_or_else(|| {
-        ProblemKind::UNAUTHENTICATED.problem("the Authorization header is not `Bearer TOKEN`")
-    })?;
-    tokens.find(token).ok_or_else(|| {
-        ProblemKind::UNAUTHENTICATED.problem(
-            "the token is unknown: it was mistyped, removed from the token file, or the daemon \
-             has not read the file again since it was added (SIGHUP makes it)",
-        )
-    })
-}
-
 fn local(address: SocketAddr) -> Result<Caller, Box<Problem>> {
     if address.ip().to_canonical().is_loopback() {
         Ok(Caller {
@@ -171,8 +192,8 @@ fn local(address: SocketAddr) -> Result<Caller, Box<Problem>> {
         })
     } else {
         Err(ProblemKind::UNAUTHENTICATED.problem(
-            "no tokens are configured, so only clients on this host are allowed; set `tokens_file` \
-             under [auth] in the configuration",
+            "`auth.loopback` is \"open\", so only clients on this host are allowed; set `tokens_file` \
+             under [auth] in the configuration instead",
         ))
     }
 }
@@ -211,7 +232,7 @@ mod tests {
     struct Fixture {
         guard: ApiGuard,
         tokens: Vec<(Scope, String)>,
-        _folder: TempDir,
+        folder: TempDir,
     }
 
     fn guard(tokens: Option<Arc<TokenFile>>) -> ApiGuard {
@@ -239,7 +260,7 @@ mod tests {
         Fixture {
             guard,
             tokens,
-            _folder: folder,
+            folder,
         }
     }
 
@@ -293,6 +314,33 @@ mod tests {
                     .check(&parts(headers), Scope::Read, tcp(LOCAL)),
             );
             assert_eq!(found, 401, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn the_administrators_token_is_needed_without_a_token_file_and_works_besides_one() {
+        let fixture = with_tokens();
+        let path = fixture.folder.path().join("admin.token");
+        let open = || Arc::new(AdminToken::open(&path).expect("made once"));
+        drop(open());
+        let text = fs::read_to_string(&path).expect("readable");
+        let own = format!("Bearer {}", text.trim());
+        let read = format!("Bearer {}", fixture.tokens[0].1);
+        for (guard, others) in [
+            (guard(None).with_administrator(open()), 401),
+            (fixture.guard.with_administrator(open()), 200),
+        ] {
+            for (value, expected) in [(&own, 200), (&read, others)] {
+                let parts = parts(&[("authorization", value)]);
+                assert_eq!(
+                    status(guard.check(&parts, Scope::Read, tcp(LOCAL))),
+                    expected
+                );
+            }
+            let refused = guard.check(&parts(&[]), Scope::Read, tcp(LOCAL));
+            let problem = refused.expect_err("it has no token");
+            assert_eq!(problem.status, 401);
+            assert!(problem.detail.contains("admin.token"), "{}", problem.detail);
         }
     }
 

@@ -76,6 +76,14 @@ pub(crate) fn looks_like_ours(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
+/// Whether the text has the form that [`generate`] gives a token of this scope.
+pub(crate) fn is_complete(text: &str, scope: Scope) -> bool {
+    text.strip_prefix(&format!("{PREFIX}{scope}_"))
+        .is_some_and(|secret| {
+            secret.len() == SECRET_CHARS && secret.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        })
+}
+
 /// The token of an `Authorization` header with the `Bearer` scheme.
 pub(crate) fn of_header(value: &[u8]) -> Option<&str> {
     let value = std::str::from_utf8(value).ok()?;

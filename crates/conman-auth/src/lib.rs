@@ -10,11 +10,13 @@
 //!
 //! Invariants:
 //! * A credential of conman never reaches a session, whether it was valid or not.
-//! * No secret is stored that could be presented again: the token file holds hashes. The one key,
-//!   for connect tokens, never leaves its file and this crate.
+//! * No secret is stored that could be presented again: the token file holds hashes. The exceptions
+//!   are the administrator's token, whose file is for its owner, and the key of connect tokens, which
+//!   never leaves its file and this crate.
 //! * A comparison with a secret takes the same time wherever the difference is.
-//! * Without a token file every client on the loopback address may do everything, but a browser
-//!   only on behalf of pages that came from here.
+//! * The API admits a client without a token only with `auth.loopback = "open"`: then every client on
+//!   the loopback address may do everything, but a browser only on behalf of pages that came from
+//!   here. Without a token file every client on the loopback address may connect to sessions.
 //!
 //! Sessions addressed as `/s/{id}/…` share one origin, so the page of one can read another's that
 //! is open in the same browser. `{id}.<domain>` separates them; use it for browsers. Browsers
@@ -24,6 +26,7 @@
 //! in front.
 #![forbid(unsafe_code)]
 
+mod admin_token;
 mod api_guard;
 mod bearer;
 mod caller;
@@ -38,6 +41,7 @@ mod session_guard;
 mod token_file;
 mod token_set;
 
+pub use admin_token::{AdminToken, AdminTokenError};
 pub use api_guard::{ApiGuard, Peer};
 pub use bearer::{GenerateError, NewToken, generate};
 pub use caller::{Caller, CallerOrigin, Scope, UnknownScope};

@@ -51,6 +51,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
             "missing_layers": layers,
             "missing_network": network,
+            "open_api": config.open_loopback,
         });
         crate::tell(&value.to_string());
     } else {
@@ -63,6 +64,12 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         }
         if let Some(missing) = &network {
             crate::tell(&network_text(missing));
+        }
+        if config.open_loopback {
+            crate::tell(
+                "The API is open: with `auth.loopback = \"open\"` every user of this machine is an \
+                 administrator of conman. Remove that line unless nobody else has an account here.",
+            );
         }
         if let Some(applied) = &applied {
             crate::tell(&told(applied));

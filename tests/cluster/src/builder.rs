@@ -326,6 +326,7 @@ impl Builder {
                     of_fleet(&|| format!("peers = \"{}\"\n", host.peers()))
                 ),
             ),
+            ("auth", "loopback = \"open\"\n".to_owned()),
             ("docker", self.docker_table(layout, host)),
             ("registry", of_fleet(&|| self.registry(layout, host))),
             ("fleet", of_fleet(&|| self.fleet(layout, host))),

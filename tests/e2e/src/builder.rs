@@ -11,7 +11,7 @@ use crate::docker::{BUSYBOX, Docker, PYTHON};
 use crate::native::{NATIVE_TEMPLATES, Native, ROOT};
 use crate::port::Port;
 
-/// What a [`Conman`] is to be like. Without a word it has Docker, no tokens, and the templates
+/// What a [`Conman`] is to be like. Without a word it has Docker, `auth.loopback = "open"`, and the templates
 /// - `tiny`: busybox that sleeps, without a port,
 /// - `python`: `http.server` on port 8080, started by a connection.
 ///
@@ -179,6 +179,7 @@ impl Builder {
                 "auth" if !self.tokens.is_empty() => {
                     default("tokens_file", format!("\"{directory}/tokens.toml\""));
                 }
+                "auth" => default("loopback", "\"open\"".to_owned()),
                 _ => {}
             }
             for line in lines {

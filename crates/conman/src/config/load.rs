@@ -162,6 +162,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         shared,
         limits,
         tokens_file: auth.tokens_file,
+        open_loopback: auth.open_loopback,
         cookie_ttl: auth.cookie_ttl,
         preempt,
         images,
@@ -218,6 +219,7 @@ fn node(section: &Section<'_, '_>) -> NodeSection {
 /// `[auth]`
 struct AuthSection {
     tokens_file: Option<PathBuf>,
+    open_loopback: bool,
     cookie_ttl: Duration,
 }
 
@@ -226,9 +228,28 @@ fn auth(section: &Section<'_, '_>) -> AuthSection {
     let cookie_ttl_s = section
         .integer("cookie_ttl_s", 60..=31_536_000)
         .unwrap_or(43_200);
+    let open_loopback = section
+        .parsed("loopback", |text| match text {
+            "token" => Ok(false),
+            "open" => Ok(true),
+            _ => Err(
+                "must be \"token\" (every client of the API needs one) or \"open\" (every user \
+                 of this machine is an administrator)"
+                    .to_owned(),
+            ),
+        })
+        .unwrap_or(false);
+    if open_loopback && tokens_file.is_some() {
+        section.mistake(
+            "loopback",
+            "is \"open\" although `auth.tokens_file` is set: a proxy on this machine would make \
+             every client an administrator. Remove one of them",
+        );
+    }
     section.finish();
     AuthSection {
         tokens_file,
+        open_loopback,
         cookie_ttl: Duration::from_secs(cookie_ttl_s),
     }
 }

@@ -55,9 +55,11 @@ pub(crate) struct Config {
     /// `[registry]` and the time-outs of `[fleet]`; `None` for a registry of this node alone.
     pub(crate) shared: Option<SharedRegistry>,
     pub(crate) limits: Limits,
-    /// `auth.tokens_file`. If absent, no client needs a token, and all listeners must be on
-    /// loopback.
+    /// `auth.tokens_file`. If absent, all listeners must be on loopback, the API's clients need the
+    /// administrator's token, and sessions' clients need none.
     pub(crate) tokens_file: Option<PathBuf>,
+    /// `auth.loopback = "open"`: no client of the API needs a token.
+    pub(crate) open_loopback: bool,
     /// `auth.cookie_ttl_s`: how long a browser's cookie from a connect token is valid.
     pub(crate) cookie_ttl: Duration,
     pub(crate) preempt: Preempt,
@@ -117,6 +119,13 @@ pub(crate) struct Listen {
     pub(crate) browser_paths: bool,
     /// Fields of sessions' answers that the server in front of the nodes may obey.
     pub(crate) trusted_headers: Vec<HeaderName>,
+}
+
+impl Listen {
+    /// The file of the administrator's token, next to the admin socket.
+    pub(crate) fn admin_token(&self) -> PathBuf {
+        self.admin.with_file_name("admin.token")
+    }
 }
 
 /// `[fleet]`

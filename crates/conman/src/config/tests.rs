@@ -167,6 +167,22 @@ fn listening_beyond_loopback_needs_tokens() {
 }
 
 #[test]
+fn the_api_is_open_only_on_loopback_and_only_without_a_token_file() {
+    assert!(!accepted("").open_loopback);
+    let open = "[auth]\nloopback = \"open\"\n";
+    assert!(accepted(open).open_loopback);
+    assert!(mistakes("[auth]\nloopback = \"yes\"\n").contains("`auth.loopback` must be"));
+    let both = mistakes(&format!(
+        "{open}tokens_file = \"/etc/conman/tokens.toml\"\n"
+    ));
+    assert!(
+        both.contains("conman.toml:2: `auth.loopback` is \"open\" although"),
+        "{both}"
+    );
+    assert!(mistakes(&format!("[listen]\napi = \"0.0.0.0:1\"\n{open}")).contains("listen.api"));
+}
+
+#[test]
 fn sessions_and_the_api_never_share_an_origin() {
     let text = mistakes("[listen]\napi = \"127.0.0.1:80\"\nsessions = \"127.0.0.1:80\"\n");
     assert!(text.contains("another origin"), "{text}");

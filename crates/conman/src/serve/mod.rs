@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use conman_auth::TokenFile;
+use conman_auth::{AdminToken, TokenFile};
 use conman_cli::ServeArgs;
 use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, error_chain as chain};
@@ -152,6 +152,7 @@ fn start(
         let listeners = Listeners::bind(&config).await?;
         let auth = AuthSources {
             tokens,
+            administrator: administrator(&config)?,
             credentials,
         };
         let early = EarlyStart {
@@ -171,6 +172,20 @@ fn start(
     // A blocked thread must not delay the exit.
     runtime.shutdown_background();
     result
+}
+
+/// The token that lets root use the API; it needs the directory of the admin socket.
+fn administrator(config: &Config) -> Result<Option<Arc<AdminToken>>> {
+    if config.open_loopback {
+        tracing::warn!(
+            api = %config.listen.api,
+            "`auth.loopback` is \"open\": every user of this machine is an administrator of conman"
+        );
+        return Ok(None);
+    }
+    let token = AdminToken::open(&config.listen.admin_token())?;
+    tracing::info!(path = %token.path().display(), "clients of the API need a token; the administrator's is in this file");
+    Ok(Some(Arc::new(token)))
 }
 
 /// What a node of a fleet has recorded at earlier starts.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces, serve_tcp, serve_unix};
-use conman_auth::{ApiGuard, ConnectTokens, TokenFile};
+use conman_auth::{AdminToken, ApiGuard, ConnectTokens, TokenFile};
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
 use conman_fleet::{FleetMap, Locator, run_restarter};
@@ -38,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The tokens and credentials that authenticate clients and other nodes.
 pub(super) struct AuthSources {
     pub(super) tokens: Option<Arc<TokenFile>>,
+    /// `None` with `auth.loopback = "open"`.
+    pub(super) administrator: Option<Arc<AdminToken>>,
     pub(super) credentials: Credentials,
 }
 
@@ -159,6 +161,10 @@ impl Services<'_> {
             listeners.host_rules(self.config, address)?,
             self.config.listen.origins.clone(),
         );
+        let guard = match &self.auth.administrator {
+            Some(token) => guard.with_administrator(Arc::clone(token)),
+            None => guard,
+        };
         Ok(ApiState {
             node: Arc::clone(self.node),
             guard: Arc::new(guard),

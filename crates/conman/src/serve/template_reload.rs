@@ -19,6 +19,7 @@ pub(super) struct TemplateReload {
     runtimes: BTreeSet<RuntimeKind>,
     classes: Vec<Class>,
     has_session_rules: bool,
+    open_loopback: bool,
     sections: Table,
 }
 
@@ -30,6 +31,7 @@ impl TemplateReload {
             runtimes: config.runtimes(),
             classes: network::classes(config),
             has_session_rules: network::needs_session_rules(config),
+            open_loopback: config.open_loopback,
             sections: config.sections.clone(),
         }
     }
@@ -48,6 +50,12 @@ impl TemplateReload {
             }
         };
         let changed = changed(&self.sections, &config.sections);
+        if self.open_loopback && changed.contains(&"auth") {
+            tracing::warn!(
+                "`auth` is read at the next start only: until then every user of this machine is \
+                 an administrator of conman; restart it"
+            );
+        }
         let needs = if !config.runtimes().is_subset(&self.runtimes) {
             Some("a template has a runtime that this daemon does not use")
         } else if network::classes(&config) != self.classes {

@@ -111,6 +111,11 @@ impl Conman {
         self.directory.path().join("conman.sock")
     }
 
+    /// The administrator's token, which the daemon made.
+    pub(crate) fn token_file(&self) -> PathBuf {
+        self.directory.path().join("admin.token")
+    }
+
     pub(crate) fn log_file(&self) -> PathBuf {
         self.directory.path().join("conman.log")
     }

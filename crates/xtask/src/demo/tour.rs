@@ -78,11 +78,12 @@ conman is running.
 
   a shell in a browser    http://console.localhost:{port}/
   a Python web server     http://notebook.localhost:{port}/
-  the API                 http://{api}/v1/sessions
 
 Try:
   curl http://{sessions}/s/notebook/
-  curl -X PUT -H 'content-type: application/json' -d '{{\"template\":\"python\"}}' http://{api}/v1/sessions/mine
+  TOKEN=$(cat {token})       # the API is for its administrator, who is root
+  curl -X PUT -H \"Authorization: Bearer $TOKEN\" -H 'content-type: application/json' \\
+       -d '{{\"template\":\"python\"}}' http://{api}/v1/sessions/mine
   {tool} ps
   {tool} exec -it console -- sh{egress}
   {tool} why notebook
@@ -93,6 +94,7 @@ The daemon's log: {log}
 Ctrl-C ends the demo.",
         port = sessions.rsplit(':').next().unwrap_or_default(),
         log = conman.log_file().display(),
+        token = conman.token_file().display(),
     );
 }
 
