@@ -158,9 +158,7 @@ pub(crate) async fn add(
     }
     let follow = accepts_events(request.headers());
     let asked: PullRequest = json_body::read(request, MAX_BODY_BYTES).await?;
-    let name = name
-        .or_else(|| name_of_reference(&asked.pull))
-        .ok_or_else(|| no_name("the reference to pull is not a NAME:TAG"))?;
+    let name = name.map_or_else(|| name_of(&asked.pull), Ok)?;
     let pull = Pull::start(state.images.clone(), asked.pull, name.clone());
     if follow {
         let events = pull.events().take_until(state.closing.cancelled_owned());
@@ -297,6 +295,19 @@ fn refuse_what_cannot_fit(images: &ImageKeeper, headers: &HeaderMap) -> Result<(
         )));
     }
     Ok(())
+}
+
+/// What a pulled image is called unless the request says otherwise.
+fn name_of(reference: &str) -> Result<ImageName, ApiError> {
+    if let Some(name) = name_of_reference(reference) {
+        return Ok(name);
+    }
+    match reference.parse::<ImageName>() {
+        Err(error) if !reference.contains('@') => {
+            Err(Kind::BAD_BODY.in_field("pull", error.to_string()))
+        }
+        _ => Err(no_name("the reference to pull is not a NAME:TAG")),
+    }
 }
 
 fn created(name: &ImageName, image: Image) -> Result<Response, ApiError> {

@@ -114,7 +114,12 @@ impl RunArgs {
             // template's program.
             args: (!self.command.is_empty()).then(Vec::new),
             env: map(&self.env),
-            port: self.port.map(|choice| choice.0),
+            port: match self.port {
+                Some(choice) => Some(choice.0),
+                // A command that runs to its end need not serve the template's port.
+                None if self.rm && !self.command.is_empty() => Some(None),
+                None => None,
+            },
             ports: given(&self.ports),
             strip_prefix: None,
             ready_path: self.ready_path.clone(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_proto::{EnsureResponse, Session, SessionId, SessionState, StopReport};
+use conman_proto::{EndCause, EnsureResponse, Session, SessionId, SessionState, StopReport};
 use http::Method;
 
 use super::exec::ending_signal;
@@ -94,8 +94,13 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
                     };
                     let _ = logs::show(context, &kept).await;
                 }
+                let has_exited = session
+                    .end
+                    .as_ref()
+                    .is_some_and(|end| end.cause == EndCause::Exited);
                 return match code.map(Exit::of_command) {
-                    Some(exit) if session.started_at.is_some() => Ok(exit),
+                    // Whether it was ready before is of no interest.
+                    Some(exit) if has_exited => Ok(exit),
                     Some(exit) => Err(run::ended(&session).with_exit(exit)),
                     None => Err(run::ended(&session)),
                 };

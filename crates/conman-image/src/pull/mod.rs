@@ -45,6 +45,8 @@ const SHOWN_CHARS: usize = 200;
 /// The operator's settings of registries.
 #[derive(Clone, Debug, Default)]
 pub struct PullConfig {
+    /// `HOST[:PORT]` of the registry of references that name none; they are refused if absent.
+    pub default_registry: Option<String>,
     /// `HOST[:PORT]` of the registries that images may come from; any if absent.
     pub allowed_registries: Option<BTreeSet<String>>,
     /// `HOST:PORT` of registries that use plain HTTP. Those on this machine's loopback always do.
@@ -154,14 +156,16 @@ impl Puller {
     /// The reference, if it is valid and its registry is allowed.
     fn check(&self, text: &str) -> Result<Reference, PullError> {
         let shown = || text.chars().take(SHOWN_CHARS).collect();
-        let reference: Reference = text.parse().map_err(|source| PullError::Reference {
+        // The client library would always use its default registry.
+        let whole = match (names_registry(text), &self.shared.config.default_registry) {
+            (true, _) => text.to_owned(),
+            (false, Some(registry)) => format!("{registry}/{text}"),
+            (false, None) => return Err(PullError::NoRegistry { reference: shown() }),
+        };
+        let reference: Reference = whole.parse().map_err(|source| PullError::Reference {
             reference: shown(),
             source,
         })?;
-        // The client library would use a default registry.
-        if !names_registry(text) {
-            return Err(PullError::NoRegistry { reference: shown() });
-        }
         match &self.shared.config.allowed_registries {
             Some(allowed) if !allowed.contains(reference.registry()) => {
                 let names: Vec<&str> = allowed.iter().map(String::as_str).collect();

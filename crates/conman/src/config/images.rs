@@ -6,6 +6,8 @@ use conman_image::ImageLimits;
 use super::reader::Section;
 use super::{Images, Login};
 
+/// What Docker's users leave out.
+const DEFAULT_REGISTRY: &str = "docker.io";
 /// Longest time between two collections: a year.
 const MAX_COLLECT_EVERY_S: u64 = 31_536_000;
 /// Most bytes that a limit may have: what the largest file systems hold.
@@ -31,7 +33,15 @@ pub(super) fn images(section: &Section<'_, '_>) -> Images {
     let collect_every_s = section
         .integer("collect_every_s", 0..=MAX_COLLECT_EVERY_S)
         .unwrap_or(3_600);
+    let default_registry = section.parsed("default_registry", |name| {
+        let valid = name.is_empty() || is_registry(name);
+        valid
+            .then(|| name.to_owned())
+            .ok_or_else(|| "must be HOST or HOST:PORT, or \"\" for none".to_owned())
+    });
+    let default_registry = default_registry.unwrap_or_else(|| DEFAULT_REGISTRY.to_owned());
     let images = Images {
+        default_registry: (!default_registry.is_empty()).then_some(default_registry),
         registries: registries(section, "registries"),
         insecure_registries: registries(section, "insecure_registries").unwrap_or_default(),
         logins: section

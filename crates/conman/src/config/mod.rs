@@ -175,6 +175,8 @@ pub(crate) struct Preempt {
 /// `[images]`
 #[derive(Debug, Clone)]
 pub(crate) struct Images {
+    /// The registry of references that name none; they are refused if absent.
+    pub(crate) default_registry: Option<String>,
     /// Registries that images may be pulled from; any if absent.
     pub(crate) registries: Option<BTreeSet<String>>,
     /// Those among them that use plain HTTP.

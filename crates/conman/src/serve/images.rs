@@ -22,6 +22,7 @@ pub(super) fn keeper(store: &ImageStore, config: &Images) -> Result<ImageKeeper>
         credentials.insert(registry.clone(), Login { user, password });
     }
     let pulls = PullConfig {
+        default_registry: config.default_registry.clone(),
         allowed_registries: config.registries.clone(),
         insecure_registries: config.insecure_registries.clone(),
         credentials,
