@@ -72,6 +72,7 @@ fn import_problem(error: &ImportError, whole: &(dyn Error + 'static), field: &st
             Kind::HOST_FAILED.because(chain(whole))
         }
         ImportError::Empty
+        | ImportError::NoArchive
         | ImportError::ForeignFormat { .. }
         | ImportError::NoLayout { .. }
         | ImportError::Archive(_)

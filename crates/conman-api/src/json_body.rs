@@ -22,6 +22,9 @@ pub(crate) const MAX_BODY_BYTES: usize = 256 * 1024;
 /// Bound on the body of `POST …/exec`, which may contain 1 MiB of standard input.
 pub(crate) const MAX_EXEC_BODY_BYTES: usize = 2 * 1024 * 1024;
 
+/// Most mistakes of one body that an answer lists.
+const MAX_MISTAKES: usize = 16;
+
 /// Time for a body: 256 KiB arrive within it at 70 kbit/s.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -78,7 +81,7 @@ pub(crate) async fn collect(
 
 /// The JSON object in `bytes`.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    let value = json_value::parse(bytes).map_err(|error| {
+    let mut value = json_value::parse(bytes).map_err(|error| {
         if error.is_data() {
             bad_field(".", &error.to_string())
         } else {
@@ -89,8 +92,28 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     if !value.is_object() {
         return Err(bad_field(".", "must be a JSON object"));
     }
-    serde_path_to_error::deserialize(value)
-        .map_err(|error| bad_field(&error.path().to_string(), &error.inner().to_string()))
+    let mut mistakes = Vec::new();
+    while mistakes.len() < MAX_MISTAKES {
+        let error = match serde_path_to_error::deserialize::<_, T>(&value) {
+            Ok(read) if mistakes.is_empty() => return Ok(read),
+            Ok(_) => break,
+            Err(error) => error,
+        };
+        let mistake =
+            field_errors::from_serde(&error.path().to_string(), &error.inner().to_string());
+        // Without the field with the mistake, the next one is found.
+        let top = mistake.field.split(['.', '[']).next().unwrap_or_default();
+        let removed = value.as_object_mut().and_then(|fields| fields.remove(top));
+        let is_last = removed.is_none();
+        // A required field that was removed because of its mistake is not missing.
+        if !is_last || mistakes.is_empty() {
+            mistakes.push(mistake);
+        }
+        if is_last {
+            break;
+        }
+    }
+    Err(Kind::BAD_BODY.with_fields(mistakes))
 }
 
 fn bad_field(path: &str, message: &str) -> ApiError {
@@ -133,6 +156,8 @@ fn too_large(max_bytes: usize) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use conman_proto::{ExecRequest, SessionRequest};
 
     use super::*;
@@ -191,6 +216,23 @@ mod tests {
                 problem.errors
             );
         }
+    }
+
+    #[test]
+    fn all_fields_of_a_wrong_type_are_listed() {
+        let body = r#"{"port": "80", "imgae": "x", "env": {"A": 1}, "cpus": true, "image": "a"}"#;
+        let problem = error_of(body);
+        let fields: BTreeSet<_> = problem
+            .errors
+            .iter()
+            .map(|one| one.field.as_str())
+            .collect();
+        assert_eq!(fields, BTreeSet::from(["port", "imgae", "env.A", "cpus"]));
+        let problem = parse::<ExecRequest>(br#"{"command": 1, "timeout_ms": "x"}"#)
+            .expect_err("two mistakes")
+            .problem()
+            .clone();
+        assert_eq!(problem.errors.len(), 2, "{:?}", problem.errors);
     }
 
     #[test]

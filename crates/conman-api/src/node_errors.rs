@@ -224,6 +224,7 @@ fn ensure_kind(error: &EnsureError) -> Kind {
         EnsureError::Preempted { .. } => Kind::PREEMPTED,
         EnsureError::Draining { .. } => Kind::DRAINING,
         EnsureError::Cordoned => Kind::CORDONED,
+        EnsureError::LacksLabels { .. } => Kind::NO_NODE,
         EnsureError::ShuttingDown => Kind::SHUTTING_DOWN,
         EnsureError::StartFailed { kind, .. } => failure_kind(*kind),
         EnsureError::Stopped { .. } => Kind::STOPPED,

@@ -19,8 +19,6 @@ const MAX_PARAMETERS: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Query {
     pairs: Vec<(String, String)>,
-    /// Names that occur without `=`.
-    bare: Vec<String>,
     known: Vec<&'static str>,
     errors: Vec<FieldError>,
 }
@@ -50,7 +48,6 @@ impl Query {
     pub(crate) fn of(uri: &Uri) -> Self {
         let mut query = Self {
             pairs: Vec::new(),
-            bare: Vec::new(),
             known: Vec::new(),
             errors: Vec::new(),
         };
@@ -69,12 +66,7 @@ impl Query {
             }
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             match (decode(name), decode(value)) {
-                (Some(name), Some(value)) => {
-                    if !part.contains('=') {
-                        query.bare.push(name.clone());
-                    }
-                    query.pairs.push((name, value));
-                }
+                (Some(name), Some(value)) => query.pairs.push((name, value)),
                 (name, _) => query.mistake(
                     &name.unwrap_or_else(|| name_for_message(part)),
                     "is not UTF-8 after percent-decoding",
@@ -131,8 +123,8 @@ impl Query {
     pub(crate) fn flag(&mut self, name: &'static str, default: bool) -> bool {
         match self.one(name).as_deref() {
             None => default,
-            Some("true" | "1") => true,
-            Some("") if self.bare.iter().any(|bare| bare == name) => true,
+            // `?flag` and `?flag=`
+            Some("true" | "1" | "") => true,
             Some("false" | "0") => false,
             Some(other) => {
                 let given = field_errors::cut(other);

@@ -51,6 +51,6 @@ pub use resolve::{
 };
 pub use size::size;
 pub use spec_policy::{
-    HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_DISK_BYTES,
+    BindCreation, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_DISK_BYTES,
     MIN_DISK_INODES, MIN_MEMORY_BYTES, SpecPolicy, Template,
 };

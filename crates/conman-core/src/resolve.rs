@@ -115,6 +115,15 @@ fn unknown_template(policy: &SpecPolicy, name: &str) -> String {
     no_template(name, &known, "This node's")
 }
 
+/// The first [`MAX_NAMED`] names.
+fn listed(names: &[&str]) -> String {
+    let listed = names[..names.len().min(MAX_NAMED)].join(", ");
+    match names.len() > MAX_NAMED {
+        true => format!("{listed}, …"),
+        false => listed,
+    }
+}
+
 /// The message for an unknown template, with the known ones; `whose` says where those are.
 #[must_use]
 pub fn no_template(name: &str, known: &[&str], whose: &str) -> String {
@@ -126,9 +135,8 @@ pub fn no_template(name: &str, known: &[&str], whose: &str) -> String {
         Some(near) => format!("; did you mean `{near}`?"),
         None => ".".to_owned(),
     };
-    let listed = known[..known.len().min(MAX_NAMED)].join(", ");
-    let more = if known.len() > MAX_NAMED { ", …" } else { "" };
-    format!("there is no template `{shown}`{hint} {whose} templates are: {listed}{more}")
+    let listed = listed(known);
+    format!("there is no template `{shown}`{hint} {whose} templates are: {listed}")
 }
 
 /// `whole` is true if all parts are present: a template alone, or a request whose template is
@@ -227,10 +235,13 @@ fn image(
 ) -> String {
     let Some(image) = either(&request.image, &base.image) else {
         if needed && runtime != RuntimeKind::Process {
-            let templates = if policy.templates.is_empty() {
-                ""
-            } else {
-                ", or a template that does"
+            let known: Vec<&str> = policy.templates.keys().map(String::as_str).collect();
+            let templates = match known.is_empty() {
+                true => String::new(),
+                false => format!(
+                    ", or a template; this node's templates are: {}",
+                    listed(&known)
+                ),
             };
             mistakes.add("image", format!("is missing: name an image{templates}"));
         }

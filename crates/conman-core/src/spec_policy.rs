@@ -37,6 +37,28 @@ pub struct Template {
     pub own_filters: bool,
 }
 
+/// The directories that a node makes for binds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BindCreation {
+    /// Permission bits.
+    pub mode: u32,
+    /// User and group in the session.
+    pub owner: u32,
+    /// Host id of user 0 in files of native sessions' binds.
+    pub first_id: u32,
+}
+
+impl BindCreation {
+    /// The directory's user and group on the host.
+    #[must_use]
+    pub fn host_owner(&self, runtime: RuntimeKind) -> u32 {
+        match runtime {
+            RuntimeKind::Native => self.first_id + self.owner,
+            RuntimeKind::Docker | RuntimeKind::Process => self.owner,
+        }
+    }
+}
+
 /// The defaults and limits of a node for specs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpecPolicy {
@@ -44,6 +66,8 @@ pub struct SpecPolicy {
     pub templates: BTreeMap<String, Template>,
     /// Host directories that binds may be or lie below; empty to allow no binds.
     pub bind_roots: Vec<PathBuf>,
+    /// How a bind's missing source that is named like its session is made; it must exist if absent.
+    pub bind_creation: Option<BindCreation>,
     /// Memory limit of a spec without one; `max_memory_bytes` if absent.
     pub default_memory_bytes: Option<u64>,
     /// Maximum memory limit; specs may have none only if this is absent.
@@ -73,6 +97,7 @@ impl Default for SpecPolicy {
             default_runtime: RuntimeKind::Docker,
             templates: BTreeMap::new(),
             bind_roots: Vec::new(),
+            bind_creation: None,
             default_memory_bytes: None,
             max_memory_bytes: None,
             default_disk_bytes: Some(10 << 30),

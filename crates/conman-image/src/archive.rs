@@ -12,7 +12,7 @@ use tar::{Archive, EntryType};
 use crate::compression::{Compression, SNIFFED_BYTES, foreign_format};
 use crate::import::ImportError;
 use crate::limits::ImageLimits;
-use crate::unpack::{decoded, stream_error};
+use crate::unpack::{UnpackError, decoded, stream_error};
 
 /// Most members of an image archive: three for each layer, and some. With more it is taken for a
 /// root file system.
@@ -148,7 +148,15 @@ fn list(
     loop {
         gauge.expect_header();
         let Some(entry) = entries.next() else { break };
-        let mut entry = entry.map_err(failed)?;
+        let mut entry = match entry.map_err(failed) {
+            // The text of the error repeats bytes of what is no archive.
+            Err(ImportError::Archive(error))
+                if members.is_empty() && matches!(*error, UnpackError::Corrupt { .. }) =>
+            {
+                return Err(ImportError::NoArchive);
+            }
+            entry => entry?,
+        };
         gauge.expect_data();
         let raw = entry.path_bytes().into_owned();
         let Some(name) = member_name(&raw) else {

@@ -32,6 +32,8 @@ pub enum ImportError {
     Spool(#[source] io::Error),
     #[error("the archive is empty")]
     Empty,
+    #[error("this is no archive: send a tar archive, plain or with gzip or zstd")]
+    NoArchive,
     #[error(
         "the archive is in {format} format: pack it as a tar archive, plain or with gzip or zstd"
     )]

@@ -142,6 +142,10 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
     let admission = context
         .sessions
         .admit(id, spec, max_sessions, host, |handle| {
+            if let Some(missing) = missing_labels(context, spec) {
+                let id = id.clone();
+                return Err(EnsureError::LacksLabels { id, missing });
+            }
             // A drain lists the lives after it has set its reason.
             if let Some(error) = refusal(context) {
                 return Err(error);
@@ -158,6 +162,20 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
         context.host_limits.met.notify_one();
     }
     admission
+}
+
+/// The labels that a session asks for and that this node, being alone, does not have.
+fn missing_labels(context: &Context, spec: &ResolvedSpec) -> Option<String> {
+    if *context.options.standing.borrow() != Standing::Alone {
+        return None;
+    }
+    let own = &context.options.labels;
+    let missing = spec.node_labels.iter();
+    let missing = missing.filter(|(name, value)| own.get(*name) != Some(*value));
+    let missing: Vec<String> = missing
+        .map(|(name, value)| format!("`{name}={value}`"))
+        .collect();
+    (!missing.is_empty()).then(|| missing.join(", "))
 }
 
 /// The kill table's entry of a life.

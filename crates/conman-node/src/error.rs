@@ -164,6 +164,11 @@ pub enum EnsureError {
     Draining { reason: String },
     #[error("this node is cordoned and takes no new sessions; use another one")]
     Cordoned,
+    #[error(
+        "session {id} is to run only on a node with the labels {missing}, which this node does not have; \
+        set them in [fleet] labels of its configuration, or leave `node_labels` out"
+    )]
+    LacksLabels { id: SessionId, missing: String },
     #[error("this node is shutting down")]
     ShuttingDown,
     #[error("session {id} did not start: {}", session.reason.as_deref().unwrap_or("no reason given"))]
@@ -215,7 +220,10 @@ impl EnsureError {
             | Self::StillEnding { .. }
             | Self::Stopped { .. }
             | Self::RegistrySlow { .. } => true,
-            Self::BadSpec { .. } | Self::NoSuchRuntime { .. } | Self::NoSuchImage { .. } => false,
+            Self::BadSpec { .. }
+            | Self::NoSuchRuntime { .. }
+            | Self::NoSuchImage { .. }
+            | Self::LacksLabels { .. } => false,
             Self::StartFailed { kind, .. } => kind.is_retryable(),
             Self::Registry { source, .. } => source.is_retryable(),
         }

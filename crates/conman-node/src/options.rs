@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,9 @@ pub struct NodeOptions {
     /// Shown in the API and the journal.
     pub name: String,
     pub instance: Instance,
+    /// Labels that sessions can ask for. A fleet's placement has checked them before a start; a node that
+    /// is alone checks them itself.
+    pub labels: BTreeMap<String, String>,
     /// Each container's own small files go below it.
     pub state_dir: PathBuf,
     pub policy: SpecPolicy,
@@ -45,6 +49,7 @@ impl NodeOptions {
         Self {
             name,
             instance,
+            labels: BTreeMap::new(),
             state_dir,
             policy,
             limits: NodeLimits::default(),

@@ -30,6 +30,7 @@ impl SessionsHandle {
     /// Brings a session to running, or joins a start under way; with `wait: false` returns once
     /// the start is recorded.
     ///
+    /// A request without any field is for a session that is known, by its former spec.
     /// A running one is returned as it is: its spec never changes. One that is stopping is awaited
     /// (bounded) and started again, one that has ended is started again, each in a greater generation.
     /// Cancelling does not cancel a start.
@@ -39,19 +40,41 @@ impl SessionsHandle {
         request: &SessionRequest,
         wait: bool,
     ) -> Result<EnsureResponse, EnsureError> {
-        let spec =
+        let known = match *request == SessionRequest::default() {
+            true => self.known_spec(id).await?,
+            false => None,
+        };
+        let resolved = |id: &SessionId| {
             conman_core::resolve(&self.context.policy.get(), id, request).map_err(|errors| {
                 EnsureError::BadSpec {
                     id: id.clone(),
                     errors,
                 }
-            })?;
+            })
+        };
+        let spec = known.map_or_else(|| resolved(id), Ok)?;
         let ensured = ensure::ensure(&self.context, id, &spec, wait).await?;
         Ok(EnsureResponse {
             session: view::session(&self.context, &ensured.handle),
             created: ensured.created,
             spec_matches: conman_core::matches(&ensured.handle.spec(), &spec),
         })
+    }
+
+    /// The spec of a session's latest life, here or, as far as the registry knows, on another node.
+    async fn known_spec(&self, id: &SessionId) -> Result<Option<ResolvedSpec>, EnsureError> {
+        if let Some(spec) = self.spec(id) {
+            return Ok(Some(spec));
+        }
+        let record = self.record(id).await;
+        let record = record.map_err(|error| EnsureError::Registry {
+            id: id.clone(),
+            source: Arc::new(error),
+        })?;
+        Ok(record.map(|record| ResolvedSpec {
+            restarted: None,
+            ..record.spec
+        }))
     }
 
     /// Returns the spec of a session's latest life, to start it again.

@@ -38,6 +38,12 @@ pub(super) fn of(uri: &Uri, body: &[u8], policy: &SpecPolicy) -> PlacementReques
     }
 }
 
+/// Whether the body has no field.
+pub(super) fn is_empty(body: &[u8]) -> bool {
+    serde_json::from_slice(body)
+        .is_ok_and(|request: SessionRequest| request == SessionRequest::default())
+}
+
 /// The labels in the query.
 pub(crate) fn labels_of(query: &mut Query) -> BTreeMap<String, String> {
     let labels = query.each(NODE_LABEL, |text| match text.split_once('=') {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::no_template;
 use conman_core::placement::{Placement, Unfit};
-use conman_fleet::{Attempt, LocateError, Missing, StartAttempts, StartOn};
+use conman_fleet::{Attempt, LocateError, Missing, PlacementRequest, StartAttempts, StartOn};
 
 use super::forwarded_request::{ForwardedRequest, Step, stepped};
 use super::placement_request;
@@ -19,7 +19,16 @@ impl ForwardedRequest {
     pub(super) async fn place(&self) -> Result<Step, ApiError> {
         let parts = &self.request.parts;
         let policy = self.forwarder.node.policy();
-        let wanted = placement_request::of(&parts.uri, &self.request.body, &policy);
+        let sessions = self.forwarder.node.sessions();
+        let record = match placement_request::is_empty(&self.request.body) {
+            // Of a session that is known: it starts by its former spec.
+            true => sessions.record(&self.id).await.ok().flatten(),
+            false => None,
+        };
+        let wanted = match record {
+            Some(record) => PlacementRequest::from(&record.spec),
+            None => placement_request::of(&parts.uri, &self.request.body, &policy),
+        };
         let placement = self.forwarder.map.place(&self.id, &wanted);
         let mut attempts = StartAttempts::default();
         let mut start = PutStart(self);

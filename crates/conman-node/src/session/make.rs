@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use conman_proto::ResolvedSpec;
+use conman_proto::{ResolvedSpec, SessionId};
 use conman_runtime::{BindPlan, ContainerKey, ContainerPlan, Runtime};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout};
 
 use super::answer::{Made, StepFailure};
 use super::handle::SessionHandle;
-use crate::binds;
+use crate::binds::{self, NewSource};
 use crate::context::Context;
 use crate::error::FailureKind;
 use crate::phases;
@@ -35,7 +35,7 @@ pub(super) async fn make(
         }
     };
     made.admitted = Some(Instant::now());
-    let binds = match prepare(&context, &handle.spec()).await {
+    let binds = match prepare(&context, &handle.id, &handle.spec()).await {
         Ok(binds) => binds,
         Err(failure) => {
             made.result = Err(failure);
@@ -96,7 +96,11 @@ async fn admit(
     }
 }
 
-async fn prepare(context: &Context, spec: &ResolvedSpec) -> Result<Vec<BindPlan>, StepFailure> {
+async fn prepare(
+    context: &Context,
+    id: &SessionId,
+    spec: &ResolvedSpec,
+) -> Result<Vec<BindPlan>, StepFailure> {
     let phase = phases::PREPARE;
     if spec.binds.is_empty() {
         return Ok(Vec::new());
@@ -107,7 +111,13 @@ async fn prepare(context: &Context, spec: &ResolvedSpec) -> Result<Vec<BindPlan>
     );
     let bound = context.options.bounds.prepare;
     // A file server that hangs blocks one thread of the blocking pool, and nothing else.
-    let checked = tokio::task::spawn_blocking(move || binds::check(&wanted, &roots));
+    let creation = context.options.policy.bind_creation;
+    let new = creation.map(|creation| NewSource {
+        name: id.to_string(),
+        mode: creation.mode,
+        owner: creation.host_owner(spec.runtime),
+    });
+    let checked = tokio::task::spawn_blocking(move || binds::check(&wanted, &roots, new.as_ref()));
     match timeout(bound, checked).await {
         Ok(Ok(Ok(binds))) => Ok(binds),
         Ok(Ok(Err(bad))) => Err(StepFailure::new(FailureKind::Bind, phase, bad)),

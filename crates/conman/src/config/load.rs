@@ -3,7 +3,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use conman_core::{DEFAULT_BIND_FIRST_ID, SpecPolicy};
+use conman_core::{BindCreation, DEFAULT_BIND_FIRST_ID, SpecPolicy};
 use conman_node::{NOTICE_SOURCES, NoticeSourceOptions};
 use conman_proto::RuntimeKind;
 use conman_shim::{IdPool, RANGE_SIZE};
@@ -93,9 +93,14 @@ pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
 pub(super) fn parse(text: &str, path: Option<&Path>) -> Result<Config, ConfigError> {
     let (table, errors) = DeTable::parse_recoverable(text);
     let reader = Reader::new(text, table.get_ref());
-    for error in errors {
+    // What follows a mistake of syntax is misread, so that only the first one means anything.
+    if let Some(error) = errors.first() {
         let offset = error.span().map_or(0, |span| span.start);
         reader.report(offset, error.message().to_owned());
+        return Err(ConfigError::Wrong {
+            path: path.map(Path::to_path_buf),
+            mistakes: reader.into_mistakes(),
+        });
     }
     let root = Section::new(&reader, String::new(), Some(table.get_ref()));
     let config = config(&reader, &root);
@@ -294,8 +299,32 @@ fn binds(section: &Section<'_, '_>, sessions: IdPool, policy: &mut SpecPolicy) -
         .map(PathBuf::from)
         .collect();
     let first_id = bind_first_id(section, sessions);
+    if section.has("create") {
+        policy.bind_creation = Some(bind_creation(&section.section("create"), first_id));
+    }
     section.finish();
     first_id
+}
+
+/// Reads `binds.create`: how the directory of a session is made.
+fn bind_creation(section: &Section<'_, '_>, first_id: u32) -> BindCreation {
+    let mode = section.parsed("mode", |text| {
+        let mode = u32::from_str_radix(text, 8)
+            .ok()
+            .filter(|mode| *mode <= 0o777);
+        mode.ok_or_else(|| {
+            "must be permission bits as chmod takes them, such as \"0700\"".to_owned()
+        })
+    });
+    let owner = section.integer("owner", 0..=u64::from(RANGE_SIZE - 1));
+    section.finish();
+    BindCreation {
+        mode: mode.unwrap_or(0o700),
+        owner: owner
+            .and_then(|owner| u32::try_from(owner).ok())
+            .unwrap_or(0),
+        first_id,
+    }
 }
 
 /// The first of the 65,536 host ids that own the files of binds. Lower ids are the host's.

@@ -181,6 +181,10 @@ impl<'r, 's> Section<'r, 's> {
             .collect()
     }
 
+    pub(crate) fn has(&self, field: &str) -> bool {
+        self.table.is_some_and(|table| table.get(field).is_some())
+    }
+
     /// The table of this name; an empty one if it is absent or not a table.
     pub(crate) fn section(&self, field: &str) -> Section<'r, 's> {
         let value = self.take(field).map(Spanned::get_ref);

@@ -155,6 +155,7 @@ async fn start_node(
         config.state_dir.clone(),
         config.policy.clone(),
     );
+    options.labels = config.fleet.labels.clone();
     options.session_rules = rules;
     options.limits = config.limits.node.clone();
     let listen = &config.listen;
