@@ -178,6 +178,7 @@ impl From<ClientError> for Failure {
             | ClientError::TokenFile { .. }
             | ClientError::BadToken { .. } => Self::usage(detail),
             ClientError::NoSocket { .. }
+            | ClientError::StaleSocket { .. }
             | ClientError::NotAllowed { .. }
             | ClientError::Connect { .. }
             | ClientError::ConnectTimedOut { .. } => Self::new(

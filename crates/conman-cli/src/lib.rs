@@ -32,6 +32,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
+use clap::error::ContextKind;
 
 pub use args::*;
 
@@ -45,17 +46,26 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitC
     let parsed = args::command()
         .try_get_matches_from(&arguments)
         .and_then(|matches| Cli::from_arg_matches(&matches));
-    parsed.map_err(|error| {
+    parsed.map_err(|mut error| {
+        // "use `-- -d`" is never what was meant.
+        error.remove(ContextKind::TrailingArg);
+        let words: Vec<String> = arguments
+            .iter()
+            .skip(1)
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
         // The arguments could not be parsed, so the flag is searched for where it must be.
         let json = arguments
             .iter()
             .take_while(|word| *word != "--")
             .any(|word| word == "--json");
-        if error.use_stderr() && json {
-            let globals = Globals {
-                json,
-                ..Globals::default()
-            };
+        let globals = Globals {
+            json,
+            ..Globals::default()
+        };
+        if let Some(answer) = args::answer(&words, &error) {
+            Output::new(&globals).failure(&answer);
+        } else if error.use_stderr() && json {
             let message = error.render().to_string();
             let message = message.trim().trim_start_matches("error: ");
             Output::new(&globals).failure(&Failure::usage(message));

@@ -5,7 +5,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table, Width};
 use conman_proto::{LogStream, Problem, SessionState};
 use serde::Serialize;
 
@@ -13,8 +13,11 @@ use crate::args::Globals;
 use crate::failure::Failure;
 use crate::human::{printable, printable_line};
 
-/// Header of the one column whose text may be wrapped.
+/// Header of a column whose text may be long.
 pub(crate) const PROSE: &str = "REASON";
+
+/// A column with longer text is cut where the terminal is too narrow, to this at least.
+const CUT_FROM: u16 = 12;
 
 /// How to print.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +25,8 @@ pub(crate) struct Output {
     /// Machine output: JSON on stdout, problem JSON on stderr, nothing else.
     pub(crate) json: bool,
     color: bool,
+    /// Tables are not cut.
+    wide: bool,
     stdout_terminal: bool,
     stderr_terminal: bool,
 }
@@ -33,6 +38,7 @@ impl Output {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self {
             json: globals.json,
+            wide: globals.wide,
             color: stdout_terminal && !globals.no_color && !no_color,
             stdout_terminal,
             stderr_terminal: io::stderr().is_terminal(),
@@ -97,7 +103,7 @@ impl Output {
         io::stderr().lock().write_all(bytes)
     }
 
-    /// A table without borders; columns are not fitted if no user watches.
+    /// A table without borders, one line a row; its columns are cut to a terminal's width.
     pub(crate) fn table(&self, header: &[&str], rows: Vec<Vec<Cell>>) -> Result<(), Failure> {
         let mut table = Table::new();
         table
@@ -109,17 +115,23 @@ impl Output {
         if self.color {
             table.enforce_styling();
         }
-        if let Some(columns) = self.stdout_terminal.then(terminal_columns).flatten() {
+        let is_cut = self.stdout_terminal && !self.wide;
+        if let Some(columns) = is_cut.then(terminal_columns).flatten() {
             table
                 .set_content_arrangement(ContentArrangement::Dynamic)
                 .set_width(columns);
-        }
-        for (column, name) in table.column_iter_mut().zip(header) {
-            column.set_padding((0, 2));
-            // Names, numbers and URLs are for copying: only prose is wrapped.
-            if *name != PROSE {
-                column.set_constraint(ColumnConstraint::ContentWidth);
+            for row in table.row_iter_mut() {
+                row.max_height(1);
             }
+        }
+        let widths = table.column_max_content_widths();
+        for (column, width) in table.column_iter_mut().zip(widths) {
+            column.set_padding((0, 2));
+            // States and numbers are short, and of no use if they are cut.
+            column.set_constraint(match width > CUT_FROM {
+                true => ColumnConstraint::LowerBoundary(Width::Fixed(CUT_FROM)),
+                false => ColumnConstraint::ContentWidth,
+            });
         }
         self.line(&table.trim_fmt())
     }

@@ -15,7 +15,7 @@ mod telemetry;
 
 use std::process::ExitCode;
 
-use conman_cli::Command;
+use conman_cli::{Command, ConfigCommand};
 
 fn main() -> ExitCode {
     let cli = match conman_cli::parse(std::env::args_os()) {
@@ -27,6 +27,9 @@ fn main() -> ExitCode {
         // Before there is any other thread.
         Command::Shim(arguments) => shim::run(&arguments),
         Command::Auth(arguments) => auth::run(&arguments, cli.globals.json),
+        Command::Config(arguments) => match arguments.command {
+            ConfigCommand::Check { file } => serve::check(file.as_deref()),
+        },
         Command::Doctor(arguments) => doctor::run(&arguments, cli.globals.json),
         Command::Bench(arguments) => bench::run(&arguments, cli.globals.json),
         Command::Client(command) => {

@@ -1,7 +1,10 @@
-//! Progress of long steps: a spinner with the latest line on a terminal, plain lines elsewhere.
+//! Progress of long steps: a spinner with the latest line on a terminal; elsewhere a line at the begin, at
+//! the end and every ten seconds between, printed by a thread that ends with the step.
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -9,6 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// Interval of the spinner.
 const TICK: Duration = Duration::from_millis(120);
+/// Interval of lines without a terminal.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Lines of output shown when a step fails.
 const LINES_ON_FAILURE: usize = 40;
 
@@ -17,6 +22,10 @@ pub(crate) struct Step {
     name: String,
     started: Instant,
     bar: Option<ProgressBar>,
+    /// The command's latest line.
+    latest: Arc<Mutex<String>>,
+    /// Ends the thread when it is dropped.
+    _heartbeat: Option<SyncSender<()>>,
 }
 
 impl Step {
@@ -33,13 +42,17 @@ impl Step {
             bar.enable_steady_tick(TICK);
             bar
         });
-        if bar.is_none() {
+        let latest = Arc::default();
+        let heartbeat = bar.is_none().then(|| {
             eprintln!("  … {name}");
-        }
+            heartbeat(name.clone(), Arc::clone(&latest))
+        });
         Self {
             name,
             started: Instant::now(),
             bar,
+            latest,
+            _heartbeat: heartbeat,
         }
     }
 
@@ -47,6 +60,8 @@ impl Step {
         if let Some(bar) = &self.bar {
             bar.set_message(line.chars().take(60).collect::<String>());
         }
+        line.trim()
+            .clone_into(&mut self.latest.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub(crate) fn done(self) {
@@ -93,6 +108,22 @@ impl Step {
         }
         Ok(())
     }
+}
+
+/// Prints a step's latest line from time to time, until the sender is dropped.
+fn heartbeat(name: String, latest: Arc<Mutex<String>>) -> SyncSender<()> {
+    let (sender, receiver) = sync_channel(0);
+    std::thread::spawn(move || {
+        let started = Instant::now();
+        while receiver.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
+            let latest = latest
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
+            eprintln!("  … {name} ({} s) {latest}", started.elapsed().as_secs());
+        }
+    });
+    sender
 }
 
 /// A command as a user would type it.

@@ -14,10 +14,31 @@ pub struct ServeArgs {
     /// defaults
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Only check the configuration, as `conman config check`
+    #[arg(long)]
+    pub check: bool,
     /// Start although the registry's files are lost, or outside the fleet that this node was in:
     /// use only generations above N
     #[arg(long, value_name = "N", value_parser = parse_generation)]
     pub generation_floor: Option<Generation>,
+}
+
+/// Arguments of `conman config`.
+#[derive(Debug, Clone, Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// Commands about the configuration file.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ConfigCommand {
+    /// Report every mistake in the file, with its line; nothing is started or changed
+    Check {
+        /// Configuration file; as for `conman serve` unless given
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
 }
 
 /// Arguments of `conman shim`.

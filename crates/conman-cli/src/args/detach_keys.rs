@@ -2,7 +2,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// As with Docker.
-pub(super) const DETACH_KEYS: &str = "ctrl-p,ctrl-q";
+pub(crate) const DETACH_KEYS: &str = "ctrl-p,ctrl-q";
 
 /// Most keys in the sequence.
 const MOST: usize = 8;

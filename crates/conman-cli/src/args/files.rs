@@ -12,6 +12,9 @@ pub struct CpArgs {
     /// User in the session who reads, or writes and owns the copy; USER:GROUP allowed
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
+    /// Directories are always copied with what they contain
+    #[arg(short, long, short_alias = 'a', hide = true)]
+    pub recursive: bool,
     /// A file or directory, ID:PATH in a session, or - for standard input
     #[arg(value_name = "SOURCE")]
     pub from: CopyEnd,

@@ -37,7 +37,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ),
     (
         "The node itself",
-        &["serve", "shim", "doctor", "auth", "bench"],
+        &["serve", "shim", "config", "doctor", "auth", "bench"],
     ),
 ];
 

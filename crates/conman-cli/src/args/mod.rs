@@ -3,6 +3,7 @@
 mod daemon;
 pub(crate) mod detach_keys;
 mod files;
+mod habits;
 mod help_groups;
 mod image;
 mod net;
@@ -17,11 +18,12 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use daemon::{
-    AuthArgs, AuthCommand, BenchArgs, DoctorArgs, DoctorRuntime, NewTokenArgs, ServeArgs, ShimArgs,
-    TokenScope,
+    AuthArgs, AuthCommand, BenchArgs, ConfigArgs, ConfigCommand, DoctorArgs, DoctorRuntime,
+    NewTokenArgs, ServeArgs, ShimArgs, TokenScope,
 };
 pub use detach_keys::DetachKeys;
 pub use files::{CopyEnd, CpArgs, DirectoryAddress, LsArgs};
+pub(crate) use habits::answer;
 pub(crate) use help_groups::command;
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,
@@ -32,8 +34,8 @@ pub use node::{DrainArgs, NodeArgs, NodesArgs, NodesCommand, PreemptArgs, Rebala
 pub use run::{CpuCount, PortChoice, RunArgs};
 pub use session::{
     AttachArgs, ClientCommand, CompletionsArgs, EventsArgs, ExecArgs, ForwardArgs, InspectArgs,
-    KillArgs, LogsArgs, ManArgs, PortArgs, PsArgs, RmArgs, SessionArgs, StatsArgs, TokenArgs,
-    UpdateArgs, WhyArgs,
+    KillArgs, LogsArgs, ManArgs, PortArgs, PsArgs, RmArgs, SessionArgs, StatsArgs, StatsOrder,
+    TokenArgs, UpdateArgs, WhyArgs,
 };
 
 /// Admin socket of a daemon with the default configuration.
@@ -58,12 +60,14 @@ conman could not run it or be attached, 126 when the command is not executable, 
     version,
     about = "Sessions in containers on machines that can vanish at any moment",
     after_help = EXIT_CODES,
-    max_term_width = 100,
-    disable_help_subcommand = true
+    max_term_width = 100
 )]
 pub struct Cli {
     #[command(flatten)]
     pub globals: Globals,
+    /// Print the version, as -V does
+    #[arg(short = 'v', hide = true, action = clap::ArgAction::Version)]
+    version_too: Option<bool>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -79,6 +83,8 @@ pub enum Command {
     Client(ClientCommand),
     /// Make tokens for the API
     Auth(AuthArgs),
+    /// Check a configuration file
+    Config(ConfigArgs),
     /// Show which limits of this host apply to so many sessions
     Doctor(DoctorArgs),
     /// Run benchmarks, with the program `conman-bench`
@@ -103,6 +109,9 @@ pub struct Globals {
     /// Print JSON: one value, or one per line for streams; errors as problem JSON on stderr
     #[arg(long, global = true)]
     pub json: bool,
+    /// Print tables in full, also beyond the width of the terminal
+    #[arg(long, global = true)]
+    pub wide: bool,
     /// Print without colours [env: NO_COLOR]
     #[arg(long, global = true)]
     pub no_color: bool,

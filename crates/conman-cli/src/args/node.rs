@@ -83,7 +83,7 @@ pub struct PreemptArgs {
     pub reason: Option<String>,
     #[command(flatten)]
     pub node: NodeArgs,
-    /// Do not ask; only terminals are asked
+    /// Do not ask; required without a terminal to ask at
     #[arg(short, long)]
     pub yes: bool,
 }

@@ -14,7 +14,11 @@ use super::session::parse_pair;
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// The session's name: a-z, 0-9 and '-', at most 63 characters; generated unless given
+    #[arg(value_parser = parse_id)]
     pub id: Option<SessionId>,
+    /// The session's name, as the first argument
+    #[arg(long = "name", hide = true, value_name = "ID", conflicts_with = "id", value_parser = parse_id)]
+    pub name: Option<SessionId>,
     /// Template in the node's configuration; the options below override it
     #[arg(long, value_name = "NAME")]
     pub template: Option<String>,
@@ -37,7 +41,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub node_label: Vec<(String, String)>,
     /// Memory limit, for example 256M
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
     /// Limit of the disk space that its files and its log take, for example 2G
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -49,7 +53,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     pub pids: Option<u32>,
     /// Bind mount below the node's allow-list; {id} stands for the session's name; may be repeated
-    #[arg(long, value_name = "SOURCE:TARGET[:ro]")]
+    #[arg(short = 'v', long, alias = "volume", value_name = "SOURCE:TARGET[:ro]")]
     pub bind: Vec<String>,
     /// How the container is connected
     #[arg(long, value_name = "NETWORK", value_parser = Network::from_str)]
@@ -84,6 +88,12 @@ pub struct RunArgs {
     /// Run its program in a terminal, for `conman attach`
     #[arg(short, long)]
     pub tty: bool,
+    /// Attach to its terminal once it runs; Ctrl-P Ctrl-Q detaches
+    #[arg(short, long, requires = "tty", conflicts_with = "no_wait")]
+    pub interactive: bool,
+    /// A session always runs in the background
+    #[arg(short, long, hide = true, conflicts_with = "rm")]
+    pub detach: bool,
     /// Show its output or terminal until its program ends, then remove the session; also when this
     /// command is interrupted
     #[arg(long, conflicts_with = "no_wait")]
@@ -97,6 +107,12 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
+    /// The session's name, if one is given.
+    #[must_use]
+    pub fn id(&self) -> Option<&SessionId> {
+        self.id.as_ref().or(self.name.as_ref())
+    }
+
     /// The request's body: only the given fields, so that the template sets the rest.
     #[must_use]
     pub fn request(&self) -> SessionRequest {
@@ -154,6 +170,16 @@ pub struct PortChoice(pub Option<u16>);
 /// A number of processor cores, positive and finite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CpuCount(pub f64);
+
+fn parse_id(text: &str) -> Result<SessionId, String> {
+    text.parse().map_err(|error| {
+        let looks_like_image = text.contains(['/', ':', '.']);
+        match looks_like_image {
+            true => format!("{error}; an image is given as: conman run NAME --image {text}"),
+            false => format!("{error}"),
+        }
+    })
+}
 
 fn parse_port(text: &str) -> Result<PortChoice, String> {
     match (text, text.parse::<u16>()) {

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
 use super::files::{CpArgs, LsArgs};
-use super::image::ImageArgs;
+use super::image::{ImageArgs, ImageLsArgs, ImagePullArgs, ImageRmArgs};
 use super::net::NetArgs;
 use super::node::{DrainArgs, NodeArgs, NodesArgs, PreemptArgs, RebalanceArgs};
 use super::quantity::{parse_duration, parse_duration_ms, parse_duration_s};
@@ -20,6 +20,7 @@ use super::run::RunArgs;
 #[derive(Debug, Clone, Subcommand)]
 pub enum ClientCommand {
     /// Start a session, or find it running, and print its URL
+    #[command(alias = "start")]
     Run(Box<RunArgs>),
     /// List the sessions of all nodes
     Ps(PsArgs),
@@ -28,6 +29,7 @@ pub enum ClientCommand {
     /// Change labels, idle timeout or end of a session while it runs
     Update(UpdateArgs),
     /// Stop sessions: returns when they are proven dead and released
+    #[command(alias = "stop")]
     Rm(RmArgs),
     /// Pause a session: its processes do not run until the next connection, or `conman resume`
     Pause(SessionArgs),
@@ -67,7 +69,17 @@ pub enum ClientCommand {
     Token(TokenArgs),
     /// Import, pull, list and remove images
     Image(ImageArgs),
+    /// List images, as `conman image ls`
+    #[command(hide = true)]
+    Images(ImageLsArgs),
+    /// Pull an image, as `conman image pull`
+    #[command(hide = true)]
+    Pull(ImagePullArgs),
+    /// Remove names of images, as `conman image rm`
+    #[command(hide = true)]
+    Rmi(ImageRmArgs),
     /// List nodes with their state and load; or forget one that is gone
+    #[command(alias = "info")]
     Nodes(NodesArgs),
     /// Empty a node: take no new sessions, stop the present ones in order, a few at a time
     Drain(DrainArgs),
@@ -222,6 +234,9 @@ pub struct RmArgs {
     /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
+    /// Running sessions are always stopped
+    #[arg(short, long, hide = true)]
+    pub force: bool,
     /// Forget them as well: `conman ps --all` no longer shows them
     #[arg(long)]
     pub forget: bool,
@@ -321,8 +336,27 @@ pub struct StatsArgs {
     /// Print a line each second, until the session ends
     #[arg(short, long, requires = "id")]
     pub follow: bool,
+    /// Only sessions with this label; may be repeated
+    #[arg(short, long, value_name = "KEY[=VALUE]", conflicts_with = "id")]
+    pub label: Vec<String>,
+    /// What the sessions with the most are listed first by
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub sort: Option<StatsOrder>,
+    /// Figures are shown once without --follow
+    #[arg(long, hide = true, conflicts_with = "follow")]
+    pub no_stream: bool,
     /// One session; all running ones unless given
     pub id: Option<SessionId>,
+}
+
+/// The figure that `conman stats` sorts by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum StatsOrder {
+    Cpu,
+    Memory,
+    Pids,
+    Read,
+    Written,
 }
 
 /// Arguments of `conman events`.

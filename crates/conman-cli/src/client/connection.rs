@@ -61,13 +61,13 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 
 fn explain(target: &Target, source: io::Error) -> ClientError {
     match (target, source.kind()) {
+        (Target::Unix(path), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            ClientError::NoSocket { path: path.clone() }
+        }
         // A killed daemon leaves a socket file without a listener.
-        (
-            Target::Unix(path),
-            io::ErrorKind::NotFound
-            | io::ErrorKind::NotADirectory
-            | io::ErrorKind::ConnectionRefused,
-        ) => ClientError::NoSocket { path: path.clone() },
+        (Target::Unix(path), io::ErrorKind::ConnectionRefused) => {
+            ClientError::StaleSocket { path: path.clone() }
+        }
         (Target::Unix(path), io::ErrorKind::PermissionDenied) => {
             ClientError::NotAllowed { path: path.clone() }
         }

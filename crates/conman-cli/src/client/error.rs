@@ -20,6 +20,8 @@ pub(crate) enum ClientError {
     BadToken { path: PathBuf, reason: &'static str },
     #[error("conman is not running here (no socket at {path})")]
     NoSocket { path: PathBuf },
+    #[error("conman is not running here (the socket {path} is stale: its daemon has ended)")]
+    StaleSocket { path: PathBuf },
     #[error("this user may not use the socket {path}")]
     NotAllowed { path: PathBuf },
     #[error("cannot connect to {peer}")]
@@ -64,7 +66,7 @@ impl ClientError {
             Self::TokenFile { .. } | Self::BadToken { .. } => {
                 "put one token on one line of the file; `conman auth new-token` makes one"
             }
-            Self::NoSocket { .. } => {
+            Self::NoSocket { .. } | Self::StaleSocket { .. } => {
                 "start it with `conman serve`, or pass --socket PATH or --url URL"
             }
             Self::NotAllowed { .. } => {
@@ -102,7 +104,7 @@ fn advice_on(problem: &Problem) -> Option<String> {
         "forbidden" => "use a token with a wider scope: read < frontend < admin",
         "no-such-session" => {
             return Some(format!(
-                "`conman run {id}` starts it, `conman ps --all` lists the sessions"
+                "`conman run {id} --template TEMPLATE` starts it, `conman ps --all` lists the sessions"
             ));
         }
         "session-ended" | "node-lost" => {

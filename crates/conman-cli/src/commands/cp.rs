@@ -24,7 +24,7 @@ use crate::progress::Progress;
 const PIECES_AHEAD: usize = 16;
 
 pub(super) async fn run(context: &Context, args: CpArgs) -> Result<Exit, Failure> {
-    let CpArgs { user, from, to } = args;
+    let CpArgs { user, from, to, .. } = args;
     let user = user.as_deref();
     match (from, to) {
         (CopyEnd::Session(..), CopyEnd::Session(..)) => Err(Failure::usage(

@@ -24,7 +24,6 @@ pub(super) async fn run(context: &Context, args: &SessionArgs) -> Result<Exit, F
     }
     if answer.value.execs.is_empty() {
         output.note("no kept commands");
-        return Ok(Exit::Done);
     }
     let now = Timestamp::now();
     let row = |one: &KeptExec| {

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use conman_proto::PORT_PROTOCOL;
+use conman_proto::{PORT_PROTOCOL, Session};
 use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,6 +23,23 @@ const CHUNK_BYTES: usize = 64 * 1024;
 
 pub(super) async fn run(context: &Context, args: &ForwardArgs) -> Result<Exit, Failure> {
     let (id, port) = (&args.id, args.ports.port);
+    let session: Session = context.client.get(&format!("/v1/sessions/{id}")).await?;
+    let ports = &session.spec.ports;
+    if session.port != Some(port)
+        && !ports
+            .iter()
+            .any(|range| (range.first..=range.last).contains(&port))
+    {
+        return Err(Failure::new(
+            Exit::Refused,
+            "no-such-port",
+            "The session does not have that port",
+            format!("{id} does not serve port {port}"),
+        )
+        .next(format!(
+            "`conman port {id}` lists its ports; --port or --ports of `conman run` adds one"
+        )));
+    }
     let path: Arc<str> = format!("/v1/sessions/{id}/ports/{port}/connect").into();
     let cannot_listen = |error: std::io::Error| {
         Failure::usage(format!(

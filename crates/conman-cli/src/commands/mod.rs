@@ -30,7 +30,7 @@ mod top;
 mod version;
 mod why;
 
-use crate::args::{ClientCommand, Globals};
+use crate::args::{ClientCommand, Globals, ImageArgs, ImageCommand};
 use crate::client::{Client, ClientError};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
@@ -85,6 +85,9 @@ pub(crate) async fn dispatch(
         ClientCommand::Forward(args) => Box::pin(forward::run(context, &args)).await,
         ClientCommand::Token(args) => Box::pin(token::run(context, &args)).await,
         ClientCommand::Image(args) => Box::pin(image::run(context, args)).await,
+        ClientCommand::Images(args) => in_images(context, ImageCommand::Ls(args)).await,
+        ClientCommand::Pull(args) => in_images(context, ImageCommand::Pull(args)).await,
+        ClientCommand::Rmi(args) => in_images(context, ImageCommand::Rm(args)).await,
         ClientCommand::Nodes(args) => Box::pin(nodes::run(context, &args)).await,
         ClientCommand::Drain(args) => Box::pin(drain::drain(context, args)).await,
         ClientCommand::Rebalance(args) => Box::pin(drain::rebalance(context, &args)).await,
@@ -97,6 +100,10 @@ pub(crate) async fn dispatch(
         ClientCommand::Completions(args) => completions::run(&output, &args),
         ClientCommand::Man(args) => man::run(&args),
     }
+}
+
+async fn in_images(context: &Context, command: ImageCommand) -> Result<Exit, Failure> {
+    Box::pin(image::run(context, ImageArgs { command })).await
 }
 
 /// A wrong address or token file. Under `exec` every failure of conman has one code.

@@ -18,10 +18,13 @@ pub(super) async fn run(context: &Context, args: &PortArgs) -> Result<Exit, Fail
         rows.push((port.to_string(), session.browser_url.clone(), "default"));
     }
     for ports in &session.spec.ports {
-        let text = ports.to_string();
-        let url = session.port_url.as_ref();
-        let url = url.map(|url| url.replace("{port}", &text));
-        rows.push((text, url, if ports.public { "public" } else { "" }));
+        let note = if ports.public { "public" } else { "" };
+        for port in ports.first..=ports.last {
+            let text = port.to_string();
+            let url = session.port_url.as_ref();
+            let url = url.map(|url| url.replace("{port}", &text));
+            rows.push((text, url, note));
+        }
     }
     let output = &context.output;
     if output.json {
@@ -34,7 +37,6 @@ pub(super) async fn run(context: &Context, args: &PortArgs) -> Result<Exit, Fail
     }
     if rows.is_empty() {
         output.note(&format!("{} has no ports", session.id));
-        return Ok(Exit::Done);
     }
     let rows = rows
         .into_iter()

@@ -29,8 +29,7 @@ pub(super) async fn preempt(context: &Context, args: PreemptArgs) -> Result<Exit
     }
     let output = &context.output;
     let question = "Kill and release every session of the node, and admit no more?";
-    // Units and scripts are not asked.
-    if !args.yes && output.can_ask() && !output.confirm(question)? {
+    if !args.yes && !output.confirm(question)? {
         output.note("nothing was done");
         Ok(Exit::Failed)
     } else {

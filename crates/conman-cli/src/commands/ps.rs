@@ -31,14 +31,16 @@ pub(super) async fn run(context: &Context, args: &PsArgs) -> Result<Exit, Failur
         for session in &sessions {
             output.line(session.id.as_str())?;
         }
-    } else if sessions.is_empty() {
-        let is_narrow = !filter.states.is_empty() || !filter.labels.is_empty();
-        output.note(match is_narrow || filter.node.is_some() {
-            false => "no sessions; `conman run ID --image IMAGE` starts one",
-            true => "no such sessions; `conman ps --all` shows ended ones too",
-        });
     } else {
         table(output, &sessions, Timestamp::now())?;
+        let is_narrow = !filter.states.is_empty() || !filter.labels.is_empty();
+        match (sessions.is_empty(), is_narrow || filter.node.is_some()) {
+            (true, false) => output.note("no sessions; `conman run ID --image IMAGE` starts one"),
+            (true, true) => {
+                output.note("no such sessions; `conman ps --all` shows ended ones too");
+            }
+            (false, _) => {}
+        }
     }
     Ok(Exit::Done)
 }
@@ -66,6 +68,11 @@ fn table(output: &Output, sessions: &[Session], now: Timestamp) -> Result<(), Fa
     output.table(&header, rows)
 }
 
+/// Where it is reached: the address that works in a browser, if there is one.
+fn address(session: &Session) -> Option<&str> {
+    session.browser_url.as_deref().or(session.url.as_deref())
+}
+
 fn row(session: &Session, now: Timestamp) -> Vec<Cell> {
     let since = session
         .ended_at
@@ -85,6 +92,6 @@ fn row(session: &Session, now: Timestamp) -> Vec<Cell> {
                 .pid
                 .map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
         ),
-        Cell::new(printable(session.url.as_deref().unwrap_or("-"))),
+        Cell::new(printable(address(session).unwrap_or("-"))),
     ]
 }

@@ -50,7 +50,14 @@ pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure
         context.output.note("this node has no sessions to stop");
     }
     let outcomes = stop_all(context, ids, args.forget).await;
-    report(context, outcomes, args.forget)
+    let stopped = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
+    let exit = report(context, outcomes, args.forget)?;
+    if stopped && !args.forget {
+        context.output.note(
+            "`conman ps --all` still lists what has ended; `conman rm --forget ID` removes it there",
+        );
+    }
+    Ok(exit)
 }
 
 /// Each name once, in the order given.

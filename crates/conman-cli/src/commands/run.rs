@@ -5,8 +5,9 @@ use std::time::Duration;
 use conman_proto::{EnsureResponse, Session, SessionId, SessionState};
 use http::Method;
 
-use super::{Context, run_rm};
-use crate::args::RunArgs;
+use super::{Context, attach, run_rm};
+use crate::args::detach_keys::DETACH_KEYS;
+use crate::args::{AttachArgs, RunArgs};
 use crate::client::{Answer, ClientError, PROMPT, START};
 use crate::failure::{Exit, Failure};
 use crate::human::milliseconds;
@@ -23,7 +24,18 @@ pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failu
     if args.rm {
         return run_rm::run(context, args, &answer.value).await;
     }
-    tell(context, args, &answer)
+    let exit = tell(context, args, &answer)?;
+    if args.interactive {
+        let args = AttachArgs {
+            exec: None,
+            detach_keys: DETACH_KEYS.parse().map_err(Failure::usage)?,
+            no_scrollback: false,
+            interactive: false,
+            id: answer.value.session.id,
+        };
+        return attach::run(context, args).await;
+    }
+    Ok(exit)
 }
 
 async fn ensure(
@@ -35,7 +47,7 @@ async fn ensure(
         true => ("", START),
         false => ("?wait=false", PROMPT),
     };
-    let (method, path) = match &args.id {
+    let (method, path) = match args.id() {
         Some(id) => (Method::PUT, format!("/v1/sessions/{id}")),
         None => (Method::POST, "/v1/sessions".to_owned()),
     };
@@ -43,9 +55,9 @@ async fn ensure(
     let request = args.request();
     let client = &context.client;
     let ensure = client.answer::<EnsureResponse>(method, &target, Some(&request), patience);
-    let name = args.id.as_ref().map_or("a session", SessionId::as_str);
+    let name = args.id().map_or("a session", SessionId::as_str);
     let progress = Progress::start(&context.output, format!("{name}: requesting it"));
-    let answer = if progress.is_shown() && args.id.is_some() {
+    let answer = if progress.is_shown() && args.id().is_some() {
         tokio::select! {
             answer = ensure => answer,
             // Cancel safe: reading the session changes nothing.
@@ -137,7 +149,7 @@ pub(super) fn ended(session: &Session) -> Failure {
 
 /// Puts the session's name into the advice.
 fn explain(error: ClientError, args: &RunArgs) -> Failure {
-    let Some(id) = &args.id else {
+    let Some(id) = args.id() else {
         // The detail has its name if it was started.
         return error.into();
     };

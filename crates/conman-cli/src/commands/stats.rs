@@ -1,5 +1,6 @@
 //! `conman stats`: what sessions use.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use comfy_table::Cell;
@@ -9,7 +10,8 @@ use http::Method;
 use serde_json::json;
 
 use super::Context;
-use crate::args::StatsArgs;
+use super::session_pages::{self, Filter};
+use crate::args::{StatsArgs, StatsOrder};
 use crate::client::{ClientError, Lines, PROMPT, encode};
 use crate::failure::{Exit, Failure};
 use crate::human::{bytes, milliseconds, printable};
@@ -44,16 +46,36 @@ pub(super) async fn run(context: &Context, args: &StatsArgs) -> Result<Exit, Fai
     }
     if before.is_empty() {
         context.output.note("no running sessions");
+        context.output.table(&HEADER, Vec::new())?;
         return Ok(Exit::Done);
     }
     tokio::time::sleep(INTERVAL).await;
     let now = read(context, args).await?;
-    let rows = now.iter().map(|stats| {
-        let earlier = before.iter().find(|earlier| earlier.id == stats.id);
-        row(earlier, stats)
-    });
+    let mut measured: Vec<_> = now
+        .iter()
+        .map(|stats| (before.iter().find(|earlier| earlier.id == stats.id), stats))
+        .collect();
+    if let Some(order) = args.sort {
+        measured.sort_by(|one, other| {
+            figure(order, other.0, other.1).total_cmp(&figure(order, one.0, one.1))
+        });
+    }
+    let rows = measured.into_iter().map(|(before, now)| row(before, now));
     context.output.table(&HEADER, rows.collect())?;
     Ok(Exit::Done)
+}
+
+/// What sessions are sorted by; an unknown figure counts as nothing.
+fn figure(order: StatsOrder, before: Option<&SessionStats>, now: &SessionStats) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "only compared")]
+    let whole = |value: Option<u64>| value.unwrap_or_default() as f64;
+    match order {
+        StatsOrder::Cpu => cpu_percent(before, now).unwrap_or_default(),
+        StatsOrder::Memory => whole(now.memory_bytes),
+        StatsOrder::Pids => whole(now.pids),
+        StatsOrder::Read => whole(now.read_bytes),
+        StatsOrder::Written => whole(now.written_bytes),
+    }
 }
 
 /// What a fleet's running sessions use, read at one time.
@@ -101,6 +123,13 @@ async fn read(context: &Context, args: &StatsArgs) -> Result<Vec<SessionStats>, 
     }
     let mut sessions: Vec<_> = fleet.sessions.into_iter().map(|(_, stats)| stats).collect();
     sessions.sort_by(|one, other| one.id.cmp(&other.id));
+    if !args.label.is_empty() {
+        let mut filter = Filter::not_ended();
+        filter.labels.clone_from(&args.label);
+        let (labelled, _) = session_pages::all(context, &filter).await?;
+        let ids: BTreeSet<_> = labelled.into_iter().map(|session| session.id).collect();
+        sessions.retain(|stats| ids.contains(&stats.id));
+    }
     Ok(sessions)
 }
 

@@ -80,7 +80,7 @@ fn in_state(state: SessionState) -> &'static [&'static str] {
             "`conman events --session {id}` shows what happens.",
         ],
         SessionState::Running => &[
-            "It is reached at {url}.",
+            "It is reached at {url}. Programs that do not resolve that name send it as `Host` to the sessions listener.",
             "`conman exec -it {id} -- sh` opens a shell in it.",
         ],
         SessionState::Frozen => &[
@@ -187,7 +187,7 @@ impl Latest<'_> {
         match name {
             "id" => Some(self.timeline.id.to_string()),
             "taker" => self.timeline.fleet.as_ref()?.takers.first().cloned(),
-            "url" => session?.url.clone(),
+            "url" => session.and_then(|it| it.browser_url.clone().or_else(|| it.url.clone())),
             "pid" => session?.pid.map(|pid| pid.to_string()),
             "port" => spec?.port.map(|port| port.to_string()),
             "ready_path" => spec?.ready_path.clone(),

@@ -220,7 +220,7 @@ async fn a_dry_run_shows_the_plan_and_says_that_nothing_was_done() {
 async fn a_preemption_reports_its_four_moments() {
     let calls = Calls::default();
     let daemon = preemptible(&calls, false);
-    let asked = ["preempt", "n1", "--reason", "kernel update"];
+    let asked = ["preempt", "n1", "--yes", "--reason", "kernel update"];
     let outcome = daemon.run(&asked).await;
     assert_eq!(outcome.code, 0, "{outcome:?}");
     for text in [
@@ -245,13 +245,13 @@ async fn a_preemption_reports_its_four_moments() {
 #[tokio::test]
 async fn sessions_that_could_not_be_released_make_a_preemption_stuck() {
     let daemon = preemptible(&Calls::default(), true);
-    let outcome = daemon.run(&["preempt"]).await;
+    let outcome = daemon.run(&["preempt", "--yes"]).await;
     assert_eq!(outcome.code, 6);
     assert!(
         outcome.stderr.contains("bob: process 9 is not dead"),
         "{outcome:?}"
     );
-    let json = daemon.run(&["preempt", "--json"]).await;
+    let json = daemon.run(&["preempt", "--yes", "--json"]).await;
     assert_eq!(
         (json.code, json.json()["unreleased"][0]["id"].as_str()),
         (6, Some("bob"))

@@ -37,6 +37,7 @@ mod template_reload;
 mod trouble;
 mod upkeep;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,41 +77,82 @@ const FIRST_OTHER_FD: u32 = 3;
 const OOM_SCORE: &str = "-900";
 
 pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
-    let config = match config::load(arguments.config.as_deref()) {
-        Ok(config) => config,
-        Err(error) => {
-            let _ = crate::fail(&chain(&error));
+    let file = arguments.config.as_deref();
+    if arguments.check {
+        return check(file);
+    }
+    let settings = match Settings::load(file) {
+        Ok(settings) => settings,
+        Err(why) => {
+            let _ = crate::fail(&why);
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    // With the configuration, so that a mistake is reported before anything is made or bound.
-    let tokens = match config.tokens_file.as_ref().map(TokenFile::load).transpose() {
-        Ok(tokens) => tokens.map(Arc::new),
-        Err(error) => {
-            let _ = crate::fail(&format!("`auth.tokens_file`: {}", chain(&error)));
-            return ExitCode::from(EXIT_CONFIG);
-        }
-    };
-    let credentials = match peers::Credentials::load(&config) {
-        Ok(credentials) => credentials,
-        Err(error) => {
-            let _ = crate::fail(&format!("{error:#}"));
-            return ExitCode::from(EXIT_CONFIG);
-        }
-    };
-    crate::telemetry::init(config.log_format);
-    match start(arguments, config, tokens, credentials) {
+    if let Err(why) = require_root() {
+        let _ = crate::fail(&why);
+        return ExitCode::from(EXIT_CONFIG);
+    }
+    crate::telemetry::init(settings.config.log_format);
+    match start(arguments, settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => crate::fail(&format!("{error:#}")),
     }
 }
 
-fn start(
-    arguments: &ServeArgs,
-    mut config: Config,
+/// `conman config check`: reports the mistakes that would stop `conman serve`.
+pub(crate) fn check(file: Option<&Path>) -> ExitCode {
+    match Settings::load(file) {
+        Ok(settings) => {
+            crate::tell(&format!("the configuration is valid: {}", settings.config));
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            let _ = crate::fail(&why);
+            ExitCode::from(EXIT_CONFIG)
+        }
+    }
+}
+
+/// The configuration and the files that it names, read before anything is made or bound.
+struct Settings {
+    config: Config,
     tokens: Option<Arc<TokenFile>>,
     credentials: Credentials,
-) -> Result<()> {
+}
+
+impl Settings {
+    fn load(file: Option<&Path>) -> Result<Self, String> {
+        let config = config::load(file).map_err(|error| chain(&error))?;
+        let tokens = config.tokens_file.as_ref().map(TokenFile::load).transpose();
+        let tokens = tokens.map_err(|error| format!("`auth.tokens_file`: {}", chain(&error)))?;
+        let credentials =
+            peers::Credentials::load(&config).map_err(|error| format!("{error:#}"))?;
+        Ok(Self {
+            config,
+            tokens: tokens.map(Arc::new),
+            credentials,
+        })
+    }
+}
+
+/// Without root's rights no container can be made, whatever the runtime.
+fn require_root() -> Result<(), String> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(
+        "`conman serve` makes containers, which needs root: run it as root, for example \
+         `sudo conman serve`. Nothing was started"
+            .to_owned(),
+    )
+}
+
+fn start(arguments: &ServeArgs, settings: Settings) -> Result<()> {
+    let Settings {
+        mut config,
+        tokens,
+        credentials,
+    } = settings;
     let records = FleetRecords::apply(&mut config)?;
     let credentials = credentials.derive(&config.name)?;
     let open_files = prepare_process()?;

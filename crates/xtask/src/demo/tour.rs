@@ -291,9 +291,9 @@ fn preemption(conman: &Conman) -> Result<()> {
     }
     step.done();
     println!("\n$ conman preempt");
-    let report = conman.command(&["preempt"])?;
+    let report = conman.command(&["preempt", "--yes"])?;
     println!("{}", String::from_utf8_lossy(&report.stdout).trim_end());
-    let report = conman.command(&["preempt", "--json"])?;
+    let report = conman.command(&["preempt", "--yes", "--json"])?;
     let report: serde_json::Value =
         serde_json::from_slice(&report.stdout).context("reading the preemption's report")?;
     let count = |name: &str| {

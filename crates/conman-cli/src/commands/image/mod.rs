@@ -42,8 +42,6 @@ async fn list(context: &Context, args: &ImageLsArgs) -> Result<Exit, Failure> {
         for name in images.iter().flat_map(|image| &image.names) {
             output.line(&printable(name))?;
         }
-    } else if images.is_empty() {
-        output.note("no images; `conman image import FILE NAME:TAG` imports one");
     } else {
         show::table(output, images)?;
     }

@@ -15,7 +15,6 @@ pub(super) fn table(output: &Output, images: &[Image]) -> Result<(), Failure> {
     if images.is_empty() {
         output
             .note("no images; `conman image import FILE NAME` and `conman image pull` bring some");
-        return Ok(());
     }
     let now = Timestamp::now();
     let mut rows: Vec<(String, Vec<Cell>)> = images

@@ -31,7 +31,15 @@ const NODE_WIDTHS: [u16; 7] = [16, 11, 16, 8, 10, 12, 10];
 const WIDTHS: [u16; 11] = [16, 12, 9, 10, 10, 10, 9, 11, 10, 10, 24];
 
 const HELP: &str =
-    " q quit  / filter  Enter follow  Esc back  sort: c CPU  m memory  p pids  n name";
+    " ? keys  q quit  / filter  Enter follow  Esc back  sort: c CPU  m memory  p pids  n name";
+
+const KEYS: &str = " Up, Down, PageUp, PageDown   select a session
+ Enter                        follow it: its figures over time
+ /                            filter by a part of the session's or node's name; Enter ends it
+ c, m, p, n                   sort by CPU, memory, processes, name
+ Esc                          back: from a followed session, then from the filter
+ ?                            these keys, and back
+ q, Ctrl-C                    quit";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sort {
@@ -59,6 +67,8 @@ pub(super) struct Screen {
     filter: String,
     /// Whether letters go to the filter.
     typing: bool,
+    /// Whether the keys are explained instead of the sessions being listed.
+    explains: bool,
     selected: Option<SessionId>,
     followed: Option<SessionId>,
     /// CPU in tenths of a percent and memory in bytes of the followed session, the newest first.
@@ -74,6 +84,7 @@ impl Screen {
             sort: Sort::Cpu,
             filter: String::new(),
             typing: false,
+            explains: false,
             selected: None,
             followed: None,
             history: [Vec::new(), Vec::new()],
@@ -127,6 +138,7 @@ impl Screen {
                 self.filter.pop();
             }
             KeyCode::Enter if self.typing => self.typing = false,
+            KeyCode::Esc if self.explains => self.explains = false,
             KeyCode::Esc if self.followed.is_some() => self.followed = None,
             KeyCode::Esc => {
                 self.typing = false;
@@ -142,6 +154,7 @@ impl Screen {
             KeyCode::PageUp => self.select(-PAGE),
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('q') => return true,
+            KeyCode::Char('?') => self.explains = !self.explains,
             KeyCode::Char('c') => self.sort = Sort::Cpu,
             KeyCode::Char('m') => self.sort = Sort::Memory,
             KeyCode::Char('p') => self.sort = Sort::Pids,
@@ -200,6 +213,7 @@ impl Screen {
         .areas(frame.area());
         self.draw_nodes(frame, top);
         match &self.followed {
+            _ if self.explains => frame.render_widget(Paragraph::new(KEYS), middle),
             Some(id) => self.draw_followed(frame, middle, id),
             None => self.draw_sessions(frame, middle),
         }

@@ -192,8 +192,13 @@ async fn a_node_is_preempted_and_readmitted_by_commands_typed_at_another() {
     fleet.is_one(1, "w", generation).await;
 
     let done = ["1 of 1 session killed", "1 released", "`conman readmit n1`"];
-    says(&fleet, &["preempt", "n1"], &done).await;
-    says(&fleet, &["preempt", "n1"], &["`conman readmit n1`"]).await;
+    says(&fleet, &["preempt", "n1", "--yes"], &done).await;
+    says(
+        &fleet,
+        &["preempt", "n1", "--yes"],
+        &["`conman readmit n1`"],
+    )
+    .await;
     first_becomes(&fleet, NodeState::Preempted, NodeStanding::Live).await;
     let next = fleet.ensure_after(1, "w", generation).await;
     assert_eq!(next.node, "n2");
