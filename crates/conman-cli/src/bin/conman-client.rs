@@ -21,6 +21,7 @@ async fn main() -> ExitCode {
         Command::Serve(_)
         | Command::Shim(_)
         | Command::Auth(_)
+        | Command::Config(_)
         | Command::Doctor(_)
         | Command::Bench(_) => {
             let text = "error: this program is only the client; use `conman` for that";

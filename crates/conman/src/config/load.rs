@@ -316,13 +316,11 @@ fn bind_creation(section: &Section<'_, '_>, first_id: u32) -> BindCreation {
             "must be permission bits as chmod takes them, such as \"0700\"".to_owned()
         })
     });
-    let owner = section.integer("owner", 0..=u64::from(RANGE_SIZE - 1));
+    let owner = section.integer::<u32>("owner", 0..=u64::from(RANGE_SIZE - 1));
     section.finish();
     BindCreation {
         mode: mode.unwrap_or(0o700),
-        owner: owner
-            .and_then(|owner| u32::try_from(owner).ok())
-            .unwrap_or(0),
+        owner: owner.unwrap_or(0),
         first_id,
     }
 }

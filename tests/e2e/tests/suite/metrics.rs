@@ -17,7 +17,7 @@ async fn every_metric_is_in_the_operators_table_and_has_a_text() {
     conman.api().ensure("web", &template).await;
     conman.sessions().get("/s/web/").await;
     let metrics = conman.api().get("/metrics").await.text();
-    let table = include_str!("../../../../deploy/README.md");
+    let table = include_str!("../../../../deploy/metrics.md");
     let texts = metrics
         .lines()
         .filter_map(|line| line.strip_prefix("# HELP "));

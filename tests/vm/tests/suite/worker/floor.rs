@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{PATIENCE, SESSIONS, generation, reached_sessions};
 
-const GUIDE: &str = include_str!("../../../../../deploy/README.md");
+const GUIDE: &str = include_str!("../../../../../deploy/fleet.md");
 
 /// The generation in the guide's example.
 const FLOOR: u64 = 1_000_000_000;
