@@ -33,7 +33,7 @@ const DEATH: Duration = Duration::from_millis(300);
 const DEATH_FACTOR: u32 = 4;
 
 /// Longest wait for what the kernel frees after a death.
-const SETTLED: Duration = Duration::from_secs(5);
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// Least memory of an open file in bytes: as many of them are explained by a session's memory.
 const FILE_BYTES: u64 = 192;
