@@ -337,7 +337,7 @@ async fn a_session_that_does_not_exist_has_its_exit_code_and_in_json_its_problem
     assert_eq!((outcome.code, outcome.stdout.as_str()), (3, ""));
     assert_eq!(
         outcome.stderr,
-        "error: It was refused: there is no session `bob`\nnext: `conman run ID` starts it, `conman ps --all` lists the sessions\n"
+        "error: It was refused: there is no session `bob`\nnext: `conman run ID --template TEMPLATE` starts it, `conman ps --all` lists the sessions\n"
     );
     let outcome = daemon.run(&["inspect", "bob", "--json"]).await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (3, ""));

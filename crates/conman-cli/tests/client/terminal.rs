@@ -369,7 +369,7 @@ async fn states_are_coloured_for_a_person_unless_they_ask_for_none() {
     let mut person = Person::runs(&daemon, &["ps"]);
     person.sees("\u{1b}[38;5;10m").await;
     assert_eq!(person.ends().await.code(), Some(0));
-    let mut person = Person::runs(&daemon, &["ps", "--no-color"]);
+    let mut person = Person::runs(&daemon, &["ps", "--no-color", "--wide"]);
     person.sees("http://alice.localhost:7701/").await;
     assert_eq!(person.ends().await.code(), Some(0));
 }
