@@ -1,6 +1,6 @@
 //! What must hold, judged from true-time container runs and the store's history alone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use conman_core::ownership::{
@@ -31,6 +31,13 @@ pub enum Rule {
     TakenLate,
     /// A session lost through nothing but outages of the store.
     LostToOutage,
+    /// Frozen, or given up, although the registry has not taken the node's ownership and its time
+    /// was not over.
+    FrozenWithoutNeed,
+    /// Still frozen although the registry takes renewals again.
+    ThawedLate,
+    /// More renewals in a second than a registry in trouble should get.
+    Hammers,
     NotServed,
     /// A preemption has ended, and a container runs that it does not name.
     Spared,
@@ -50,6 +57,9 @@ impl fmt::Display for Rule {
             Self::TakenEarly => "taken-early",
             Self::TakenLate => "taken-late",
             Self::LostToOutage => "lost-to-outage",
+            Self::FrozenWithoutNeed => "frozen-without-need",
+            Self::ThawedLate => "thawed-late",
+            Self::Hammers => "hammers",
             Self::NotServed => "not-served",
             Self::Spared => "spared",
             Self::Leak => "leak",
@@ -85,7 +95,12 @@ struct Node {
     until: Option<u64>,
     /// A pause that its clock saw may have kept the fence from acting for so long.
     paused_ms: u64,
+    /// When it sent its latest renewals, in true time.
+    renewals: VecDeque<u64>,
 }
+
+/// Renewals that a node may send within a second.
+const MAX_RENEWALS: usize = 5;
 
 #[derive(Debug)]
 pub(crate) struct Checker {
@@ -189,6 +204,48 @@ impl Checker {
                 _ => {}
             }
         }
+    }
+
+    /// The same transaction, in true time: a registry that refuses must not be hammered.
+    pub(crate) fn renews(&mut self, node: usize, now: u64, transaction: &Transaction) {
+        let renewal = matches!(transaction.write[..], [(Key::Heartbeat(_), _)]);
+        if !renewal {
+            return;
+        }
+        let renewals = &mut self.nodes[node].renewals;
+        renewals.push_back(now);
+        if renewals.len() > MAX_RENEWALS
+            && renewals
+                .pop_front()
+                .is_some_and(|first| now < first + 1_000)
+        {
+            self.fail(Rule::Hammers, || {
+                format!("n{node} sends more than {MAX_RENEWALS} renewals a second")
+            });
+        }
+    }
+
+    /// A daemon takes its ownership for lost, and freezes everything.
+    pub(crate) fn gives_up(&mut self, node: usize, incarnation: u64) {
+        let state = NodeState::Live;
+        let live = Some(NodeRecord { incarnation, state });
+        if self.nodes[node].record == live {
+            self.fail(Rule::FrozenWithoutNeed, || {
+                format!("n{node} gives up incarnation {incarnation}, which is live")
+            });
+        }
+    }
+
+    pub(crate) fn frozen_without_need(&mut self, node: usize, what: &str) {
+        self.fail(Rule::FrozenWithoutNeed, || {
+            format!("n{node}'s fence has fired through {what}")
+        });
+    }
+
+    pub(crate) fn thawed_late(&mut self, node: usize, after_ms: u64) {
+        self.fail(Rule::ThawedLate, || {
+            format!("n{node} is frozen {after_ms} ms after the registry refuses nothing")
+        });
     }
 
     pub(crate) fn asked_to_end(&mut self, session: &SessionName) {

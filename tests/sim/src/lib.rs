@@ -9,6 +9,7 @@
 //! | `preempting` | what a daemon's emergency thread does at a notice of preemption |
 //! | `slow_death` | a container that the kernel takes long to take down |
 //! | `store` | the registry behind a network that loses, delays and doubles |
+//! | `grey` | a registry that is slow or refuses |
 //! | [`checker`] | what must hold, by true time and the store's history; nothing of the protocol |
 //! | [`sabotage`] | the same simulation over a core that was broken on purpose |
 //!
@@ -17,6 +18,7 @@
 
 pub mod checker;
 mod clock;
+mod grey;
 mod kernel;
 mod machine;
 mod preempting;
@@ -32,6 +34,9 @@ use checker::Violation;
 pub const DERIVED_FROM: u64 = world::DERIVED_FROM;
 /// From this seed on, nodes are preempted by notices as well.
 pub const PREEMPTED_FROM: u64 = world::PREEMPTED_FROM;
+
+/// From this seed on, the registry is slow and refuses, too.
+pub const GREY_FROM: u64 = grey::GREY_FROM;
 
 /// What a run came to.
 #[derive(Debug)]

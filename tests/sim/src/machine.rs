@@ -39,6 +39,8 @@ pub(crate) struct Machine {
     pub(crate) emergency: EmergencyThread,
     /// Requests to the store that nothing has answered.
     pub(crate) open: BTreeSet<u64>,
+    /// Requests whose answers are late.
+    pub(crate) late: BTreeSet<u64>,
     pub(crate) fence: Option<Fence>,
     /// In a file, for the next shim.
     kept: Kept,
@@ -75,6 +77,7 @@ impl Machine {
             inbox: Vec::new(),
             emergency: EmergencyThread::default(),
             open: BTreeSet::new(),
+            late: BTreeSet::new(),
             kept: fence.kept(),
             fence: Some(fence),
             shim_epoch: 0,
@@ -111,17 +114,13 @@ impl World {
         if machine.daemon_epoch != epoch || shim.is_some_and(|shim| machine.shim_epoch != shim) {
             return;
         }
-        if let Event::StoreAnswer { op, .. } = event
-            && !self.machines[node].open.remove(&op)
-        {
-            return;
+        if let Event::StoreAnswer { op, .. } = event {
+            let machine = &mut self.machines[node];
+            if !machine.open.remove(&op) && !machine.late.remove(&op) {
+                return;
+            }
         }
         self.daemon(node, event);
-    }
-
-    pub(crate) fn time_out(&mut self, node: usize, epoch: u64, op: u64) {
-        let answer = Answer::Ambiguous;
-        self.deliver(node, epoch, None, Event::StoreAnswer { op, answer });
     }
 
     pub(crate) fn daemon(&mut self, node: usize, event: Event) {
@@ -179,7 +178,12 @@ impl World {
             Action::Forget(slot) => FenceEvent::Forget(slot),
             Action::SetDeadline(deadline) => FenceEvent::Extend(deadline),
             Action::Thaw { deadline, slots } => FenceEvent::Thaw { deadline, slots },
-            Action::FreezeAll => FenceEvent::FreezeAll,
+            Action::FreezeAll => {
+                let incarnation = self.machines[node].daemon.as_ref();
+                let incarnation = incarnation.map_or(0, NodeProtocol::incarnation);
+                self.checker.gives_up(node, incarnation);
+                FenceEvent::FreezeAll
+            }
         };
         if self.machines[node].fence.is_some() {
             let delay = self.socket_delay();
@@ -197,6 +201,7 @@ impl World {
                 self.note(|| format!("n{node} sends {op}: {:?}", transaction.write));
             }
             self.checker.sends(node, now.0, transaction);
+            self.checker.renews(node, self.now, transaction);
         }
         self.machines[node].open.insert(op);
         self.at(STORE_TIMEOUT_MS, Ev::Timeout(node, epoch, op));
@@ -204,7 +209,9 @@ impl World {
         if !lost {
             let late = self.lossy > 0 && self.random.percent(8);
             let most = if late { 9_000 } else { 30 };
-            self.soon(1, most, Ev::Arrive(node, epoch, op, request));
+            let slow_ms = self.slow_ms / 2;
+            let arrival = Ev::Arrive(node, epoch, op, request);
+            self.soon(slow_ms + 1, slow_ms + most, arrival);
             // Then another daemon, of another incarnation, meets what this one sent.
             if late && self.random.percent(10) {
                 self.soon(1, 500, Ev::DaemonDies(node));
@@ -256,7 +263,10 @@ impl World {
                 FenceAction::Refused(slot) | FenceAction::Certificate(slot) => {
                     self.tell(node, Event::DeathCertificate(slot));
                 }
-                FenceAction::Fired => self.tell(node, Event::FenceFired),
+                FenceAction::Fired => {
+                    self.fence_fired(node);
+                    self.tell(node, Event::FenceFired);
+                }
                 FenceAction::Freeze(slot) => self.freeze(node, slot),
                 FenceAction::Thaw(slot) => self.thaw(node, now, &slot),
                 FenceAction::Kill(slot) => self.kill(node, &slot),
@@ -293,6 +303,7 @@ impl World {
         machine.inbox.clear();
         machine.emergency = EmergencyThread::default();
         machine.open.clear();
+        machine.late.clear();
     }
 
     pub(crate) fn watchers(&self, node: usize) -> impl Iterator<Item = usize> + use<> {

@@ -22,6 +22,11 @@ impl World {
             }
             return;
         }
+        if let Some(answer) = self.refused(node, op, request) {
+            let delay = self.refusal_delay();
+            let event = Event::StoreAnswer { op, answer };
+            return self.at(delay, Ev::Daemon(node, epoch, None, event));
+        }
         let answer = match request {
             Request::Commit(transaction) => self.commit(node, op, transaction),
             Request::Read(keys) => {
@@ -43,7 +48,7 @@ impl World {
         renews && self.now > HEAL_MS
     }
 
-    fn commit(&mut self, node: usize, op: u64, transaction: &Transaction) -> Answer {
+    pub(crate) fn commit(&mut self, node: usize, op: u64, transaction: &Transaction) -> Answer {
         let mut compare = transaction.compare.iter();
         if !compare.all(|(key, value)| self.store.get(key) == value.as_ref()) {
             return Answer::Conflict;
@@ -74,7 +79,12 @@ impl World {
         let late = self.lossy > 0 && self.random.percent(10);
         let most = if late { 900 } else { 30 };
         let event = Event::StoreAnswer { op, answer };
-        self.soon(1, most, Ev::Daemon(node, epoch, None, event));
+        let slow_ms = self.slow_ms / 2;
+        self.soon(
+            slow_ms + 1,
+            slow_ms + most,
+            Ev::Daemon(node, epoch, None, event),
+        );
     }
 
     /// A node deletes the record of a session that is released: for a caller, beside its protocol.

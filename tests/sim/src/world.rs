@@ -7,6 +7,7 @@ use conman_core::ownership::{
 };
 
 use crate::checker::Checker;
+use crate::grey::{GREY_FROM, Grey, Refusal};
 use crate::machine::Machine;
 use crate::preempting::Emergency;
 use crate::random::Random;
@@ -81,6 +82,10 @@ pub(crate) enum Ev {
     RequestsLost(usize, u64),
     RequestsPass(usize),
     AnswersPass(usize),
+    StoreIsFast,
+    StoreAccepts,
+    /// Everything has to be thawed: the registry refuses nothing since then.
+    Thawed(u64),
     Heal,
 }
 
@@ -97,11 +102,18 @@ pub(crate) struct World {
     retired: SessionName,
     pub(crate) store: BTreeMap<Key, Value>,
     pub(crate) store_down_until: u64,
+    pub(crate) grey: Grey,
+    /// The registry's round trip, besides the network's.
+    pub(crate) slow_ms: u64,
+    pub(crate) refusal: Option<Refusal>,
+    /// Since when it refuses; until everything is thawed again.
+    pub(crate) refuses_since: Option<u64>,
+    pub(crate) accepts_since: u64,
     /// Percent of the messages to or from the store that are lost.
     pub(crate) lossy: u64,
     /// Nothing but outages of the store goes wrong: nothing may be lost.
     pub(crate) only_outages: bool,
-    /// Every other node's daemons have longer times now and then..
+    /// Every other node's daemons have longer times now and then.
     pub(crate) changes_times: bool,
     /// Nothing but deaths of machines goes wrong: each is noticed in time.
     only_deaths: bool,
@@ -149,8 +161,9 @@ impl World {
 
     fn new(seed: u64, pauses: Pauses, tracing: bool) -> Self {
         let mut random = Random(seed);
-        let only_outages = pauses == Pauses::Assumed && seed % 16 == 5;
-        let only_deaths = pauses == Pauses::Assumed && seed % 16 == 15;
+        let assumed = pauses == Pauses::Assumed;
+        let only_outages = assumed && seed % 16 == 5 && seed < GREY_FROM;
+        let only_deaths = assumed && seed % 16 == 15 && seed < GREY_FROM;
         let restless = pauses == Pauses::Assumed && RESTLESS.contains(&(seed % 16));
         let mut timing = times(seed);
         if !only_outages {
@@ -163,8 +176,12 @@ impl World {
         let names = (0..count).map(|i| format!("n{i}").into()).collect();
         let sessions = (0..random.range(1, 4)).map(|i| format!("s{i}").into());
         let sessions = sessions.collect();
+        let grey = match pauses {
+            Pauses::Assumed => Grey::of(seed),
+            Pauses::Beyond => Grey::Never,
+        };
         let lossy = match random.range(0, 9) {
-            _ if only_outages || only_deaths => 0,
+            _ if only_outages || only_deaths || grey.is_alone() => 0,
             0..=3 => 0,
             4..=7 => random.range(1, 3),
             _ => random.range(3, 15),
@@ -181,11 +198,16 @@ impl World {
             retired: "retired".into(),
             store: BTreeMap::new(),
             store_down_until: 0,
+            grey,
+            slow_ms: 0,
+            refusal: None,
+            refuses_since: None,
+            accepts_since: 0,
             lossy,
             only_outages,
             changes_times: pauses == Pauses::Assumed && CHANGES_TIMES.contains(&(seed % 16)),
             only_deaths,
-            preempts: seed >= PREEMPTED_FROM,
+            preempts: (PREEMPTED_FROM..GREY_FROM).contains(&seed),
             pauses,
             checker: Checker::new(count, timing, only_outages),
             tracing,
@@ -200,7 +222,8 @@ impl World {
             }
         }
         world.at(500, Ev::Ask);
-        world.at(3_000, Ev::Fault);
+        // Every fleet of a registry that is only slow has joined by then.
+        world.at(if grey.is_alone() { 8_000 } else { 3_000 }, Ev::Fault);
         world.at(LOOK_MS, Ev::Look);
         world.at(HEAL_MS, Ev::Heal);
         world
@@ -289,6 +312,9 @@ impl World {
             Ev::RequestsLost(..) => {}
             Ev::RequestsPass(node) => self.machines[node].cut_out = false,
             Ev::AnswersPass(node) => self.machines[node].cut_in = false,
+            Ev::StoreIsFast => self.slow_ms = 0,
+            Ev::StoreAccepts => self.store_accepts(),
+            Ev::Thawed(since) => self.is_thawed(since),
             Ev::Heal => self.heal(),
         }
     }
@@ -338,6 +364,8 @@ impl World {
             (true, _) => 0,
             (_, true) => 10,
             _ if self.preempts && self.random.percent(PREEMPTIONS_PERCENT) => 11,
+            _ if self.grey.is_alone() => 14,
+            _ if self.grey == Grey::Mixed => self.random.range(0, 16).min(14),
             _ => self.random.range(0, 13),
         };
         let machine = &self.machines[node];
@@ -368,6 +396,7 @@ impl World {
             11 if self.preempts => self.notice_preemption(node),
             11 => self.preempt(node),
             12 => self.program_ends(node),
+            14 => self.becomes_grey(),
             _ => self.process_blocks(node),
         }
         let burst = self.random.percent(20);
@@ -386,7 +415,8 @@ impl World {
 
     /// What makes the dead come back, or die again, just while others take over.
     pub(crate) fn stir(&mut self, node: usize) {
-        if self.now >= HEAL_MS || self.only_deaths || self.random.percent(50) {
+        let only = self.only_deaths || self.grey.is_alone();
+        if self.now >= HEAL_MS || only || self.random.percent(50) {
             return;
         }
         self.soon(0, 1_000, Ev::RequestsPass(node));
@@ -398,7 +428,8 @@ impl World {
 
     /// What interrupts a daemon in the middle of its rejoining.
     pub(crate) fn stir_rejoin(&mut self, node: usize) {
-        if !self.only_outages && !self.only_deaths && self.random.percent(15) {
+        let only = self.only_outages || self.only_deaths || self.grey.is_alone();
+        if !only && self.random.percent(15) {
             let lasts = self.random.range(5_000, 25_000);
             self.soon(10, 150, Ev::RequestsLost(node, lasts));
         }
@@ -441,21 +472,6 @@ impl World {
     fn machine_crashes(&mut self, node: usize) {
         self.machine_dies(node);
         self.soon(500, 30_000, Ev::MachineUp(node));
-    }
-
-    fn heal(&mut self) {
-        self.note(|| "everything is healed".into());
-        self.store_down_until = 0;
-        self.lossy = 0;
-        for node in 0..self.machines.len() {
-            self.machines[node].cut_in = false;
-            self.machines[node].cut_out = false;
-            self.machine_continues(node);
-            self.daemon_continues(node);
-            self.readmit(node);
-            let watched = self.watched(node);
-            self.watch(node, &watched);
-        }
     }
 
     fn finish(&mut self) {

@@ -47,7 +47,7 @@ pub use fence_report::{FenceHolds, FenceLinkError, FenceNews};
 pub use node::{Action, Event, NodeProtocol, Stake};
 pub use observer::{Observer, Verdict};
 pub use rejoin::{Rejoin, Step};
-pub use renewal::{Renewal, Renewed};
+pub use renewal::{Renewal, Renewed, Renewing};
 pub use timing::{KILLS_PER_MS, Timing, UnsafeTiming};
 
 /// A node's name in the registry.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The driver executes actions in their order and answers every [`Action::Store`] once, with
-//! [`Answer::Ambiguous`] after its timeout. It passes orders to the shim's [`Fence`](super::Fence)
+//! [`Answer::Ambiguous`] after its timeout. A renewal's answer that comes after that is passed on too. It passes orders to the shim's [`Fence`](super::Fence)
 //! and certificates back. Orders and certificates may be lost with a shim: [`Event::ShimConnected`]
 //! reports what the new one holds, and lost orders are given again. Late or duplicate events change
 //! nothing.
@@ -13,14 +13,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Answer, BootTime, Key, NodeName, Observer, Ownership, Rejoin, Request, SessionName, Slot,
-    SlotView, Timing, Transaction, Verdict,
+    Answer, BootTime, Key, NodeName, Observer, Ownership, Rejoin, Renewing, Request, SessionName,
+    Slot, SlotView, Timing, Transaction, Verdict,
 };
 
 mod sessions;
 mod standing;
 
 use standing::Standing;
+
+/// More than are sent within F.
+const MAX_LATE: usize = 64;
 
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -121,7 +124,7 @@ struct Local {
 
 #[derive(Debug, Clone)]
 enum Pending {
-    Renew,
+    Renew(Renewing),
     Rejoin,
     Silence,
     List,
@@ -156,6 +159,8 @@ pub struct NodeProtocol {
     sessions: BTreeMap<SessionName, Local>,
     due: BTreeSet<(BootTime, SessionName)>,
     pending: BTreeMap<u64, Pending>,
+    /// Renewals that were taken for ambiguous, and may still be answered.
+    late: BTreeMap<u64, Renewing>,
     next_op: u64,
     actions: Vec<Action>,
 }
@@ -194,6 +199,7 @@ impl NodeProtocol {
             sessions: BTreeMap::new(),
             due: BTreeSet::new(),
             pending: BTreeMap::new(),
+            late: BTreeMap::new(),
             next_op: 0,
             actions: Vec::new(),
         };
@@ -277,7 +283,19 @@ impl NodeProtocol {
             Event::Tick => {}
             Event::StoreAnswer { op, answer } => {
                 if let Some(pending) = self.pending.remove(&op) {
+                    if let Pending::Renew(request @ Renewing::Commit { .. }) = pending
+                        && answer == Answer::Ambiguous
+                    {
+                        self.late.insert(op, request);
+                        if self.late.len() > MAX_LATE {
+                            self.late.pop_first();
+                        }
+                    }
                     self.answered(now, pending, &answer);
+                } else if let Some(request) = self.late.remove(&op)
+                    && answer == Answer::Committed
+                {
+                    self.renewed(now, request, &answer);
                 }
             }
             Event::EnsureAsked(session) => self.ensure(now, session),
@@ -311,7 +329,7 @@ impl NodeProtocol {
                 rejoin.due(now, &self.timing).map(|r| (Pending::Rejoin, r))
             }
             Standing::Listing { renewal, .. } | Standing::Live(renewal) => {
-                renewal.due(now).map(|r| (Pending::Renew, r))
+                renewal.due(now).map(|(is, r)| (Pending::Renew(is), r))
             }
         };
         if let Some((pending, request)) = due {
@@ -357,7 +375,7 @@ impl NodeProtocol {
 
     fn answered(&mut self, now: BootTime, pending: Pending, answer: &Answer) {
         match pending {
-            Pending::Renew => self.renewed(now, answer),
+            Pending::Renew(request) => self.renewed(now, request, answer),
             Pending::Rejoin => self.rejoined(now, answer),
             Pending::Silence => {
                 if *answer != Answer::Committed {

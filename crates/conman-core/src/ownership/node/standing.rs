@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{Action, Local, NodeProtocol, Phase};
 use crate::ownership::{
-    Answer, BootTime, Key, NodeRecord, NodeState, OwnedState, Rejoin, Renewal, Renewed, Step,
-    Transaction, Value,
+    Answer, BootTime, Key, NodeRecord, NodeState, OwnedState, Rejoin, Renewal, Renewed, Renewing,
+    Step, Transaction, Value,
 };
 
 #[derive(Debug, Clone)]
@@ -60,7 +60,7 @@ impl NodeProtocol {
         }
     }
 
-    pub(super) fn renewed(&mut self, now: BootTime, answer: &Answer) {
+    pub(super) fn renewed(&mut self, now: BootTime, request: Renewing, answer: &Answer) {
         if matches!(answer, Answer::Ambiguous | Answer::Unavailable) {
             self.outage();
         }
@@ -68,7 +68,7 @@ impl NodeProtocol {
         else {
             return;
         };
-        match renewal.answered(now, answer, &self.timing) {
+        match renewal.answered(now, request, answer, &self.timing) {
             Renewed::NotYet => {}
             Renewed::Deadline(deadline) => {
                 let late = self.fired || now >= self.deadline;
