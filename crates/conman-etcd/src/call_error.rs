@@ -6,6 +6,9 @@ use tonic::{Code, ConnectError, Status};
 /// Part of etcd's error when the requested revision is compacted.
 const COMPACTED: &str = "required revision has been compacted";
 
+/// Part of etcd's error when its quota is used up.
+const NO_SPACE: &str = "database space exceeded";
+
 /// Why a call has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CallError {
@@ -15,6 +18,9 @@ pub(super) enum CallError {
     /// etcd refused it; it has no effect.
     #[error("etcd refuses: {reason}")]
     Refused { reason: String },
+    /// etcd has no space left. It may have executed the call all the same.
+    #[error("etcd has no space left: {reason}")]
+    Full { reason: String },
     /// It may have taken effect, or may still do so.
     #[error("{reason}")]
     Unknown { reason: String },
@@ -31,8 +37,8 @@ pub(super) enum CallError {
 
 impl CallError {
     /// Certain are only that no connection was made, or that etcd rejected the call; after any
-    /// other failure it may have taken effect. A full store is not certain: etcd may execute a
-    /// transaction that finds it full.
+    /// other failure it may have taken effect. A full store is not certain: the member that reaches
+    /// the quota first executes the transaction and then reports the same error.
     pub(super) fn of(name: &str, status: &Status) -> Self {
         if is_from_connecting(status) {
             let why = explained(status);
@@ -47,11 +53,15 @@ impl CallError {
             );
             return Self::TooLong { reason };
         }
-        // The store is not full, but the message is too large: etcd has not processed it.
-        let too_large = status.code() == Code::ResourceExhausted
-            && status.message().contains("larger than max");
+        let message = status.message();
+        if status.code() == Code::ResourceExhausted && message.contains(NO_SPACE) {
+            let reason = message.to_owned();
+            return Self::Full { reason };
+        }
+        // The message is too large, or too many wait: etcd has not processed it.
+        let unprocessed = ["larger than max", "too many requests"];
         let refused = match status.code() {
-            Code::ResourceExhausted => too_large,
+            Code::ResourceExhausted => unprocessed.iter().any(|why| message.contains(why)),
             // For every call that returns this, etcd has done nothing.
             Code::OutOfRange => status.message().contains(COMPACTED),
             Code::InvalidArgument
@@ -82,7 +92,20 @@ impl CallError {
     pub(super) fn is_without_effect(&self) -> bool {
         match self {
             Self::NotSent { .. } | Self::Refused { .. } => true,
-            Self::Unknown { .. }
+            Self::Full { .. }
+            | Self::Unknown { .. }
+            | Self::Late { .. }
+            | Self::TooLong { .. }
+            | Self::Stale { .. } => false,
+        }
+    }
+
+    /// Whether etcd refuses: the same request would be refused again at once.
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused { .. } | Self::Full { .. } => true,
+            Self::NotSent { .. }
+            | Self::Unknown { .. }
             | Self::Late { .. }
             | Self::TooLong { .. }
             | Self::Stale { .. } => false,
@@ -99,7 +122,10 @@ impl CallError {
         match self {
             Self::Late { .. } | Self::TooLong { .. } => true,
             Self::Refused { reason } => reason.contains("too many operations"),
-            Self::NotSent { .. } | Self::Unknown { .. } | Self::Stale { .. } => false,
+            Self::NotSent { .. }
+            | Self::Full { .. }
+            | Self::Unknown { .. }
+            | Self::Stale { .. } => false,
         }
     }
 }
@@ -150,4 +176,25 @@ pub(super) fn is_about_sign_in(reason: &str) -> bool {
     ]
     .iter()
     .any(|known| reason.contains(known))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_refusals_of_calls_that_etcd_has_not_executed_are_certain() {
+        let of = |code, message: &str| CallError::of("etcd", &Status::new(code, message));
+        let full = of(
+            Code::ResourceExhausted,
+            "etcdserver: mvcc: database space exceeded",
+        );
+        assert!(!full.is_without_effect() && full.is_refusal(), "{full}");
+        let busy = of(Code::ResourceExhausted, "etcdserver: too many requests");
+        assert!(busy.is_without_effect() && busy.is_refusal(), "{busy}");
+        let changed = of(Code::Unavailable, "etcdserver: leader changed");
+        assert!(!changed.is_without_effect() && !changed.is_refusal());
+        let credentials = of(Code::Unauthenticated, "etcdserver: invalid auth token");
+        assert!(credentials.is_without_effect() && credentials.is_refusal());
+    }
 }

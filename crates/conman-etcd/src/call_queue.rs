@@ -153,6 +153,7 @@ impl CallQueue {
             CallError::Refused { .. } => true,
             CallError::TooLong { .. } => self.kind == Kind::Reads,
             CallError::NotSent { .. }
+            | CallError::Full { .. }
             | CallError::Unknown { .. }
             | CallError::Late { .. }
             | CallError::Stale { .. } => false,

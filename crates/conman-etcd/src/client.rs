@@ -15,6 +15,11 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+mod method;
+
+pub(super) use method::MAX_BULK_BYTES;
+use method::{AUTHENTICATE, COMPACT, Lines, MAX_ANSWER_BYTES, Method, RANGE, RENEWAL, TXN, WATCH};
+
 use super::access::{AccessError, EtcdAccess, EtcdCredentials, endpoints};
 use super::call_error::{CallError, is_about_sign_in};
 use super::figures;
@@ -26,55 +31,8 @@ use super::wire::{
     WatchResponse,
 };
 
-/// Path of a call, the size limit of its answer, and the connections that it uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Method {
-    path: &'static str,
-    max_answer_bytes: usize,
-    lines: Lines,
-}
-
-/// Large reads use separate connections, so that renewals never queue behind them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lines {
-    Common,
-    Bulk,
-}
-
-impl Method {
-    const fn new(path: &'static str) -> Self {
-        Self {
-            path,
-            max_answer_bytes: MAX_ANSWER_BYTES,
-            lines: Lines::Common,
-        }
-    }
-
-    /// The same for many records; a single record may have any size.
-    const fn bulk(self, records: i64) -> Self {
-        Self {
-            path: self.path,
-            max_answer_bytes: match records {
-                ..=1 => MAX_ANSWER_BYTES,
-                _ => MAX_BULK_BYTES,
-            },
-            lines: Lines::Bulk,
-        }
-    }
-}
-
-const RANGE: Method = Method::new("/etcdserverpb.KV/Range");
-const TXN: Method = Method::new("/etcdserverpb.KV/Txn");
-const COMPACT: Method = Method::new("/etcdserverpb.KV/Compact");
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
-const AUTHENTICATE: Method = Method::new("/etcdserverpb.Auth/Authenticate");
-
-/// Maximum size of an answer: a page of small values, or a record, which etcd limits to 1.5 MiB, is
-/// far below.
-const MAX_ANSWER_BYTES: usize = 64 * 1_024 * 1_024;
-
-/// Maximum size of an answer with many records, which bounds the work on the fleet's thread.
-pub(super) const MAX_BULK_BYTES: usize = 8 * 1_024 * 1_024;
+/// A renewal's answer counts until this multiple of the timeout has passed: about F.
+const LATE_FACTOR: f64 = 2.5;
 
 /// Interval between repeated warnings about an endpoint.
 const REPEAT_AFTER: Duration = Duration::from_mins(10);
@@ -236,6 +194,16 @@ impl Client {
         self.timed(TXN, request).await
     }
 
+    /// The same for a renewal, whose answer is awaited for as long as it may count.
+    pub(super) async fn renewal(&self, request: TxnRequest) -> Result<TxnResponse, CallError> {
+        self.timed(RENEWAL, request).await
+    }
+
+    /// The timeout of a call.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience
+    }
+
     async fn timed<Q, R>(&self, method: Method, request: Q) -> Result<R, CallError>
     where
         Q: Message + Clone + Send + Sync + 'static,
@@ -295,27 +263,27 @@ impl Client {
         for _ in 0..self.names.len() {
             let (index, channel) = self.line(method.lines);
             let token = (method != AUTHENTICATE).then(|| self.token()).flatten();
-            let call = send(channel, method, request.clone(), token);
-            let status = match timeout_at(deadline, call).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(status)) => status,
+            let mut call = std::pin::pin!(send(channel, method, request.clone(), token));
+            let answered = match timeout_at(deadline, &mut call).await {
+                Ok(answered) => answered,
                 Err(_) => {
-                    let reason = format!(
-                        "{} did not answer within {} ms",
-                        self.name(index),
-                        self.patience.as_millis()
-                    );
-                    self.way().replace(method.lines, index);
-                    // A large read may be slow; renewals detect an endpoint that hangs.
-                    if method.max_answer_bytes == MAX_ANSWER_BYTES {
-                        self.pass_over(index, &reason);
+                    let error = self.late(index, method);
+                    if !method.counts_late {
+                        return Err(error);
                     }
-                    // Whatever happened at earlier endpoints, this one may have received the call.
-                    return Err(CallError::Late { reason });
+                    let last = deadline + self.patience.mul_f64(LATE_FACTOR - 1.0);
+                    match timeout_at(last, &mut call).await {
+                        Ok(answered) => answered,
+                        Err(_) => return Err(error),
+                    }
                 }
             };
+            let status = match answered {
+                Ok(answer) => return Ok(answer),
+                Err(status) => status,
+            };
             let error = self.failed(index, method.path, &status);
-            let at_fault = !matches!(error, CallError::Refused { .. } | CallError::TooLong { .. });
+            let at_fault = !error.is_refusal() && !matches!(error, CallError::TooLong { .. });
             if at_fault {
                 self.pass_over(index, &error.to_string());
             }
@@ -327,6 +295,22 @@ impl Client {
         Err(failure.unwrap_or_else(|| CallError::NotSent {
             reason: "no endpoint of etcd".to_owned(),
         }))
+    }
+
+    /// The next calls use another connection, and another endpoint. Whatever happened at earlier
+    /// endpoints, this one may have received the call.
+    fn late(&self, index: usize, method: Method) -> CallError {
+        let reason = format!(
+            "{} did not answer within {} ms",
+            self.name(index),
+            self.patience.as_millis()
+        );
+        self.way().replace(method.lines, index);
+        // A large read may be slow; renewals detect an endpoint that hangs.
+        if method.max_answer_bytes == MAX_ANSWER_BYTES {
+            self.pass_over(index, &reason);
+        }
+        CallError::Late { reason }
     }
 
     /// Watches changes under a prefix from here on.
@@ -396,6 +380,7 @@ impl Client {
             },
             // Signing in has no lasting effect, so the call itself has none.
             CallError::NotSent { reason }
+            | CallError::Full { reason }
             | CallError::Unknown { reason }
             | CallError::Late { reason }
             | CallError::TooLong { reason }

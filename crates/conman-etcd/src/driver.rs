@@ -54,6 +54,8 @@ const ATTEMPTS_OF_A_PROTOCOL: u64 = 1 << 32;
 /// Result of one of the driver's futures.
 enum Done {
     Answered(u64, Answered),
+    /// A renewal that may not have been answered in time.
+    Overdue(u64),
     /// Releases that were sent together.
     Released(Vec<((u64, Slot), Answered)>),
     Looked(Box<Looked>),

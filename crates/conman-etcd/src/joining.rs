@@ -96,6 +96,7 @@ async fn attempt(
         *is_held = true;
     }
     schema::check(&shared.store).await?;
+    same_store(shared).await?;
     if let Some(floor) = floor {
         raise_floor(shared, floor).await?;
     }
@@ -108,6 +109,30 @@ async fn attempt(
         slots: holds.slots,
         holder,
     })
+}
+
+/// Refuses a store that has an earlier state of this node than it had itself.
+async fn same_store(shared: &Shared) -> Result<(), String> {
+    let keys = &shared.store.keys;
+    let record = Key::Node(shared.me.clone());
+    let names = [
+        keys.of(&record),
+        keys.of(&Key::Heartbeat(shared.me.clone())),
+        keys.lost_node(&shared.me),
+    ];
+    let read = shared.store.get(&names).await;
+    let (entries, _) = read.map_err(|error| error.to_string())?;
+    let incarnation = match entries.first() {
+        Some(Some((name, bytes, _))) => match codec::decode(&record, name, bytes) {
+            Ok(Value::Node(record)) => Some(record.incarnation),
+            Ok(_) => None,
+            Err(error) => return Err(error.to_string()),
+        },
+        _ => None,
+    };
+    let revisions = entries.iter().flatten().map(|(_, _, revision)| *revision);
+    let seen = shared.store.client.seen();
+    seen.check_own(revisions.max().unwrap_or(0), incarnation)
 }
 
 /// Freezes what ran before the node joined: the rest of the fleet may start those sessions, however

@@ -77,11 +77,12 @@ use store::Store;
 /// Claims and releases that wait for the driver, which takes all of them at once.
 const MAX_COMMANDS: usize = 4_096;
 
-/// A call to etcd takes at most this share of the fence timeout, so that several endpoints can be
-/// tried within it.
-const PATIENCE_SHARE: u64 = 5;
+/// A call to etcd takes at most this share of the fence timeout, in percent: more than a third, so
+/// that no store freezes a node whose round trip is shorter than that, and little enough to try another
+/// endpoint within the rest.
+const PATIENCE_PERCENT: u64 = 40;
 const MIN_PATIENCE_MS: u64 = 100;
-const MAX_PATIENCE_MS: u64 = 2_000;
+const MAX_PATIENCE_MS: u64 = 10_000;
 
 /// Concurrent reads of many records: each may take some megabytes, and shares the connection to
 /// etcd with the renewals.
@@ -301,8 +302,8 @@ fn open_store(options: &EtcdOptions) -> Result<Store, EtcdStartError> {
         let path = options.state_dir.clone();
         EtcdStartError::Seen { path, source }
     })?;
-    let patience =
-        (options.timing.fence_ms / PATIENCE_SHARE).clamp(MIN_PATIENCE_MS, MAX_PATIENCE_MS);
+    let patience = options.timing.fence_ms * PATIENCE_PERCENT / 100;
+    let patience = patience.clamp(MIN_PATIENCE_MS, MAX_PATIENCE_MS);
     let patience = Duration::from_millis(patience);
     let client = Client::new(&options.access, patience, Arc::new(seen))?;
     Ok(Store::new(client, Keys::new(options.prefix.clone())))

@@ -4,7 +4,9 @@
 //! greater revision refuses it until an operator gives a generation above all used ones. The
 //! observed state survives the daemon in a file. Other nodes' writes may raise a restored store
 //! above that revision before a node reads it again, so the heartbeats' revisions are checked too:
-//! every node rewrites its heartbeat, and a restored one is older than what was read before.
+//! every node rewrites its heartbeat, and a restored one is older than what was read before. A node
+//! remembers its last heartbeat in the file: while every daemon is stopped, other writes may raise a
+//! restored store above any revision, but not this node's heartbeat.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,6 +26,11 @@ struct Kept {
     revision: i64,
     /// An older store of the same cluster was seen: its revision may grow past ours.
     went_back: bool,
+    /// The revision and the incarnation of this node's latest heartbeat; 0 before the first.
+    #[serde(default)]
+    heartbeat: i64,
+    #[serde(default)]
+    incarnation: u64,
 }
 
 #[derive(Debug)]
@@ -146,6 +153,34 @@ impl Seen {
         Ok(())
     }
 
+    /// Notes that this node has written its heartbeat.
+    pub(super) fn wrote_heartbeat(&self, incarnation: u64, revision: i64) {
+        let now = &mut self.state().now;
+        now.heartbeat = revision.max(now.heartbeat);
+        now.incarnation = incarnation.max(now.incarnation);
+    }
+
+    /// Accepts what the store has of this node before it joins, or returns why the store is not
+    /// trusted. `revision` is the latest that wrote this node's heartbeat, its record, or the record of
+    /// its being forgotten; 0 without any of them.
+    pub(super) fn check_own(&self, revision: i64, incarnation: Option<u64>) -> Result<(), String> {
+        let mut state = self.state();
+        let now = &mut state.now;
+        let falls = revision < now.heartbeat
+            || incarnation.is_some_and(|incarnation| incarnation < now.incarnation);
+        if !falls {
+            return Ok(());
+        }
+        now.went_back = true;
+        let reason = gone_back(
+            "this node's last heartbeat at revision",
+            now.heartbeat,
+            revision,
+        );
+        state.refused = Some(reason.clone());
+        Err(reason)
+    }
+
     /// Why the current store is not the same as before, if so.
     pub(super) fn went_back(&self) -> Option<String> {
         self.state().refused.clone()
@@ -241,6 +276,29 @@ mod tests {
         seen.check(seen.revision(), 7, 26).expect_err("remembered");
         let seen = Seen::open(dir.path(), true).expect("opened");
         seen.check(seen.revision(), 8, 1).expect("accepted");
+    }
+
+    #[test]
+    fn a_store_that_was_restored_while_all_daemons_were_stopped_is_betrayed_by_the_own_heartbeat() {
+        let dir = dir();
+        let seen = open(&dir);
+        seen.check_own(0, None).expect("nothing is remembered");
+        seen.check(seen.revision(), 7, 20).expect("the first");
+        seen.wrote_heartbeat(3, 19);
+        seen.keep().expect("kept");
+        let seen = open(&dir);
+        seen.check(seen.revision(), 7, 90).expect("others write");
+        seen.check_own(19, Some(3)).expect("the same");
+        seen.check_own(40, None).expect("it was forgotten since");
+        for older in [(11, Some(3)), (0, None), (19, Some(2))] {
+            let refusal = seen.check_own(older.0, older.1).expect_err("older");
+            assert!(refusal.contains("--generation-floor"), "{refusal}");
+        }
+        seen.keep().expect("kept");
+        let seen = open(&dir);
+        seen.check(seen.revision(), 7, 91).expect_err("remembered");
+        let seen = Seen::open(dir.path(), true).expect("opened");
+        seen.check_own(11, Some(3)).expect("accepted");
     }
 
     #[test]

@@ -130,7 +130,9 @@ impl Shared {
                 self.why_late()
             ),
             Standing::Alone | Standing::Live | Standing::Late => {
-                "etcd did not answer in time".to_owned()
+                self.trouble().unwrap_or_else(|| {
+                    "etcd has not confirmed it yet; try again in a moment".to_owned()
+                })
             }
         };
         RegistryError::Unavailable { reason }

@@ -46,7 +46,7 @@ pub(super) struct Answered {
     pub(super) answer: Answer,
     pub(super) trouble: Option<String>,
     pub(super) revision: i64,
-    /// etcd has rejected it: the same request would be rejected again.
+    /// etcd refuses: the same request would be refused again at once.
     pub(super) refused: bool,
 }
 
@@ -153,14 +153,16 @@ impl Store {
     /// A claim may be sent together with other calls.
     pub(super) async fn commit(&self, transaction: &Transaction, additions: Additions) -> Answered {
         let request = self.request(transaction, additions);
-        let answered = match is_claim(transaction) {
-            true => self.transact_queued(request).await,
-            false => self.transact(request).await,
+        let answered = match kind(transaction) {
+            Kind::Claim => self.transact_queued(request).await,
+            Kind::Renewal => answered(self.client.renewal(request).await),
+            Kind::Other => self.transact(request).await,
         };
         if answered.answer == Answer::Committed {
             let seen = self.client.seen();
             for (key, value) in &transaction.write {
-                if let (Key::Heartbeat(node), Some(_)) = (key, value) {
+                if let (Key::Heartbeat(node), Some(Value::Heartbeat(own))) = (key, value) {
+                    seen.wrote_heartbeat(own.incarnation, answered.revision);
                     // A write is newer than whatever was known of its key: the answer itself was
                     // checked to be no older.
                     let _ = seen.check_heartbeat(node, 0, answered.revision);
@@ -330,12 +332,24 @@ fn entry(kv: KeyValue) -> Entry {
     (kv.key, kv.value, kv.mod_revision)
 }
 
-fn is_claim(transaction: &Transaction) -> bool {
-    matches!(
-        &transaction.write[..],
+/// How a transaction is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Claim,
+    Renewal,
+    Other,
+}
+
+pub(super) fn kind(transaction: &Transaction) -> Kind {
+    match &transaction.write[..] {
         [(Key::Session(_), Some(Value::Session(ownership)))]
-            if ownership.state == OwnedState::Owned
-    )
+            if ownership.state == OwnedState::Owned =>
+        {
+            Kind::Claim
+        }
+        [(Key::Heartbeat(_), Some(_))] => Kind::Renewal,
+        _ => Kind::Other,
+    }
 }
 
 fn gets(names: &[Vec<u8>]) -> TxnRequest {
@@ -369,7 +383,7 @@ fn answered(answer: Result<TxnResponse, CallError>) -> Answered {
                 false => Answer::Ambiguous,
             };
             Answered {
-                refused: matches!(error, CallError::Refused { .. }),
+                refused: error.is_refusal(),
                 ..Answered::failed(answer, error.to_string())
             }
         }

@@ -10,13 +10,13 @@ use conman_core::ownership::{
 use super::super::call_queue::take_group;
 use super::super::codec;
 use super::super::figures::Tally;
-use super::super::store::{Additions, Answered, Entry};
+use super::super::store::{Additions, Answered, Entry, Kind, kind};
 use super::super::wire::{self, TxnRequest};
 use super::{Done, Serving};
 use conman_registry::Standing;
 
 /// Delay before a refused release is tried again.
-const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// A release that is about to be sent, together with others of the moment.
 pub(super) struct UnsentRelease {
@@ -66,6 +66,13 @@ impl Serving<'_> {
             }
         }
         let store = self.shared.store.clone();
+        if kind(&transaction) == Kind::Renewal {
+            let patience = store.client.patience();
+            self.work.push(Box::pin(async move {
+                tokio::time::sleep(patience).await;
+                Done::Overdue(op)
+            }));
+        }
         match released_slot(&transaction) {
             Some(slot) => self.unsent_releases.push(UnsentRelease {
                 op,
@@ -127,6 +134,15 @@ impl Serving<'_> {
     pub(super) fn done(&mut self, done: Done) {
         match done {
             Done::Answered(op, answered) => self.answered(op, answered),
+            // Its answer still counts when it comes.
+            Done::Overdue(op) if self.renewals.contains(&op) => {
+                let waited_ms = self.shared.store.client.patience().as_millis();
+                let trouble = format!("etcd has not answered a renewal within {waited_ms} ms");
+                self.shared.note_trouble(Some(trouble));
+                let answer = Answer::Ambiguous;
+                self.inbox.push_back(Event::StoreAnswer { op, answer });
+            }
+            Done::Overdue(_) => {}
             Done::Released(releases) => {
                 for ((op, slot), answered) in releases {
                     self.release_answered(op, slot, answered);
