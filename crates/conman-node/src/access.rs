@@ -11,7 +11,7 @@ use conman_runtime::{
     ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime, RuntimeError,
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use crate::context::Context;
@@ -23,6 +23,9 @@ use crate::revival::{self, Former};
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle};
 use crate::stats;
+
+/// Exit code of a command that SIGKILL has ended.
+const KILLED: i32 = 137;
 
 /// The ways into a node's sessions: connections, commands, terminals, logs. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -127,15 +130,11 @@ impl AccessHandle {
     /// Sends a signal to the first process of a running session.
     pub fn signal(&self, id: &SessionId, signal: Signal) -> Result<(), AccessError> {
         let Running { handle, .. } = running(&self.context, id)?;
-        let not_running = || AccessError::NotRunning {
-            id: id.clone(),
-            state: handle.state(),
-        };
-        let process = handle.view().process.ok_or_else(not_running)?;
+        let process = handle.view().process.ok_or_else(|| not_running(&handle))?;
         match process.signal(signal) {
             Ok(true) => Ok(()),
             // It has just ended.
-            Ok(false) => Err(not_running()),
+            Ok(false) => Err(not_running(&handle)),
             Err(source) => Err(AccessError::Signal {
                 id: id.clone(),
                 source,
@@ -146,8 +145,17 @@ impl AccessHandle {
     /// Runs a command in a running session.
     pub async fn exec(&self, id: &SessionId, plan: ExecPlan) -> Result<ExecIo, AccessError> {
         self.awake(id).await?;
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.exec(&key, plan).await.map_err(failed(id))
+        let Running {
+            handle,
+            runtime,
+            key,
+        } = running(&self.context, id)?;
+        match runtime.exec(&key, plan).await {
+            Ok(io) => Ok(with_session_end(handle, io)),
+            // The runtime only sees that the container is gone.
+            Err(_) if is_going(&handle) => Err(not_running(&handle)),
+            Err(source) => Err(failed(id)(source)),
+        }
     }
 
     /// Carries out an order about a running session's files, as `user` or its program's user. The session
@@ -165,8 +173,11 @@ impl AccessHandle {
             key,
         } = running(&self.context, id)?;
         let guard = handle.activity.begin();
-        let io = runtime.files(&key, order, user).await.map_err(failed(id))?;
-        Ok((io, guard))
+        match runtime.files(&key, order, user).await {
+            Ok(io) => Ok((io, guard)),
+            Err(_) if is_going(&handle) => Err(not_running(&handle)),
+            Err(source) => Err(failed(id)(source)),
+        }
     }
 
     /// Attaches a link to a running session.
@@ -324,12 +335,53 @@ pub(crate) fn container_of<'a>(
     let (SessionState::Running, false, Some(generation)) =
         (state, handle.is_ending(), handle.generation())
     else {
-        return Err(AccessError::NotRunning { id, state });
+        return Err(not_running(handle));
     };
     Ok((
         runtime_of(context, handle)?,
         ContainerKey::new(id, generation),
     ))
+}
+
+/// A session that is about to end is still shown as running for a moment.
+pub(crate) fn not_running(handle: &SessionHandle) -> AccessError {
+    let state = match handle.state() {
+        SessionState::Running => SessionState::Stopping,
+        state => state,
+    };
+    AccessError::NotRunning {
+        id: handle.id.clone(),
+        state,
+    }
+}
+
+/// Whether the session ends, or its first process is dead already.
+fn is_going(handle: &SessionHandle) -> bool {
+    let process = handle.view().process;
+    let is_dead = process.is_none_or(|process| process.is_dead().unwrap_or(false));
+    is_dead || handle.is_ending() || handle.state() != SessionState::Running
+}
+
+/// A command that was killed together with its session reports that, and not an exit code of its own.
+fn with_session_end(handle: Arc<SessionHandle>, io: ExecIo) -> ExecIo {
+    let (sender, status) = oneshot::channel();
+    let ended = io.status;
+    tokio::spawn(async move {
+        let Ok(mut ended) = ended.await else { return };
+        if ended.exit_code == Some(KILLED) && is_going(&handle) {
+            let reason = handle.view().reason.unwrap_or_default();
+            let why = match reason.as_str() {
+                "" => "the session ended".to_owned(),
+                reason => format!("the session ended: {reason}"),
+            };
+            ended.exit_code = None;
+            ended.error = Some(format!(
+                "the command was killed while it ran, because {why}"
+            ));
+        }
+        let _ = sender.send(ended);
+    });
+    ExecIo { status, ..io }
 }
 
 pub(crate) fn failed(id: &SessionId) -> impl FnOnce(RuntimeError) -> AccessError {

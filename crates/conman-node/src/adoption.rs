@@ -103,11 +103,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         found.push((record, finding));
     }
     let told = told(context).await;
-    let mut gone: HashMap<SessionId, Ending> = release_gone(context, &found, &told)
-        .await?
-        .into_iter()
-        .map(|release| (release.id, release.ending))
-        .collect();
+    let mut gone = release_gone(context, &found, &told).await?;
     let paused = paused(context, &found).await;
     let mut adopted = Adopted::default();
     let mut none_may_obey = true;
@@ -133,9 +129,15 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                     &mut adopted,
                 );
             }
+            Finding::Gone if let Some(ending) = gone.unreleased.remove(&record.id) => {
+                let cause = Cause::Asked(ending.cause.unwrap_or(EndCause::Unknown), ending.reason);
+                let beginning = (Beginning::Unresolved(cause), false);
+                take_on(context, &record, beginning, None, &mut adopted);
+            }
             Finding::Gone => {
                 adopted.released += 1;
-                ended.extend(gone.remove(&record.id).map(|ending| (record, ending)));
+                let ending = gone.released.remove(&record.id);
+                ended.extend(ending.map(|ending| (record, ending)));
             }
             Finding::Ended(ending) => {
                 adopted.ended += 1;

@@ -9,6 +9,7 @@ use conman_net::attached::{self, LinkError, NewLink};
 use conman_net::{Namespace, class_of};
 use conman_proto::{LinkRequest, Network, SessionId, SessionLink};
 
+use crate::access::not_running;
 use crate::context::Context;
 use crate::error::AccessError;
 use crate::session::SessionHandle;
@@ -105,13 +106,6 @@ async fn change<T: Send + 'static>(
     let done = blocking(move || Ok(run(namespace))).await;
     done.map_err(|source| namespace_failed(id(), source))?
         .map_err(|source| AccessError::Link { id: id(), source })
-}
-
-fn not_running(handle: &SessionHandle) -> AccessError {
-    AccessError::NotRunning {
-        id: handle.id.clone(),
-        state: handle.state(),
-    }
 }
 
 fn namespace_failed(id: SessionId, source: io::Error) -> AccessError {

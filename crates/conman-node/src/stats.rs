@@ -8,6 +8,7 @@ use conman_proto::{SessionState, SessionStats};
 use conman_runtime::{ContainerKey, RunningContainer, Runtime};
 use jiff::Timestamp;
 
+use crate::access::not_running;
 use crate::context::Context;
 use crate::error::AccessError;
 use crate::session::SessionHandle;
@@ -19,11 +20,8 @@ pub(crate) async fn of_session(
     handle: Arc<SessionHandle>,
     runtime: &Arc<dyn Runtime>,
 ) -> Result<SessionStats, AccessError> {
-    let (id, state) = (handle.id.clone(), handle.state());
-    let read = read_all(vec![(handle, Arc::clone(runtime))]).await;
-    read.into_iter()
-        .next()
-        .ok_or(AccessError::NotRunning { id, state })
+    let read = read_all(vec![(Arc::clone(&handle), Arc::clone(runtime))]).await;
+    read.into_iter().next().ok_or_else(|| not_running(&handle))
 }
 
 /// Every running session of the node, ordered by id.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use conman_core::{EndCause, FENCED, LOST};
-use conman_proto::EventKind;
+use conman_proto::{EventKind, SessionId};
 use conman_registry::{Ending, Phases, RecordState, RegistryError, Release, SessionRecord};
 use conman_runtime::ContainerKey;
 use futures_util::{StreamExt as _, stream};
@@ -20,12 +20,22 @@ use crate::events::end_event;
 /// Bound on the shim's answers about dead containers.
 const FENCED_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Releases, in one batch, the sessions whose init is proven dead.
+/// What became of the sessions whose init is proven dead.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    pub(super) released: HashMap<SessionId, Ending>,
+    /// Their lives release them, and retry.
+    pub(super) unreleased: HashMap<SessionId, Ending>,
+}
+
+/// Releases, in one batch, the sessions whose init is proven dead. The registry may not take a release
+/// yet: after it was restored from a snapshot, its record can be of an earlier generation than the dead
+/// container that the shim still holds, and that one is ended first.
 pub(super) async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
     told: &HashMap<ContainerKey, DrainSignal>,
-) -> Result<Vec<Release>, NodeStartError> {
+) -> Result<Gone, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
     let gone = found
         .iter()
@@ -54,18 +64,31 @@ pub(super) async fn release_gone(
         );
     }
     let gone: Vec<Release> = asked.into_iter().map(|(release, _)| release).collect();
+    let mut sorted = Gone::default();
     if gone.is_empty() {
-        return Ok(gone);
+        return Ok(sorted);
     }
     let results = context.registry.release(gone.clone()).await;
-    for (release, result) in gone.iter().zip(results) {
+    for (release, result) in gone.into_iter().zip(results) {
+        let (id, ending) = (&release.id, &release.ending);
         match result {
             Ok(()) => {}
             // Another node owns it.
-            Err(RegistryError::Superseded { .. }) => continue,
+            Err(RegistryError::Superseded { .. }) => {
+                sorted.released.insert(release.id, release.ending);
+                continue;
+            }
+            Err(error @ RegistryError::Unavailable { .. }) => {
+                let error = conman_core::error_chain(&error);
+                tracing::warn!(
+                    session = %id, generation = %release.generation, error,
+                    "cannot release a session that ended while conman was not running; retrying"
+                );
+                sorted.unreleased.insert(release.id, release.ending);
+                continue;
+            }
             Err(error) => return Err(NodeStartError::Release(error)),
         }
-        let (id, ending) = (&release.id, &release.ending);
         let kind = EventKind::SessionReleased;
         context.note(end_event(
             kind,
@@ -74,14 +97,17 @@ pub(super) async fn release_gone(
             &ending.end(),
             &ending.reason,
         ));
+        sorted.released.insert(release.id, release.ending);
     }
     for (record, _) in found
         .iter()
         .filter(|(_, finding)| matches!(finding, Finding::Gone))
     {
-        context.cleanup.push(record.spec.runtime, key(record));
+        if !sorted.unreleased.contains_key(&record.id) {
+            context.cleanup.push(record.spec.runtime, key(record));
+        }
     }
-    Ok(gone)
+    Ok(sorted)
 }
 
 /// Whether the fence, which works without a daemon, killed a session that was not to end.

@@ -2,13 +2,15 @@
 //!
 //! One task stops one session at a time, in the order of a drain, and at most ten a second. If the session
 //! is to be restarted, the task waits until it runs elsewhere before it stops the next one. The node admits
-//! sessions meanwhile. The order does not outlive the daemon.
+//! sessions meanwhile, and a stopped session may come back to it: each session is stopped at most once. The
+//! order does not outlive the daemon.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::drain::KILL_MS;
-use conman_proto::{DrainPlan, DrainRequest, EventKind};
+use conman_proto::{DrainPlan, DrainRequest, EventKind, OnNodeLoss, SessionId};
 use conman_registry::NewEvent;
 use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -67,8 +69,15 @@ pub(super) fn begin(context: &Arc<Context>, count: u32) -> bool {
     context.note(NewEvent::of_node(EventKind::RebalanceStarted, message));
     let context = Arc::clone(context);
     tokio::spawn(async move {
-        let moved = run(&context, count).await;
-        let message = format!("moved {moved} of {count} sessions");
+        let Moves {
+            elsewhere,
+            waiting,
+            back,
+        } = run(&context, count).await;
+        let message = format!(
+            "moved {elsewhere} of {count} sessions to other nodes; {waiting} start again where they are \
+             needed; {back} could not be moved"
+        );
         tracing::info!("{message}");
         context.note(NewEvent::of_node(EventKind::RebalanceFinished, message));
         sleep(SETTLE).await;
@@ -77,14 +86,25 @@ pub(super) fn begin(context: &Arc<Context>, count: u32) -> bool {
     true
 }
 
-/// Returns how many sessions were released, of `count` at most. Ends early if the node leaves.
-async fn run(context: &Arc<Context>, count: u32) -> u32 {
-    let (order, mut had) = (order(), Turns::new());
+/// What became of the sessions that were stopped.
+#[derive(Debug, Default)]
+struct Moves {
+    /// They run on other nodes.
+    elsewhere: u32,
+    /// They are not restarted automatically, and do not run here.
+    waiting: u32,
+    /// They run here again, are stuck, or no node has started them.
+    back: u32,
+}
+
+/// Stops `count` sessions at most. Ends early if the node leaves.
+async fn run(context: &Arc<Context>, count: u32) -> Moves {
+    let (order, mut had) = (order(), BTreeSet::new());
     let mut tick = interval(Duration::from_millis(INTERVAL_MS));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let places = Arc::new(Semaphore::new(1));
-    let mut moved = 0;
-    while moved < count {
+    let mut moves = Moves::default();
+    for _ in 0..count {
         tick.tick().await;
         let leaves = context.drain.reason().is_some()
             || context.table.closed().is_some()
@@ -98,24 +118,33 @@ async fn run(context: &Arc<Context>, count: u32) -> u32 {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             break;
         };
-        match take_turn(Arc::clone(context), handle, order.clone(), place).await {
-            Outcome::Released | Outcome::Moved(_) => moved += 1,
-            // The session is shown as stuck.
-            Outcome::Unreleased(_) => {}
+        let (id, wants_restart) = (handle.id.clone(), wants_restart(&handle));
+        let outcome = take_turn(Arc::clone(context), handle, order.clone(), place).await;
+        let came_back = context.sessions.current(&id);
+        let came_back = came_back.is_some_and(|handle| !handle.is_ended());
+        match outcome {
+            Outcome::Moved(_) if !came_back => moves.elsewhere += 1,
+            Outcome::Released if !came_back && !wants_restart => moves.waiting += 1,
+            Outcome::Moved(_) | Outcome::Released | Outcome::Unreleased(_) => moves.back += 1,
         }
     }
-    moved
+    moves
 }
 
-/// Returns the session whose turn is next.
-fn next(context: &Context, order: &Order, had: &mut Turns) -> Option<Arc<SessionHandle>> {
-    let planned = plan_for(candidates(context, order, had), order);
+fn wants_restart(handle: &SessionHandle) -> bool {
+    handle.spec().on_node_loss == OnNodeLoss::Restart
+}
+
+/// Returns the session whose turn is next: of one that came back, the later life has no further turn.
+fn next(
+    context: &Context,
+    order: &Order,
+    had: &mut BTreeSet<SessionId>,
+) -> Option<Arc<SessionHandle>> {
+    let planned = plan_for(candidates(context, order, &Turns::new()), order);
     let handles = planned.sessions.into_iter();
     let mut handles = handles.filter_map(|session| context.sessions.current(&session.id));
-    handles.find(|handle| {
-        had.insert(handle.id.clone(), Arc::clone(handle));
-        may_move(context, handle)
-    })
+    handles.find(|handle| had.insert(handle.id.clone()) && may_move(context, handle))
 }
 
 /// A session that only this node can run would be interrupted for nothing.

@@ -10,7 +10,7 @@ use conman_core::EndCause;
 use conman_linux::PidFd;
 use conman_node::{EnsureError, NotHere, Relocate, RouteError};
 use conman_proto::{
-    DrainReport, DrainRequest, DrainState, EventKind, Generation, NodeState, OnNodeLoss,
+    DrainReport, DrainRequest, DrainState, Event, EventKind, Generation, NodeState, OnNodeLoss,
     ResolvedSpec, SessionId, SessionRequest, SessionState,
 };
 use conman_registry::RecordState;
@@ -527,6 +527,42 @@ fn a_disk_that_does_not_answer_holds_up_no_drain() {
     daemon.vanish();
     let daemon = stage.boot();
     assert_eq!(daemon.node.drain().report(), None);
+}
+
+#[test]
+fn a_rebalance_stops_a_session_that_comes_back_once_and_does_not_count_it() {
+    let stage = Stage::new();
+    let daemon = stage.boot();
+    let drain = daemon.node.drain();
+    let others = Arc::new(Slow {
+        asked: Semaphore::new(0),
+        lets: Semaphore::new(0),
+    });
+    drain.relocate_by(others as Arc<dyn Relocate>);
+    for id in ["a", "b"] {
+        daemon.start(id, &idle());
+    }
+    assert!(daemon.run(async { drain.rebalance(9) }));
+    let told = eventually("both have come back, and the end is noted", || {
+        for id in ["a", "b"] {
+            if daemon.show(id).state == SessionState::Stopped {
+                daemon.start(id, &idle());
+            }
+        }
+        daemon.run(daemon.node.journal().flush());
+        let page = daemon.run(daemon.node.journal().page(0, 1_000));
+        let mut events = page.expect("readable").events.into_iter();
+        let finished = |event: &Event| event.kind == EventKind::RebalanceFinished;
+        events.find(finished).map(|event| event.message)
+    });
+    assert!(told.starts_with("moved 0 of 9"), "{told}");
+    for id in ["a", "b"] {
+        assert!(
+            daemon.show(id).generation.get() <= 2,
+            "{:?}",
+            daemon.show(id)
+        );
+    }
 }
 
 #[test]
