@@ -11,6 +11,7 @@ mod commands;
 mod events;
 mod figures;
 mod fleet;
+mod grey;
 mod holds;
 mod hop;
 mod late;
