@@ -32,7 +32,6 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
-use clap::error::ContextKind;
 
 pub use args::*;
 
@@ -47,8 +46,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitC
         .try_get_matches_from(&arguments)
         .and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.map_err(|mut error| {
-        // "use `-- -d`" is never what was meant.
-        error.remove(ContextKind::TrailingArg);
+        args::drop_value_tip(&mut error);
         let words: Vec<String> = arguments
             .iter()
             .skip(1)

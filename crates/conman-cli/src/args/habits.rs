@@ -169,6 +169,17 @@ const OPTIONS: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
+/// Removes clap's advice to pass an unknown option as a value, which is never what was meant.
+pub(crate) fn drop_value_tip(error: &mut Error) {
+    let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) else {
+        return;
+    };
+    tips.retain(|tip| !tip.to_string().contains("as a value"));
+    if !tips.is_empty() {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+}
+
 /// The answer to a command line that conman does not understand, if it is somebody's habit.
 pub(crate) fn answer(words: &[String], error: &Error) -> Option<Failure> {
     let unknown = match error.kind() {
@@ -184,9 +195,14 @@ pub(crate) fn answer(words: &[String], error: &Error) -> Option<Failure> {
     let option = unknown.split(['=', ' ']).next().unwrap_or(unknown);
     if command == "run" && !option.starts_with('-') {
         let name = words.iter().rev().find(|word| word.as_str() == option)?;
+        let is_image = |word: &&String| word.contains(':') && !word.starts_with(['-', '/']);
+        let program = match words.iter().find(is_image) {
+            Some(image) => format!("conman run NAME --image {image} -- PROGRAM ARGUMENTS"),
+            None => "conman run NAME --template TEMPLATE -- PROGRAM ARGUMENTS".to_owned(),
+        };
         return Some(usage(
             format!("`{name}` is neither an option nor the session's name"),
-            "the program comes after `--`: conman run NAME --template TEMPLATE -- PROGRAM ARGUMENTS",
+            &format!("the program comes after `--`: {program}"),
         ));
     }
     let known = OPTIONS
@@ -366,15 +382,18 @@ mod tests {
         ] {
             let (mut error, words) = parse(line).expect_err(line);
             assert!(answer(&words, &error).is_none(), "{line}");
-            error.remove(ContextKind::TrailingArg);
+            drop_value_tip(&mut error);
             let text = error.render().to_string();
             assert!(!text.contains("as a value"), "{text}");
         }
-        let (error, _) = parse("run -it python:3.12 bash").expect_err("an image is no name");
-        let text = error.render().to_string();
+        let (error, words) = parse("run -it python:3.12 bash").expect_err("an image is no name");
+        let Some(Failure::Reported { next, .. }) = answer(&words, &error) else {
+            panic!("{error}");
+        };
+        let next = next.unwrap_or_default();
         assert!(
-            text.contains("conman run NAME --image python:3.12"),
-            "{text}"
+            next.contains("conman run NAME --image python:3.12"),
+            "{next}"
         );
     }
 }

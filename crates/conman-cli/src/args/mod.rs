@@ -23,7 +23,7 @@ pub use daemon::{
 };
 pub use detach_keys::DetachKeys;
 pub use files::{CopyEnd, CpArgs, DirectoryAddress, LsArgs};
-pub(crate) use habits::answer;
+pub(crate) use habits::{answer, drop_value_tip};
 pub(crate) use help_groups::command;
 pub use image::{
     ImageArgs, ImageCommand, ImageImportArgs, ImageInspectArgs, ImageLsArgs, ImagePullArgs,

@@ -80,7 +80,7 @@ fn in_state(state: SessionState) -> &'static [&'static str] {
             "`conman events --session {id}` shows what happens.",
         ],
         SessionState::Running => &[
-            "It is reached at {url}. Programs that do not resolve that name send it as `Host` to the sessions listener.",
+            "It is reached at {url}.",
             "`conman exec -it {id} -- sh` opens a shell in it.",
         ],
         SessionState::Frozen => &[
