@@ -42,7 +42,7 @@ const REFUSED: &[&str] = &[
 ];
 
 /// Entries that a session's links may take of each neighbour table, which the host and all sessions share. Packets to
-/// further neighbours are dropped until earlier ones were not used for [`NEIGHBOUR_MINUTES`].
+/// further neighbours are dropped until earlier ones were not used for `NEIGHBOUR_MINUTES`.
 pub const MAX_NEIGHBOURS: u64 = 128;
 /// Those of a session with the network `routed`: its gateway, and itself in the host's namespace.
 pub const ROUTED_NEIGHBOURS: u64 = 4;

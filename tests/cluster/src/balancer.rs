@@ -42,7 +42,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Starts one for three nodes, whose agents listen at [`AGENT_PORT`] of their loopback.
+    /// Starts one for three nodes, whose agents listen at `AGENT_PORT` of their loopback.
     ///
     /// # Errors
     /// It is not installed, or does not start.

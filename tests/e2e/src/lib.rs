@@ -11,7 +11,7 @@
 //! printed, too.
 //!
 //! Nothing here sleeps for a guess: [`eventually`] looks until a bound that is an error. Bounds are those of a
-//! usual machine, and on a slower one a multiple of them: [`slowness`].
+//! usual machine, and on a slower one a multiple of them: [`slowness()`].
 #![forbid(unsafe_code)]
 
 mod api;
