@@ -109,7 +109,7 @@ fn rules() -> Vec<Rule> {
             "/v1/images",
             Admin,
             ("/v1/images", Some(json!({"pull": "localhost:1/never:1"}))),
-            ("/v1/images", Some(json!({"pull": "nowhere"}))),
+            ("/v1/images", Some(json!({"pull": "No-Reference"}))),
             422,
         ),
         act(

@@ -236,7 +236,8 @@ async fn an_image_is_pulled_from_a_registry_that_the_node_allows() {
             "127.0.0.1:1/test/busybox:1".to_owned(),
             "registry-not-allowed",
         ),
-        ("busybox".to_owned(), "bad-body"),
+        ("busybox".to_owned(), "registry-not-allowed"),
+        ("Busybox".to_owned(), "bad-body"),
     ] {
         let refused = conman.cli(&["--json", "image", "pull", &reference]).await;
         assert_eq!(refused.code, Some(4), "{refused:?}");

@@ -79,7 +79,7 @@ async fn programs_of_a_session_open_terminals() {
     let request = json!({"command": ["python3", "-c", OPEN_ALL], "user": "user"});
     let answer = api.post("/v1/sessions/s/exec", &request).await;
     let result: ExecResult = answer.expect(StatusCode::OK);
-    assert!(result.stdout.starts_with("15 /dev/pts/1 "), "{result:?}");
+    assert!(result.stdout.starts_with("3 /dev/pts/1 "), "{result:?}");
 }
 
 #[tokio::test]

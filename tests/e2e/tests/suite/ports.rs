@@ -64,7 +64,8 @@ async fn each_port_has_a_host_and_a_path() {
     let authority = format!("localhost:{}", conman.sessions_address().port());
     for part in [
         format!("http://s.{authority}/"),
-        format!("http://3000-3001-s.{authority}/"),
+        format!("http://3000-s.{authority}/"),
+        format!("http://3001-s.{authority}/"),
         format!("http://9000-s.{authority}/"),
         "public".to_owned(),
     ] {

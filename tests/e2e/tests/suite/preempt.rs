@@ -170,7 +170,7 @@ async fn conman_preempt_tells_what_would_be_done_and_then_does_it() {
     );
     assert_eq!(states(&conman.api()).await, [SessionState::Running; 2]);
     let report = conman
-        .cli(&["--json", "preempt", "--reason", "by hand"])
+        .cli(&["--json", "preempt", "--yes", "--reason", "by hand"])
         .await;
     let report: PreemptReport = serde_json::from_str(report.success()).expect("a report");
     assert_eq!((report.released, report.source.as_str()), (2, "admin"));
