@@ -386,7 +386,7 @@ async fn what_the_registry_lacks_and_what_is_no_reference_is_named() {
         .expect_err("nothing there");
     assert!(matches!(&*error, PullError::Fetch { .. }), "{error:?}");
     let error = puller
-        .pull("NOT A REFERENCE", &name("busybox:1"), |_| {})
+        .pull("127.0.0.1:1/NOT A REFERENCE", &name("busybox:1"), |_| {})
         .await
         .expect_err("no reference");
     assert!(matches!(&*error, PullError::Reference { .. }), "{error:?}");
