@@ -26,6 +26,13 @@ const ANNOUNCED_INTERVAL: Duration = Duration::from_millis(250);
 /// attempt before it and the last check, a request fails within five seconds.
 const CUT_OFF_AFTER: Duration = Duration::from_secs(2);
 
+/// The same for a node whose machine refuses the connection, which takes no time: its daemon may be stopping,
+/// and renews its heartbeat until its last request is answered.
+const REFUSED_FOR: Duration = Duration::from_secs(4);
+
+/// A node whose heartbeat is older does not renew it: its daemon has ended, or it will be declared dead.
+const RENEWED_WITHIN: Duration = Duration::from_secs(2);
+
 /// A node renews its heartbeat, so that no other takes over its sessions, and does not answer this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CutOff;
@@ -60,9 +67,10 @@ impl FleetMap {
     /// # Errors
     /// The node is cut off from this one, and from nothing else that matters to the session.
     pub async fn until_reachable(&self, id: &SessionId, name: &str) -> Result<(), CutOff> {
-        let began = Instant::now();
         let mut changes = self.fleet().peer_changes();
         loop {
+            // A node that has joined again gets the whole time again.
+            let began = Instant::now();
             let known = self.incarnation(name);
             let is_other = async {
                 while self.incarnation(name) == known {
@@ -103,9 +111,17 @@ impl FleetMap {
             match now {
                 SessionLocation::There(owner) if *owner.node.name == *name => {
                     match owner.node.address {
-                        Ok(address) if self.answers(&address).await => return Ok(()),
-                        Ok(_) if self.is_cut_off(name, began.elapsed()) => return Err(CutOff),
-                        Ok(_) | Err(NoAddress::NotYet { .. }) => {}
+                        Ok(address) => {
+                            let limit = match self.answers(&address).await {
+                                Some(true) => return Ok(()),
+                                Some(false) => REFUSED_FOR,
+                                None => CUT_OFF_AFTER,
+                            };
+                            if began.elapsed() >= limit && self.renews(name) {
+                                return Err(CutOff);
+                            }
+                        }
+                        Err(NoAddress::NotYet { .. }) => {}
                         // The next look-up reports why it cannot be reached.
                         Err(NoAddress::NotListening { .. } | NoAddress::Malformed { .. }) => {
                             return Ok(());
@@ -117,13 +133,12 @@ impl FleetMap {
         }
     }
 
-    /// Whether a node that has not answered for so long has renewed its heartbeat meanwhile.
-    fn is_cut_off(&self, name: &str, waited: Duration) -> bool {
-        waited >= CUT_OFF_AFTER
-            && self.peer(name).is_some_and(|peer| {
-                peer.standing == PeerStanding::Live
-                    && Duration::from_millis(peer.heartbeat_ago_ms) < waited
-            })
+    /// Whether a node renews its heartbeat.
+    fn renews(&self, name: &str) -> bool {
+        self.peer(name).is_some_and(|peer| {
+            peer.standing == PeerStanding::Live
+                && Duration::from_millis(peer.heartbeat_ago_ms) < RENEWED_WITHIN
+        })
     }
 
     /// Returns when the registry can be read again. Cancel safe.
@@ -137,10 +152,11 @@ impl FleetMap {
         }
     }
 
-    /// Whether a node answers; valid until the session's owner is looked up again.
-    async fn answers(&self, address: &PeerAddress) -> bool {
+    /// Whether a node answers; valid until the session's owner is looked up again. `None` if there is no answer
+    /// in time.
+    async fn answers(&self, address: &PeerAddress) -> Option<bool> {
         let liveness = self.client().liveness();
-        timeout(LONGEST_PAUSE, liveness.answers(address)).await == Ok(true)
+        timeout(LONGEST_PAUSE, liveness.answers(address)).await.ok()
     }
 
     /// Another node by its name. Waits until a node that has just joined has announced its address,

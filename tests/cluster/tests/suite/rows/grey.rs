@@ -1,6 +1,8 @@
 //! An etcd that is slow or refuses: nothing is frozen without need, and little is asked of it.
 
-use std::time::Duration;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use conman_cluster::overlap::monotonic_ns;
 use conman_cluster::{Cluster, Delay, Member};
@@ -29,6 +31,11 @@ const FULL_TOO_LONG: Duration = Duration::from_secs(15);
 const FULL_FOR_A_MINUTE: Duration = Duration::from_secs(60);
 /// Requests of one node that an etcd in trouble may get in a second.
 const MAX_REQUESTS: u64 = 5;
+
+fn modified(file: &Path) -> SystemTime {
+    let metadata = fs::metadata(file).expect("a file");
+    metadata.modified().expect("its time")
+}
 
 fn is_long() -> bool {
     std::env::var_os("CONMAN_CLUSTER_LONG").is_some()
@@ -175,7 +182,18 @@ async fn row_47_etcd_restored_while_every_daemon_was_stopped_is_refused_and_the_
     let later = fleet.ensure_on(0, "s").await.generation.get();
     assert!(later > first);
     fleet.goes_on("s", later).await;
+    let saved = modified(&file);
     for node in [0, 1] {
+        let name = fleet.node(node).name();
+        let memory = fleet
+            .cluster
+            .layout()
+            .state_dir(name)
+            .join("etcd-seen.json");
+        eventually("it has saved what it knows of etcd", PATIENCE, async || {
+            modified(&memory) > saved
+        })
+        .await;
         fleet.node(node).end_daemon().await.expect("ended");
     }
     kill_sessions_of(&fleet, 0);

@@ -248,7 +248,7 @@ async fn what_is_followed_through_another_node_tells_of_its_containers_preemptio
     fleet.preempt(0).await;
     for (child, wanted, again) in [
         (log, Some(5), "`conman logs -f s`"),
-        (command, Some(137), "`conman exec s …`"),
+        (command, Some(125), "`conman exec s …`"),
     ] {
         let (code, text) = told(child).await;
         assert_eq!(code, wanted, "{text}");

@@ -412,11 +412,12 @@ async fn row_43_clients_of_a_machine_without_power_are_closed_by_the_balancer() 
         through() == 0
     })
     .await;
-    // Those of sessions elsewhere reach them through another node at once, those of its own sessions after the
-    // takeover.
-    eventually("all clients are served", PATIENCE, async || {
-        clients.open() == 3 * EACH && through() == 0
-    })
+    // Those of sessions elsewhere reach them through another node. Its own session may run nowhere else.
+    eventually(
+        "the clients of sessions elsewhere are served",
+        PATIENCE,
+        async || clients.open() == 2 * EACH && through() == 0,
+    )
     .await;
     drop((clients, balancer));
     fleet.cluster.plug(0).expect("plugged");
