@@ -42,7 +42,14 @@ impl Holdings {
                 let point = line.split_ascii_whitespace().nth(4).unwrap_or_default();
                 // Hosts of this cluster and of others that come up meanwhile, and other tests' containers.
                 let others = ["/run/netns/", "/run/docker/", "/var/lib/docker/"];
-                if !others.iter().any(|other| point.starts_with(other)) {
+                // Docker of another cluster mounts below that cluster's directory, next to this one's.
+                let is_other_clusters = layout.directory.parent().is_some_and(|clusters| {
+                    let point = Path::new(point);
+                    point.starts_with(clusters)
+                        && point != clusters
+                        && !point.starts_with(&layout.directory)
+                });
+                if !is_other_clusters && !others.iter().any(|other| point.starts_with(other)) {
                     count(format!("{role}: mount {point}"));
                 }
             }
