@@ -127,13 +127,13 @@ async fn what_is_no_archive_is_refused_in_words_and_leaves_nothing() {
 }
 
 /// A registry on loopback, gone when it is dropped.
-struct Registry {
+pub(crate) struct Registry {
     process: Child,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Registry {
-    async fn start(directory: &Path) -> Option<Self> {
+    pub(crate) async fn start(directory: &Path) -> Option<Self> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")
             .and_then(|listener| listener.local_addr())
             .expect("a free port")
@@ -172,8 +172,13 @@ impl Registry {
 
     /// Puts busybox into it as `name`.
     async fn push(&self, docker: &Docker, name: &str) -> String {
+        self.push_as(docker, BUSYBOX, name).await
+    }
+
+    /// Puts an image of Docker's into it as `name`.
+    pub(crate) async fn push_as(&self, docker: &Docker, image: &str, name: &str) -> String {
         let reference = format!("{}/{name}", self.address);
-        docker.run(&["tag", BUSYBOX, &reference]).await;
+        docker.run(&["tag", image, &reference]).await;
         docker.run(&["push", "--quiet", &reference]).await;
         docker.run(&["rmi", &reference]).await;
         reference

@@ -17,6 +17,7 @@ mod exec_logs;
 mod execs;
 mod failed_starts;
 mod files;
+mod first_hour;
 mod full_disk;
 mod fuzz;
 mod host_limits;
