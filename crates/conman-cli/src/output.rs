@@ -74,7 +74,7 @@ impl Output {
     }
 
     /// Writes a line that a session's program wrote earlier. On a terminal its control sequences are shown and
-    /// not obeyed, unless `raw`: the program may be hostile to whoever reads its log.
+    /// not obeyed, unless `raw`: the program may be hostile to the reader of its log.
     pub(crate) fn program_line(&self, stream: LogStream, text: &str, raw: bool) -> io::Result<()> {
         let terminal = match stream {
             LogStream::Stdout => self.stdout_terminal,

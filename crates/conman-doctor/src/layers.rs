@@ -71,7 +71,7 @@ const UNIFIED_CGROUPS: MissingLayer = MissingLayer {
 const PROJECT_QUOTAS: MissingLayer = MissingLayer {
     name: "project quotas",
     consequence: "a session that exceeds disk_bytes is ended within seconds, can fill the disk until then, \
-                  and can hide files from the measurement: not for programs of people whom you do not trust",
+                  and can hide files from the measurement: not for programs of people that you do not trust",
     remedy: "put node.state_dir on ext4 made with -O quota,project and mounted with prjquota, or on XFS \
              mounted with pquota (Linux 5.14 or later)",
 };

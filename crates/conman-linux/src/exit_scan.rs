@@ -19,7 +19,7 @@ pub struct CgroupThread {
 }
 
 /// Scans one cgroup. Its methods may block: the kernel's lock of all cgroups is held while others are
-/// made and removed, and whoever reads of a process last may have to take down its memory.
+/// made and removed, and the last reader of a process may have to take down its memory.
 #[derive(Debug)]
 pub struct ExitScan {
     freezer: Freezer,

@@ -287,7 +287,7 @@ impl Run {
         actions.push(Action::AwaitDeath(slot));
     }
 
-    /// It has not died by now.
+    /// It has not died yet.
     fn prove_exit(&mut self, slot: Slot, actions: &mut Vec<Action>) {
         let shares_files = self
             .targets

@@ -191,7 +191,7 @@ async fn a_client_that_ends_its_sending_side_gets_its_answer() {
         client.stream.shutdown().await.expect("open");
         let mut session = backend.accept().await;
         session.read_head().await;
-        // The proxy has seen the end of the client's input by now.
+        // The proxy has seen the end of the client's input already.
         tokio::time::sleep(Duration::from_millis(100)).await;
         session
             .send("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nanswer")
