@@ -23,10 +23,17 @@ pub(crate) fn root() -> PathBuf {
         .map_or(manifest.clone(), PathBuf::from)
 }
 
-/// The cargo that runs this command.
+/// The cargo that runs this command, without what it sets for this program: `ring` and all that depends on it are
+/// compiled again when `CARGO_MANIFEST_DIR` differs from the previous build's, which a person may have typed.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(ours) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
