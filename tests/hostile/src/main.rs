@@ -14,7 +14,9 @@ mod bystander;
 mod image;
 mod layers;
 mod outside;
+mod pools;
 mod probes;
+mod releases;
 mod run;
 mod world;
 
@@ -38,7 +40,8 @@ struct Arguments {
     /// Each layer of protection with the others off, for the probes that need nothing but a session.
     #[arg(long, conflicts_with = "docker")]
     layers: bool,
-    /// The long probes as well, and the bystander's times held to those of a quiet machine.
+    /// The long probes as well, the bystander's times held to those of a quiet machine, and the host's
+    /// counters read after each probe.
     #[arg(long)]
     acceptance: bool,
 }

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::bystander::Bystander;
 use crate::image;
+use crate::pools;
 use crate::probes::{How, Probe};
 use crate::world::{ATTACKS, Verdict, World};
 
@@ -24,6 +25,17 @@ const AT_A_TIME: usize = 3;
 
 /// Bound on a single probe.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The same for a long one.
+const LONG_PATIENCE: Duration = Duration::from_secs(600);
+
+/// How counters of the host are judged.
+#[derive(Debug)]
+struct Pools {
+    noise: Vec<u64>,
+    /// After each probe, which then runs alone, and not only after all.
+    each: bool,
+}
 
 /// What a probe came to, and how long it took; an error where the probe itself failed.
 type Outcome = (Result<Verdict, String>, Duration);
@@ -40,7 +52,13 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
     // As many as probes run at a time, with a probe's limits.
     let computing = vec![world.spec(&["cpu_share", "8", "3600"]); AT_A_TIME];
     let (api, sessions) = (world.api(), world.conman.sessions());
-    let bystander = Bystander::start(api, sessions, running, &computing, strict).await;
+    let quiet = Bystander::start(api, sessions, running, &computing, strict);
+    let (noise, bystander) = pools::noise_during(quiet).await;
+    let pools = Pools {
+        noise,
+        each: strict,
+    };
+    let before = pools::sample();
     let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
     let (terminal, inside): (Vec<&Probe>, Vec<&Probe>) = selected
         .iter()
@@ -50,19 +68,26 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
     outcomes.extend(together(&world, &inside).await);
     outcomes.extend(with_a_terminal(&world, &terminal).await);
     let several = selected.iter().filter_map(|probe| match probe.how {
-        How::Outside(run) => Some(outside(&world, probe.name, run)),
+        How::Outside(run) => Some(outside(&world, &pools, probe, run)),
         How::Inside | How::Alone(_) => None,
     });
-    let several = stream::iter(several).buffer_unordered(AT_A_TIME);
+    let at_a_time = if strict { 1 } else { AT_A_TIME };
+    let several = stream::iter(several).buffer_unordered(at_a_time);
     outcomes.extend(several.collect::<Vec<_>>().await);
     for probe in selected {
         if let How::Alone(run) = probe.how {
-            outcomes.extend([outside(&world, probe.name, run).await]);
+            outcomes.extend([outside(&world, &pools, probe, run).await]);
         }
     }
-    let (wrong, summary) = bystander.finish(strict).await;
+    let (mut wrong, summary) = bystander.finish(strict).await;
+    let (slow, releases) = world.releases.judge(conman_e2e::slowness());
+    wrong.extend(slow);
+    let left = pools::left(&before, &pools.noise).await.into_iter();
+    wrong.extend(left.map(|what| format!("the whole battery left {what}")));
     let well = report(selected, &outcomes, &wrong);
     println!("bystander: {summary}");
+    println!("{releases}");
+    println!("{} counters of the host read", pools::available());
     println!(
         "{} probes in {} s",
         selected.len(),
@@ -195,20 +220,31 @@ fn verdicts(probes: &[&Probe], text: &str, took: Duration) -> Vec<(&'static str,
 
 async fn outside(
     world: &Arc<World>,
-    name: &'static str,
+    pools: &Pools,
+    probe: &Probe,
     run: crate::probes::Run,
 ) -> (&'static str, Outcome) {
+    let name = probe.name;
     let _running = world.running.enter(vec![name]);
+    let before = pools.each.then(pools::sample);
     let begun = Instant::now();
     let world = Arc::clone(world);
+    let patience = if probe.long { LONG_PATIENCE } else { PATIENCE };
     // A task, so that a panic of one probe is not the end of all.
-    let task = tokio::task::spawn_local(async move { timeout(PATIENCE, run(&world)).await });
-    let verdict = match task.await {
+    let task = tokio::task::spawn_local(async move { timeout(patience, run(&world)).await });
+    let mut verdict = match task.await {
         Ok(Ok(verdict)) => Ok(verdict),
         Ok(Err(_)) => Err("it took too long".to_owned()),
         Err(error) => Err(error.to_string()),
     };
-    (name, (verdict, begun.elapsed()))
+    let took = begun.elapsed();
+    if let (Some(before), Ok(Verdict::Held(_))) = (before, &verdict) {
+        let left = pools::left(&before, &pools.noise).await;
+        if !left.is_empty() {
+            verdict = Ok(Verdict::Reached(format!("it left {}", left.join("; "))));
+        }
+    }
+    (name, (verdict, took))
 }
 
 fn report(
@@ -243,7 +279,7 @@ fn report(
     println!("reached: {}: {}", reached.len(), reached.join(" "));
     println!("broken: {}: {}", broken.len(), broken.join(" "));
     for what in wrong {
-        println!("the bystander suffered: {what}");
+        println!("beyond the probes: {what}");
     }
     reached.is_empty() && broken.is_empty() && wrong.is_empty()
 }

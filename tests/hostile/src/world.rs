@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::bystander::RunningProbes;
 use crate::image::{self, Entry};
+use crate::releases::{Release, Releases};
 
 /// The image with python3 and the attacks.
 pub(crate) const ATTACKS: &str = "conman-test/attacks:1";
@@ -54,6 +55,7 @@ pub(crate) struct World {
     directory: TempDir,
     next: AtomicU32,
     pub(crate) running: RunningProbes,
+    pub(crate) releases: Releases,
 }
 
 /// Directories of the host that probes are judged by.
@@ -89,6 +91,7 @@ impl World {
             directory,
             next: AtomicU32::new(0),
             running: RunningProbes::default(),
+            releases: Releases::default(),
         }
     }
 
@@ -108,6 +111,7 @@ impl World {
             directory,
             next: AtomicU32::new(0),
             running: RunningProbes::default(),
+            releases: Releases::default(),
         }
     }
 
@@ -197,8 +201,12 @@ impl World {
     }
 
     /// Stops and forgets a session.
-    pub(crate) async fn stop(&self, id: &str) {
-        self.api().delete(&format!("/v1/sessions/{id}")).await;
+    pub(crate) async fn stop(&self, id: &str) -> Release {
+        let alive = || self.processes(id).iter().map(|one| one.pid).collect();
+        let removal = async {
+            self.api().delete(&format!("/v1/sessions/{id}")).await;
+        };
+        self.releases.measure(id, alive, removal).await
     }
 
     pub(crate) async fn exec_answer(&self, id: &str, request: &Value) -> Answer {
