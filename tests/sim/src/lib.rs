@@ -1,9 +1,10 @@
-//! Whole fleets of `conman_core::ownership` and `conman_core::preemption` under simulated time, clocks, store, network, kernels
-//! and faults, from one seed.
+//! Whole fleets of `conman_core::ownership` and `conman_core::preemption` under simulated time, clocks, store,
+//! network, kernels and faults, from one seed.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `world` | true time, the queue of events, what is asked of the fleet, the faults |
+//! | `world` | true time, the queue of events, what is asked of the fleet |
+//! | `faults` | what goes wrong, and when |
 //! | `machine` | one machine: its clock, daemon, shim and what passes between them |
 //! | `kernel` | its containers: late starts, freezes and kills that fail, processes in D state |
 //! | `preempting` | what a daemon's emergency thread does at a notice of preemption |
@@ -18,6 +19,7 @@
 
 pub mod checker;
 mod clock;
+mod faults;
 mod grey;
 mod kernel;
 mod machine;

@@ -174,6 +174,11 @@ fn conclude(search: &Search, tally: &Tally, took: Duration) -> ExitCode {
 /// Hands the other arguments on to a build over the patched core.
 fn run_sabotaged(name: &str) -> std::io::Result<ExitCode> {
     let patch = sabotage::patches().join(format!("{name}.patch"));
+    if !patch.exists() {
+        let names = sabotage::names()?.join("\n  ");
+        let why = format!("there is no sabotage `{name}`; there are:\n  {names}");
+        return Err(std::io::Error::other(why));
+    }
     let work = below_target().join("sabotaged");
     std::fs::create_dir_all(&work)?;
     let binaries = sabotage::build(&work, &[patch], true)?;

@@ -17,6 +17,25 @@ pub fn patches() -> PathBuf {
     package().join("sabotages")
 }
 
+/// The names of the patches, in order.
+///
+/// # Errors
+/// When their folder cannot be listed.
+pub fn names() -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(patches())? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "patch")
+        {
+            names.push(name(&path));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
 fn package() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
