@@ -98,5 +98,6 @@ pub use node::Node;
 pub use options::{NodeBounds, NodeLimits, NodeOptions, UrlScheme};
 pub use revival::{Former, Relocate, WithoutImage, end_of};
 pub use route::SessionRoute;
+pub use session_table::Occupancy;
 pub use sessions::SessionsHandle;
 pub use status::StatusHandle;

@@ -44,6 +44,16 @@ impl Slot {
     }
 }
 
+/// How many sessions the node has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Sessions that have not ended.
+    pub live: usize,
+    /// Sessions that have a container, which therefore count in the host's usage. Sessions that are still
+    /// starting do not count: they may have no container yet.
+    pub settled: usize,
+}
+
 /// The decision of an ensure.
 #[derive(Debug)]
 pub(crate) enum Admission {
@@ -213,8 +223,8 @@ impl SessionTable {
             .collect()
     }
 
-    /// Lives that have a container.
-    pub(crate) fn settled(&self) -> usize {
+    /// Lives that have not ended, and those of them that have a container.
+    pub(crate) fn occupancy(&self) -> Occupancy {
         let has_container = |state: SessionState| match state {
             SessionState::Running
             | SessionState::Frozen
@@ -225,9 +235,11 @@ impl SessionTable {
         };
         let inner = self.lock();
         let lives = inner.slots.values();
-        lives
-            .filter(|slot| has_container(slot.current.state()))
-            .count()
+        let settled = lives.filter(|slot| has_container(slot.current.state()));
+        Occupancy {
+            live: inner.live,
+            settled: settled.count(),
+        }
     }
 
     /// Whether this generation is of a life that has not ended. A life without a generation has no container

@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::error::{EnsureError, PatchError, RestartError, StopError};
 use crate::revival::{self, WithoutImage};
 use crate::session::View;
+use crate::session_table::Occupancy;
 use crate::{end_orders, ensure, lost, patch, view};
 
 /// The sessions of a node: starts, stops, shows and restarts them. Cheap to clone.
@@ -205,11 +206,10 @@ impl SessionsHandle {
         }
     }
 
-    /// Returns the number of sessions that have a container, which therefore count in the host's usage.
-    /// Sessions that are still starting do not count: they may have no container yet.
+    /// Returns how many sessions there are.
     #[must_use]
-    pub fn settled(&self) -> usize {
-        self.context.sessions.settled()
+    pub fn occupancy(&self) -> Occupancy {
+        self.context.sessions.occupancy()
     }
 
     /// Returns the containers that this node's records name, of all sessions that have not ended.

@@ -622,12 +622,12 @@ fn beyond_a_limit_of_the_host_a_start_is_refused_by_the_limits_name() {
     // Whoever looks at the host is told, and what runs is joined as ever.
     daemon.run(daemon.node.status().host_limit_met());
     daemon.start("alice", &idle());
-    assert_eq!(daemon.node.sessions().settled(), 1);
+    assert_eq!(daemon.node.sessions().occupancy().settled, 1);
     let shown = daemon.node.status().view().host_limit.expect("it is shown");
     assert_eq!((shown.max_sessions, shown.limit), (1, limit.met));
     limited(None);
     daemon.start("bob", &idle());
-    assert_eq!(daemon.node.sessions().settled(), 2);
+    assert_eq!(daemon.node.sessions().occupancy().settled, 2);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Checks periodically how many sessions the host has room for. The node refuses more, and names
 //! the limit.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +39,8 @@ pub(super) async fn watch(config: &Config, node: &Node) {
             folders: doctor::folders(kind, &state_dir),
         })
         .collect();
-    let watch = Watch {
+    let mut watch = Watch {
+        latest: BTreeMap::new(),
         subjects: Arc::new(subjects),
         sessions: node.sessions().clone(),
         status: node.status().clone(),
@@ -67,6 +69,8 @@ pub(super) async fn watch(config: &Config, node: &Node) {
 }
 
 struct Watch {
+    /// The number of sessions that the host has room for by the last check, if a limit binds.
+    latest: BTreeMap<RuntimeKind, usize>,
     subjects: Arc<Vec<Subject>>,
     sessions: SessionsHandle,
     status: StatusHandle,
@@ -76,10 +80,8 @@ struct Watch {
 
 impl Watch {
     /// The limits that apply.
-    async fn look(&self) -> Vec<(RuntimeKind, HostLimit)> {
-        // First, so that a session that starts during the checks is counted twice rather than not
-        // at all.
-        let settled = self.sessions.settled();
+    async fn look(&mut self) -> Vec<(RuntimeKind, HostLimit)> {
+        let before = self.sessions.occupancy().settled;
         let (subjects, cgroup, max_sessions) = (
             Arc::clone(&self.subjects),
             self.cgroup.clone(),
@@ -87,13 +89,13 @@ impl Watch {
         );
         let looked = tokio::task::spawn_blocking(move || {
             let host = Host::this();
-            let wanted = max_sessions.saturating_sub(settled) as u64;
+            let wanted = max_sessions.saturating_sub(before) as u64;
             let look = |subject: &Subject| {
                 let folders: Vec<&str> = subject.folders.iter().map(String::as_str).collect();
                 let site = Site {
                     folders: &folders,
                     cgroup: Some(&cgroup),
-                    alive: Some(settled as u64),
+                    alive: Some(before as u64),
                     // Advice alone depends on it.
                     proxy_buffer_bytes: 0,
                 };
@@ -104,8 +106,14 @@ impl Watch {
         });
         // It does not panic; without an answer the last result holds.
         let mut binding = Vec::new();
-        for (kind, check) in looked.await.unwrap_or_default() {
-            let limit = check.map(|check| host_limit(settled, &check));
+        let looked = looked.await.unwrap_or_default();
+        let after = self.sessions.occupancy().live;
+        for (kind, check) in looked {
+            let former = self.latest.remove(&kind);
+            let limit = check.map(|check| host_limit(before, after, former, &check));
+            if let Some(limit) = &limit {
+                self.latest.insert(kind, limit.max_sessions);
+            }
             self.status.limit_by_host(kind, limit.clone());
             binding.extend(limit.map(|limit| (kind, limit)));
         }
@@ -113,11 +121,11 @@ impl Watch {
     }
 }
 
-fn host_limit(settled: usize, check: &Check) -> HostLimit {
+fn host_limit(before: usize, after: usize, former: Option<usize>, check: &Check) -> HostLimit {
     let further = usize::try_from(check.binds_at.unwrap_or_default()).unwrap_or(usize::MAX);
     let remedy = check.remedy.as_ref();
     HostLimit {
-        max_sessions: settled.saturating_add(further),
+        max_sessions: places(before, after, former, further),
         met: LimitMet {
             name: check.name.to_owned(),
             bounds: check.bounds.to_owned(),
@@ -125,5 +133,35 @@ fn host_limit(settled: usize, check: &Check) -> HostLimit {
             used: check.used.unwrap_or_default(),
             remedy: remedy.map_or_else(String::new, conman_doctor::Remedy::to_text),
         },
+    }
+}
+
+/// Returns how many sessions the host has room for, from those that had a container before a check, those that
+/// live after it, and how many further ones it has found room for.
+///
+/// The check may have counted the sessions that were starting, or not, so that the answer is a range. The former
+/// answer holds if it is within: otherwise a start at the time of the check would take two places, and another one
+/// would be refused. Without a former answer such sessions are counted twice rather than not at all.
+fn places(before: usize, after: usize, former: Option<usize>, further: usize) -> usize {
+    let least = before.saturating_add(further);
+    let most = after.saturating_add(further).max(least);
+    former.map_or(least, |former| former.clamp(least, most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_starts_during_a_check_takes_one_place() {
+        // Four places: one is taken, a second one is being taken, and is counted or not.
+        assert_eq!(places(1, 2, Some(4), 2), 4);
+        assert_eq!(places(1, 2, Some(4), 3), 4);
+        // It has taken three.
+        assert_eq!(places(1, 2, Some(4), 0), 2);
+        assert_eq!(places(1, 2, None, 2), 3);
+        // Nothing starts.
+        assert_eq!(places(2, 2, Some(9), 2), 4);
+        assert_eq!(places(2, 2, Some(1), 2), 4);
     }
 }
