@@ -53,7 +53,8 @@ impl Control {
     }
 
     /// Its first process is known. The process is held in any case. Refused if the fence could not freeze
-    /// it: then the program that started it ends it, or the fence does, which kills what it cannot freeze.
+    /// it: then the program that started it ends it, or the fence does, which kills what it cannot freeze. One
+    /// that is to be killed need not freeze.
     pub(super) fn appeared(
         &mut self,
         name: &str,
@@ -77,12 +78,11 @@ impl Control {
         }
         self.record(name);
         self.change(FenceEvent::Appeared(slot(name)));
-        if self
-            .containers
-            .get(name)
-            .is_some_and(|one| one.kill_pending)
-        {
+        let container = self.containers.get(name);
+        if container.is_some_and(|one| one.kill_pending) {
+            // Earlier kills may have moved it out of its cgroup, to let it die.
             self.kill_pending(name);
+            return Ok(Reply::Done);
         }
         let reached = self.cgroups.check_reach(&cgroup, pid);
         if let Err(error) = &reached {
