@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cluster::OverlapArguments;
 use crate::hostile::{self, HostileArguments};
-use crate::process::{cargo_test, cargo_test_workspace, output};
+use crate::process::{cargo_test_of, cargo_test_workspace, output};
 use crate::{cluster, earlier, setup, suite};
 
 /// The module of the faults in the fleet's test program.
@@ -118,9 +118,8 @@ fn long_tests() -> Result<()> {
 /// Runs the core with each sabotage through the simulation.
 fn sabotages() -> Result<()> {
     setup::for_tests(&[SIMULATION.to_owned()])?;
-    let mut command = cargo_test();
-    command.args(["--package", SIMULATION, "--test", "suite"]);
-    command.args(["sabotage::", "--", "--include-ignored"]);
+    let mut command = cargo_test_of(&[SIMULATION]);
+    command.args(["--test", "suite", "sabotage::", "--", "--include-ignored"]);
     let status = command.status().context("starting cargo test")?;
     if status.success() {
         return Ok(());
@@ -132,8 +131,7 @@ fn machines() -> Result<()> {
     let packages = MACHINE_PACKAGES.map(str::to_owned);
     let docker = setup::for_tests(&packages)?;
     suite::build(&packages)?;
-    let mut command = cargo_test();
-    command.args(["--package", "conman-vm"]);
+    let mut command = cargo_test_of(&["conman-vm"]);
     // One at a time: each keeps all processors busy.
     command.args(["--test", "suite", "--", "--nocapture", "--test-threads=1"]);
     command.env(LONG_MACHINES, "1");
@@ -148,9 +146,8 @@ fn machines() -> Result<()> {
 /// Runs the tests of programs in sessions, those of the fast suite included, with a release build.
 fn programs() -> Result<()> {
     let docker = setup::for_programs()?;
-    let mut command = cargo_test();
+    let mut command = cargo_test_of(&["conman-e2e", "conman-cluster"]);
     command.args(["--no-fail-fast", "--test", "suite"]);
-    command.args(["--package", "conman-e2e", "--package", "conman-cluster"]);
     command.args(["programs::", "--", "--include-ignored"]);
     command.env("CONMAN_E2E_BINARY", cluster::release()?);
     let status = command.status().context("starting cargo test")?;
@@ -222,9 +219,8 @@ fn attacks() -> Result<()> {
 
 /// The rows that a filter selects.
 fn names(filter: &str) -> Result<Vec<String>> {
-    let mut list = cargo_test();
-    list.args(["--quiet", "--package", "conman-cluster"]);
-    list.args(["--test", "suite", ROWS, "--", "--list"]);
+    let mut list = cargo_test_of(&["conman-cluster"]);
+    list.args(["--quiet", "--test", "suite", ROWS, "--", "--list"]);
     let listed = output(&mut list)?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
@@ -239,8 +235,7 @@ fn rows(
     binary: Option<&Path>,
     earlier: Option<&(&str, OsString)>,
 ) -> Result<bool> {
-    let mut command = cargo_test();
-    command.args(["--package", "conman-cluster"]);
+    let mut command = cargo_test_of(&["conman-cluster"]);
     command.args(["--test", "suite", "--", "--nocapture", "--exact"]);
     command.arg("--include-ignored").args(names);
     for variable in judged {

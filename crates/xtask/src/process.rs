@@ -49,9 +49,15 @@ pub(crate) fn cargo_build() -> Command {
     with_our_compiler("build")
 }
 
-/// `cargo test` of what [`cargo_build`] makes.
-pub(crate) fn cargo_test() -> Command {
-    with_our_compiler("test")
+/// Targets of these packages in their form for tests, which the caller must name (`--lib`, `--test NAME`): the daemon
+/// is selected, too, so that dependencies have the features that [`cargo_build_workspace`] selects, and has neither.
+pub(crate) fn cargo_test_of<P: AsRef<str>>(packages: &[P]) -> Command {
+    let mut command = with_our_compiler("test");
+    command.args(["--package", "conman"]).args(DEV_BUILD);
+    for package in packages {
+        command.args(["--package", package.as_ref()]);
+    }
+    command
 }
 
 fn with_our_compiler(subcommand: &str) -> Command {
@@ -78,7 +84,7 @@ pub(crate) fn cargo_build_workspace() -> Command {
 
 /// The tests of everything.
 pub(crate) fn cargo_test_workspace() -> Command {
-    let mut command = cargo_test();
+    let mut command = with_our_compiler("test");
     command.args(["--workspace", "--tests", "--bins"]);
     command.args(DEV_BUILD);
     command

@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::process::{cargo_build, cargo_build_conman, cargo_build_workspace, output, target_dir};
+use crate::process::{
+    cargo, cargo_build_conman, cargo_build_workspace, cargo_test_of, output, target_dir,
+};
 use crate::progress::Step;
 use crate::setup::Needs;
 
@@ -27,8 +30,12 @@ pub(crate) fn build(packages: &[String]) -> Result<Vec<TestProgram>> {
     if !packages.is_empty() && Needs::of(packages).conman {
         step.run(&mut cargo_build_conman())?;
     }
-    step.run(&mut cargo_build_tests(packages))?;
-    let listed = output(cargo_build_tests(packages).args(["--quiet", "--message-format=json"]))?;
+    let build = || match packages.is_empty() {
+        true => Ok(cargo_build_workspace()),
+        false => cargo_build_tests(packages),
+    };
+    step.run(&mut build()?)?;
+    let listed = output(build()?.args(["--quiet", "--message-format=json"]))?;
     step.done();
     let text = String::from_utf8(listed.stdout).context("reading cargo's messages")?;
     let programs: Vec<TestProgram> = text
@@ -40,17 +47,34 @@ pub(crate) fn build(packages: &[String]) -> Result<Vec<TestProgram>> {
     Ok(programs)
 }
 
-/// Of all packages, in one build with the daemon, so that nothing is built twice or waits for it.
-fn cargo_build_tests(packages: &[String]) -> std::process::Command {
-    if packages.is_empty() {
-        return cargo_build_workspace();
+/// The tests of these packages, and nothing that a build of all packages would build in another way.
+fn cargo_build_tests(packages: &[String]) -> Result<Command> {
+    let mut metadata = cargo();
+    metadata.args(["metadata", "--locked", "--no-deps", "--format-version=1"]);
+    let metadata: Value = serde_json::from_slice(&output(&mut metadata)?.stdout)
+        .context("reading cargo's description of the workspace")?;
+    let all = metadata["packages"].as_array().context("no packages")?;
+    let mut command = cargo_test_of(packages);
+    command.arg("--no-run");
+    for name in packages {
+        let package = all.iter().find(|package| package["name"] == **name);
+        let package = package.with_context(|| format!("there is no package {name}"))?;
+        for target in package["targets"].as_array().into_iter().flatten() {
+            command.args(selection(target));
+        }
     }
-    let mut command = cargo_build();
-    command.arg("--tests");
-    for package in packages {
-        command.args(["--package", package]);
+    Ok(command)
+}
+
+/// The arguments by which cargo builds a target of a package.
+fn selection(target: &Value) -> Vec<&str> {
+    let name = target["name"].as_str().unwrap_or_default();
+    match target["kind"][0].as_str() {
+        Some("lib") => vec!["--lib"],
+        Some("bin") => vec!["--bin", name],
+        Some("test") => vec!["--test", name],
+        _ => Vec::new(),
     }
-    command
 }
 
 /// The test program in a message of cargo.
