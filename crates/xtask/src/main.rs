@@ -24,6 +24,7 @@ mod process;
 mod progress;
 mod setup;
 mod sim;
+mod sources;
 mod suite;
 
 use std::process::ExitCode;
