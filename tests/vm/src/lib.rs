@@ -36,8 +36,7 @@ pub fn worker() -> Option<PathBuf> {
     let place = directory.display();
     if !directory.join("recipe").exists() {
         match fs::read_to_string(directory.join("none")) {
-            // The set-up could not make it, and has said so.
-            Ok(why) => say(&format!("skipped: no worker machine in {place}: {why}")),
+            Ok(why) => lacks(&format!("no worker machine in {place}: {why}")),
             Err(_) if !cfg!(target_arch = "x86_64") => {
                 say("skipped: the worker machine is of x86_64");
             }
