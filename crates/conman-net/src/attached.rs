@@ -5,7 +5,7 @@
 //! that of finished links. So the host's namespace holds nothing of it but the port of a bridge, which
 //! disappears with the other end, and a crash in between leaves an unfinished link, which [`sweep`] deletes.
 //!
-//! All functions block for as long as the kernel takes. They know the host by the calling thread's namespace.
+//! All functions block for as long as the kernel takes.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,12 +21,12 @@ use netlink_packet_route::link::{
 };
 use rustix::io::Errno;
 
+use crate::host_netlink::{HostNetlink, Namespace, has_ipv6};
 use crate::link_identity::link_mac;
 use crate::link_messages::{
-    FoundLink, add_route, address, all_links, bring_up, delete_link, link_named,
+    FoundLink, add_route, address, all_links, bring_up, delete_link, link_named, link_or_none,
 };
 use crate::netlink::{Change, RouteSocket};
-use crate::writer::{Namespace, has_ipv6};
 
 #[cfg(test)]
 mod tests;
@@ -93,10 +93,15 @@ pub enum LinkError {
 }
 
 /// Makes a link in a namespace. If it fails, nothing is left of it.
-pub fn make(link: &NewLink, namespace: Namespace) -> Result<SessionLink, LinkError> {
+pub fn make(
+    netlink: &HostNetlink,
+    link: &NewLink,
+    namespace: Namespace,
+) -> Result<SessionLink, LinkError> {
     let failed = |action| move |source| LinkError::netlink(action, &link.to, source);
-    let mut host = RouteSocket::open().map_err(failed("open netlink for"))?;
-    let parent = find(&mut host, link.to.interface().as_str())?
+    let parent = netlink.wait(netlink.find(link.to.interface().as_str()));
+    let parent = parent
+        .map_err(failed("find the interface of"))?
         .ok_or_else(|| LinkError::NoInterface(link.to.interface().clone()))?;
     if matches!(link.to, LinkTarget::Bridge(_)) && parent.kind != Some(InfoKind::Bridge) {
         return Err(LinkError::NoBridge(link.to.interface().clone()));
@@ -104,7 +109,8 @@ pub fn make(link: &NewLink, namespace: Namespace) -> Result<SessionLink, LinkErr
     let mut inside = RouteSocket::from_fd(namespace.socket).map_err(failed("open netlink for"))?;
     let name = link.free_name(&mut inside)?;
     let creation = link.creation(&name, &parent, namespace.file.as_raw_fd());
-    host.change_all(&[Change::Create(creation)])
+    netlink
+        .wait(netlink.change_all(vec![Change::Create(creation)]))
         .map_err(|source| match Errno::from_io_error(&source) {
             Some(Errno::OPNOTSUPP) => LinkError::Unsupported(link.module()),
             Some(Errno::EXIST) => LinkError::NameTaken(name.clone()),
@@ -174,10 +180,12 @@ pub fn sweep(namespace: Namespace) -> io::Result<usize> {
 }
 
 /// Fails if this host has no such interface.
-pub(crate) fn check_interface(name: &InterfaceName) -> Result<(), LinkError> {
-    let mut host =
-        RouteSocket::open().map_err(|source| LinkError::netlink("find", name, source))?;
-    match find(&mut host, name.as_str())? {
+pub(crate) fn check_interface(
+    netlink: &HostNetlink,
+    name: &InterfaceName,
+) -> Result<(), LinkError> {
+    let found = netlink.wait(netlink.find(name.as_str()));
+    match found.map_err(|source| LinkError::netlink("find", name, source))? {
         Some(_) => Ok(()),
         None => Err(LinkError::NoInterface(name.clone())),
     }
@@ -346,11 +354,8 @@ fn mistake(field: impl Into<String>, message: String) -> FieldError {
 }
 
 fn find(socket: &mut RouteSocket, name: &str) -> Result<Option<FoundLink>, LinkError> {
-    match socket.get(&link_named(name)) {
-        Ok(message) => Ok(FoundLink::of(message)),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => Ok(None),
-        Err(source) => Err(LinkError::netlink("find", &name, source)),
-    }
+    let found = link_or_none(socket.get(&link_named(name)));
+    found.map_err(|source| LinkError::netlink("find", &name, source))
 }
 
 /// An address of the link with this index.

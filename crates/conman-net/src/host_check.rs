@@ -5,15 +5,16 @@ use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
+use std::thread;
 
 use conman_linux::{Namespaces, unshare_namespaces};
 use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use crate::host_netlink::HostNetlink;
 use crate::link_identity::LinkIdentity;
 use crate::link_messages::{FoundLink, Link, all_links};
-use crate::netlink::RouteSocket;
 use crate::pool::{Addresses, PoolNetworks};
 
 /// The settings without which the host forwards nothing, of each family.
@@ -39,7 +40,11 @@ pub enum HostError {
 }
 
 /// Everything for which this host cannot have the links.
-pub(crate) fn problems(networks: &PoolNetworks, identity: &LinkIdentity) -> Vec<HostError> {
+pub(crate) async fn problems(
+    netlink: &HostNetlink,
+    networks: &PoolNetworks,
+    identity: &LinkIdentity,
+) -> Vec<HostError> {
     let mut problems = Vec::new();
     let mut pools = vec![IpNet::from(networks.v4())];
     pools.extend(networks.v6().map(IpNet::from));
@@ -49,7 +54,7 @@ pub(crate) fn problems(networks: &PoolNetworks, identity: &LinkIdentity) -> Vec<
             problems.push(HostError::NotForwarding { setting });
         }
         let overlapping = |route: &IpNet| route.contains(pool) || pool.contains(route);
-        match routes(pool, identity) {
+        match routes(netlink, pool, identity).await {
             Ok(routes) => {
                 let route = routes.into_iter().find(overlapping);
                 problems.extend(route.map(|route| HostError::Overlap { pool: *pool, route }));
@@ -61,34 +66,48 @@ pub(crate) fn problems(networks: &PoolNetworks, identity: &LinkIdentity) -> Vec<
 }
 
 /// Creates a link between two network namespaces that exist only for this.
-pub(crate) fn try_link() -> Result<(), HostError> {
-    let attempt = || {
-        let new_namespace = || unshare_namespaces(Namespaces::NEWNET);
-        new_namespace()?;
-        let mut host = RouteSocket::open()?;
-        new_namespace()?;
-        let session = File::open("/proc/thread-self/ns/net")?;
-        let link = Link {
-            name: "probe".to_owned(),
-            addresses: Addresses {
-                v4: Ipv4Addr::new(192, 0, 2, 1),
-                v6: None,
-            },
-            group: 1,
-            mtu: 1_500,
-        };
-        host.change_all(&link.host_changes(session.as_fd(), false))
+pub(crate) async fn try_link() -> Result<(), HostError> {
+    // Each namespace ends with its thread and what is open of it.
+    let host = in_new_namespace(|| {
+        let netlink = HostNetlink::default();
+        netlink.open().map(|()| netlink)
+    });
+    let session = in_new_namespace(|| File::open("/proc/thread-self/ns/net"));
+    let link = Link {
+        name: "probe".to_owned(),
+        addresses: Addresses {
+            v4: Ipv4Addr::new(192, 0, 2, 1),
+            v6: None,
+        },
+        group: 1,
+        mtu: 1_500,
     };
-    // The thread stays in the namespace, and both end with it.
-    let attempt = std::thread::spawn(attempt).join();
-    let attempt = attempt.unwrap_or_else(|_| Err(io::Error::other("a panic")));
-    attempt.map_err(HostError::NoLink)
+    let made = async {
+        let (host, session) = (host?, session?);
+        let changes = link.host_changes(session.as_fd(), false);
+        host.change_all(changes).await
+    };
+    made.await.map_err(HostError::NoLink)
+}
+
+fn in_new_namespace<T: Send>(run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare_namespaces(Namespaces::NEWNET)?;
+            run()
+        });
+        let panicked = |_| Err(io::Error::other("a panic"));
+        thread.join().unwrap_or_else(panicked)
+    })
 }
 
 /// The host's routes of the pool's family, without default routes and those to links of this instance.
-fn routes(pool: &IpNet, identity: &LinkIdentity) -> io::Result<Vec<IpNet>> {
-    let mut socket = RouteSocket::open()?;
-    let links = socket.dump(&all_links())?;
+async fn routes(
+    netlink: &HostNetlink,
+    pool: &IpNet,
+    identity: &LinkIdentity,
+) -> io::Result<Vec<IpNet>> {
+    let links = netlink.dump(all_links()).await?;
     let links = links.into_iter().filter_map(FoundLink::of);
     let ours: BTreeSet<u32> = links
         .filter(|link| identity.owns(&link.name))
@@ -99,7 +118,7 @@ fn routes(pool: &IpNet, identity: &LinkIdentity) -> io::Result<Vec<IpNet>> {
         IpNet::V4(_) => AddressFamily::Inet,
         IpNet::V6(_) => AddressFamily::Inet6,
     };
-    let routes = socket.dump(&RouteNetlinkMessage::GetRoute(request))?;
+    let routes = netlink.dump(RouteNetlinkMessage::GetRoute(request)).await?;
     Ok(routes
         .into_iter()
         .filter_map(|message| destination(message, &ours))

@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use conman_proto::{InterfaceName, LinkTarget};
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::attached::{LinkError, NewLink, NewRoute, check_interface};
+use crate::attached::{self, LinkError, NewLink, NewRoute, check_interface};
+use crate::host_netlink::{HostNetlink, Namespace};
 use crate::link_identity::link_index;
 use crate::link_messages::SESSION_LINK;
 use crate::pool::{AddressPool, PoolNetworks};
@@ -41,13 +42,14 @@ pub enum InterfaceError {
 /// Which addresses are in use, by interface.
 #[derive(Debug, Default)]
 pub struct InterfacePools {
+    netlink: HostNetlink,
     networks: BTreeMap<InterfaceName, InterfaceNetwork>,
     pools: Mutex<BTreeMap<InterfaceName, AddressPool>>,
 }
 
 impl InterfacePools {
     /// Pools with every address free but the gateways'.
-    pub fn new(networks: BTreeMap<InterfaceName, InterfaceNetwork>) -> Self {
+    pub fn new(netlink: HostNetlink, networks: BTreeMap<InterfaceName, InterfaceNetwork>) -> Self {
         let pools = networks.iter().map(|(name, network)| {
             let mut pool = AddressPool::new(network.range);
             if let Some(gateway) = network.gateway {
@@ -56,19 +58,23 @@ impl InterfacePools {
             (name.clone(), pool)
         });
         Self {
+            netlink,
             pools: Mutex::new(pools.collect()),
             networks,
         }
     }
 
-    /// Takes an address for an owner's link. Fails if the host has no such interface.
+    /// Takes an address for an owner's link. Fails if the host has no such interface. Blocks until the kernel has
+    /// answered.
     pub fn take(&self, to: &LinkTarget, owner: &str) -> Result<Ipv4Addr, InterfaceError> {
         let interface = to.interface();
+        let not_configured = || InterfaceError::NotConfigured(interface.clone());
+        if !self.networks.contains_key(interface) {
+            return Err(not_configured());
+        }
+        check_interface(&self.netlink, interface)?;
         let mut pools = self.pools();
-        let pool = pools
-            .get_mut(interface)
-            .ok_or_else(|| InterfaceError::NotConfigured(interface.clone()))?;
-        check_interface(interface)?;
+        let pool = pools.get_mut(interface).ok_or_else(not_configured)?;
         let taken = pool.take(owner);
         let taken = taken.map_err(|_| InterfaceError::Exhausted(interface.clone()))?;
         Ok(taken.v4)
@@ -88,6 +94,18 @@ impl InterfacePools {
         {
             pool.link_is_gone(link_index(address));
         }
+    }
+
+    /// Makes the link with an address that was taken. Blocks for as long as the kernel takes.
+    pub fn make(
+        &self,
+        to: &LinkTarget,
+        address: Ipv4Addr,
+        namespace: Namespace,
+    ) -> Result<(), InterfaceError> {
+        let link = self.link(to, address)?;
+        attached::make(&self.netlink, &link, namespace)?;
+        Ok(())
     }
 
     /// The link with an address that was taken.

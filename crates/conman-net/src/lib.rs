@@ -2,8 +2,8 @@
 //!
 //! It knows nothing of sessions but an opaque *owner*. It owns:
 //! - the [`AddressPool`], which gives addresses to owners;
-//! - one thread that changes links over netlink ([`Writer`]), with a bounded queue of requests;
-//! - one thread that learns which links disappear (`link_watch`): only then is an address free again;
+//! - the connection over which the host's links and routes are changed ([`HostNetlink`]), with its thread;
+//! - one task that learns which links disappear (`link_watch`): only then is an address free again;
 //! - the links' namespaces (`namespaces`), so that the kernel takes down only so many links at once;
 //! - the names and interface groups by which an instance's links are told from all others
 //!   ([`LinkIdentity`]);
@@ -17,6 +17,7 @@
 pub mod attached;
 pub mod egress;
 mod host_check;
+mod host_netlink;
 mod interface_pools;
 mod link_identity;
 mod link_messages;
@@ -30,17 +31,15 @@ mod pool;
 mod rule_set;
 mod rules_keeper;
 mod session_rules;
-mod writer;
 
 pub use host_check::HostError;
+pub use host_netlink::{HostNetlink, Namespace};
 pub use interface_pools::{InterfaceError, InterfaceNetwork, InterfacePools};
 pub use link_identity::{GROUP_MASK, LinkIdentity, class_of};
-pub use link_messages::{Link, SESSION_LINK};
+pub use link_messages::SESSION_LINK;
 pub use namespaces::LINK_DESCRIPTORS;
-pub use netlink::{Change, RouteSocket};
 pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};
 pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};
 pub use rule_set::{Class, MAX_FLOWS, RuleSet};
 pub use rules_keeper::{RulesError, RulesKeeper};
 pub use session_rules::{MAX_NEIGHBOURS, ROUTED_NEIGHBOURS, Refusals, SessionRules};
-pub use writer::{Namespace, Writer};

@@ -4,6 +4,7 @@
 //! the addresses and a default route. Both ends have the same hardware address and no ARP, so neither
 //! looks for the other, and there is nothing to spoof. No end gets link-local addresses.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -20,6 +21,7 @@ use netlink_packet_route::route::{
     RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rustix::io::Errno;
 
 use crate::link_identity::{link_index, link_mac};
 use crate::netlink::Change;
@@ -37,18 +39,18 @@ const QUEUES: u32 = 1;
 
 /// A link that is to exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub(crate) struct Link {
     /// Name of the host's end.
-    pub name: String,
-    pub addresses: Addresses,
-    pub group: u32,
+    pub(crate) name: String,
+    pub(crate) addresses: Addresses,
+    pub(crate) group: u32,
     /// In bytes.
-    pub mtu: u32,
+    pub(crate) mtu: u32,
 }
 
 impl Link {
     /// Changes in the host's namespace that create the link, with its other end in `namespace`.
-    pub fn host_changes(&self, namespace: BorrowedFd<'_>, ipv6: bool) -> Vec<Change> {
+    pub(crate) fn host_changes(&self, namespace: BorrowedFd<'_>, ipv6: bool) -> Vec<Change> {
         let index = link_index(self.addresses.v4);
         let mut changes = vec![Change::Create(self.pair(index, namespace))];
         changes.extend(bring_up(index, ipv6));
@@ -63,7 +65,7 @@ impl Link {
     }
 
     /// Changes in the session's namespace that make its end usable.
-    pub fn session_changes(&self, ipv6: bool) -> Vec<Change> {
+    pub(crate) fn session_changes(&self, ipv6: bool) -> Vec<Change> {
         let index = link_index(self.addresses.v4);
         let mut changes = bring_up(index, ipv6);
         let v6 = self.addresses.v6.map(IpAddr::V6);
@@ -142,6 +144,22 @@ impl FoundLink {
         }
         Some(found)
     }
+}
+
+/// Returns the link that a request for one has found.
+pub(crate) fn link_or_none(
+    found: io::Result<RouteNetlinkMessage>,
+) -> io::Result<Option<FoundLink>> {
+    match found {
+        Ok(message) => Ok(FoundLink::of(message)),
+        Err(error) if is_no_link(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a request failed because there is no such link.
+pub(crate) fn is_no_link(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::NODEV)
 }
 
 /// The request for the list of all links.

@@ -1,8 +1,10 @@
-//! A netlink socket for routing messages: requests in batches, answers matched by sequence number.
+//! A netlink socket inside a session's network namespace: requests in batches, answers matched by sequence number.
+//!
+//! It blocks, and is used while a session starts: all changes of a link are sent at once.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use netlink_packet_core::{
@@ -30,11 +32,11 @@ pub(crate) const DATAGRAM_BYTES: usize = 64 * 1_024;
 const ALIGNMENT: usize = 4;
 
 /// Attempts of a dump that changes of the kernel's tables interrupt.
-const DUMP_ATTEMPTS: usize = 10;
+pub(crate) const DUMP_ATTEMPTS: usize = 10;
 
 /// A socket for routing messages in one network namespace.
 #[derive(Debug)]
-pub struct RouteSocket {
+pub(crate) struct RouteSocket {
     socket: OwnedFd,
     sequence: u32,
     buffer: Vec<u8>,
@@ -42,7 +44,7 @@ pub struct RouteSocket {
 
 /// A change of the kernel's tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// Creates something that must not exist.
     Create(RouteNetlinkMessage),
     /// Changes or deletes something that exists.
@@ -50,14 +52,8 @@ pub enum Change {
 }
 
 impl RouteSocket {
-    /// Opens a socket in the network namespace of the calling thread.
-    pub fn open() -> io::Result<Self> {
-        let socket = open_netlink(None, 0)?;
-        Self::from_fd(socket)
-    }
-
-    /// Uses a socket that was opened in another namespace.
-    pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
+    /// Uses a socket that was opened in the namespace.
+    pub(crate) fn from_fd(socket: OwnedFd) -> io::Result<Self> {
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         Ok(Self {
             socket,
@@ -66,61 +62,51 @@ impl RouteSocket {
         })
     }
 
-    /// Sends changes, in this order. The kernel continues after one that fails. Returns an answer for each;
-    /// `Err` means that it is unknown which were made.
-    pub fn change(&mut self, changes: &[Change]) -> io::Result<Vec<io::Result<()>>> {
-        let mut answers = Vec::with_capacity(changes.len());
-        for batch in changes.chunks(BATCH) {
-            answers.extend(self.change_batch(batch)?);
-        }
-        Ok(answers)
+    /// Makes changes, in this order, of which every one must succeed. The error is the first one's.
+    pub(crate) fn change_all(&mut self, changes: &[Change]) -> io::Result<()> {
+        changes
+            .chunks(BATCH)
+            .try_for_each(|batch| self.change_batch(batch))
     }
 
-    /// Makes changes of which every one must succeed. The error is the first one's.
-    pub fn change_all(&mut self, changes: &[Change]) -> io::Result<()> {
-        self.change(changes)?.into_iter().collect()
-    }
-
-    fn change_batch(&mut self, batch: &[Change]) -> io::Result<Vec<io::Result<()>>> {
+    fn change_batch(&mut self, batch: &[Change]) -> io::Result<()> {
         let mut bytes = Vec::new();
-        let mut waiting = HashMap::new();
-        for (index, change) in batch.iter().enumerate() {
-            let (message, flags) = match change {
-                Change::Create(message) => (message, NLM_F_CREATE | NLM_F_EXCL),
-                Change::Apply(message) => (message, 0),
-            };
-            let sequence = self.push(&mut bytes, message, flags | NLM_F_ACK);
-            waiting.insert(sequence, index);
+        let mut waiting = BTreeSet::new();
+        for change in batch {
+            let (message, flags) = change.clone().into_parts();
+            waiting.insert(self.push(&mut bytes, &message, flags | NLM_F_ACK));
         }
         self.send(&bytes)?;
-        let mut answers: Vec<_> = batch.iter().map(|_| Ok(())).collect();
+        let mut first_error = Ok(());
         while !waiting.is_empty() {
             for (header, payload) in self.receive()? {
                 // Answers of an earlier, interrupted call have other numbers.
                 if let NetlinkPayload::Error(error) = payload
-                    && let Some(index) = waiting.remove(&header.sequence_number)
+                    && waiting.remove(&header.sequence_number)
+                    && error.code.is_some()
                 {
-                    answers[index] = error.code.map_or(Ok(()), |_| Err(error.to_io()));
+                    first_error = first_error.and(Err(error.to_io()));
                 }
             }
         }
-        Ok(answers)
+        first_error
     }
 
     /// Lists what a request for a list names. If a change interrupts it, it is repeated.
-    pub fn dump(&mut self, request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    pub(crate) fn dump(
+        &mut self,
+        request: &RouteNetlinkMessage,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
         for _ in 0..DUMP_ATTEMPTS {
             if let Some(list) = self.dump_once(request)? {
                 return Ok(list);
             }
         }
-        Err(io::Error::other(
-            "other changes interrupt the list of links or routes",
-        ))
+        Err(interrupted())
     }
 
     /// Returns the answer to a request for one thing.
-    pub fn get(&mut self, request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+    pub(crate) fn get(&mut self, request: &RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         let mut bytes = Vec::new();
         let sequence = self.push(&mut bytes, request, 0);
         self.send(&bytes)?;
@@ -186,9 +172,40 @@ impl RouteSocket {
         Ok(())
     }
 
+    /// Receives one datagram, and parses its messages.
     fn receive(&mut self) -> io::Result<Vec<(NetlinkHeader, NetlinkPayload<RouteNetlinkMessage>)>> {
-        receive(self.socket.as_fd(), &mut self.buffer)
+        let attempt = || recv(&self.socket, &mut self.buffer[..], RecvFlags::empty());
+        let (_, length) = rustix::io::retry_on_intr(attempt)?;
+        let mut rest = self.buffer.get(..length).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a message of the kernel is too large",
+            )
+        })?;
+        let mut messages = Vec::new();
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let length = (message.header.length as usize).next_multiple_of(ALIGNMENT);
+            rest = rest.get(length..).unwrap_or_default();
+            messages.push(message.into_parts());
+        }
+        Ok(messages)
     }
+}
+
+impl Change {
+    /// The message, and the flags of its request.
+    pub(crate) fn into_parts(self) -> (RouteNetlinkMessage, u16) {
+        match self {
+            Self::Create(message) => (message, NLM_F_CREATE | NLM_F_EXCL),
+            Self::Apply(message) => (message, 0),
+        }
+    }
+}
+
+pub(crate) fn interrupted() -> io::Error {
+    io::Error::other("other changes interrupt the list of links or routes")
 }
 
 /// Opens a socket of a netlink family (`None` is routing) that is a member of these groups (bits).
@@ -204,28 +221,4 @@ pub(crate) fn open_netlink(
     )?;
     bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
-}
-
-/// Receives one datagram, and parses its messages. ENOBUFS means that messages were lost.
-pub(crate) fn receive(
-    socket: BorrowedFd<'_>,
-    buffer: &mut [u8],
-) -> io::Result<Vec<(NetlinkHeader, NetlinkPayload<RouteNetlinkMessage>)>> {
-    let attempt = || recv(socket, &mut *buffer, RecvFlags::empty());
-    let (_, length) = rustix::io::retry_on_intr(attempt)?;
-    let mut rest = buffer.get(..length).ok_or_else(|| {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            "a message of the kernel is too large",
-        )
-    })?;
-    let mut messages = Vec::new();
-    while !rest.is_empty() {
-        let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        let length = (message.header.length as usize).next_multiple_of(ALIGNMENT);
-        rest = rest.get(length..).unwrap_or_default();
-        messages.push(message.into_parts());
-    }
-    Ok(messages)
 }

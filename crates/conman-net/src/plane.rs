@@ -5,19 +5,18 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use crate::host_check::{self, HostError};
+use crate::host_netlink::{HostNetlink, Namespace};
 use crate::link_identity::{LinkIdentity, link_index};
 use crate::link_messages::{
-    FoundLink, Link, all_links, delete_group, delete_link, find_link, set_group,
+    FoundLink, Link, all_links, delete_group, delete_link, find_link, is_no_link, set_group,
 };
 use crate::link_watch;
 use crate::namespaces::Namespaces;
 use crate::pool::{AddressPool, Addresses, PoolExhausted, PoolNetworks};
-use crate::writer::{Namespace, Writer};
 
 /// Interval of the sweeps, unless many owners end together. A link whose namespace is dead disappears within it,
 /// so that a sweep finds little but what something else keeps.
@@ -59,7 +58,7 @@ impl PlaneOptions {
 pub struct Plane {
     identity: LinkIdentity,
     mtu: u32,
-    writer: Writer,
+    netlink: HostNetlink,
     links: Arc<Mutex<Links>>,
     /// Notified when more owners have ended than the kernel may take down links at once.
     many_waiting: Notify,
@@ -97,28 +96,31 @@ impl Links {
 }
 
 impl Plane {
-    /// Opens the plane in the network namespace of the calling thread, and starts its threads. Changes nothing
-    /// on the host. Fails if the pool cannot be used on it.
-    pub fn open(options: &PlaneOptions) -> Result<Self, HostError> {
+    /// Opens the plane in the network namespace of the calling thread, and starts its task. Changes nothing on the
+    /// host. Fails if the pool cannot be used on it.
+    pub async fn open(options: &PlaneOptions, netlink: HostNetlink) -> Result<Self, HostError> {
         let identity = LinkIdentity::new(&options.instance);
-        if let Some(problem) = host_check::problems(&options.networks, &identity)
-            .into_iter()
-            .next()
-        {
+        let problems = host_check::problems(&netlink, &options.networks, &identity).await;
+        if let Some(problem) = problems.into_iter().next() {
             return Err(problem);
         }
-        Self::start(identity, options).map_err(HostError::Netlink)
+        Self::start(identity, options, netlink).map_err(HostError::Netlink)
     }
 
     /// Everything for which a plane cannot be opened, or cannot create links. Changes nothing on the host.
-    pub fn problems(options: &PlaneOptions) -> Vec<HostError> {
+    pub async fn problems(options: &PlaneOptions) -> Vec<HostError> {
         let identity = LinkIdentity::new(&options.instance);
-        let mut problems = host_check::problems(&options.networks, &identity);
-        problems.extend(host_check::try_link().err());
+        let netlink = HostNetlink::default();
+        let mut problems = host_check::problems(&netlink, &options.networks, &identity).await;
+        problems.extend(host_check::try_link().await.err());
         problems
     }
 
-    fn start(identity: LinkIdentity, options: &PlaneOptions) -> io::Result<Self> {
+    fn start(
+        identity: LinkIdentity,
+        options: &PlaneOptions,
+        netlink: HostNetlink,
+    ) -> io::Result<Self> {
         let links = Arc::new(Mutex::new(Links {
             pool: AddressPool::new(options.networks),
             namespaces: Namespaces::default(),
@@ -127,7 +129,7 @@ impl Plane {
         Ok(Self {
             identity,
             mtu: options.mtu,
-            writer: Writer::start()?,
+            netlink,
             links,
             many_waiting: Notify::new(),
         })
@@ -160,7 +162,7 @@ impl Plane {
             mtu: self.mtu,
         };
         let kept = namespace.file.try_clone()?;
-        self.writer.connect(link, namespace).await?;
+        self.netlink.connect(link, namespace).await?;
         let index = link_index(addresses.v4);
         self.links().namespaces.keep(owner, index, kept);
         Ok(())
@@ -190,9 +192,9 @@ impl Plane {
         }
         let index = link_index(addresses.v4);
         // The watch reports only links that disappear from now on.
-        let found = self.writer.change(vec![find_link(index)]).await;
+        let found = self.netlink.change(vec![find_link(index)]).await;
         if let Ok([Err(error)]) = found.as_deref()
-            && Errno::from_io_error(error) == Some(Errno::NODEV)
+            && is_no_link(error)
         {
             self.links().link_is_gone(index);
         }
@@ -200,7 +202,7 @@ impl Plane {
 
     /// Whether this instance has a link.
     pub async fn has_links(&self) -> io::Result<bool> {
-        let links = self.writer.dump(all_links()).await?;
+        let links = self.netlink.dump(all_links()).await?;
         let mut links = links.into_iter().filter_map(FoundLink::of);
         Ok(links.any(|link| self.identity.owns(&link.name)))
     }
@@ -246,7 +248,7 @@ impl Plane {
     async fn sweep_links(&self, chosen: impl Fn(u32) -> bool) -> io::Result<usize> {
         // Before the list: one that begins to leave later is not judged by it.
         let leaving = self.links().leaving();
-        let links = self.writer.dump(all_links()).await?;
+        let links = self.netlink.dump(all_links()).await?;
         let links: Vec<FoundLink> = links.into_iter().filter_map(FoundLink::of).collect();
         let present = links.iter().map(|link| link.index).collect();
         for index in leaving.difference(&present) {
@@ -274,10 +276,10 @@ impl Plane {
                 let moved = chunk.map(|index| set_group(*index, group));
                 moved.chain([delete_group(group)]).collect()
             };
-            for answer in self.writer.change(changes).await? {
+            for answer in self.netlink.change(changes).await? {
                 match answer {
                     // It has disappeared meanwhile.
-                    Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => {}
+                    Err(error) if is_no_link(&error) => {}
                     other => other?,
                 }
             }

@@ -20,8 +20,8 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use tokio::sync::Mutex;
 
+use crate::host_netlink::HostNetlink;
 use crate::namespace_thread::on_thread;
-use crate::netlink::RouteSocket;
 use crate::nft_batch::{self, NftBatch};
 use crate::rule_set::{Class, joined};
 use crate::rules_keeper::RulesError;
@@ -107,7 +107,7 @@ impl SessionRules {
         if let Some(batch) = compiled.get(&allowed) {
             return Ok(Arc::clone(batch));
         }
-        let host = host_addresses().map_err(RulesError::Namespace)?;
+        let host = host_addresses().await.map_err(RulesError::Namespace)?;
         let refused = refused(&self.refusals.networks, &host, &allowed);
         let script = script(&refused, &self.refusals.dns);
         let batch = on_thread(move || nft_batch::compile(&script)).await;
@@ -206,9 +206,9 @@ fn script(refused: &[IpNet], dns: &[IpAddr]) -> String {
 }
 
 /// The addresses of all interfaces of the calling thread's network namespace.
-fn host_addresses() -> io::Result<Vec<IpNet>> {
+async fn host_addresses() -> io::Result<Vec<IpNet>> {
     let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let found = RouteSocket::open()?.dump(&request)?;
+    let found = HostNetlink::default().dump(request).await?;
     let attributes = found.into_iter().flat_map(|message| match message {
         RouteNetlinkMessage::NewAddress(address) => address.attributes,
         _ => Vec::new(),

@@ -23,8 +23,9 @@ pub(crate) async fn attach(
     let link = NewLink::parse(request).map_err(|error| AccessError::BadLink { error })?;
     apply_rules(context, handle).await?;
     handle.may_have_links.store(true, Ordering::Relaxed);
+    let netlink = context.options.netlink.clone();
     let made = change(context, handle, move |namespace| {
-        attached::make(&link, namespace)
+        attached::make(&netlink, &link, namespace)
     })
     .await?;
     tracing::info!(session = %handle.id, link = made.name, to = %made.to, "attached a link");

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use conman_core::SpecPolicy;
 use conman_core::naming::Instance;
-use conman_net::SessionRules;
 use conman_net::egress::EgressOptions;
+use conman_net::{HostNetlink, SessionRules};
 use conman_proto::SessionId;
 use conman_registry::Standing;
 use conman_vitals::Vitals;
@@ -40,6 +40,8 @@ pub struct NodeOptions {
     pub egress: EgressOptions,
     /// What sessions with attached links are refused.
     pub session_rules: Arc<SessionRules>,
+    /// By which links are attached.
+    pub netlink: HostNetlink,
 }
 
 impl NodeOptions {
@@ -62,6 +64,7 @@ impl NodeOptions {
             vitals: Vitals::default(),
             egress: EgressOptions::default(),
             session_rules: Arc::default(),
+            netlink: HostNetlink::default(),
         }
     }
 }

@@ -109,14 +109,14 @@ fn a_crash_between_any_two_messages_leaves_nothing_after_a_sweep() {
         for to in ["macvlan:eth1", "bridge:br0"] {
             let link = new_link(to);
             let finished = link.configuration(0).len();
+            let host = HostNetlink::default();
             for sent in 0..=finished {
                 let session = session();
-                let mut host = RouteSocket::open().expect("a socket");
-                let parent = find(&mut host, link.to.interface().as_str());
+                let parent = host.wait(host.find(link.to.interface().as_str()));
                 let parent = parent.expect("answered").expect("it exists");
                 let namespace = session();
                 let created = link.creation("eth7", &parent, namespace.file.as_raw_fd());
-                host.change_all(&[Change::Create(created)])
+                host.wait(host.change_all(vec![Change::Create(created)]))
                     .expect("created");
                 let mut inside = RouteSocket::from_fd(session().socket).expect("a socket");
                 let index = find(&mut inside, "eth7")
@@ -132,8 +132,8 @@ fn a_crash_between_any_two_messages_leaves_nothing_after_a_sweep() {
                 assert_eq!(usize::from(left.is_some()), whole, "{to} {sent}");
                 let listed = list(session()).expect("listed");
                 assert_eq!(listed.len(), whole, "{to} {sent}: {listed:?}");
-                let ports = host.dump(&all_links()).expect("listed").into_iter();
-                let ports = ports.filter_map(FoundLink::of);
+                let ports = host.wait(host.dump(all_links())).expect("listed");
+                let ports = ports.into_iter().filter_map(FoundLink::of);
                 let ports = ports.filter(|link| link.name.starts_with("cmlink")).count();
                 assert_eq!(
                     ports,

@@ -16,8 +16,8 @@ use super::buffers::Sockets;
 use super::resolver::LookupError;
 use super::session::Session;
 use super::shared_stream::SharedStream;
+use crate::host_netlink::HostNetlink;
 use crate::link_messages::route_request;
-use crate::netlink::RouteSocket;
 
 /// Bound on connecting to one address.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -128,7 +128,9 @@ async fn connect(
         address: target,
         source,
     };
-    let is_hosts = is_hosts(address).map_err(failed)?;
+    let is_hosts = is_hosts(&session.node.netlink, address)
+        .await
+        .map_err(failed)?;
     let special = &session.node.special;
     session
         .rules
@@ -147,9 +149,9 @@ async fn connect(
 
 /// Whether an address is one of the host's own, or no single machine's: the kernel has no route of type unicast
 /// to it. Nothing is sent.
-pub(super) fn is_hosts(address: IpAddr) -> io::Result<bool> {
+pub(super) async fn is_hosts(netlink: &HostNetlink, address: IpAddr) -> io::Result<bool> {
     let request = RouteNetlinkMessage::GetRoute(route_request(address));
-    let found = RouteSocket::open()?.get(&request)?;
+    let found = netlink.get(request).await?;
     Ok(!matches!(
         found,
         RouteNetlinkMessage::NewRoute(route) if route.header.kind == RouteType::Unicast
@@ -160,14 +162,16 @@ pub(super) fn is_hosts(address: IpAddr) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn secondary_addresses_of_the_host_are_its_own() {
+    #[tokio::test]
+    async fn secondary_addresses_of_the_host_are_its_own() {
+        let netlink = HostNetlink::default();
         for own in ["127.0.0.1", "127.0.0.2", "::1", "224.0.0.1"] {
             let own: IpAddr = own.parse().expect("an address");
-            assert!(is_hosts(own).expect("the kernel answers"), "{own}");
+            let answer = is_hosts(&netlink, own).await;
+            assert!(answer.expect("the kernel answers"), "{own}");
         }
         // Another machine's; without a route it cannot be told.
         let other: IpAddr = "198.51.100.1".parse().expect("an address");
-        assert!(!is_hosts(other).unwrap_or(false));
+        assert!(!is_hosts(&netlink, other).await.unwrap_or(false));
     }
 }

@@ -129,13 +129,18 @@ async fn addresses(session: &Session, name: &str) -> Result<Vec<IpAddr>, Respons
     }
     match look_up(session, &name).await {
         Ok(addresses) => {
-            let may_learn = |address: &IpAddr| {
+            let mut shown = Vec::new();
+            for address in addresses {
                 // Without a route to it, it is not the host's.
-                let is_hosts = is_hosts(*address).unwrap_or(false);
+                let is_hosts = is_hosts(&session.node.netlink, address).await;
                 let special = &session.node.special;
-                session.rules.may_learn(*address, special, is_hosts)
-            };
-            let shown: Vec<IpAddr> = addresses.into_iter().filter(may_learn).collect();
+                if session
+                    .rules
+                    .may_learn(address, special, is_hosts.unwrap_or(false))
+                {
+                    shown.push(address);
+                }
+            }
             match shown.is_empty() {
                 true => Err(ResponseCode::NXDomain),
                 false => Ok(shown),

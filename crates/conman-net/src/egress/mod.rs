@@ -47,6 +47,8 @@ use buffers::Budget;
 use resolver::Names;
 use session::Session;
 
+use crate::host_netlink::HostNetlink;
+
 pub use sockets::EgressSockets;
 
 /// Descriptors of an idle session: two listeners and a UDP socket.
@@ -93,6 +95,8 @@ struct Node {
     special: SpecialAddresses,
     shared: Arc<Semaphore>,
     buffers: Arc<Budget>,
+    /// For lookups of routes, which never wait for the lock that changes of links hold.
+    netlink: HostNetlink,
 }
 
 /// One session that is served, until dropped.
@@ -120,6 +124,7 @@ impl Egress {
                 special: options.special,
                 shared: Arc::new(Semaphore::new(SHARED_CONNECTIONS)),
                 buffers: Budget::new(options.buffer_bytes),
+                netlink: HostNetlink::default(),
             }),
             runtime: Some(runtime),
         })

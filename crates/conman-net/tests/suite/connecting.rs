@@ -2,7 +2,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use conman_net::{HostError, NOTIFICATION_BYTES, Plane, PlaneOptions, PoolNetworks};
+use conman_net::{HostError, HostNetlink, NOTIFICATION_BYTES, Plane, PlaneOptions, PoolNetworks};
 
 use super::namespace::Host;
 
@@ -17,13 +17,14 @@ pub(super) fn plane_with(
     pool: &'static [&'static str],
     notification_bytes: usize,
 ) -> Plane {
-    host.run(move || {
+    host.wait(move || async move {
         let networks = PoolNetworks::parse(pool).expect("a pool");
         let options = PlaneOptions {
             notification_bytes,
             ..PlaneOptions::new(INSTANCE, networks)
         };
-        Plane::open(&options).expect("a plane")
+        let opened = Plane::open(&options, HostNetlink::default()).await;
+        opened.expect("a plane")
     })
 }
 
@@ -109,12 +110,13 @@ async fn a_link_whose_configuration_fails_is_removed() {
         .expect("as if nothing had happened");
 }
 
-#[test]
-fn a_pool_that_the_host_uses_and_a_host_that_does_not_forward_are_refused() {
+#[tokio::test]
+async fn a_pool_that_the_host_uses_and_a_host_that_does_not_forward_are_refused() {
     let open = |host: &Host, pool: &'static [&'static str]| {
-        host.run(move || {
+        host.wait(move || async move {
             let networks = PoolNetworks::parse(pool).expect("a pool");
-            Plane::open(&PlaneOptions::new(INSTANCE, networks)).err()
+            let options = PlaneOptions::new(INSTANCE, networks);
+            Plane::open(&options, HostNetlink::default()).await.err()
         })
     };
     let host = Host::new();

@@ -112,11 +112,9 @@ fn refusals() -> Refusals {
 
 /// With the addresses of a node.
 pub(super) fn rules(node: &Host, refusals: Refusals) -> SessionRules {
-    node.run(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
+    node.wait(|| async {
         let rules = SessionRules::new(refusals, &[]);
-        let checked = runtime.expect("a runtime").block_on(rules.check());
-        checked.expect("nft accepts them");
+        rules.check().await.expect("nft accepts them");
         rules
     })
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use conman_net::attached::{self, LinkError, NewLink};
-use conman_net::{InterfaceError, InterfaceNetwork, InterfacePools, PoolNetworks};
+use conman_net::{HostNetlink, InterfaceError, InterfaceNetwork, InterfacePools, PoolNetworks};
 use conman_proto::LinkTarget;
 
 use super::namespace::Host;
@@ -17,6 +17,8 @@ const BEYOND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
 /// The node, and the network behind its interface, with a server at each address.
 struct World {
     node: Host,
+    /// The node's.
+    netlink: HostNetlink,
     _lan: Host,
     _servers: Vec<TcpListener>,
 }
@@ -35,6 +37,7 @@ impl World {
         let servers = [LAN, BEYOND].map(|address| listen(&lan, address));
         Self {
             node,
+            netlink: HostNetlink::default(),
             _lan: lan,
             _servers: servers.into(),
         }
@@ -42,8 +45,9 @@ impl World {
 
     fn make(&self, link: &NewLink, session: &Host) -> Result<(), LinkError> {
         let (link, namespace) = (link.clone(), session.namespace());
+        let netlink = self.netlink.clone();
         self.node
-            .run(move || attached::make(&link, namespace).map(drop))
+            .run(move || attached::make(&netlink, &link, namespace).map(drop))
     }
 }
 
@@ -64,7 +68,7 @@ fn pools(range: &str) -> InterfacePools {
         gateway: Some(Ipv4Addr::new(192, 168, 7, 1)),
     };
     let name = "eth1".parse().expect("a name");
-    InterfacePools::new(BTreeMap::from([(name, network)]))
+    InterfacePools::new(HostNetlink::default(), BTreeMap::from([(name, network)]))
 }
 
 fn target(text: &str) -> LinkTarget {

@@ -45,6 +45,15 @@ impl Host {
         answered.recv().expect("no panic in the namespace")
     }
 
+    /// Runs a future there. What it spawns runs on the runtime of the test.
+    pub(crate) fn wait<T: Send + 'static, F: Future<Output = T>>(
+        &self,
+        run: impl FnOnce() -> F + Send + 'static,
+    ) -> T {
+        let runtime = tokio::runtime::Handle::current();
+        self.run(move || runtime.block_on(run()))
+    }
+
     /// What a session's first process sends of its namespace.
     pub(crate) fn namespace(&self) -> Namespace {
         self.run(|| Namespace {

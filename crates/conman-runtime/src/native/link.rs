@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use conman_core::error_chain;
 use conman_net::egress::EgressSockets;
-use conman_net::{Addresses, InterfacePools, Namespace, Plane, SessionRules, attached, class_of};
+use conman_net::{Addresses, InterfacePools, Namespace, Plane, SessionRules, class_of};
 use conman_proto::{LinkTarget, Network, ResolvedSpec};
 use conman_shim::{NetworkSpec, link_socket};
 use serde::{Deserialize, Serialize};
@@ -182,9 +182,10 @@ impl NativeNetwork {
                 connected.map_err(|error| format!("link with {addresses}: {error}"))?;
             }
             StoredLink::Interface { to, address } => {
-                let link = self.interfaces.link(to, *address);
-                let link = link.map_err(|error| error.to_string())?;
-                let made = tokio::task::spawn_blocking(move || attached::make(&link, namespace));
+                let (interfaces, target, address) =
+                    (Arc::clone(&self.interfaces), to.clone(), *address);
+                let make = move || interfaces.make(&target, address, namespace);
+                let made = tokio::task::spawn_blocking(make);
                 let made = made.await.map_err(|error| error.to_string())?;
                 made.map_err(|error| format!("link `{to}`: {}", error_chain(&error)))?;
             }

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use conman_core::egress::{EgressPattern, special_networks};
 use conman_core::{Instance, error_chain};
 use conman_net::{
-    Class, InterfacePools, Plane, PlaneOptions, Refusals, RuleSet, RulesKeeper, SessionRules,
-    class_of,
+    Class, HostNetlink, InterfacePools, Plane, PlaneOptions, Refusals, RuleSet, RulesKeeper,
+    SessionRules, class_of,
 };
 use conman_proto::Network;
 use conman_runtime::NativeNetwork;
@@ -34,7 +34,7 @@ pub(crate) async fn missing(config: &Config, instance: &str) -> Option<Vec<Strin
     if let Some(networks) = config.net.pool {
         let checked = RulesKeeper::check(instance, &rule_set(config)).await;
         problems.extend(checked.err().map(|error| error_chain(&error)));
-        let found = Plane::problems(&PlaneOptions::new(instance, networks));
+        let found = Plane::problems(&PlaneOptions::new(instance, networks)).await;
         problems.extend(found.iter().map(|problem| error_chain(problem)));
     } else if !needs_session_rules(config) {
         return None;
@@ -87,6 +87,7 @@ fn servers_in(resolver: &str) -> Vec<IpAddr> {
 /// The host's side of sessions' links.
 pub(super) struct HostNetwork {
     instance: Instance,
+    pub(super) netlink: HostNetlink,
     /// The runtime's view.
     pub(super) native: NativeNetwork,
     rules: Option<RulesKeeper>,
@@ -107,8 +108,10 @@ pub(super) async fn open(
     rules: &Arc<SessionRules>,
 ) -> Result<HostNetwork> {
     let instance = instance.clone();
+    let netlink = HostNetlink::default();
+    let interfaces = InterfacePools::new(netlink.clone(), config.net.interfaces.clone());
     let mut native = NativeNetwork {
-        interfaces: Arc::new(InterfacePools::new(config.net.interfaces.clone())),
+        interfaces: Arc::new(interfaces),
         name_servers: name_servers(config),
         host_name_servers: host_name_servers(config),
         host_allowed: config.tokens_file.is_some(),
@@ -118,6 +121,7 @@ pub(super) async fn open(
     let Some(networks) = config.net.pool else {
         return Ok(HostNetwork {
             instance,
+            netlink,
             native,
             rules: None,
         });
@@ -129,10 +133,12 @@ pub(super) async fn open(
     let mut rules = RulesKeeper::check(instance.as_str(), &rule_set(config))
         .await
         .context(UNUSABLE)?;
-    native.plane = Some(Arc::new(Plane::open(&options).context(UNUSABLE)?));
+    let plane = Plane::open(&options, netlink.clone()).await;
+    native.plane = Some(Arc::new(plane.context(UNUSABLE)?));
     rules.apply().await.context(UNUSABLE)?;
     Ok(HostNetwork {
         instance,
+        netlink,
         native,
         rules: Some(rules),
     })

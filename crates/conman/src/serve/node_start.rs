@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use conman_auth::ConnectTokens;
 use conman_fleet::require_acceptance;
-use conman_net::SessionRules;
+use conman_net::{HostNetlink, SessionRules};
 use conman_node::{EmergencyThread, Node, NodeOptions, UrlScheme};
 use conman_peer::PeerClient;
 
@@ -42,6 +42,7 @@ pub(super) async fn take_over(
     let rules = network::session_rules(config).await?;
     let network = network::open(config, &state.instance, &rules).await?;
     let mut runtimes = Runtimes::open(config, state, &network.native)?;
+    let netlink = network.netlink.clone();
     // Its first sweep deletes links that no runtime has adopted.
     let network = network.run();
     // Before the node joins its fleet, which may take long: a notice that arrives meanwhile is kept.
@@ -67,7 +68,8 @@ pub(super) async fn take_over(
         return Ok(None);
     };
     let address = listeners.sessions_address;
-    let starting = start_node(config, state, emergency, &runtimes, address, rules);
+    let links = (rules, netlink);
+    let starting = start_node(config, state, emergency, &runtimes, address, links);
     let started = match on_sigterm {
         // An interrupted step is as after a crash; the next daemon completes it.
         OnSigterm::Leave => {
@@ -147,7 +149,7 @@ async fn start_node(
     emergency: EmergencyThread,
     runtimes: &Runtimes,
     sessions: SocketAddr,
-    rules: Arc<SessionRules>,
+    (rules, netlink): (Arc<SessionRules>, HostNetlink),
 ) -> Result<Arc<Node>> {
     let mut options = NodeOptions::new(
         config.name.clone(),
@@ -157,6 +159,7 @@ async fn start_node(
     );
     options.labels = config.fleet.labels.clone();
     options.session_rules = rules;
+    options.netlink = netlink;
     options.limits = config.limits.node.clone();
     let listen = &config.listen;
     options.urls = listen.urls.clone().unwrap_or_else(|| local_urls(sessions));
