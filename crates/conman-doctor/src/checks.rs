@@ -394,6 +394,7 @@ fn advice(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> V
         terminals(host, footprint, target),
         pools::open_files(host),
         pools::local_ports(host),
+        Some(pools::disk_bandwidth(host)),
         live_restore(host, footprint),
     ];
     checks.into_iter().flatten().collect()

@@ -85,6 +85,17 @@ impl Host {
         self.path("/sys/fs/cgroup/cgroup.controllers").exists()
     }
 
+    /// Whether a cgroup hierarchy that is mounted limits I/O.
+    pub(crate) fn limits_io(&self) -> bool {
+        let unified = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        let unified = unified.map(|top| self.text(&format!("{top}/cgroup.controllers")));
+        let mut controllers = unified.iter().flatten();
+        let mounts = self.text("/proc/self/mountinfo").unwrap_or_default();
+        let mut v1 = mounts.lines().filter(|line| line.contains(" - cgroup "));
+        controllers.any(|text| text.split_whitespace().any(|one| one == "io"))
+            || v1.any(|line| line.rsplit([' ', ',']).any(|option| option == "blkio"))
+    }
+
     /// Processes and threads.
     pub(crate) fn tasks(&self) -> Option<u64> {
         // The fourth field of loadavg: runnable over all tasks.

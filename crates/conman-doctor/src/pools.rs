@@ -41,6 +41,19 @@ pub(crate) fn open_files(host: &Host) -> Option<Check> {
     )
 }
 
+/// Without the controller, `limits.io_*` cannot be enforced.
+pub(crate) fn disk_bandwidth(host: &Host) -> Check {
+    let bounds = "whether the disk's bandwidth of a session can be limited (`limits.io_*`)";
+    advised(
+        Check::of("io controller", bounds, None),
+        !host.limits_io(),
+        Remedy::Manual {
+            what: "mount cgroup v2 with its `io` controller, or v1's `blkio`".to_owned(),
+        },
+        "a session may take all of the disk's bandwidth",
+    )
+}
+
 /// A connection that was closed keeps its local port for a minute.
 pub(crate) fn local_ports(host: &Host) -> Option<Check> {
     let key = "net.ipv4.tcp_tw_reuse";

@@ -53,7 +53,7 @@ fn machine() -> TempDir {
         ),
         ("proc/77/cgroup", "0::/system.slice/docker.service\n"),
         ("proc/77/fd/0", ""),
-        ("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n"),
+        ("sys/fs/cgroup/cgroup.controllers", "cpu io memory pids\n"),
         ("sys/fs/cgroup/system.slice/pids.max", "max\n"),
         (
             "sys/fs/cgroup/system.slice/docker.service/pids.max",
@@ -293,6 +293,7 @@ fn pools_that_one_session_could_exhaust_are_made_larger_than_it_can_take() {
         ("proc/sys/net/ipv4/tcp_tw_reuse", "2\n"),
         ("proc/sys/user/max_user_namespaces", "96000\n"),
         ("proc/sys/user/max_cgroup_namespaces", "96000\n"),
+        ("sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n"),
     ] {
         write(root.path(), path, text);
     }
@@ -302,6 +303,8 @@ fn pools_that_one_session_could_exhaust_are_made_larger_than_it_can_take() {
     let mut checks = diagnosis.checks.iter();
     let ports = checks.find(|check| check.name == "net.ipv4.tcp_tw_reuse");
     assert_eq!(ports.map(|check| check.verdict), Some(Verdict::Advice));
+    let bandwidth = checks.find(|check| check.name == "io controller");
+    assert_eq!(bandwidth.map(|check| check.verdict), Some(Verdict::Advice));
     let text = Fix::plan(&diagnosis).file_text();
     for line in [
         "net.core.bpf_jit_limit = 102400000",

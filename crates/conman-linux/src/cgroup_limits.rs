@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup_mounts::Hierarchy;
+use crate::io_limits::{IoLimits, V1_CONTROLLER};
 use crate::session_cgroup::{MakeCgroupError, write};
 
 /// Period of the cpu limit, in microseconds; the kernel's own default.
@@ -27,6 +28,8 @@ pub struct CgroupLimits {
     /// even without a limit.
     #[serde(default)]
     pub cpu_weighted: bool,
+    #[serde(default)]
+    pub io: Option<IoLimits>,
 }
 
 impl CgroupLimits {
@@ -36,6 +39,7 @@ impl CgroupLimits {
             ("memory", self.memory_bytes.is_some()),
             ("pids", self.pids.is_some()),
             ("cpu", self.cpu_millis.is_some() || self.cpu_weighted),
+            (V1_CONTROLLER, self.io.is_some()),
         ];
         limited
             .iter()
@@ -49,6 +53,7 @@ pub(crate) struct Limited {
     memory: bool,
     pids: bool,
     cpu: bool,
+    io: bool,
     /// The CPU limit, to be written later: file and content.
     pub(crate) quota: Option<(PathBuf, String)>,
 }
@@ -85,6 +90,9 @@ impl Limited {
             self.cpu = true;
             self.quota = Some(cpu_quota(hierarchy.unified, directory, millis));
         }
+        if let Some(io) = limits.io {
+            self.io |= io.set(hierarchy, directory)?;
+        }
         Ok(())
     }
 
@@ -93,6 +101,7 @@ impl Limited {
             (limits.memory_bytes.is_some() && !self.memory, "memory"),
             (limits.pids.is_some() && !self.pids, "pids"),
             (limits.cpu_millis.is_some() && !self.cpu, "cpu"),
+            (limits.io.is_some() && !self.io, "io"),
         ];
         match missing.iter().find(|(missing, _)| *missing) {
             Some((_, controller)) => Err(MakeCgroupError::NoController { controller }),

@@ -1,4 +1,4 @@
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::cgroup_limits::{CgroupLimits, Limited, cpu_quota};
 use crate::cgroup_mounts::{CgroupLayout, Hierarchy};
 use crate::cgroups::{is_plain, tree};
+use crate::io_limits;
 
 /// Prefix of every cgroup that is created here.
 const PREFIX: &str = "/conman";
@@ -17,7 +18,7 @@ const PREFIX: &str = "/conman";
 const MODE: u32 = 0o755;
 
 /// Controllers that limits need.
-const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", io_limits::V1_CONTROLLER];
 
 /// The v1 controller that freezes where there is no unified hierarchy.
 const FREEZER: &str = "freezer";
@@ -59,6 +60,8 @@ pub struct CgroupMaker {
     joined: Vec<Hierarchy>,
     /// Parents that are known to be ready.
     ready: RefCell<BTreeSet<PathBuf>>,
+    /// The v2 `io` controller is enabled with the first limit of it: each cgroup with it costs memory.
+    hands_on_io: Cell<bool>,
 }
 
 /// A cgroup that has had no process yet.
@@ -89,6 +92,7 @@ impl CgroupMaker {
             unified,
             joined: found.iter().filter(wanted).cloned().collect(),
             ready: RefCell::default(),
+            hands_on_io: Cell::default(),
         }
     }
 
@@ -134,6 +138,9 @@ impl CgroupMaker {
         for hierarchy in needed.chain(&self.unified) {
             self.make_in(hierarchy, cgroup)?;
             if let Some(directory) = hierarchy.directory(&cgroup.path) {
+                if limits.io.is_some() && hierarchy.unified && !self.hands_on_io.replace(true) {
+                    io_limits::hand_on(&cgroups_above(hierarchy, &directory));
+                }
                 limited.set(hierarchy, &directory, limits)?;
             }
         }
@@ -185,19 +192,24 @@ impl CgroupMaker {
         let made = builder.recursive(true).mode(MODE).create(parent);
         made.map_err(io_error("make", parent))?;
         if hierarchy.unified {
-            let top = hierarchy.directory("").unwrap_or_default();
-            let mut above: Vec<&Path> = parent
-                .ancestors()
-                .take_while(|ancestor| ancestor.starts_with(&top))
-                .collect();
-            above.reverse();
-            for ancestor in above {
+            for ancestor in cgroups_above(hierarchy, directory) {
                 hand_on_controllers(ancestor)?;
             }
         }
         self.ready.borrow_mut().insert(parent.to_owned());
         Ok(())
     }
+}
+
+/// The cgroups above this one, the topmost first.
+fn cgroups_above<'a>(hierarchy: &Hierarchy, directory: &'a Path) -> Vec<&'a Path> {
+    let top = hierarchy.directory("").unwrap_or_default();
+    let ancestors = directory.ancestors().skip(1);
+    let mut above: Vec<&Path> = ancestors
+        .take_while(|ancestor| ancestor.starts_with(&top))
+        .collect();
+    above.reverse();
+    above
 }
 
 /// Enables those of [`CONTROLLERS`] that the cgroup has for its children.

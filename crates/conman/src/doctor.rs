@@ -19,7 +19,7 @@ use crate::serve::network;
 use crate::state_dir;
 
 /// Docker's default directory for containers.
-const DOCKER_ROOT: &str = "/var/lib/docker";
+pub(crate) const DOCKER_ROOT: &str = "/var/lib/docker";
 
 /// Exits with 0 when the host is fit for the target.
 pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {

@@ -202,6 +202,7 @@ impl Shim {
                 pids: Some(64),
                 cpu_millis: None,
                 cpu_weighted: false,
+                io: None,
             },
             root: RootSpec {
                 store: self.directory.path().to_owned(),

@@ -4,10 +4,11 @@
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use conman_linux::{
-    CgroupLayout, CgroupLimits, CgroupMaker, CgroupPart, Cgroups, Ended, Features, Freezer,
-    Interface, MakeCgroupError, SessionCgroup, SoleThread,
+    CgroupLayout, CgroupLimits, CgroupMaker, CgroupPart, Cgroups, Disk, Ended, Features, Freezer,
+    Interface, IoLimits, MakeCgroupError, SessionCgroup, SoleThread,
 };
 
 use crate::support::{Process, SOON};
@@ -60,6 +61,7 @@ const ALL_LIMITS: CgroupLimits = CgroupLimits {
     pids: Some(17),
     cpu_millis: Some(250),
     cpu_weighted: false,
+    io: None,
 };
 
 /// What a cgroup's files of this name hold, in whatever hierarchies have it.
@@ -200,6 +202,46 @@ fn limits_that_no_hierarchy_can_enforce_are_refused_by_name() {
 }
 
 #[test]
+fn a_disk_gives_a_cgroup_no_more_than_its_rate() {
+    let scratch = Scratch::new();
+    let layout = part(CgroupPart::All);
+    let files = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a directory");
+    let disk = Disk::of(files.path()).expect("readable");
+    let Some(disk) = disk.filter(|_| layout.limits_io()) else {
+        eprintln!("skipped: no io controller, or a file system that is not on one disk");
+        return;
+    };
+    assert!(disk.node.exists(), "{}", disk.node.display());
+    let limits = CgroupLimits {
+        io: Some(IoLimits {
+            device: disk.device,
+            read_bytes_per_s: Some(5 << 20),
+            write_bytes_per_s: Some(1 << 20),
+            total_weight: None,
+        }),
+        ..CgroupLimits::default()
+    };
+    let _cgroup = make(&CgroupMaker::of(&layout), &scratch.inner(), &limits).expect("made");
+    let (major, minor) = disk.device;
+    let v1 = values(&scratch.inner(), "blkio.throttle.read_bps_device");
+    let v2 = values(&scratch.inner(), "io.max");
+    let expected = format!("{major}:{minor} ");
+    assert!(v1.iter().chain(&v2).any(|text| text.starts_with(&expected)));
+    let script = format!(
+        "for file in /sys/fs/cgroup/blkio{0}/tasks /sys/fs/cgroup{0}/cgroup.procs; do \
+         echo 0 > $file && break; done 2> /dev/null
+         exec dd if=/dev/zero of={1}/file bs=1M count=3 oflag=direct status=none",
+        scratch.inner(),
+        files.path().display()
+    );
+    let begun = Instant::now();
+    let written = Command::new("sh").args(["-c", &script]).status();
+    assert!(written.expect("a shell").success());
+    // The third mebibyte is written after two seconds.
+    assert!(begun.elapsed() > Duration::from_millis(1_500));
+}
+
+#[test]
 fn an_older_kernel_kills_one_by_one() {
     let scratch = Scratch::new();
     let layout = part(CgroupPart::Unified);
@@ -253,6 +295,7 @@ fn a_cgroup_is_made_once_with_its_limits_and_never_taken_over() {
         pids: Some(17),
         cpu_millis: Some(250),
         cpu_weighted: false,
+        io: None,
     };
     let cgroup = make(&maker, &scratch.inner(), &limits).expect("made");
     let process = Process::idle();

@@ -1,12 +1,13 @@
 //! Builds dockerd's create request from a plan.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bollard::models::{
     ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType,
-    ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
+    ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum, ThrottleDevice,
 };
+use conman_linux::IoLimits;
 use conman_proto::Network;
 
 use crate::ContainerPlan;
@@ -109,6 +110,21 @@ pub(super) fn container_body(
         host_config: Some(host_config(plan, instance, cgroup_driver, max_cpus)),
         ..ContainerCreateBody::default()
     }
+}
+
+/// Limits the container's I/O on a disk, named by its node in `/dev`.
+pub(super) fn limit_io(body: &mut ContainerCreateBody, disk: &Path, limits: &IoLimits) {
+    let rate = |rate: Option<u64>| {
+        rate.map(|rate| {
+            vec![ThrottleDevice {
+                path: Some(disk.to_string_lossy().into_owned()),
+                rate: Some(i64::try_from(rate).unwrap_or(i64::MAX)),
+            }]
+        })
+    };
+    let host = body.host_config.get_or_insert_default();
+    host.blkio_device_read_bps = rate(limits.read_bytes_per_s);
+    host.blkio_device_write_bps = rate(limits.write_bytes_per_s);
 }
 
 /// Returns the entrypoint and the arguments; `None` means the image's. Arguments alone replace

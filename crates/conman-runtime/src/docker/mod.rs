@@ -32,6 +32,7 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, ListContainersOptionsBuilder, ResizeContainerTTYOptionsBuilder,
 };
 use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
+use conman_linux::IoLimits;
 use conman_net::SessionRules;
 use conman_proto::RuntimeKind;
 use tokio::sync::OwnedSemaphorePermit;
@@ -46,7 +47,7 @@ use crate::{
     ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer, RuntimeError,
     RuntimeInfo, Started, TERMINAL_SIZE,
 };
-use container_body::container_body;
+use container_body::{container_body, limit_io};
 use daemon::{Daemon, Lane};
 use descriptions::Listed;
 use failure::{Failure, no_image};
@@ -77,6 +78,7 @@ struct Shared {
     kernel: KernelView,
     timeouts: DockerTimeouts,
     max_cpus: f64,
+    io: Option<(PathBuf, IoLimits)>,
     max_removals: usize,
     fence: Option<Fence>,
     rules: Arc<SessionRules>,
@@ -99,6 +101,7 @@ impl DockerRuntime {
             kernel: KernelView::new(options.instance, &DRIVERS)?,
             timeouts: options.timeouts,
             max_cpus: options.max_cpus,
+            io: options.io,
             max_removals: options.max_removals,
             fence: options.fence.map(Fence::new),
             rules: options.rules,
@@ -249,7 +252,10 @@ impl Shared {
             .daemon
             .call(Lane::Calls, self.timeouts.create, |facts| async move {
                 let instance = self.kernel.instance();
-                let body = container_body(plan, instance, facts.cgroup_driver, self.max_cpus);
+                let mut body = container_body(plan, instance, facts.cgroup_driver, self.max_cpus);
+                if let Some((disk, limits)) = &self.io {
+                    limit_io(&mut body, disk, limits);
+                }
                 let options = CreateContainerOptionsBuilder::default().name(&name).build();
                 facts.client.create_container(Some(options), body).await
             });

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::naming::Instance;
+use conman_linux::IoLimits;
 use conman_net::SessionRules;
 
 use super::DockerFence;
@@ -22,6 +23,8 @@ pub struct DockerOptions {
     pub timeouts: DockerTimeouts,
     /// Most processors of a container: Docker refuses a limit beyond the host's.
     pub max_cpus: f64,
+    /// Limits of each container's I/O, and the disk's node in `/dev`.
+    pub io: Option<(PathBuf, IoLimits)>,
     /// The shim whose dead-man fence the containers are under; `None` for no fence.
     pub fence: Option<DockerFence>,
     /// For containers on Docker's bridge.
@@ -46,6 +49,7 @@ impl DockerOptions {
             max_streams: 512,
             timeouts: DockerTimeouts::default(),
             max_cpus: host_cpus(),
+            io: None,
             fence: None,
             rules: Arc::default(),
         }

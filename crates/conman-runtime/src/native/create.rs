@@ -15,6 +15,12 @@ use super::store::{self, StoredPlan};
 use crate::shared::container_files::{ContainerFiles, OWN_FILES, contents};
 use crate::{ContainerPlan, RuntimeError, TERMINAL_SIZE};
 
+/// `fs.file-max` at present; without it nothing is known to bound them.
+fn host_open_files() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/fs/file-max").unwrap_or_default();
+    text.trim().parse().unwrap_or(u64::MAX)
+}
+
 impl Inner {
     pub(super) fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
         let key = &plan.key;
@@ -85,7 +91,8 @@ impl Inner {
             ((bind.root.clone(), bind.below.clone()), spec)
         });
         let (sources, binds) = asked.unzip();
-        let program = program::first_program(key, &plan.spec, &image.config, &layers)?;
+        let open_files = host_open_files();
+        let program = program::first_program(key, &plan.spec, &image.config, &layers, open_files)?;
         let driver = CgroupDriver::Cgroupfs;
         let instance = self.kernel.instance();
         let launch = LaunchSpec {
@@ -94,7 +101,7 @@ impl Inner {
             ptys: plan.spec.ptys,
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
-            limits: program::limits(&plan.spec),
+            limits: program::limits(&plan.spec, self.io),
             root: RootSpec {
                 store: store.to_owned(),
                 layers: below,

@@ -41,7 +41,8 @@ use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
 use conman_linux::{
-    CpuLimit, DiskUsage, ExitScan, Features, Interface, PidFd, ProjectQuotas, ResourceUsage, Signal,
+    CpuLimit, DiskUsage, ExitScan, Features, Interface, IoLimits, PidFd, ProjectQuotas,
+    ResourceUsage, Signal,
 };
 use conman_proto::RuntimeKind;
 use conman_shim::{ContainerState, Reply, Request};
@@ -85,6 +86,8 @@ pub struct NativeOptions {
     pub shim: Option<ShimCommand>,
     pub fence: FenceOpener,
     pub kept_logs: KeptLogLimits,
+    /// Of each container.
+    pub io: Option<IoLimits>,
     pub network: NativeNetwork,
     pub timeouts: NativeTimeouts,
 }
@@ -120,6 +123,7 @@ struct Inner {
     images: Images,
     kept_logs: KeptLogs,
     bind_first_id: u32,
+    io: Option<IoLimits>,
     /// Of the file system with the containers' directories.
     quotas: Option<ProjectQuotas>,
     ends: Arc<Ends>,
@@ -144,6 +148,7 @@ impl NativeRuntime {
             images: Images::new(options.images),
             kept_logs,
             bind_first_id: options.bind_first_id,
+            io: options.io,
             quotas: ProjectQuotas::of(&options.directory),
             link: Link::new(
                 options.socket,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use conman_image::{ImageConfig, resolve_user};
-use conman_linux::CgroupLimits;
+use conman_linux::{CgroupLimits, IoLimits};
 use conman_proto::ResolvedSpec;
 use conman_shim::ProgramSpec;
 
@@ -21,6 +21,15 @@ const TERM: &str = "xterm";
 /// that close every possible one.
 pub const SESSION_OPEN_FILES: u64 = 65_536;
 
+/// Programs rarely work with fewer.
+const LEAST_OPEN_FILES: u64 = 1_024;
+
+/// All processes of one session may open the host's open files divided by this.
+const OPEN_FILES_PART: u64 = 4;
+
+/// The least memory that an open file takes, in bytes: the memory limit bounds their number as well.
+const OPEN_FILE_BYTES: u64 = 192;
+
 const MILLIS_PER_CPU: f64 = 1e3;
 
 /// The container's first program. `layers`: the image's directories, the topmost first.
@@ -29,6 +38,7 @@ pub(super) fn first_program(
     spec: &ResolvedSpec,
     image: &ImageConfig,
     layers: &[&Path],
+    host_open_files: u64,
 ) -> Result<ProgramSpec, RuntimeError> {
     let refuse = |reason: String| refused("create", key, reason);
     let argv = image
@@ -64,7 +74,7 @@ pub(super) fn first_program(
         uid: user.uid,
         gid: user.gid,
         groups: user.groups,
-        nofile: Some(SESSION_OPEN_FILES),
+        nofile: Some(open_files(spec, host_open_files)),
     })
 }
 
@@ -102,12 +112,25 @@ pub(super) fn command(
     Ok(program)
 }
 
-pub(super) fn limits(spec: &ResolvedSpec) -> CgroupLimits {
+/// Open files of one program. `host_open_files`: `fs.file-max`. Where neither the memory limit nor the number of
+/// processes keeps a session from opening more than its part of that, a program gets fewer.
+fn open_files(spec: &ResolvedSpec, host_open_files: u64) -> u64 {
+    let part = host_open_files / OPEN_FILES_PART;
+    let memory = spec.memory_bytes.unwrap_or(u64::MAX);
+    if memory / OPEN_FILE_BYTES <= part {
+        return SESSION_OPEN_FILES;
+    }
+    let each = part / u64::from(spec.pids.max(1));
+    each.clamp(LEAST_OPEN_FILES, SESSION_OPEN_FILES)
+}
+
+pub(super) fn limits(spec: &ResolvedSpec, io: Option<IoLimits>) -> CgroupLimits {
     CgroupLimits {
         memory_bytes: spec.memory_bytes,
         pids: Some(u64::from(spec.pids)),
         cpu_millis: spec.cpus.map(millis),
         cpu_weighted: true,
+        io,
     }
 }
 
@@ -205,7 +228,7 @@ mod tests {
     fn programs_find_the_egress_proxy_by_variables_that_the_spec_may_replace() {
         let image = ImageConfig::default();
         let variable = |spec: &ResolvedSpec, name: &str| {
-            let program = first_program(&key(), spec, &image, &[]).expect("a program");
+            let program = first_program(&key(), spec, &image, &[], u64::MAX).expect("a program");
             let found = program.env.into_iter().find(|(known, _)| known == name);
             found.map(|(_, value)| value)
         };
@@ -238,7 +261,7 @@ mod tests {
             ..ImageConfig::default()
         };
         let layers = [root.path()];
-        let program = first_program(&key(), &spec(), &image, &layers).expect("a program");
+        let program = first_program(&key(), &spec(), &image, &layers, u64::MAX).expect("a program");
         assert_eq!(program.argv, words("serve --all"));
         assert_eq!((program.uid, program.gid), (33, 44));
         assert_eq!(program.workdir, "/srv");
@@ -265,20 +288,41 @@ mod tests {
             (value(&command, "A"), value(&command, "B")),
             (Some("spec"), Some("exec"))
         );
-        assert_eq!(limits(&spec()).cpu_millis, Some(500));
+        assert_eq!(limits(&spec(), None).cpu_millis, Some(500));
+    }
+
+    #[test]
+    fn no_session_can_open_more_than_its_part_of_the_hosts_files() {
+        let files = |memory_bytes, pids, host| {
+            let limited = ResolvedSpec {
+                memory_bytes,
+                pids,
+                ..spec()
+            };
+            open_files(&limited, host)
+        };
+        let host = 2_400_000;
+        assert_eq!(files(Some(512 << 20), 256, host), 600_000 / 256);
+        assert_eq!(files(Some(512 << 20), 4, host), SESSION_OPEN_FILES);
+        assert_eq!(files(None, 32_768, host), LEAST_OPEN_FILES);
+        // Its memory holds fewer.
+        assert_eq!(files(Some(96 << 20), 256, host), SESSION_OPEN_FILES);
+        assert_eq!(files(None, 32_768, u64::MAX), SESSION_OPEN_FILES);
     }
 
     #[test]
     fn an_image_without_a_program_and_an_unknown_user_are_refused() {
         let nothing = ImageConfig::default();
-        let error = first_program(&key(), &spec(), &nothing, &[]).expect_err("no program");
+        let error =
+            first_program(&key(), &spec(), &nothing, &[], u64::MAX).expect_err("no program");
         assert!(error.to_string().contains("give a command"), "{error}");
         let image = ImageConfig {
             cmd: words("sh"),
             user: Some("no-such-user".to_owned()),
             ..ImageConfig::default()
         };
-        let error = first_program(&key(), &spec(), &image, &[]).expect_err("no such user");
+        let error =
+            first_program(&key(), &spec(), &image, &[], u64::MAX).expect_err("no such user");
         assert!(error.to_string().contains("no-such-user"), "{error}");
     }
 }

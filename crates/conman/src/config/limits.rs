@@ -6,8 +6,8 @@ use conman_core::{HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, SpecPolicy};
 use conman_node::NodeLimits;
 use conman_runtime::KeptLogLimits;
 
-use super::Limits;
 use super::reader::Section;
+use super::{Io, Limits};
 
 /// Memory of a session if neither its spec nor the configuration limits it: 512 MiB.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
@@ -39,6 +39,7 @@ pub(super) fn limits(section: &Section<'_, '_>) -> Limits {
             .integer("proxy_buffer_bytes", 16 << 20..=1 << 40)
             .unwrap_or(256 << 20),
         total_cpus: total_cpus(section),
+        io: io(section),
         max_events: section
             .integer("max_events", 100..=10_000_000)
             .unwrap_or(100_000),
@@ -47,6 +48,16 @@ pub(super) fn limits(section: &Section<'_, '_>) -> Limits {
             0 => None,
             seconds => Some(Duration::from_secs(seconds)),
         },
+    }
+}
+
+/// 1 MiB a second is more than an idle session needs, and less starves its programs.
+fn io(section: &Section<'_, '_>) -> Io {
+    let rate = |field| section.integer(field, 1 << 20..=1 << 40);
+    Io {
+        read_bytes_per_s: rate("io_read_bytes_per_s"),
+        write_bytes_per_s: rate("io_write_bytes_per_s"),
+        weight: section.integer("io_weight", 1..=1_000),
     }
 }
 

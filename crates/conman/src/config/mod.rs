@@ -158,8 +158,20 @@ pub(crate) struct Limits {
     pub(crate) kept_logs: KeptLogLimits,
     /// Processors of all native sessions together.
     pub(crate) total_cpus: f64,
+    /// I/O of sessions.
+    pub(crate) io: Io,
     /// Interval between checks of the host's limits; no checks if absent.
     pub(crate) check_host_every: Option<Duration>,
+}
+
+/// `limits.io_*`
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Io {
+    /// Of each session, on the disk with its files.
+    pub(crate) read_bytes_per_s: Option<u64>,
+    pub(crate) write_bytes_per_s: Option<u64>,
+    /// Of all native sessions together, next to the host's other cgroups.
+    pub(crate) weight: Option<u16>,
 }
 
 /// `[preempt]`

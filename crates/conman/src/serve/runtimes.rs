@@ -1,6 +1,8 @@
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use conman_linux::{CgroupLayout, Disk, IoLimits};
 use conman_net::SessionRules;
 use conman_node::SessionsHandle;
 use conman_proto::RuntimeKind;
@@ -13,7 +15,8 @@ use conman_vitals::{Vitals, essential};
 use tokio::task::JoinHandle;
 
 use super::state::State;
-use crate::config::Config;
+use crate::config::{Config, Io};
+use crate::doctor::DOCKER_ROOT;
 use crate::shim::{self, ShimPlace};
 
 /// The native runtime's directory in the state directory.
@@ -104,6 +107,37 @@ impl Runtimes {
     }
 }
 
+/// What `limits.io_*` mean for sessions whose files are in this directory, and the disk's node in `/dev`.
+/// Neither runtime may ignore them.
+fn io_limits(config: &Config, directory: &Path) -> Result<Option<(PathBuf, IoLimits)>> {
+    let io = config.limits.io;
+    if io == Io::default() {
+        return Ok(None);
+    }
+    let layout = CgroupLayout::detect().context("cannot read the cgroup mounts")?;
+    if !layout.limits_io() {
+        bail!(
+            "limits.io_* cannot be enforced: this host has neither the io controller of cgroup v2 nor blkio of v1; \
+             remove them, or enable the controller"
+        );
+    }
+    let shown = directory.display();
+    let disk = Disk::of(directory).with_context(|| format!("cannot find the disk of {shown}"))?;
+    let Some(disk) = disk else {
+        bail!(
+            "limits.io_* cannot be enforced: the file system of {shown} is not on one disk; remove them, or use \
+             ext4 or XFS"
+        );
+    };
+    let limits = IoLimits {
+        device: disk.device,
+        read_bytes_per_s: io.read_bytes_per_s,
+        write_bytes_per_s: io.write_bytes_per_s,
+        total_weight: io.weight,
+    };
+    Ok(Some((disk.node, limits)))
+}
+
 fn native(
     config: &Config,
     state: &State,
@@ -119,6 +153,7 @@ fn native(
         shim: Some(shim::command(config)?),
         fence,
         kept_logs: config.limits.kept_logs,
+        io: io_limits(config, &config.state_dir)?.map(|(_, limits)| limits),
         network,
         timeouts: NativeTimeouts::default(),
     };
@@ -135,6 +170,13 @@ fn docker(
     options.rules = Arc::clone(rules);
     // A session's cgroup may be below that of all sessions, whose limit is `limits.total_cpus`.
     options.max_cpus = options.max_cpus.min(config.limits.total_cpus);
+    let root = Path::new(DOCKER_ROOT);
+    let root = if root.exists() {
+        root
+    } else {
+        &*config.state_dir
+    };
+    options.io = io_limits(config, root)?;
     // Docker's sessions get a fence only if there is a shim anyway, or if other nodes take over
     // from this one. A node outside a fleet needs no fence, and a shim only for Docker would be one
     // more dependency.

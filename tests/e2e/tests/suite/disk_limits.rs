@@ -4,10 +4,11 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use conman_e2e::{Conman, ROOT, eventually_some, native};
-use conman_linux::ProjectQuotas;
-use conman_proto::{Node, Readiness, SessionState};
+use conman_linux::{CgroupLayout, Disk, ProjectQuotas};
+use conman_proto::{ExecResult, Node, Readiness, SessionState};
 use http::StatusCode;
 use serde_json::json;
+use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -70,6 +71,37 @@ async fn a_session_beyond_its_disk_limit_is_ended_with_the_reason_and_no_other()
     }
     let answer = conman.sessions().get("/s/bystander/").await;
     assert_eq!(answer.text(), "hello\n");
+}
+
+#[tokio::test]
+async fn a_session_gets_no_more_of_the_disk_than_its_rate() {
+    let Some(native) = native() else { return };
+    let layout = CgroupLayout::detect().expect("readable");
+    // State directories are below this one.
+    let disk = Disk::of(&std::env::temp_dir()).expect("readable");
+    if !layout.limits_io() || disk.is_none() {
+        let why = "no io controller, or a file system that is not on one disk";
+        let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        return;
+    }
+    let conman = Conman::builder()
+        .set("limits", "io_write_bytes_per_s = 1048576")
+        .start_native(&native)
+        .await;
+    let api = conman.api();
+    let idle = json!({"image": ROOT, "command": ["sleep", "1000000"]});
+    api.ensure("writer", &idle).await;
+    let write = "dd if=/dev/zero of=/file bs=1M count=3 oflag=direct";
+    let begun = Instant::now();
+    let command = json!({"command": ["sh", "-c", write]});
+    let done: ExecResult = api
+        .post("/v1/sessions/writer/exec", &command)
+        .await
+        .expect(StatusCode::OK);
+    assert_eq!(done.exit_code, 0, "{}", done.stderr);
+    // The third mebibyte is written after two seconds.
+    let took = begun.elapsed();
+    assert!(took > Duration::from_millis(1_500), "{took:?}");
 }
 
 #[tokio::test]

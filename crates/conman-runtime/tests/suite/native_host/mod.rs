@@ -97,6 +97,7 @@ impl Host {
                 bytes: 0,
                 ..KeptLogLimits::default()
             },
+            io: None,
             network: NativeNetwork::default(),
             timeouts,
         };

@@ -198,6 +198,7 @@ impl Shim {
                 pids: Some(32),
                 cpu_millis: None,
                 cpu_weighted: false,
+                io: None,
             },
             root: RootSpec {
                 store: self.path("store"),
