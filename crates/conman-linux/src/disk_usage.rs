@@ -10,8 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, statat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The unit of `st_blocks` (stat(3type)).
 const BLOCK_BYTES: u64 = 512;
@@ -44,23 +45,39 @@ impl AddAssign for DiskUsage {
     }
 }
 
+/// A tree's usage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TreeUsage {
+    pub usage: DiskUsage,
+    /// No directory below the top changed or disappeared meanwhile. Otherwise a file that was moved may be
+    /// missing.
+    pub steady: bool,
+}
+
 /// Measures a directory and everything below it; a file with several names counts once. Stops after more
 /// than `max_inodes`, so that the time is bounded.
 ///
 /// Programs may change the tree meanwhile: what they move may be missed or counted twice. Follows no
 /// symbolic link. Directories are reopened by file handles, so neither the depth of the tree nor the length
 /// of a path matters. The caller needs CAP_DAC_READ_SEARCH.
-pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<DiskUsage> {
+pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<TreeUsage> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = openat(CWD, path, flags, Mode::empty())?;
-    let mut usage = DiskUsage::default();
+    let top_inode = fstat(&top)?.st_ino;
+    // The clock of the changes of files. A program cannot set the time of a change.
+    let began = clock_gettime(ClockId::RealtimeCoarse);
+    let (mut usage, mut steady) = (DiskUsage::default(), true);
     let mut linked = HashSet::new();
     let mut pending = vec![DirectoryHandle::of(top.as_fd(), c".")?];
     while let Some(handle) = pending.pop() {
         // It may have been removed.
         let Some(directory) = handle.open(top.as_fd())? else {
+            steady = false;
             continue;
         };
+        let data = fstat(&directory)?;
+        let unchanged = (data.st_ctime, data.st_ctime_nsec) < (began.tv_sec, began.tv_nsec as _);
+        steady &= unchanged || data.st_ino == top_inode;
         let Some(listing) = found(Dir::read_from(&directory))? else {
             continue;
         };
@@ -80,7 +97,7 @@ pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<DiskUsage> {
             }
             usage += of(&data);
             if usage.inodes > max_inodes {
-                return Ok(usage);
+                return Ok(TreeUsage { usage, steady });
             }
             if is_directory {
                 match DirectoryHandle::of(directory.as_fd(), name) {
@@ -90,7 +107,7 @@ pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<DiskUsage> {
             }
         }
     }
-    Ok(usage)
+    Ok(TreeUsage { usage, steady })
 }
 
 fn found<T>(result: Result<T, Errno>) -> io::Result<Option<T>> {
@@ -163,7 +180,12 @@ impl DirectoryHandle {
             bytes: [0; MAX_HANDLE_BYTES],
         };
         raw.bytes[..self.bytes.len()].copy_from_slice(&self.bytes);
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        // A program would see by the time of access where the measurement is.
+        let flags = libc::O_RDONLY
+            | libc::O_DIRECTORY
+            | libc::O_NOFOLLOW
+            | libc::O_CLOEXEC
+            | libc::O_NOATIME;
         // SAFETY: open_by_handle_at(2) reads `raw`, which lives until it returns.
         let fd = unsafe {
             libc::syscall(
@@ -333,7 +355,7 @@ mod tests {
         }
         let root = tempfile::tempdir().expect("a directory");
         let empty = tree_usage(root.path(), MANY).expect("measured");
-        assert_eq!(empty, DiskUsage::default());
+        assert_eq!(empty.usage, DiskUsage::default());
         fs::write(root.path().join("file"), vec![1; 100_000]).expect("written");
         fs::hard_link(root.path().join("file"), root.path().join("again")).expect("linked");
         symlink("/usr", root.path().join("link")).expect("linked");
@@ -349,12 +371,45 @@ mod tests {
         File::open(root.path().join("file"))
             .and_then(|file| file.sync_all())
             .expect("on disk");
-        let usage = tree_usage(root.path(), MANY).expect("measured");
+        let measured = || tree_usage(root.path(), MANY).expect("measured");
+        // The clock of changes is coarse.
+        while !measured().steady {}
+        let usage = measured().usage;
         assert_eq!(usage.inodes, 5_003);
         assert!(usage.bytes >= 300_000, "{usage:?}");
         let part = tree_usage(root.path(), 100).expect("measured");
-        assert_eq!(part.inodes, 101);
+        assert_eq!(part.usage.inodes, 101);
         crate::remove_tree(&root.path().join("d")).expect("removed");
+    }
+
+    #[test]
+    fn a_file_that_moves_between_directories_is_noticed() {
+        if !is_root() {
+            return;
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let [left, right] = ["left", "right"].map(|name| root.path().join(name));
+        for directory in [&left, &right] {
+            fs::create_dir(directory).expect("made");
+        }
+        fs::write(left.join("file"), vec![1; 1 << 20]).expect("written");
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let moves = || {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                fs::rename(left.join("file"), right.join("file")).expect("moved");
+                fs::rename(right.join("file"), left.join("file")).expect("moved back");
+            }
+        };
+        let known = std::thread::scope(|scope| {
+            scope.spawn(moves);
+            let measured = || tree_usage(root.path(), MANY).expect("measured");
+            // Found, or known to be missing.
+            let known = |tree: TreeUsage| !tree.steady || tree.usage.inodes >= 3;
+            let all = (0..200).all(|_| known(measured()));
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            all
+        });
+        assert!(known, "a file was missed, and nothing said so");
     }
 
     #[test]

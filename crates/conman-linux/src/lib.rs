@@ -62,7 +62,7 @@ pub use clone_process::{
     CloneOptions, Namespaces, SoleThread, clone_process, close_on_exec_from, reset_signal_actions,
     unshare_namespaces,
 };
-pub use disk_usage::{DiskUsage, nameless_usage, tree_usage};
+pub use disk_usage::{DiskUsage, TreeUsage, nameless_usage, tree_usage};
 pub use exit_info::{Ended, ended_unreaped};
 pub use exit_scan::{CgroupThread, ExitScan};
 pub use features::{Features, Interface};

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::context::Context;
 use crate::host_limits::HostLimit;
+use crate::pause;
 use crate::session::SessionHandle;
 
 /// The task's name in messages about its end.
@@ -45,8 +46,8 @@ const PAUSE_FACTOR: u32 = 20;
 /// many files does not delay the others.
 const SESSION_PAUSE_FACTOR: u32 = 8;
 
-/// Measurements that may fail in a row before a session is ended.
-const UNMEASURED_WARNINGS: u32 = 2;
+/// Measurements that may fail in a row. The next one, of the frozen session, decides.
+const FAILED_MEASUREMENTS: u32 = 2;
 
 /// Ended sessions stay in the list until it is longer than this.
 const MAX_UNMEASURED: usize = 4_096;
@@ -201,10 +202,25 @@ async fn measure_all(context: &Context, schedule: &mut Schedule) {
         {
             continue;
         }
-        match runtime.excess_disk_usage(&key, limits).await {
+        let failures = schedule.unmeasured.get(&key).copied().unwrap_or_default();
+        let measured = match failures >= FAILED_MEASUREMENTS {
+            true => pause::measure_frozen(&**runtime, &handle, &key, limits).await,
+            false => runtime.excess_disk_usage(&key, limits, false).await,
+        };
+        match measured {
             Ok(Some(DiskExcess::Measured(usage))) => end(&handle, &excess(usage, limits)),
-            Ok(Some(DiskExcess::Unmeasurable)) => unmeasurable(context, &handle, &key, schedule),
-            Ok(None) => {
+            Ok(Some(DiskExcess::Unmeasurable)) if failures >= FAILED_MEASUREMENTS => {
+                end(&handle, UNMEASURED);
+            }
+            Ok(Some(DiskExcess::Unmeasurable)) => {
+                schedule.unmeasured.insert(key.clone(), failures + 1);
+                warn(context, &handle, &key);
+            }
+            // Most programs change directories now and then, so this is no reason for a warning.
+            Ok(Some(DiskExcess::Unsteady)) if failures < FAILED_MEASUREMENTS => {
+                schedule.unmeasured.insert(key.clone(), failures + 1);
+            }
+            Ok(Some(DiskExcess::Unsteady) | None) => {
                 schedule.unmeasured.remove(&key);
             }
             Err(error) => {
@@ -228,17 +244,7 @@ fn end(handle: &SessionHandle, why: &str) {
 
 /// A session that hides files among more descriptors and mappings than are searched is warned first, since a
 /// program may have that many for a moment.
-fn unmeasurable(
-    context: &Context,
-    handle: &SessionHandle,
-    key: &ContainerKey,
-    schedule: &mut Schedule,
-) {
-    let times = schedule.unmeasured.entry(key.clone()).or_default();
-    *times += 1;
-    if *times > UNMEASURED_WARNINGS {
-        return end(handle, UNMEASURED);
-    }
+fn warn(context: &Context, handle: &SessionHandle, key: &ContainerKey) {
     let warning = format!("{UNMEASURED}; it is ended if this does not change");
     tracing::warn!(session = %handle.id, warning, "cannot measure a session's disk usage");
     context.note_session(

@@ -11,7 +11,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_linux::DiskUsage;
 use conman_proto::EventKind;
+use conman_runtime::{ContainerKey, DiskExcess, Runtime, RuntimeError};
 use tokio::sync::{Mutex, watch};
 
 use crate::access::{container_of, failed};
@@ -89,6 +91,18 @@ pub(crate) async fn pause(
         }
     });
     Ok(())
+}
+
+/// Measures a session's disk usage while it does not run: it is frozen meanwhile, unless it is paused.
+pub(crate) async fn measure_frozen(
+    runtime: &dyn Runtime,
+    handle: &SessionHandle,
+    key: &ContainerKey,
+    limits: DiskUsage,
+) -> Result<Option<DiskExcess>, RuntimeError> {
+    let _changing = handle.pausing.changing.lock().await;
+    let freeze = !handle.pausing.is_paused();
+    runtime.excess_disk_usage(key, limits, freeze).await
 }
 
 /// Resumes a session; one that is not paused continues.

@@ -43,6 +43,8 @@ pub enum DiskExcess {
     Measured(DiskUsage),
     /// Its processes have more open files and mappings than are searched for files without a name.
     Unmeasurable,
+    /// No more than the limits were found, while directories changed: a file that was moved may be missing.
+    Unsteady,
 }
 
 /// A running container whose use of resources is read.
@@ -216,11 +218,13 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     }
 
     /// Whether a container's files and log, without binds, exceed `limits`: below them only a part may be
-    /// measured. `None` also if the file system enforces the limits.
+    /// measured. `None` also if the file system enforces the limits. `freeze`: it is frozen meanwhile, where that
+    /// is possible, so that it is steady; some milliseconds for each thousand files.
     async fn excess_disk_usage(
         &self,
         _key: &ContainerKey,
         _limits: DiskUsage,
+        _freeze: bool,
     ) -> Result<Option<DiskExcess>, RuntimeError> {
         Ok(None)
     }

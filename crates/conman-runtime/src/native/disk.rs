@@ -5,13 +5,16 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use conman_linux::{DiskUsage, ProjectQuotas, nameless_usage, tree_usage};
+use conman_linux::{DiskUsage, ProjectQuotas, TreeUsage, nameless_usage, tree_usage};
 use conman_proto::ResolvedSpec;
 
-use super::Inner;
+use super::failure::call_failed;
 use super::store::ContainerDir;
+use super::{Inner, away, pausing};
 use crate::shared::container_files::host_error;
+use crate::shim_link::LinkError;
 use crate::{ContainerKey, ContainerPlan, DiskExcess, RuntimeError};
 
 /// Most descriptors and mappings of one container that are searched for files without a name: a few tenths
@@ -45,8 +48,40 @@ impl Inner {
         }
     }
 
-    /// Blocks for as long as it takes to visit every file of the container.
-    pub(super) fn excess_disk_usage(
+    /// Freezes the container meanwhile. Without cgroup v2, where a frozen one would not die at once, it runs.
+    pub(super) async fn excess_when_frozen(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        limits: DiskUsage,
+    ) -> Result<Option<DiskExcess>, RuntimeError> {
+        if !pausing::is_possible() {
+            return self.excess_disk_usage(key, limits).await;
+        }
+        let (inner, own) = (Arc::clone(self), key.clone());
+        // A task, so that it is resumed also if the caller gives up.
+        let measured = tokio::spawn(async move {
+            let held = inner.hold(&own).await;
+            let excess = match held {
+                Ok(()) => inner.excess_disk_usage(&own, limits).await,
+                Err(error) => Err(error),
+            };
+            inner.resume(&own).await.and(excess)
+        });
+        let panicked = |_| call_failed("measure", key, LinkError::Unexpected);
+        measured.await.map_err(panicked)?
+    }
+
+    /// Takes as long as it takes to visit every file of the container.
+    pub(super) async fn excess_disk_usage(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        limits: DiskUsage,
+    ) -> Result<Option<DiskExcess>, RuntimeError> {
+        let (inner, key) = (Arc::clone(self), key.clone());
+        away("measure", move || inner.visit(&key, limits)).await
+    }
+
+    fn visit(
         &self,
         key: &ContainerKey,
         limits: DiskUsage,
@@ -76,7 +111,7 @@ impl Inner {
         if ProjectQuotas::is_limited(directory)? {
             return Ok(None);
         }
-        let mut usage = tree_usage(directory, limits.inodes)?;
+        let TreeUsage { mut usage, steady } = tree_usage(directory, limits.inodes)?;
         if !usage.is_within(limits) {
             return Ok(Some(DiskExcess::Measured(usage)));
         }
@@ -89,6 +124,9 @@ impl Inner {
             return Ok(Some(DiskExcess::Unmeasurable));
         };
         usage += nameless;
-        Ok((!usage.is_within(limits)).then_some(DiskExcess::Measured(usage)))
+        if !usage.is_within(limits) {
+            return Ok(Some(DiskExcess::Measured(usage)));
+        }
+        Ok((!steady).then_some(DiskExcess::Unsteady))
     }
 }

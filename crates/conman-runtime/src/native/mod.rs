@@ -374,9 +374,12 @@ impl Lifecycle for NativeRuntime {
         &self,
         key: &ContainerKey,
         limits: DiskUsage,
+        freeze: bool,
     ) -> Result<Option<DiskExcess>, RuntimeError> {
-        let (inner, key) = (Arc::clone(&self.inner), key.clone());
-        away("measure", move || inner.excess_disk_usage(&key, limits)).await
+        match freeze {
+            true => self.inner.excess_when_frozen(key, limits).await,
+            false => self.inner.excess_disk_usage(key, limits).await,
+        }
     }
 
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {

@@ -20,10 +20,15 @@ const FREEZE: Duration = Duration::from_secs(2);
 /// Pause between two orders.
 const RETRY: Duration = Duration::from_millis(5);
 
+/// Whether containers can be frozen: without cgroup v2, ending a frozen one would take more steps than a
+/// preemption has time for.
+pub(super) fn is_possible() -> bool {
+    Freezer::detect().is_ok_and(|freezer| freezer.dies_frozen())
+}
+
 impl Inner {
     pub(super) async fn pause(self: &Arc<Self>, key: &ContainerKey) -> Result<(), RuntimeError> {
-        if !Freezer::detect().is_ok_and(|freezer| freezer.dies_frozen()) {
-            // Ending a frozen session would take more steps than a preemption has time for.
+        if !is_possible() {
             return Err(RuntimeError::Unsupported {
                 runtime: RuntimeKind::Native,
                 action: "pause",
@@ -31,6 +36,15 @@ impl Inner {
                 reason: "the host has no unified cgroup hierarchy (v2)".to_owned(),
             });
         }
+        self.hold(key).await?;
+        let (inner, key) = (Arc::clone(self), key.clone());
+        // Not awaited: a session that is resumed meanwhile only gets its pages back.
+        tokio::task::spawn_blocking(move || inner.kernel.reclaim_memory(&key));
+        Ok(())
+    }
+
+    /// Freezes it. If the daemon dies, the next one finds it paused.
+    pub(super) async fn hold(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         let mark = self.store.container(key).paused();
         tokio::fs::write(&mark, [])
             .await
@@ -48,9 +62,6 @@ impl Inner {
             }
             sleep(RETRY).await;
         }
-        let (inner, key) = (Arc::clone(self), key.clone());
-        // Not awaited: a session that is resumed meanwhile only gets its pages back.
-        tokio::task::spawn_blocking(move || inner.kernel.reclaim_memory(&key));
         Ok(())
     }
 

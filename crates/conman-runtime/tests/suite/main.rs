@@ -1,5 +1,6 @@
 //! The native runtime and that of plain processes.
 
+mod disk;
 mod native;
 mod native_host;
 mod process;

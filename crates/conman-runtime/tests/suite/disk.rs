@@ -1,0 +1,63 @@
+//! Measuring what a native container takes of the disk while its program works against that.
+
+use std::time::Duration;
+
+use conman_linux::{DiskUsage, Freezer, ProjectQuotas};
+use conman_runtime::DiskExcess;
+use conman_testkit::runtime_conformance::{Stage, say_skipped};
+
+use crate::native_host::Host;
+
+/// Moves a file between the first and the last of many directories as fast as it can.
+const MOVE: &str =
+    "mkdir -p /tmp; cd /tmp; i=0; while [ $i -lt 800 ]; do i=$((i+1)); mkdir $i; done; : > 1/file
+    while :; do mv 1/file 800/; mv 800/file 1/; done";
+
+#[tokio::test]
+async fn a_session_is_steady_while_it_is_measured_frozen_and_runs_afterwards() {
+    let Ok(host) = Host::new().map_err(|why| say_skipped(&why)) else {
+        return;
+    };
+    if !Freezer::detect().is_ok_and(|freezer| freezer.dies_frozen()) {
+        say_skipped("this host has no unified cgroup hierarchy");
+        return;
+    }
+    let stage = Stage::new(host);
+    if ProjectQuotas::of(stage.dir()).is_some() {
+        say_skipped("the file system enforces project quotas, so nothing is measured");
+        return;
+    }
+    let running = stage.run(&stage.plan("mover", &["sh", "-c", MOVE])).await;
+    let runtime = stage.runtime();
+    let ample = DiskUsage {
+        bytes: 1 << 40,
+        inodes: 1 << 20,
+    };
+    let measured = async |limits, freeze| {
+        let excess = runtime.excess_disk_usage(&running.key, limits, freeze);
+        excess.await.expect("measured")
+    };
+    while measured(ample, false).await != Some(DiskExcess::Unsteady) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let mut steady = 0;
+    for _ in 0..20 {
+        steady += u32::from(measured(ample, true).await.is_none());
+    }
+    // One that froze within the same tick of the kernel's clock as its last change is not.
+    assert!(steady >= 10, "{steady} of 20");
+    let few = DiskUsage {
+        inodes: 100,
+        ..ample
+    };
+    let excess = measured(few, true).await;
+    assert!(
+        matches!(excess, Some(DiskExcess::Measured(_))),
+        "{excess:?}"
+    );
+    // It runs again.
+    while measured(ample, false).await != Some(DiskExcess::Unsteady) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!runtime.is_paused(&running.key).await);
+}
