@@ -22,9 +22,9 @@ use super::{
 
 /// Pause before another try when the sockets could not be opened, or a listener failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
-/// A connection's place is taken for at least this time. So a session begins at most [`MAX_CONNECTIONS`] a second,
+/// A connection's place is taken for at least this time. So a session begins at most 64 a second,
 /// and connections that linger in TIME_WAIT for a minute leave ports of the node for its other sessions.
-const SHORTEST_PLACE: Duration = Duration::from_secs(1);
+const SHORTEST_PLACE: Duration = Duration::from_secs(4);
 /// How long a client may take for the first byte after it has connected.
 const FIRST_BYTE: Duration = Duration::from_secs(10);
 /// The first byte of SOCKS5; no HTTP request begins with it.
