@@ -52,7 +52,7 @@ static COUNTERS: &[Counter] = &[
     counter("kibibytes of unreclaimable slabs", || named("/proc/meminfo", "SUnreclaim:", 1), KIBIBYTES),
     counter("kibibytes of kernel stacks", || named("/proc/meminfo", "KernelStack:", 1), 8_192),
     counter("kibibytes of page tables", || named("/proc/meminfo", "PageTables:", 1), KIBIBYTES),
-    counter("kibibytes for each processor", || named("/proc/meminfo", "Percpu:", 1), 16_384),
+    counter("kibibytes for each processor", || named("/proc/meminfo", "Percpu:", 1), 65_536),
     counter("kibibytes of the kernel's mappings", || named("/proc/meminfo", "VmallocUsed:", 1), KIBIBYTES),
     counter("kibibytes of shared memory", || named("/proc/meminfo", "Shmem:", 1), KIBIBYTES),
     counter("kibibytes of locked memory", || named("/proc/meminfo", "Mlocked:", 1), KIBIBYTES),

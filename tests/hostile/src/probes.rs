@@ -118,6 +118,7 @@ pub(crate) static TABLE: &[Probe] = &[
     inside("limits", "core_handlers", "programs in core_pattern, run by the host for each crash"),
     inside("limits", "socket_filters", "all of net.core.bpf_jit_limit by programs of sockets"),
     inside("limits", "own_filters", "all of net.core.bpf_jit_limit by filters of system calls"),
+    entry!(Outside, "limits", limits::filters_of_a_template, "filters of system calls beyond the template that allows them"),
     entry!(Outside, "accounts", accounts::inotify_instances, "inotify instances of the host's root"),
     entry!(Outside, "accounts", accounts::queued_signals_of_root, "queued signals of the host's root"),
     entry!(Outside, "accounts", accounts::message_queues, "POSIX message queues"),

@@ -78,6 +78,7 @@ impl World {
         let conman = Conman::builder()
             .set("binds", &allow)
             .set("limits", "max_starting = 4")
+            .toml("[templates.filters]\nown_filters = true")
             .start_native(native)
             .await;
         let archive = image::attacks(directory.path());

@@ -206,6 +206,24 @@ pub(crate) async fn many_files(world: &World) -> Verdict {
     disk(world, "inodes", "20000").await
 }
 
+/// With `own_filters` in the template a program's filters work, and without it they do not.
+pub(crate) async fn filters_of_a_template(world: &World) -> Verdict {
+    let mut installed = Vec::new();
+    for template in [Value::Null, json!("filters")] {
+        let mut spec = world.spec(&["sleep_long"]);
+        spec["template"] = template;
+        let id = world.id("filters");
+        world.api().ensure(&id, &spec).await;
+        let command = ["python3", "/inside.py", "try", "own_filters"];
+        installed.push(world.exec(&id, &command).await.stdout);
+        world.stop(&id).await;
+    }
+    let expected = ["own_filters held", "own_filters reached: seccomp"];
+    let mut pairs = installed.iter().zip(expected);
+    let wrong = !pairs.all(|(text, expected)| text.starts_with(expected));
+    Verdict::reached_if(wrong, installed.join("; "))
+}
+
 /// Commands that write without end do not fill the daemon's memory.
 pub(crate) async fn cve_2022_31030(world: &World) -> Verdict {
     let id = world.id("output");
