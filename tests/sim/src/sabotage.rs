@@ -106,12 +106,24 @@ fn sabotaged(members: &Path, patch: &Path) -> io::Result<()> {
     copy(&package().join("src"), &members.join(&sim).join("src"))?;
     let dependencies = format!("conman-core = {{ path = \"../{core}\", package = \"{core}\" }}\n");
     manifest(members, &sim, "conman_sim", &dependencies)?;
-    // A patch's name says of what module it is.
-    let module = match name.contains("-preemption-") {
+    apply(&source.join(module(patch)), patch, &[])
+}
+
+/// Checks that a patch applies to the core.
+///
+/// # Errors
+/// When it does not.
+pub fn applies(patch: &Path) -> io::Result<()> {
+    let core = repository().join("crates/conman-core/src");
+    apply(&core.join(module(patch)), patch, &["--check"])
+}
+
+/// The core's module that a patch changes, by the patch's name.
+fn module(patch: &Path) -> &'static str {
+    match name(patch).contains("-preemption-") {
         true => "preemption",
         false => "ownership",
-    };
-    apply(&source.join(module), patch)
+    }
 }
 
 /// What a sabotage is called.
@@ -142,9 +154,10 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn apply(folder: &Path, patch: &Path) -> io::Result<()> {
+fn apply(folder: &Path, patch: &Path, options: &[&str]) -> io::Result<()> {
     let mut git = Command::new("git");
-    git.arg("apply").arg(patch).current_dir(folder);
+    git.arg("apply").args(options).arg(patch);
+    git.current_dir(folder);
     // Outside any repository: inside one, git passes over files that it does not know.
     git.env(
         "GIT_CEILING_DIRECTORIES",

@@ -50,6 +50,15 @@ fn every_sabotage_has_its_patch_and_its_seeds() {
     assert!(pinned.values().all(|pinned| !pinned.seeds.is_empty()));
 }
 
+/// The suite compiles one a day; a change of the core must not leave the others behind.
+#[test]
+fn every_sabotage_applies_to_the_core() {
+    for name in sabotage::names().expect("listing the patches") {
+        let patch = sabotage::patches().join(format!("{name}.patch"));
+        sabotage::applies(&patch).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
 #[test]
 fn the_untouched_core_passes_every_pinned_seed() {
     for (name, Pinned { seeds, .. }) in pinned() {
