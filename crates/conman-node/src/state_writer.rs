@@ -173,16 +173,18 @@ impl<T> StateWriter<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::{Receiver, sync_channel};
 
     use super::*;
 
     /// Long enough on any machine.
     const PATIENCE: Duration = Duration::from_secs(60);
+    /// Changes that a test has not looked at: more than the writer tries during any test.
+    const UNREAD: usize = 4_096;
 
     /// A writer whose disk refuses `count` removals, and the changes that the disk gets.
     fn refusing(mut count: usize) -> (StateWriter<String>, Receiver<Option<String>>) {
-        let (given, changes) = channel();
+        let (given, changes) = sync_channel(UNREAD);
         let write = move |_: &StateFile, content: Option<&String>| -> io::Result<()> {
             let is_refused = content.is_none() && count > 0;
             // At the end of the test there is no receiver.

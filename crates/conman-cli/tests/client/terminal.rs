@@ -24,13 +24,16 @@ use crate::calls::Calls;
 use crate::exec::{framed, playing};
 use crate::support::{Daemon, PATIENCE, moving, session, with};
 
+/// Reads of the terminal that nobody has looked at yet: more than any test leaves.
+const UNREAD: usize = 1_024;
+
 /// A terminal, the client on it, and what a person sees.
 struct Person {
     /// The keyboard.
     keys: File,
     /// Kept open so that the settings can be looked at after the client has ended.
     terminal: OwnedFd,
-    screen: mpsc::UnboundedReceiver<Vec<u8>>,
+    screen: mpsc::Receiver<Vec<u8>>,
     unseen: String,
     client: Child,
     before: Termios,
@@ -66,12 +69,12 @@ impl Person {
             .expect("runs");
         let keys = File::from(master);
         let mut output = keys.try_clone().expect("a descriptor");
-        let (sender, screen) = mpsc::unbounded_channel();
+        let (sender, screen) = mpsc::channel(UNREAD);
         // Ends with the test's process at the latest: the terminal stays open here.
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = output.read(&mut buffer) {
-                if sender.send(buffer[..length].to_vec()).is_err() {
+                if sender.blocking_send(buffer[..length].to_vec()).is_err() {
                     return;
                 }
             }

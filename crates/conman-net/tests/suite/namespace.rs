@@ -12,13 +12,13 @@ type Work = Box<dyn FnOnce() + Send>;
 
 /// A thread in a network namespace, which ends with it.
 pub(crate) struct Host {
-    work: Option<mpsc::Sender<Work>>,
+    work: Option<mpsc::SyncSender<Work>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Host {
     pub(crate) fn new() -> Self {
-        let (work, queue) = mpsc::channel::<Work>();
+        let (work, queue) = mpsc::sync_channel::<Work>(1);
         let thread = std::thread::spawn(move || {
             unshare_namespaces(Namespaces::NEWNET).expect("a namespace; this needs root");
             bring_loopback_up().expect("loopback is up");
@@ -38,7 +38,7 @@ impl Host {
 
     /// Runs something in the namespace.
     pub(crate) fn run<T: Send + 'static>(&self, run: impl FnOnce() -> T + Send + 'static) -> T {
-        let (answer, answered) = mpsc::channel();
+        let (answer, answered) = mpsc::sync_channel(1);
         let work: Work = Box::new(move || drop(answer.send(run())));
         let sender = self.work.as_ref().expect("not dropped");
         sender.send(work).expect("the thread lives");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use conman_core::{Instance, SpecPolicy};
 use conman_linux::{NetnsSockets, StateFile};
@@ -50,6 +50,9 @@ fn empty_node(state_dir: &Path, drain: Drain) -> Arc<Context> {
     })
 }
 
+/// Changes of a disk that a test has not looked at: more than any test makes.
+const UNREAD: usize = 64;
+
 /// A disk on which one change can be held up.
 #[derive(Default)]
 struct Disk(Arc<Mutex<Option<Receiver<()>>>>);
@@ -58,7 +61,7 @@ impl Disk {
     /// Returns a drain with a file on the disk, and its changes once they are made: whether it is written or
     /// removed.
     fn drain(&self, state_dir: &Path) -> (Drain, Receiver<bool>) {
-        let (made, changes) = channel();
+        let (made, changes) = sync_channel(UNREAD);
         let held = Arc::clone(&self.0);
         let write = move |file: &StateFile, order: Option<&Order>| -> io::Result<()> {
             let answers = held.lock().expect("no panic").take();
@@ -82,8 +85,8 @@ impl Disk {
     }
 
     /// Holds up the next change of the file until the returned sender is used.
-    fn hang(&self) -> Sender<()> {
-        let (disk, answers) = channel();
+    fn hang(&self) -> SyncSender<()> {
+        let (disk, answers) = sync_channel(1);
         *self.0.lock().expect("no panic") = Some(answers);
         disk
     }

@@ -1,3 +1,5 @@
+//! Shutdown, and faults of single connections.
+
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
@@ -153,7 +155,7 @@ async fn a_worker_whose_thread_is_blocked_stands_still_until_it_goes_on() {
         vitals: vitals.clone(),
         ..ProxyOptions::default()
     };
-    let (release, released) = mpsc::channel::<()>();
+    let (release, released) = mpsc::sync_channel::<()>(1);
     let released = Mutex::new(released);
     let fixture = Fixture::with_gate(options, move |_, id, _| {
         if id.as_str() == "stuck" {

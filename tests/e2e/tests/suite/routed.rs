@@ -50,8 +50,8 @@ pub(crate) fn shell(script: &str) -> String {
 pub(crate) fn in_network(test: impl AsyncFnOnce(Native) + Send + 'static) {
     let Some(native) = native() else { return };
     let run = move || {
-        let (stop, stopped) = mpsc::channel::<()>();
-        let (sender, beyond) = mpsc::channel();
+        let (stop, stopped) = mpsc::sync_channel::<()>(1);
+        let (sender, beyond) = mpsc::sync_channel(1);
         std::thread::spawn(move || beyond_the_node(&sender, &stopped));
         let beyond: String = beyond.recv().expect("it is set up");
         new_namespace();
@@ -80,7 +80,7 @@ fn new_namespace() {
     bring_loopback_up().expect("loopback is up");
 }
 
-fn beyond_the_node(ready: &mpsc::Sender<String>, stopped: &mpsc::Receiver<()>) {
+fn beyond_the_node(ready: &mpsc::SyncSender<String>, stopped: &mpsc::Receiver<()>) {
     new_namespace();
     for address in [NAME_SERVER, LISTED, UNLISTED, METADATA] {
         shell(&format!("ip address add {address}/32 dev lo"));

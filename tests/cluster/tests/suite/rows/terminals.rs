@@ -24,11 +24,14 @@ const SMALL: (u16, u16) = (30, 100);
 const LARGE: (u16, u16) = (44, 132);
 const DETACH: &str = "\x10\x11";
 
+/// Reads of the terminal that nobody has looked at yet: more than any test leaves.
+const UNREAD: usize = 1_024;
+
 /// A terminal, `conman` on it, and what a person sees.
 struct Person {
     keys: File,
     before: Termios,
-    output: mpsc::UnboundedReceiver<Vec<u8>>,
+    output: mpsc::Receiver<Vec<u8>>,
     screen: vt100::Parser,
     client: Child,
 }
@@ -62,12 +65,12 @@ impl Person {
         let client = command.kill_on_drop(true).spawn().expect("conman starts");
         let keys = File::from(master);
         let mut shown = keys.try_clone().expect("a descriptor");
-        let (sender, output) = mpsc::unbounded_channel();
+        let (sender, output) = mpsc::channel(UNREAD);
         // Ends with the last who has the terminal: the client.
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = shown.read(&mut buffer) {
-                if sender.send(buffer[..length].to_vec()).is_err() {
+                if sender.blocking_send(buffer[..length].to_vec()).is_err() {
                     return;
                 }
             }
