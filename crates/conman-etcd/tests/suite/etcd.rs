@@ -267,7 +267,8 @@ impl Etcd {
     fn run_ctl(&self, arguments: &[&str], input: Stdio) -> Result<String, String> {
         let output = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
-            .args(["--endpoints", &self.url(), "--command-timeout", "20s"])
+            .args(["--endpoints", &self.url()])
+            .args(["--dial-timeout", "60s", "--command-timeout", "120s"])
             .args(self.client_arguments())
             .args(arguments)
             .stdin(input)
