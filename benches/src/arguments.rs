@@ -1,3 +1,5 @@
+//! The command line.
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

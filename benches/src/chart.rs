@@ -1,3 +1,5 @@
+//! Charts of results.
+
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 

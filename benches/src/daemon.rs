@@ -1,3 +1,5 @@
+//! The conman that is measured.
+
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Docker as its users use it, to compare with.
+
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;

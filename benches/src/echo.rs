@@ -1,3 +1,5 @@
+//! A WebSocket echo server, the program in the benchmarks' sessions.
+
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};

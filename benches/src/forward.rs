@@ -1,3 +1,5 @@
+//! A program with nothing but conman's proxy.
+
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,3 +1,5 @@
+//! Measures echoes through another node.
+
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;

@@ -1,3 +1,5 @@
+//! A client of the HTTP API.
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};

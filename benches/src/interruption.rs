@@ -1,3 +1,5 @@
+//! Ends a measurement at Ctrl-C or SIGTERM.
+
 use anyhow::{Context, Result, bail};
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -1,3 +1,5 @@
+//! Measures how fast sessions of Docker are killed.
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 

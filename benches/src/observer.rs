@@ -1,3 +1,5 @@
+//! Watches processes die, from outside.
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};

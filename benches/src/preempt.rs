@@ -1,3 +1,5 @@
+//! Measures how fast a preempted node kills and releases its sessions.
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 

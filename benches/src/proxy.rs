@@ -1,3 +1,5 @@
+//! Measures the proxy, and nginx and HAProxy in its place.
+
 use std::net::SocketAddr;
 use std::path::Path;
 

@@ -1,3 +1,5 @@
+//! Measures how long sessions take to start, by phase.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;

@@ -1,3 +1,5 @@
+//! Order statistics of samples.
+
 use serde::Serialize;
 
 /// Order statistics of a sample.

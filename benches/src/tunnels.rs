@@ -1,3 +1,5 @@
+//! Measures the memory that open tunnels take.
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! Drains and rebalances of a node.
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

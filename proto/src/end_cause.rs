@@ -1,3 +1,5 @@
+//! Why a session ended.
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

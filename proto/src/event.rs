@@ -1,3 +1,5 @@
+//! Events of a node and its sessions.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,3 +1,5 @@
+//! Commands in sessions.
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,5 @@
+//! A session's fencing token.
+
 use std::fmt;
 use std::num::NonZeroU64;
 

@@ -1,3 +1,5 @@
+//! Images in the node's store.
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;

@@ -1,3 +1,5 @@
+//! Commands that outlive their connection.
+
 use std::fmt;
 use std::str::FromStr;
 

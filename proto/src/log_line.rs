@@ -1,3 +1,5 @@
+//! Lines of a session's log.
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

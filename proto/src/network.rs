@@ -1,3 +1,5 @@
+//! How a session's container is connected.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,3 +1,5 @@
+//! Nodes, their state and their limits.
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;

@@ -1,3 +1,5 @@
+//! Errors as problem details (RFC 9457).
+
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,5 @@
+//! Sessions and their states.
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;

@@ -1,3 +1,5 @@
+//! A session's name.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,3 +1,5 @@
+//! Changes of a session while it runs.
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;

@@ -1,3 +1,5 @@
+//! What a session is to run, as requested and as resolved.
+
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -1,3 +1,5 @@
+//! Templates of the node's configuration.
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

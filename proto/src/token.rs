@@ -1,3 +1,5 @@
+//! Connect tokens.
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,3 +1,5 @@
+//! The report of the density benchmark.
+
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};

@@ -1,3 +1,5 @@
+//! Callers and their scopes.
+
 use std::fmt;
 use std::str::FromStr;
 

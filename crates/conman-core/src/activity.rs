@@ -1,3 +1,5 @@
+//! Counts what is open or in flight in a session, to detect idleness.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

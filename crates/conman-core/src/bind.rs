@@ -1,3 +1,5 @@
+//! Rules for bind mounts of the host's files and directories.
+
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 

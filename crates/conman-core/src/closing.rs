@@ -1,3 +1,5 @@
+//! How the tunnels of an ending session are closed.
+
 /// How the tunnels of an ending session are closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Closing {

@@ -1,3 +1,5 @@
+//! An error and its causes as one line.
+
 use std::error::Error;
 
 /// Returns an error and its causes as one line. No error repeats its source's text.

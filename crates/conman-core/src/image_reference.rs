@@ -1,3 +1,5 @@
+//! The grammar of image references.
+
 /// Maximum length of an image reference in bytes, including its digest.
 pub(crate) const MAX_IMAGE_BYTES: usize = 512;
 

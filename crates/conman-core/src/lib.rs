@@ -1,12 +1,12 @@
 //! Pure decisions: how a request becomes a spec, the names of objects, the states of a session's
-//! life, a preemption and its plan ([`preemption`], [`preempt`]), the plan of a drain, the sessions in a listing, which node of a fleet may
-//! run a session ([`ownership`]) and which one should ([`placement`]), what is restarted
-//! automatically ([`restart`]), what is forgotten ([`retention`]), and what a session may connect to
-//! ([`egress`]).
+//! life, a preemption and its plan ([`preemption`], [`preempt`]), the plan of a drain, the sessions in
+//! a listing, which node of a fleet may run a session ([`ownership`]) and which one should
+//! ([`placement`]), what is restarted automatically ([`restart`]), what is forgotten ([`retention`]),
+//! and what a session may connect to ([`egress`]).
 //!
-//! Absent on purpose: I/O, clocks, randomness, threads and tokio. The caller passes in the time,
-//! and destructive work is returned as data for the caller to execute. No task runs here; only
-//! [`Activity`] is shared between tasks, and it is a pair of atomic counters.
+//! Absent on purpose: I/O, clocks, randomness, threads and tokio (`.clippy.toml` of this crate). The
+//! caller passes in the time, and destructive work is returned as data for the caller to execute. No
+//! task runs here; only [`Activity`] is shared between tasks, and it is a pair of atomic counters.
 #![forbid(unsafe_code)]
 
 mod activity;

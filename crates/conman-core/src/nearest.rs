@@ -1,3 +1,5 @@
+//! The known name that a misspelt one probably means.
+
 /// Minimum similarity (Jaro-Winkler) at which a name counts as a misspelling of another.
 const SIMILAR: f64 = 0.8;
 

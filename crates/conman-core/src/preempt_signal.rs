@@ -1,3 +1,5 @@
+//! The signals that may announce a preemption to a session's program.
+
 /// Signals that may announce a preemption to a session's program, with their numbers: those that
 /// programs usually handle as a request to end or to save. The numbers are the same on every
 /// architecture that conman runs on.

@@ -1,3 +1,5 @@
+//! A rate limiter for repeated warnings.
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Resolves a request, its template and the node's policy to a session's spec.
+
 use std::collections::BTreeSet;
 
 use conman_proto::{

@@ -1,3 +1,5 @@
+//! What a node allows in specs, and its defaults.
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -1,3 +1,5 @@
+//! The result of all checks of a host.
+
 use serde::Serialize;
 
 /// What a host lacks for a number of sessions.

@@ -1,3 +1,5 @@
+//! Applies the kernel settings that a diagnosis asks for.
+
 use std::path::PathBuf;
 
 use conman_linux::replace_file;

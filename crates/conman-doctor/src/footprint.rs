@@ -1,3 +1,5 @@
+//! What one idle session takes of a host.
+
 use serde::Serialize;
 
 /// What one idle session of a runtime takes of a host, including its program of one process.

@@ -1,3 +1,5 @@
+//! Reads what a machine reports about itself.
+
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+//! What a host's kernel offers for native sessions.
+
 use conman_linux::{Features, Interface};
 use serde::Serialize;
 

@@ -1,3 +1,5 @@
+//! Where on a host sessions are, and what exists already.
+
 /// Where on a host sessions are, and what exists already.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Site<'a> {

@@ -1,3 +1,5 @@
+//! Shows a diagnosis as a table.
+
 use comfy_table::{Table, presets};
 
 use crate::diagnosis::{Check, Diagnosis, Remedy, Verdict};

@@ -1,3 +1,5 @@
+//! SHA-256 digests, which name layers and images.
+
 use std::fmt;
 use std::str::FromStr;
 

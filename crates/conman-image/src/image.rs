@@ -1,3 +1,5 @@
+//! An image in the store, and the guard that keeps it.
+
 use std::path::{Path, PathBuf};
 
 use crate::digest::{ImageId, LayerId};

@@ -1,3 +1,5 @@
+//! How an image is to be run, and the bounds on that.
+
 use std::collections::BTreeMap;
 
 use oci_spec::image::ImageConfiguration;

@@ -1,3 +1,5 @@
+//! Limits of an image's size and content.
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

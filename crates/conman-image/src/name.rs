@@ -1,3 +1,5 @@
+//! Local names of images.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,3 +1,5 @@
+//! Opens files below a directory that they cannot leave.
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};

@@ -1,3 +1,5 @@
+//! The CPU limit of a cgroup.
+
 use std::fs;
 use std::io;
 use std::path::PathBuf;

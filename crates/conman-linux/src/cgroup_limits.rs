@@ -1,3 +1,5 @@
+//! Sets the resource limits of a container's cgroups.
+
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,5 @@
+//! Finds the mounted cgroup hierarchies.
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;

@@ -1,3 +1,5 @@
+//! A cgroup's share of the processors.
+
 use std::fs;
 use std::path::PathBuf;
 

@@ -1,3 +1,5 @@
+//! Lists the processes of cgroups, and removes cgroups.
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Write};

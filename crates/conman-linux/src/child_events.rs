@@ -1,3 +1,5 @@
+//! Ends and stops of child processes.
+
 use std::io;
 
 use rustix::io::Errno;

@@ -1,3 +1,5 @@
+//! Creates processes with clone3(2).
+
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -1,3 +1,5 @@
+//! How a process ended, from its pidfd.
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 

@@ -1,3 +1,5 @@
+//! Detects newer kernel interfaces.
+
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;

@@ -1,3 +1,5 @@
+//! Freezes, thaws and kills whole cgroups.
+
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;

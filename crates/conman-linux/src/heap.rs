@@ -1,3 +1,5 @@
+//! Returns free heap memory to the kernel.
+
 /// Returns free memory of the heap to the kernel, in every arena of the C library's allocator. The
 /// allocator itself returns only the end of an arena, so memory that many connections needed once would
 /// stay. Walks the free memory; takes milliseconds for hundreds of megabytes.

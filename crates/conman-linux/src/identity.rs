@@ -1,3 +1,5 @@
+//! Identifies a process beyond the reuse of its PID.
+
 use std::io;
 use std::sync::OnceLock;
 

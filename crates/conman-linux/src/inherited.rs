@@ -1,3 +1,5 @@
+//! Takes over descriptors that were inherited through exec.
+
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 

@@ -1,3 +1,5 @@
+//! Keeps the namespaces of killed processes open.
+
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::thread::CapabilitySet;

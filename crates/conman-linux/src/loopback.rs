@@ -1,3 +1,5 @@
+//! Brings up the loopback interface of a network namespace.
+
 use std::io;
 use std::os::fd::AsRawFd;
 

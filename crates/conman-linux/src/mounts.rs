@@ -1,3 +1,5 @@
+//! Mounts by descriptor.
+
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

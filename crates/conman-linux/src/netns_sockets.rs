@@ -1,3 +1,5 @@
+//! Creates sockets inside other processes' network namespaces.
+
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;

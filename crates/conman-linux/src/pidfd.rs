@@ -1,3 +1,5 @@
+//! A handle on a process that no reuse of its PID can redirect.
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

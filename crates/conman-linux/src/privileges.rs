@@ -1,3 +1,5 @@
+//! User ids, group ids and capabilities of threads.
+
 use std::io;
 
 use rustix::process::{

@@ -1,3 +1,5 @@
+//! Reads `/proc/PID/stat`.
+
 use std::io;
 
 /// The used fields of `/proc/PID/stat` (proc_pid_stat(5)).

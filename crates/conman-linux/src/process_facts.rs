@@ -1,3 +1,5 @@
+//! A process's origin and its place in PID namespaces.
+
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -1,3 +1,5 @@
+//! Gives a thread real-time priority.
+
 use std::io;
 
 /// Scheduling priority among real-time threads: the lowest, which still precedes every ordinary thread,

@@ -1,3 +1,5 @@
+//! Creates the cgroups of a container.
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};

@@ -1,3 +1,5 @@
+//! Names of signals.
+
 use nix::sys::signal::Signal as NixSignal;
 use rustix::process::Signal;
 

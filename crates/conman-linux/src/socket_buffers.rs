@@ -1,3 +1,5 @@
+//! Bounds and measures the kernel's buffers of sockets.
+
 #![expect(
     unsafe_code,
     reason = "no crate in use has TCP_WINDOW_CLAMP and SO_MEMINFO"

@@ -1,3 +1,5 @@
+//! Asks the filesystem to place directories far from each other.
+
 use std::fs::File;
 use std::path::Path;
 

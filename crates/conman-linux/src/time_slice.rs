@@ -1,3 +1,5 @@
+//! Gives a thread short time slices.
+
 use std::io;
 use std::time::Duration;
 

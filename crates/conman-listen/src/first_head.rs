@@ -1,3 +1,5 @@
+//! Reads the first request of a connection, within a time limit.
+
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -1,3 +1,5 @@
+//! Connections without an authenticated caller, by source address.
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};

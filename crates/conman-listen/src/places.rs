@@ -1,3 +1,5 @@
+//! The places of a listener, and which connection is closed when they run out.
+
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;

@@ -1,3 +1,5 @@
+//! Terminals with attached clients.
+
 use conman_core::ActivityGuard;
 use conman_runtime::AttachedIo;
 use tokio::sync::OwnedSemaphorePermit;

@@ -1,3 +1,5 @@
+//! The errors of a node's operations.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

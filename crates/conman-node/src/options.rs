@@ -1,3 +1,5 @@
+//! A node's identity and limits.
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! What the registry stores about a session.
+
 use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Errors of a runtime.
+
 use std::path::PathBuf;
 
 use conman_proto::{ExecId, RuntimeKind};

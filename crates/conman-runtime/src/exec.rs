@@ -1,3 +1,5 @@
+//! Commands in containers.
+
 use std::time::Duration;
 
 use async_trait::async_trait;

@@ -1,3 +1,5 @@
+//! Attaching to terminals and kept commands.
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_linux::Signal;

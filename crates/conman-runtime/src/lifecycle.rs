@@ -1,3 +1,5 @@
+//! The part of a runtime that creates, starts, kills and removes containers.
+
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! `trait Runtime`: all that a program that makes containers can do.
+
 use crate::{Exec, KeptStreams, Lifecycle};
 
 /// A program that makes containers. Cheap to share; implementations bound the time of every call.

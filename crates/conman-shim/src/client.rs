@@ -1,3 +1,5 @@
+//! A blocking client of the shim, for the command line.
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;

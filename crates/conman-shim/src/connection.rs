@@ -1,3 +1,5 @@
+//! One client of the shim: what it sends, and what waits for it.
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

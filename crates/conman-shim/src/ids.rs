@@ -1,3 +1,5 @@
+//! Assigns user and group ids to containers.
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;

@@ -1,3 +1,5 @@
+//! The shim's configuration.
+
 use std::path::PathBuf;
 use std::time::Duration;
 

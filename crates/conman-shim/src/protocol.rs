@@ -1,3 +1,5 @@
+//! The messages between the shim and its clients.
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};

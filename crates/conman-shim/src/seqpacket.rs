@@ -1,3 +1,5 @@
+//! Messages with descriptors over sequenced-packet sockets.
+
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

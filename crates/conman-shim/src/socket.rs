@@ -1,3 +1,5 @@
+//! A connection to the shim for clients with an event loop.
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

@@ -1,3 +1,5 @@
+//! What a client orders to be launched, and the checks of it.
+
 use std::path::{Component, Path, PathBuf};
 
 use conman_linux::{Capabilities, CgroupLimits};

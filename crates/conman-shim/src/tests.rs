@@ -1,1 +1,3 @@
+//! Tests of what documents state about the shim.
+
 mod security_page;

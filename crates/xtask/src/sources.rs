@@ -1,4 +1,5 @@
-//! Checks of the sources that neither the compiler nor clippy makes: tests that documents name exist.
+//! Checks of the sources that neither the compiler nor clippy makes: every file begins with what it is, and tests
+//! that documents name exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,23 @@ struct Source {
 
 pub(crate) fn check() -> Result<()> {
     let sources = sources()?;
+    let silent = sources
+        .iter()
+        .filter(|source| !source.text.starts_with("//! "));
+    let silent: Vec<_> = silent
+        .map(|source| source.path.display().to_string())
+        .collect();
+    if !silent.is_empty() {
+        bail!(
+            "begin these files with a line `//! …` that says what each is:\n  {}",
+            silent.join("\n  ")
+        );
+    }
+    tests_exist(&sources)
+}
+
+/// Checks that tests exist that the table of promises names, and the reasons of ignored tests.
+fn tests_exist(sources: &[Source]) -> Result<()> {
     let document = root().join(DOCUMENT);
     let document =
         fs::read_to_string(&document).with_context(|| format!("reading {}", document.display()))?;

@@ -1,3 +1,5 @@
+//! A client of the HTTP API.
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Finds the `conman` to test.
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;

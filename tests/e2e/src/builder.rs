@@ -1,3 +1,5 @@
+//! Configures a conman for a test.
+
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

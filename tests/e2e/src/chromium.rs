@@ -1,3 +1,5 @@
+//! A browser without a screen.
+
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};

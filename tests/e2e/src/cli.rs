@@ -1,3 +1,5 @@
+//! Runs conman's command line.
+
 use std::process::Stdio;
 use std::time::Duration;
 

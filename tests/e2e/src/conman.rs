@@ -1,3 +1,5 @@
+//! A running conman, and everything that it must not leave behind.
+
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;

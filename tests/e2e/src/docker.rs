@@ -1,3 +1,5 @@
+//! The machine's Docker, and its images for tests.
+
 use std::fs;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};

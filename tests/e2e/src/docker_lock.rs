@@ -1,3 +1,5 @@
+//! Shares Docker among the tests of a machine.
+
 use std::fs::{File, OpenOptions};
 
 use rustix::fs::{FlockOperation, flock};

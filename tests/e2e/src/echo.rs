@@ -1,3 +1,5 @@
+//! Echoes and printed lines of a session's program.
+
 use std::time::Duration;
 
 use crate::{Api, eventually_some};

@@ -1,3 +1,5 @@
+//! The memory of a process.
+
 use std::future::Future;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! A stand-in for Google Compute Engine's metadata server.
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;

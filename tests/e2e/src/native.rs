@@ -1,3 +1,5 @@
+//! Images and templates of native sessions.
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+//! TCP ports that only one test uses.
+
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};

@@ -1,3 +1,5 @@
+//! Archives of images for tests of programs in sessions.
+
 use std::path::PathBuf;
 
 /// The newest archive of an image that the set-up makes for tests of programs in sessions. `None`, with

@@ -1,3 +1,5 @@
+//! A client that sends and shows bytes as they are.
+
 use std::net::SocketAddr;
 use std::time::Duration;
 

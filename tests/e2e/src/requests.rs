@@ -1,3 +1,5 @@
+//! Requests and WebSockets over one connection.
+
 use std::time::Duration;
 
 use bytes::Bytes;

@@ -1,3 +1,5 @@
+//! Tests that are skipped, and where that is an error.
+
 use std::io::Write as _;
 
 /// Set where a machine has been made ready for the tests.

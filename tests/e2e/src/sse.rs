@@ -1,3 +1,5 @@
+//! Reads server-sent events.
+
 use std::time::Duration;
 
 use conman_proto::Event;

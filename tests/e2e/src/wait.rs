@@ -1,3 +1,5 @@
+//! Waits for conditions.
+
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};

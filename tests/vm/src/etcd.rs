@@ -1,3 +1,5 @@
+//! The host's etcd, for a machine whose node is part of a fleet.
+
 use std::path::Path;
 
 use crate::Medium;

@@ -1,3 +1,5 @@
+//! Installs conman on a machine.
+
 use std::path::Path;
 
 use conman_e2e::{Native, binary};

@@ -1,3 +1,5 @@
+//! A machine in an emulator.
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;

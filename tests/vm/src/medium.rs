@@ -1,3 +1,5 @@
+//! The disk with what is installed on a machine.
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

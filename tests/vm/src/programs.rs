@@ -1,3 +1,5 @@
+//! Runs test programs on a machine.
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

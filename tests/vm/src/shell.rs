@@ -1,3 +1,5 @@
+//! Runs commands on a machine over SSH.
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

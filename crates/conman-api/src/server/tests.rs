@@ -1,3 +1,5 @@
+//! Tests of the server's bounds on requests and connections.
+
 use axum::routing::get;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;

@@ -1,3 +1,5 @@
+//! Tests of which caller may connect to a session.
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 

@@ -1,3 +1,5 @@
+//! The keys that detach from a terminal.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,3 +1,5 @@
+//! Tests of the rules for what a session may connect to.
+
 use proptest::prelude::*;
 
 use super::*;

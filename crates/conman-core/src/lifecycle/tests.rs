@@ -1,3 +1,5 @@
+//! Tests of the states of a session's life.
+
 use std::collections::VecDeque;
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Tests of which node starts a session.
+
 use proptest::prelude::*;
 
 use super::*;

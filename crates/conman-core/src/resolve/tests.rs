@@ -1,3 +1,5 @@
+//! Tests of how a request becomes a spec.
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,3 +1,5 @@
+//! Tests of which sessions are restarted automatically.
+
 use conman_proto::SessionRequest;
 
 use super::*;

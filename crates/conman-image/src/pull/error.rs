@@ -1,3 +1,5 @@
+//! Errors of a pull.
+
 use std::time::Duration;
 
 use oci_client::errors::{OciDistributionError, OciErrorCode};

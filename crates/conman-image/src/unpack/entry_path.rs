@@ -1,3 +1,5 @@
+//! Checks the paths of an archive's entries.
+
 use crate::limits::ImageLimits;
 use crate::unpack::error::Refusal;
 

@@ -1,3 +1,5 @@
+//! Errors of unpacking a layer.
+
 use std::fmt;
 use std::io;
 

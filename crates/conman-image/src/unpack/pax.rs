@@ -1,3 +1,5 @@
+//! PAX records of an archive's entries.
+
 use std::io::Read;
 
 use rustix::fs::Timespec;

@@ -1,3 +1,5 @@
+//! Tests of the netlink messages for interfaces of the host.
+
 use std::fs::File;
 use std::thread;
 

@@ -1,3 +1,5 @@
+//! Sessions, their host and each other, connected by links.
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;

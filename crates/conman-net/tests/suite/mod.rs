@@ -1,3 +1,5 @@
+//! The modules of the network plane's tests.
+
 mod connecting;
 mod egress;
 mod inside;

@@ -1,3 +1,5 @@
+//! Removal of links, addresses and rules.
+
 use std::time::{Duration, Instant};
 
 use conman_net::Plane;

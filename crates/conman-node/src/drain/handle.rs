@@ -1,3 +1,5 @@
+//! The handle on a node's drain.
+
 use std::sync::Arc;
 
 use conman_proto::{DrainPlan, DrainReport, DrainRequest};

@@ -1,3 +1,5 @@
+//! Header fields and bodies that pass the proxy, and those that do not.
+
 use conman_proxy::ProxyOptions;
 
 use crate::support::{Fixture, RawBackend, body, serve_echo_head, soon, status, until};

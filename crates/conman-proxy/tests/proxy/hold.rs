@@ -1,3 +1,5 @@
+//! Requests that wait for their session.
+
 use std::time::Duration;
 
 use conman_proxy::ProxyOptions;

@@ -1,3 +1,5 @@
+//! Bounds on heads, connections and descriptors.
+
 use std::time::Duration;
 
 use conman_proxy::ProxyOptions;

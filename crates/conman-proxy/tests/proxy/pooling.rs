@@ -1,3 +1,5 @@
+//! Connections to sessions that are used again.
+
 use std::time::Duration;
 
 use conman_proxy::ProxyOptions;

@@ -1,3 +1,5 @@
+//! How a request names its session.
+
 use conman_proto::Problem;
 use conman_proxy::{ProxyOptions, Readiness, Verdict};
 use http::HeaderValue;

@@ -1,3 +1,5 @@
+//! Large and slow bodies in both directions.
+
 use std::convert::Infallible;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! A proxy, sessions and clients for these tests.
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;

@@ -1,3 +1,5 @@
+//! Upgrades to other protocols.
+
 use crate::support::{Client, Fixture, RawBackend, status, until};
 
 const ASK: &str = "GET /x HTTP/1.1\r\nHost: alice.localhost\r\nConnection: keep-alive, Upgrade\r\n\

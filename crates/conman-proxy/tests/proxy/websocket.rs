@@ -1,3 +1,5 @@
+//! WebSockets through the proxy.
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! Errors of the journal.
+
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! How the Docker runtime reaches its daemon, and its limits.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Checks of commands in containers.
+
 use bytes::Bytes;
 use conman_linux::PidFd;
 use conman_proto::TerminalSize;

@@ -1,3 +1,5 @@
+//! Checks of a container's life.
+
 use conman_linux::{PidFd, Signal};
 use conman_observer::pid_namespace;
 

@@ -1,3 +1,5 @@
+//! Checks of logs.
+
 use futures_util::StreamExt;
 use jiff::Timestamp;
 

@@ -1,3 +1,5 @@
+//! One check's runtime and directory.
+
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+//! Checks of what a container finds around it: network, files, variables, limits.
+
 use conman_core::DEFAULT_BIND_FIRST_ID;
 use conman_proto::RuntimeKind;
 

@@ -1,3 +1,5 @@
+//! Checks of terminals.
+
 use std::time::Duration;
 
 use bytes::Bytes;

@@ -1,3 +1,5 @@
+//! Reads `[fleet]` of the configuration.
+
 use std::net::SocketAddr;
 
 use conman_auth::FleetTlsFiles;

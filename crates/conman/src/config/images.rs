@@ -1,3 +1,5 @@
+//! Reads `[images]` of the configuration.
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

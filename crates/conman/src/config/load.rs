@@ -1,3 +1,5 @@
+//! Finds, reads and checks the configuration file.
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+//! Reads `[templates.NAME]` of the configuration.
+
 use conman_core::Template;
 use conman_proto::{Network, SessionRequest};
 

@@ -1,3 +1,5 @@
+//! Tests of the configuration.
+
 use std::path::Path;
 
 use conman_core::Template;

@@ -1,3 +1,5 @@
+//! The proxy's directory: where a session is, on this node or in the fleet.
+
 use std::sync::Arc;
 
 use async_trait::async_trait;

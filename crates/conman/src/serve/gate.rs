@@ -1,3 +1,5 @@
+//! The proxy's gate: which caller may connect to a session.
+
 use conman_auth::{SessionGuard, SessionVerdict};
 use conman_proto::SessionId;
 use conman_proxy::{Gate, SubprotocolAnswer, Verdict};

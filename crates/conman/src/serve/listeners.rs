@@ -1,3 +1,5 @@
+//! Binds the listening sockets.
+
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

@@ -1,3 +1,5 @@
+//! Composes the runtimes that the node or its templates use.
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

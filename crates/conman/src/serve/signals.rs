@@ -1,3 +1,5 @@
+//! The signals that the daemon handles.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

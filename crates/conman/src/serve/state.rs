@@ -1,3 +1,5 @@
+//! Opens and locks what is in the state directory.
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! What a session's program reports about itself.
+
 use serde::{Deserialize, Serialize};
 
 /// What a session's program says of itself.

@@ -1,3 +1,5 @@
+//! Connects to a session's program through a node.
+
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail};

@@ -1,3 +1,5 @@
+//! Tests of how events of other nodes are read.
+
 use conman_auth::{Caller, CallerOrigin, Scope};
 use conman_core::placement::PlacementLimits;
 use conman_fleet::FleetMap;

@@ -1,3 +1,5 @@
+//! Tests of how a fleet's certificates are read and replaced.
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 

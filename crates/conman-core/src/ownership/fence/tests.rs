@@ -1,3 +1,5 @@
+//! Tests of the dead-man fence.
+
 use super::*;
 
 fn slot() -> Slot {

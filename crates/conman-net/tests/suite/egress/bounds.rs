@@ -1,3 +1,5 @@
+//! Bounds on what one session may take of the proxy and the resolver.
+
 use std::time::{Duration, Instant};
 
 use conman_core::egress::EGRESS_PROXY_PORT;

@@ -1,3 +1,5 @@
+//! Targets that the proxy and the resolver refuse.
+
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::namespace::{HOST, World, echo, serve, status};

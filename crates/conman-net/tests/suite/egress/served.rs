@@ -1,3 +1,5 @@
+//! Targets that the proxy and the resolver serve.
+
 use conman_core::egress::EGRESS_PROXY_PORT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;

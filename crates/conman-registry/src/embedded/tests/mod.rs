@@ -1,2 +1,4 @@
+//! Tests of the registry in a file.
+
 mod equivalence;
 mod failing_disk;

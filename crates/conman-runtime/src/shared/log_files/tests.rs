@@ -1,3 +1,5 @@
+//! Tests of how log files are read and followed.
+
 use std::os::fd::AsFd;
 
 use rustix::fs::{FallocateFlags, fallocate};

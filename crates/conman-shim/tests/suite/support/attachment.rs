@@ -1,3 +1,5 @@
+//! A blocking watcher of kept streams.
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! A blocking connection to the shim, with notifications.
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
