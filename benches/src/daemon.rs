@@ -342,6 +342,7 @@ fn settings(
         r#"[node]
 state_dir = "{directory}/state"
 runtime = "{runtime}"
+id_range = "3221225472-4278190079" # apart from the default range, which the host's own conman may use
 
 [listen]
 api = "{api}"

@@ -202,7 +202,7 @@ fn fixed(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Vec<Limit> {
             footprint.id_ranges_there_are,
             site.alive,
             footprint.id_ranges,
-            "spread the sessions over more machines: there are no more ids",
+            "widen `node.id_range`; where that has all ids, spread the sessions over more machines",
         ),
         fixed(
             "memory cgroups",

@@ -93,6 +93,7 @@ fn main() -> Result<(), Failure> {
                 cgroups: CgroupPart::All,
                 prepare_for: prepare_for.parse()?,
                 prepared_file: Path::new(directory).join("shim.prepared"),
+                ids_file: Path::new(directory).join("shim.ids"),
                 fence_cgroup: cgroup.to_owned(),
                 fence_slice: format!("{cgroup}.slice"),
                 standby: false,

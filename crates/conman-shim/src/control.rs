@@ -81,6 +81,8 @@ pub(crate) struct Control {
     containers: Containers,
     forbidden_starts: ForbiddenStarts,
     ids: IdRanges,
+    /// Keeps the pool's ids locked; `None` if another conman has some of them, while containers live.
+    _id_claim: Option<File>,
     launching: Launching,
     sweeper: Sweeper,
     clients: Clients,

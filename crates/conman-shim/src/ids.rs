@@ -40,12 +40,36 @@ impl IdPool {
         self.ranges
     }
 
+    /// Every single range that a pool may have, by its first id.
+    pub(crate) fn all_ranges() -> impl Iterator<Item = Self> {
+        let bases = (LEAST..u32::MAX - RANGE_SIZE).step_by(RANGE_SIZE as usize);
+        let ranges = bases.map(|first| Self { first, ranges: 1 });
+        ranges.filter(|range| !range.overlaps(SHARED_IDS))
+    }
+
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// How many ids it has.
+    pub(crate) fn ids(&self) -> u64 {
+        u64::from(self.ranges) * u64::from(RANGE_SIZE)
+    }
+
+    /// Adds a pool that begins where this one ends; `false` if it does not.
+    pub(crate) fn append(&mut self, next: Self) -> bool {
+        let is_next = u64::from(self.first) + self.ids() == u64::from(next.first);
+        if is_next {
+            self.ranges += next.ranges;
+        }
+        is_next
+    }
+
     /// Whether one of the [`RANGE_SIZE`] ids from `first` is in it.
     #[must_use]
     pub fn overlaps(&self, first: u32) -> bool {
         let (first, own) = (u64::from(first), u64::from(self.first));
-        let size = u64::from(RANGE_SIZE);
-        first < own + u64::from(self.ranges) * size && own < first + size
+        first < own + self.ids() && own < first + u64::from(RANGE_SIZE)
     }
 
     /// Returns the index of the range that begins with this id.
@@ -88,8 +112,7 @@ impl FromStr for IdPool {
 
 impl fmt::Display for IdPool {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = u64::from(self.ranges) * u64::from(RANGE_SIZE);
-        let last = u64::from(self.first) + size - 1;
+        let last = u64::from(self.first) + self.ids() - 1;
         write!(formatter, "{}-{last}", self.first)
     }
 }

@@ -39,6 +39,7 @@ mod files;
 mod forbidden_starts;
 mod handover;
 mod helper;
+mod id_claim;
 mod ids;
 mod launcher;
 mod launching;
@@ -65,6 +66,7 @@ use std::fs::File;
 
 pub use client::{Client, ClientError};
 pub use files::{ByteRange, FilesFailure, FilesOrder, FilesReply};
+pub use id_claim::{ENDING_TIMEOUT, IDS_FILE, IdsTaken, ids_taken};
 pub use ids::{IdPool, RANGE_SIZE, SHARED_IDS};
 pub use options::ShimOptions;
 pub use output_ring::KEPT_OUTPUT_BYTES;

@@ -24,6 +24,8 @@ pub struct ShimOptions {
     pub state_file: PathBuf,
     /// User and group ids for containers. Running containers keep theirs.
     pub ids: IdPool,
+    /// Where all shims of the host lock the ids that they use.
+    pub ids_file: PathBuf,
     /// Processor time of all containers together, in thousandths of a processor; `None` is no limit.
     pub total_cpu_millis: Option<u64>,
     /// Newer kernel interfaces that are not used even if the kernel has them.

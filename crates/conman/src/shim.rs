@@ -18,7 +18,9 @@ use conman_core::ownership::Timing;
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
 use conman_proto::RuntimeKind;
 use conman_runtime::ShimCommand;
-use conman_shim::{Client, ClientError, IdPool, Request, ShimOptions};
+use conman_shim::{
+    Client, ClientError, ENDING_TIMEOUT, IDS_FILE, IdPool, IdsTaken, Request, ShimOptions,
+};
 
 use crate::config::{self, Config, LogFormat};
 use crate::serve::EXIT_CONFIG;
@@ -110,7 +112,11 @@ pub(crate) fn run(arguments: &ShimArgs) -> ExitCode {
         Err(error) => {
             let failed = crate::fail(&format!("{error:#}"));
             // Restarting the shim's unit does not help if only a new configuration does.
-            if error.is::<config::ConfigError>() {
+            let io = error.downcast_ref::<std::io::Error>();
+            let are_ids_taken = io
+                .and_then(std::io::Error::get_ref)
+                .is_some_and(|inner| inner.is::<IdsTaken>());
+            if error.is::<config::ConfigError>() || are_ids_taken {
                 ExitCode::from(EXIT_CONFIG)
             } else {
                 failed
@@ -199,6 +205,7 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
         fence_slice: fence_slice.clone(),
         state_file: place.directory.join(STATE),
         ids: installation.ids,
+        ids_file: PathBuf::from(IDS_FILE),
         total_cpu_millis: installation.total_cpu_millis,
         do_without: Vec::new(),
         cgroups: CgroupPart::All,
@@ -221,6 +228,22 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
     // A successor has taken everything over, or starts with nothing.
     drop(hold);
     Ok(())
+}
+
+/// Refuses user ids that another conman of this host uses. A shim that runs has claimed its own.
+pub(crate) fn check_ids(config: &Config) -> Result<()> {
+    let has_shim = || match state_dir::known_instance(&config.state_dir) {
+        Some(_) => connect(&config.state_dir).map(|shim| shim.is_some()),
+        None => Ok(false),
+    };
+    if has_shim()? {
+        return Ok(());
+    }
+    match conman_shim::ids_taken(Path::new(IDS_FILE), config.id_range, ENDING_TIMEOUT)? {
+        // A shim of this installation claims its ids before it answers.
+        Some(taken) if !has_shim()? => Err(taken.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Connects to the shim of an installation; `None` if there is none.

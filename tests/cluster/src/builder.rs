@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use conman_core::ownership::Timing;
-use conman_e2e::NATIVE_TEMPLATES;
+use conman_e2e::{IdRange, NATIVE_TEMPLATES};
 
 use crate::certificates::{self, Authority};
 use crate::layout::{self, Host, Layout, PREFIX};
@@ -311,10 +311,11 @@ impl Builder {
             (
                 "node",
                 format!(
-                    "name = \"{}\"\nstate_dir = \"{}\"\nruntime = \"{}\"\n",
+                    "name = \"{}\"\nstate_dir = \"{}\"\nruntime = \"{}\"\nid_range = {}\n",
                     host.name,
                     layout.state_dir(&host.name).display(),
-                    if self.docker { "docker" } else { "native" }
+                    if self.docker { "docker" } else { "native" },
+                    layout.id_range(host)
                 ),
             ),
             (
@@ -366,7 +367,11 @@ fn url(layout: &Layout, host: &Host) -> String {
 }
 
 /// A cluster's description and its directory, with nothing in it yet.
-pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Layout> {
+pub(crate) fn begin(
+    builder: &Builder,
+    tag: String,
+    binary: &Path,
+) -> Result<(Layout, Vec<IdRange>)> {
     ensure!(
         (1..=crate::layout::MOST).contains(&builder.nodes)
             && builder.members <= crate::layout::MOST,
@@ -379,7 +384,8 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
         .mode(0o755)
         .create(&directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
-    Ok(Layout {
+    let ids: Vec<IdRange> = (0..builder.nodes).map(|_| IdRange::claim()).collect();
+    let layout = Layout {
         tag,
         directory,
         nodes: builder.nodes,
@@ -390,7 +396,9 @@ pub(crate) fn begin(builder: &Builder, tag: String, binary: &Path) -> Result<Lay
         docker: builder.docker,
         docker_too: builder.docker_too,
         first_port: 0,
-    })
+        id_ranges: ids.iter().map(IdRange::value).collect(),
+    };
+    Ok((layout, ids))
 }
 
 /// Has a node know the image, unless Docker knows it for all.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use conman_e2e::IdRange;
 use conman_linux::{ProcessIdentity, Signal};
 use tokio::time::{Instant, sleep};
 
@@ -42,6 +43,7 @@ pub struct Cluster {
 #[derive(Debug)]
 struct Ground {
     layout: Arc<Layout>,
+    _ids: Vec<IdRange>,
     _turn: Turn,
 }
 
@@ -75,7 +77,7 @@ impl Cluster {
         leftovers::sweep()?;
         let pid = std::process::id();
         let tag = format!("{pid}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let mut layout = begin(builder, tag, conman_e2e::binary())?;
+        let (mut layout, ids) = begin(builder, tag, conman_e2e::binary())?;
         let own = i32::try_from(pid).context("a process id")?;
         layout.owner = Some(ProcessIdentity::of(own).context("this process")?);
         layout.save()?;
@@ -85,6 +87,7 @@ impl Cluster {
             members: Vec::new(),
             ground: Ground {
                 layout: Arc::clone(&layout),
+                _ids: ids,
                 _turn: turn,
             },
         };

@@ -65,6 +65,9 @@ pub struct Layout {
     /// The port on the machine's loopback of the first node's API, the next one being its sessions',
     /// and ten further on for each node; 0 where every process makes its own.
     pub first_port: u16,
+    /// The nodes' values of `node.id_range`, `n1`'s first.
+    #[serde(default)]
+    pub id_ranges: Vec<String>,
 }
 
 /// A machine of a cluster: a network namespace with one address.
@@ -145,6 +148,12 @@ impl Layout {
     #[must_use]
     pub fn socket(&self, node: &str) -> PathBuf {
         self.host_directory(node).join("conman.sock")
+    }
+
+    /// A node's value of `node.id_range`.
+    pub(crate) fn id_range(&self, host: &Host) -> &str {
+        let own = self.node_hosts().iter().position(|node| node == host);
+        &self.id_ranges[own.expect("a node")]
     }
 
     /// What a node runs.
@@ -308,6 +317,7 @@ mod tests {
             docker: false,
             docker_too: false,
             first_port: 0,
+            id_ranges: Vec::new(),
         };
         let hosts = layout.hosts();
         let names: std::collections::BTreeSet<_> = hosts.iter().map(|host| &host.name).collect();

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::conman::Conman;
 use crate::docker::{BUSYBOX, Docker, PYTHON};
+use crate::id_range::IdRange;
 use crate::native::{NATIVE_TEMPLATES, Native, ROOT};
 use crate::port::Port;
 
@@ -118,6 +119,12 @@ impl Builder {
         self.build()
     }
 
+    /// The same for the native runtime.
+    pub fn prepare_native(mut self, _native: &Native) -> Conman {
+        self.runtime = Runtime::Native;
+        self.build()
+    }
+
     fn build(self) -> Conman {
         let directory = tempfile::Builder::new()
             .prefix("conman-e2e-")
@@ -133,21 +140,22 @@ impl Builder {
             let entries: Vec<&str> = tokens.iter().map(|token| token.entry.as_str()).collect();
             write_private(&directory.path().join("tokens.toml"), &entries.join("\n"));
         }
-        let config = self.config(directory.path(), &ports);
+        let ids = IdRange::claim();
+        let config = self.config(directory.path(), &ports, &ids);
         fs::write(directory.path().join("conman.toml"), config).expect("the config is written");
         let tokens = tokens
             .into_iter()
             .map(|token| (token.name, token.text))
             .collect();
         let uses_docker = self.runtime != Runtime::Native;
-        let mut conman = Conman::new(directory, ports, tokens, uses_docker);
+        let mut conman = Conman::new(directory, (ports, ids), tokens, uses_docker);
         if let Some(options) = self.state_disk {
             conman.mount_state(options);
         }
         conman
     }
 
-    fn config(&self, directory: &Path, ports: &[Port; 2]) -> String {
+    fn config(&self, directory: &Path, ports: &[Port; 2], ids: &IdRange) -> String {
         let directory = directory.display();
         let mut text = String::new();
         for table in [
@@ -172,6 +180,7 @@ impl Builder {
                         Runtime::Native | Runtime::Both => "\"native\"",
                     };
                     default("runtime", runtime.to_owned());
+                    default("id_range", ids.value());
                 }
                 "listen" => {
                     default("api", format!("\"127.0.0.1:{}\"", ports[0].number));

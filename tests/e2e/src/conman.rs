@@ -16,6 +16,7 @@ use crate::api::{Api, Endpoint};
 use crate::builder::Builder;
 use crate::cli::{self, CliOutput};
 use crate::docker::{self, Docker};
+use crate::id_range::IdRange;
 use crate::port::Port;
 use crate::small_disk::SmallDisk;
 use crate::{eventually, eventually_some};
@@ -36,6 +37,7 @@ pub struct Conman {
     state_disk: Option<SmallDisk>,
     directory: TempDir,
     ports: [Port; 2],
+    _ids: IdRange,
     tokens: Vec<(String, String)>,
     /// Whether Docker may have containers of this installation's.
     uses_docker: bool,
@@ -55,7 +57,7 @@ impl Conman {
 
     pub(crate) fn new(
         directory: TempDir,
-        ports: [Port; 2],
+        (ports, ids): ([Port; 2], IdRange),
         tokens: Vec<(String, String)>,
         uses_docker: bool,
     ) -> Self {
@@ -63,6 +65,7 @@ impl Conman {
             state_disk: None,
             directory,
             ports,
+            _ids: ids,
             tokens,
             uses_docker,
             daemon: None,

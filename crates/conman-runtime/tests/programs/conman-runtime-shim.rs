@@ -23,6 +23,7 @@ fn main() -> ExitCode {
     let options = ShimOptions {
         state_file: socket.with_extension("state"),
         prepared_file: socket.with_extension("prepared"),
+        ids_file: socket.with_extension("ids"),
         socket,
         roots: arguments.map(PathBuf::from).collect(),
         ids: IdPool::default(),

@@ -22,6 +22,7 @@ use crate::containers::Containers;
 use crate::fence::DeadManFence;
 use crate::forbidden_starts::ForbiddenStarts;
 use crate::handover::Sealed;
+use crate::id_claim;
 use crate::ids::IdRanges;
 use crate::launching::Launching;
 use crate::ledger::Ledger;
@@ -46,10 +47,11 @@ impl Control {
         // From here on the shim ends only when nothing is left unfenced.
         hold_signals()?;
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
+        let id_claim = claim_ids(&options, !kept.containers.is_empty())?;
         let listener = listen(&options)?;
         // If the file is replaced meanwhile, the kernel only reports that this program is not there.
         let replacement = Replacement::new(program);
-        let mut control = Self::build(options, lock, listener, replacement)?;
+        let mut control = Self::build(options, (lock, id_claim), listener, replacement)?;
         control.adopt(kept)?;
         if let Some(doubt) = doubt {
             control.recover(&doubt);
@@ -66,8 +68,10 @@ impl Control {
         let handover = &mut sealed.handover;
         let lock = File::from(inherited_fd(handover.lock)?);
         let listener = inherited_fd(handover.listener)?;
+        // The replaced program's claim ended when this one was executed.
+        let id_claim = claim_ids(&options, true)?;
         let replacement = Replacement::new(std::env::current_exe()?);
-        let mut control = Self::build(options, lock, listener, replacement)?;
+        let mut control = Self::build(options, (lock, id_claim), listener, replacement)?;
         if let Some(freeze_ms) = handover.freeze_ms {
             control.fence.set_freeze_ms(freeze_ms);
         }
@@ -85,7 +89,7 @@ impl Control {
 
     fn build(
         options: ShimOptions,
-        lock: File,
+        (lock, id_claim): (File, Option<File>),
         listener: OwnedFd,
         replacement: Replacement,
     ) -> io::Result<Self> {
@@ -97,6 +101,7 @@ impl Control {
             cgroups: CgroupOrders::new(&options)?,
             fence: DeadManFence::new(options.freeze_patience, options.frozen_max),
             ids: IdRanges::new(options.ids),
+            _id_claim: id_claim,
             options,
             sole,
             poller: Poller::new()?,
@@ -143,6 +148,19 @@ impl Control {
         protect();
         // Signals of children that ended in between were lost.
         self.reap_all()
+    }
+}
+
+/// Claims the pool's ids. Containers that live need their shim, even if another conman was started with the same
+/// ids while they had none.
+fn claim_ids(options: &ShimOptions, has_containers: bool) -> io::Result<Option<File>> {
+    match id_claim::claim(&options.ids_file, options.ids)? {
+        Ok(file) => Ok(Some(file)),
+        Err(taken) if has_containers => {
+            tracing::error!(%taken, "containers of two conmans may have the same user ids");
+            Ok(None)
+        }
+        Err(taken) => Err(io::Error::new(io::ErrorKind::AddrInUse, taken)),
     }
 }
 

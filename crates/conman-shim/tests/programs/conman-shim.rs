@@ -34,6 +34,7 @@ fn main() -> ExitCode {
     let mut options = ShimOptions {
         state_file: socket.with_extension("state"),
         prepared_file: socket.with_extension("prepared"),
+        ids_file: socket.with_extension("ids"),
         socket,
         roots: Vec::new(),
         ids: IdPool::default(),

@@ -49,11 +49,14 @@ use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, error_chain as chain};
 use conman_linux::Cgroups;
 use conman_node::Node;
+use conman_proto::RuntimeKind;
+use conman_shim::IdsTaken;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
+use crate::shim;
 use false_starts::FalseStarts;
 use listeners::Listeners;
 use network::RunningNetwork;
@@ -95,7 +98,13 @@ pub(crate) fn run(arguments: &ServeArgs) -> ExitCode {
     crate::telemetry::init(settings.config.log_format);
     match start(arguments, settings) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => crate::fail(&format!("{error:#}")),
+        Err(error) => {
+            let failed = crate::fail(&format!("{error:#}"));
+            match error.is::<IdsTaken>() {
+                true => ExitCode::from(EXIT_CONFIG),
+                false => failed,
+            }
+        }
     }
 }
 
@@ -153,6 +162,9 @@ fn start(arguments: &ServeArgs, settings: Settings) -> Result<()> {
         tokens,
         credentials,
     } = settings;
+    if config.shared.is_some() || config.runtimes().contains(&RuntimeKind::Native) {
+        shim::check_ids(&config)?;
+    }
     let records = FleetRecords::apply(&mut config)?;
     let credentials = credentials.derive(&config.name)?;
     let open_files = prepare_process()?;

@@ -203,6 +203,7 @@ fn configuration(directory: &Path, [api, sessions, registry]: [&str; 3], docker:
         r#"[node]
 state_dir = "{directory}/state"
 runtime = "native"
+id_range = "4278190080-4294901759" # apart from the default range, which the host's own conman may use
 
 [listen]
 api = "{api}"

@@ -85,7 +85,7 @@ const NEEDS: &[(&str, &[Need])] = &[
         "conman-runtime",
         &[BUSYBOX, IPROUTE, NFTABLES, Docker, Images],
     ),
-    ("conman-shim", &[BUSYBOX, IPROUTE, Docker, Images]),
+    ("conman-shim", &[BUSYBOX, IPROUTE, PYTHON, Docker, Images]),
     ("conman-sim", &[GIT]),
     ("conman-testkit", &[BUSYBOX]),
     ("conman-vm", &[Etcd, BUSYBOX, SSH, Worker, Conman]),

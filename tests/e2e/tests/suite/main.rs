@@ -45,3 +45,4 @@ mod sessions;
 mod specs;
 mod template_reload;
 mod top;
+mod two_conmans;

@@ -172,10 +172,12 @@ fn life(session: Result<Value, serde_json::Error>) -> Life {
 }
 
 fn config(name: &str, suffix: &str, port: u16) -> String {
+    let first_id = (1_u32 << 31) + (u32::from(port % 100) << 24);
     format!(
         r#"[node]
 name = "{name}"
 state_dir = "/var/lib/conman{suffix}"
+id_range = "{first_id}-{}"
 [listen]
 api = "127.0.0.1:{port}"
 sessions = "127.0.0.1:{}"
@@ -195,6 +197,7 @@ takeover_ms = {TAKEOVER_S}000
 freeze_ms = 60000
 kill_ms = 60000
 {NATIVE_TEMPLATES}{BEAT}"#,
+        first_id + (1 << 24) - 1,
         port + 1,
         port + 2
     )
