@@ -16,8 +16,8 @@ use crate::frames::{FrameTracker, close_frame};
 use crate::pump::{Direction, PumpError};
 use crate::watchdog::Watchdog;
 
-/// How long a tunnel stays open without a byte once one side has ended: the other side may still
-/// answer for a while, but a dead peer must not keep it for ever.
+/// How long a tunnel of an unknown protocol stays open without a byte once one side has ended: the other side
+/// may still answer for a while, but a dead peer must not keep it for ever.
 const HALF_CLOSED_IDLE: Duration = Duration::from_secs(300);
 
 /// Time for the peers of a closing tunnel: to take the Close frame, and to close after it.
@@ -239,10 +239,11 @@ where
                 if moved != self.up.moved() + self.down.moved() {
                     self.half_closed.calm();
                 }
-                // A WebSocket's client gets no answers any more once the session has ended.
+                // No side of a WebSocket ends its half first and then waits for messages (RFC 6455, section
+                // 7.1.1): a client that did is gone, and its session may never close.
                 let limit = match self.frames {
-                    Some(_) if self.down_ended => CLOSE_TIMEOUT,
-                    Some(_) | None => HALF_CLOSED_IDLE,
+                    Some(_) => CLOSE_TIMEOUT,
+                    None => HALF_CLOSED_IDLE,
                 };
                 self.half_closed.poll(cx, limit).map(|()| Ended::Closed)
             }
@@ -328,17 +329,16 @@ async fn reason(closing: &mut watch::Receiver<Option<Closing>>) -> Option<Closin
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, duplex};
+    use tokio::io::{AsyncReadExt as _, DuplexStream, duplex};
 
     use super::*;
 
-    #[tokio::test]
-    async fn the_end_of_the_daemon_is_no_reason_to_close_a_tunnel() {
-        const EMPTY_TEXT: [u8; 2] = [0x81, 0];
-        let (client, mut client_end) = duplex(64);
-        let (session, mut session_end) = duplex(64);
-        let (sender, closing) = watch::channel(None);
-        drop(sender);
+    fn tunnel(
+        client: DuplexStream,
+        session: DuplexStream,
+        protocol: Protocol,
+        closing: watch::Receiver<Option<Closing>>,
+    ) -> Tunnel<DuplexStream, DuplexStream> {
         let side = |stream| Side {
             stream,
             read_already: Bytes::new(),
@@ -349,8 +349,39 @@ mod tests {
             to_session_bytes: Counter::noop(),
             to_client_bytes: Counter::noop(),
         };
-        let (client, session) = (side(client), side(session));
-        let tunnel = Tunnel::new(client, session, Protocol::WebSocket, options, closing);
+        Tunnel::new(side(client), side(session), protocol, options, closing)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_gone_ends_its_tunnel_although_the_session_never_closes() {
+        for (protocol, limit) in [
+            (Protocol::WebSocket, CLOSE_TIMEOUT),
+            (Protocol::Other, HALF_CLOSED_IDLE),
+        ] {
+            let (client, mut client_end) = duplex(64);
+            let (session, _session_end) = duplex(64);
+            let (_sender, closing) = watch::channel(None);
+            let begun = tokio::time::Instant::now();
+            client_end.shutdown().await.expect("open");
+            tunnel(client, session, protocol, closing)
+                .run(std::future::pending())
+                .await;
+            let lasted = begun.elapsed();
+            assert!(
+                lasted >= limit && lasted < limit * 2,
+                "{protocol:?}: {lasted:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_daemon_is_no_reason_to_close_a_tunnel() {
+        const EMPTY_TEXT: [u8; 2] = [0x81, 0];
+        let (client, mut client_end) = duplex(64);
+        let (session, mut session_end) = duplex(64);
+        let (sender, closing) = watch::channel(None);
+        drop(sender);
+        let tunnel = tunnel(client, session, Protocol::WebSocket, closing);
         tokio::spawn(tunnel.run(std::future::pending()));
         tokio::task::yield_now().await;
         let sent = session_end.write_all(&EMPTY_TEXT).await;
