@@ -18,8 +18,8 @@ use crate::progress::Progress;
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failure> {
-    // The terminal of a session that starts cannot be attached to; its log can be followed.
-    let waits = !args.no_wait && (!args.rm || args.tty);
+    // The log of a session that starts can be followed.
+    let waits = !args.no_wait && !args.rm;
     let answer = ensure(context, args, waits).await?;
     if args.rm {
         return run_rm::run(context, args, &answer.value).await;

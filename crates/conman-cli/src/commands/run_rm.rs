@@ -50,9 +50,21 @@ pub(super) async fn run(
     }
 }
 
+/// Waits for the start; whether the program has not ended before.
+async fn is_up(context: &Context, path: &str) -> Result<bool, Failure> {
+    loop {
+        let session: Session = context.client.get(path).await?;
+        match session.state {
+            SessionState::Starting => tokio::time::sleep(LOG_INTERVAL).await,
+            state => return Ok(!state.is_ended()),
+        }
+    }
+}
+
 /// Shows the program's output until it ends; returns its exit code.
 async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Exit, Failure> {
-    if args.tty {
+    let path = format!("/v1/sessions/{id}");
+    if args.tty && is_up(context, &path).await? {
         let attach = AttachArgs {
             exec: None,
             // Detaching would end it.
@@ -61,9 +73,12 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
             interactive: false,
             id: id.clone(),
         };
-        return attach::run(context, attach).await;
+        let attached = attach::run(context, attach).await;
+        // It may have ended before its terminal could be attached to.
+        if attached.is_ok() || is_up(context, &path).await? {
+            return attached;
+        }
     }
-    let path = format!("/v1/sessions/{id}");
     let log = LogsArgs {
         follow: true,
         tail: None,
@@ -84,6 +99,8 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
             session = context.client.get(&path).await?;
         }
         let is_over = session.state.is_ended();
+        let cause = session.end.as_ref().map(|end| end.cause);
+        let has_exited = cause == Some(EndCause::Exited);
         match (followed, session.exit_code) {
             (Ok(printed), code) => {
                 if !printed {
@@ -94,10 +111,6 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
                     };
                     let _ = logs::show(context, &kept).await;
                 }
-                let has_exited = session
-                    .end
-                    .as_ref()
-                    .is_some_and(|end| end.cause == EndCause::Exited);
                 return match code.map(Exit::of_command) {
                     // Whether it was ready before is of no interest.
                     Some(exit) if has_exited => Ok(exit),
@@ -108,6 +121,13 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
             // There is no container yet.
             (Err(failure), _) if failure.slug() == Some("log-not-kept") && !is_over => {
                 tokio::time::sleep(LOG_INTERVAL).await;
+            }
+            // What a terminal showed is not kept.
+            (Err(_), Some(code)) if args.tty && has_exited => {
+                context
+                    .output
+                    .warning("the program ended before its terminal could be attached to");
+                return Ok(Exit::of_command(code));
             }
             (Err(_), _) if is_over => return Err(run::ended(&session)),
             (Err(failure), _) => return Err(failure),

@@ -1,6 +1,6 @@
 //! `conman token`: a connect token for one session.
 
-use conman_proto::{ConnectToken, ConnectTokenRequest};
+use conman_proto::{ConnectToken, ConnectTokenRequest, Session};
 use http::Method;
 use jiff::Timestamp;
 
@@ -31,6 +31,14 @@ pub(super) async fn run(context: &Context, args: &TokenArgs) -> Result<Exit, Fai
         output.note(&format!("opens connections to {} for {valid}", args.id));
         if let Some(url) = url {
             output.note(&format!("in a browser: {url}"));
+        }
+        let path = format!("/v1/sessions/{}", args.id);
+        let session = context.client.get::<Session>(&path).await;
+        if session.is_err_and(|error| Failure::from(error).exit() == Exit::NotFound) {
+            output.warning(&format!(
+                "no session has the name {} yet; a connection starts it only where its template allows that",
+                args.id
+            ));
         }
     }
     Ok(Exit::Done)

@@ -1,6 +1,6 @@
 //! `conman why`: a session's timeline as text.
 
-use conman_proto::{Session, Timeline};
+use conman_proto::{Node, Session, Timeline};
 use http::Method;
 use jiff::Timestamp;
 use serde_json::json;
@@ -31,7 +31,13 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
     let timeline = client
         .answer::<Timeline>(Method::GET, &path, None::<&()>, PROMPT)
         .await?;
-    let story = Story::tell(session.as_ref(), &timeline.value, Timestamp::now());
+    let node = match timeline.value.fleet {
+        // Its registry knows which nodes would start the session.
+        Some(_) => None,
+        None => client.get::<Node>("/v1/nodes/self").await.ok(),
+    };
+    let node = node.map(|node| node.state);
+    let story = Story::tell(session.as_ref(), &timeline.value, node, Timestamp::now());
     let output = &context.output;
     if output.json {
         output.value(&json!({ "id": id, "story": story, "timeline": timeline.raw }))?;

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use conman_proto::{EndCause, EventKind, OnNodeLoss, SessionState};
+use conman_proto::{EndCause, EventKind, NodeState, OnNodeLoss, SessionState};
 
 use super::fleet;
 use super::latest::Latest;
 use crate::human::{bytes, duration};
 use crate::phases;
-use Case::{EndedBy, FailedIn, InState, NoNode, ProgramEnded, Restarts, Startable, Unreachable};
+use Case::{
+    Blocked, EndedBy, FailedIn, InState, NoNode, NoTaker, ProgramEnded, Restarts, Startable,
+    Unreachable,
+};
 
 /// What advice depends on.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +32,10 @@ pub(super) enum Case<'a> {
     Restarts,
     /// A client can start it again.
     Startable,
+    /// Its node, outside a fleet, starts nothing in this state.
+    Blocked(NodeState),
+    /// No node of the fleet would start it.
+    NoTaker,
 }
 
 const NODES: &str = "`conman nodes` shows the state of the nodes.";
@@ -70,6 +77,19 @@ fn advice(case: Case<'_>) -> &'static [&'static str] {
              that.",
             "As it looks now, it would start on {taker}.",
         ],
+        Blocked(NodeState::Preempted) => {
+            &["Its node starts nothing before `conman readmit`; then it can be started again."]
+        }
+        Blocked(NodeState::Draining) => {
+            &["Its node starts nothing before `conman undrain`; then it can be started again."]
+        }
+        Blocked(NodeState::Cordoned) => {
+            &["Its node starts nothing before `conman uncordon`; then it can be started again."]
+        }
+        Blocked(NodeState::Live | NodeState::Recovering | NodeState::Stopping) => {
+            &["Wait until the daemon is ready; then it can be started again."]
+        }
+        NoTaker => &["It can be started again once a node takes it.", NODES],
     }
 }
 
@@ -107,14 +127,8 @@ fn in_state(state: SessionState) -> &'static [&'static str] {
 
 fn ended_by(cause: EndCause) -> &'static [&'static str] {
     match cause {
-        EndCause::Preempted => &[
-            "Nothing was wrong with it: its node was preempted.",
-            "`conman readmit` lets that node start sessions again.",
-        ],
-        EndCause::Drained => &[
-            "Nothing was wrong with it: its node was drained.",
-            "`conman undrain` lets that node start sessions again.",
-        ],
+        EndCause::Preempted => &["Nothing was wrong with it: its node was preempted."],
+        EndCause::Drained => &["Nothing was wrong with it: its node was drained."],
         EndCause::NodeLost => &["Nothing was wrong with it: its node was lost."],
         EndCause::Idle => &["--idle-timeout lets it wait longer; 0 disables the limit."],
         EndCause::Lifetime => &["--max-lifetime lets it live longer."],
@@ -142,9 +156,10 @@ impl Latest<'_> {
     fn cases(&self) -> Vec<Case<'_>> {
         let again = match self.is_restarted() {
             true => Restarts,
-            false => Startable,
+            false => self.startable(),
         };
         match fleet::unreported(self.timeline, self.session) {
+            Some((NoNode, _)) if matches!(again, NoTaker) => return vec![NoTaker],
             Some((NoNode, _)) => return vec![NoNode, again],
             Some((case, _)) => return vec![case],
             None => {}
@@ -157,9 +172,19 @@ impl Latest<'_> {
             (EndCause::Preempted | EndCause::Drained | EndCause::NodeLost, _) => {
                 vec![EndedBy(cause), again]
             }
-            (EndCause::Exited, Some(_)) => vec![ProgramEnded, Startable],
-            (EndCause::StartFailed, Some(phase)) => vec![FailedIn(phase), Startable],
-            _ => vec![EndedBy(cause), Startable],
+            (EndCause::Exited, Some(_)) => vec![ProgramEnded, self.startable()],
+            (EndCause::StartFailed, Some(phase)) => vec![FailedIn(phase), self.startable()],
+            _ => vec![EndedBy(cause), self.startable()],
+        }
+    }
+
+    /// Whether a client can start it now.
+    fn startable(&self) -> Case<'static> {
+        match (self.node, &self.timeline.fleet) {
+            (Some(NodeState::Live) | None, None) => Startable,
+            (Some(state), None) => Blocked(state),
+            (_, Some(fleet)) if fleet.takers.is_empty() && !fleet.refused.is_empty() => NoTaker,
+            (_, Some(_)) => Startable,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The latest generation of a session: its state and why it is in it, and how long its start took.
 
 use conman_proto::{
-    EndCause, Event, EventKind, Generation, Restarted, Session, SessionState, Timeline,
+    EndCause, Event, EventKind, Generation, NodeState, Restarted, Session, SessionState, Timeline,
 };
 use jiff::Timestamp;
 
@@ -21,6 +21,8 @@ const EXIT_CODES: [(i32, &str); 5] = [
 pub(super) struct Latest<'a> {
     pub(super) session: Option<&'a Session>,
     pub(super) timeline: &'a Timeline,
+    /// Of a node outside a fleet.
+    pub(super) node: Option<NodeState>,
     pub(super) generation: Option<Generation>,
     /// Of this generation, and of its node meanwhile; oldest first.
     pub(super) events: Vec<&'a Event>,

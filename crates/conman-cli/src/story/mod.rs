@@ -12,7 +12,7 @@ pub(crate) mod tests;
 
 use std::fmt;
 
-use conman_proto::{Session, Timeline};
+use conman_proto::{NodeState, Session, Timeline};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -36,8 +36,13 @@ pub(crate) struct Story {
 
 impl Story {
     /// Builds the story. `session` is `None` if the node forgot the session and only its journal
-    /// has it.
-    pub(crate) fn tell(session: Option<&Session>, timeline: &Timeline, now: Timestamp) -> Self {
+    /// has it; `node` is the state of a node outside a fleet.
+    pub(crate) fn tell(
+        session: Option<&Session>,
+        timeline: &Timeline,
+        node: Option<NodeState>,
+        now: Timestamp,
+    ) -> Self {
         let of_events = timeline.events.iter().filter_map(|event| event.generation);
         let generation = session
             .map(|session| session.generation)
@@ -46,6 +51,7 @@ impl Story {
         let latest = Latest {
             session,
             timeline,
+            node,
             generation,
             events: events.unwrap_or_default(),
             now,

@@ -104,7 +104,12 @@ impl Scene {
 
     /// The story as `conman why` prints it, without the blanks that align it.
     fn told(&self, session: Option<&Session>, now_ms: i64) -> String {
-        let story = Story::tell(session, &self.0, at(now_ms)).to_string();
+        self.told_with(session, None, now_ms)
+    }
+
+    /// The same where the node is outside a fleet.
+    fn told_with(&self, session: Option<&Session>, node: Option<NodeState>, now_ms: i64) -> String {
+        let story = Story::tell(session, &self.0, node, at(now_ms)).to_string();
         let lines = story.lines().map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
             words.join(" ")
@@ -259,7 +264,6 @@ Events:
 
 Next:
 Nothing was wrong with it: its node was preempted.
-`conman readmit` lets that node start sessions again.
 <again>",
     );
 }
@@ -452,7 +456,7 @@ fn what_others_wrote_cannot_drive_the_terminal() {
     let mut running = session(7, SessionState::Running, None);
     running.url = Some(hostile.to_owned());
     for shown in [failed, running] {
-        let story = Story::tell(Some(&shown), &scene.0, at(1_000));
+        let story = Story::tell(Some(&shown), &scene.0, None, at(1_000));
         let told = story.to_string();
         assert!(!told.contains(['\u{1b}', '\u{7}']), "{told}");
         for part in [

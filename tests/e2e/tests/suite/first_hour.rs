@@ -270,6 +270,14 @@ async fn every_advice_works_when_it_is_typed() {
             &["conman preempt --yes"],
             "conman run preempted --template idle",
         ),
+        (
+            &["conman readmit", running, "conman preempt --yes"],
+            "conman why bob",
+        ),
+        (
+            &["conman readmit", running, "conman rm bob", "conman cordon"],
+            "conman why bob",
+        ),
         (&["conman readmit"], "conman nodes rm nowhere"),
     ] {
         for undo in ["conman readmit", "conman undrain", "conman uncordon"] {
@@ -327,6 +335,11 @@ const MISTAKES: &[(&str, i32, &[&str])] = &[
     ("exec nobody -- true", 125, &["nobody", "conman run nobody"]),
     ("exec there -- no-such-program", 127, &["no-such-program"]),
     ("logs nobody", 3, &["nobody"]),
+    (
+        "token nobody",
+        0,
+        &["no session has the name nobody", "template"],
+    ),
     ("why nobody", 3, &["nobody"]),
     ("forward there 9999", 4, &["9999", "conman port there"]),
     ("forward nobody 80", 3, &["nobody"]),

@@ -166,6 +166,31 @@ async fn run_rm_shows_the_output_and_leaves_nothing() {
     assert_eq!(status.code(), Some(128 + Signal::INT.as_raw()));
     assert!(shown(&api, "").await.is_empty());
 
+    // At a terminal, however soon it ends. script makes the terminal, and exits with the command's code.
+    for script in ["echo begun; exit 7", "sleep 1; echo begun; exit 7"] {
+        let line = format!(
+            "exec {} --socket {} run --rm -it --image {ROOT} -- sh -c '{script}'",
+            conman_e2e::binary().display(),
+            conman.socket_path().display(),
+        );
+        let mut command = tokio::process::Command::new("script");
+        command
+            .args(["-qefc", &line, "/dev/null"])
+            .env("TERM", "xterm");
+        command
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
+        let output = tokio::time::timeout(PATIENCE, command.output()).await;
+        let output = output.expect("it does not hang").expect("script runs");
+        let shown_text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(7), "{script}: {shown_text}");
+        // A terminal's output is not kept: either it was attached to in time, or that is said.
+        let seen = ["begun\r\n", "before its terminal could be attached to"];
+        let is_shown = seen.iter().any(|text| shown_text.contains(text));
+        assert!(is_shown, "{script}: {shown_text}");
+        assert!(shown(&api, "").await.is_empty());
+    }
+
     // One that cannot start says why.
     let words = ["run", "--rm", "--image", ROOT, "--", "/no/such/program"];
     let failed = conman.cli(&words).await;

@@ -140,8 +140,7 @@ fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it(
         "alice is not running: its node n1 was declared dead, and no other started it\n",
         "No node would start it now: n2 (is draining), n3 (has its 5 sessions)\n",
         "Events may be missing, of: n1 (it cannot be connected to)\n",
-        "`conman nodes`",
-        AGAIN,
+        "\nIt can be started again once a node takes it.\n`conman nodes`",
     ] {
         assert!(story.contains(part), "{part}: {story}");
     }
@@ -184,15 +183,13 @@ fn a_session_whose_node_is_silent_is_not_called_forgotten() {
 #[test]
 fn a_session_of_a_drained_node_says_so_and_what_to_do() {
     let scene = started().at(9_000, SessionKilled, "drained: room");
-    let story = scene.told(
-        Some(&ended(
-            SessionState::Stopped,
-            "drained: room",
-            EndCause::Drained,
-            None,
-        )),
-        60_000,
+    let drained = ended(
+        SessionState::Stopped,
+        "drained: room",
+        EndCause::Drained,
+        None,
     );
+    let story = scene.told_with(Some(&drained), Some(NodeState::Draining), 60_000);
     for part in [
         "alice is stopped on n1: its node was drained\n",
         "Reason: drained: room\n",
@@ -213,4 +210,43 @@ fn of_very_many_nodes_the_others_are_counted() {
     let stopped = ended(SessionState::Stopped, "idle", EndCause::Idle, None);
     let story = scene.told(Some(&stopped), 60_000);
     assert!(story.contains("n5 (is full), 2 more\n"), "{story}");
+}
+
+#[test]
+fn a_start_is_advised_only_where_a_node_would_accept_it() {
+    let shown = ended(SessionState::Stopped, "stopped", EndCause::Preempted, None);
+    for (node, remedy) in [
+        (NodeState::Preempted, "conman readmit"),
+        (NodeState::Draining, "conman undrain"),
+        (NodeState::Cordoned, "conman uncordon"),
+        (NodeState::Stopping, "Wait"),
+        (NodeState::Live, "conman run"),
+    ] {
+        let told = started().told_with(Some(&shown), Some(node), 9_000);
+        assert!(told.contains(remedy), "{node:?}: {told}");
+        assert_eq!(
+            told.contains("conman run"),
+            node == NodeState::Live,
+            "{told}"
+        );
+    }
+    let mut scene = started();
+    scene.0.fleet = Some(SessionInFleet {
+        ownership: SessionOwnership::Released,
+        node: Some("n1".to_owned()),
+        standing: Some(NodeStanding::Live),
+        generation: Some(generation(7)),
+        takers: Vec::new(),
+        refused: vec![NodeReason {
+            node: "n1".to_owned(),
+            why: "it is cordoned".to_owned(),
+        }],
+        unasked: Vec::new(),
+        registry_error: None,
+    });
+    let told = scene.told(Some(&shown), 9_000);
+    assert!(
+        told.contains("conman nodes") && !told.contains("conman run"),
+        "{told}"
+    );
 }
