@@ -98,8 +98,9 @@ pub(crate) async fn get(
 
 /// Import or pull an image
 ///
-/// An archive as the body is imported under `name`. It is checked, unpacked and named once it is
-/// there whole; an upload that breaks off, and whatever is refused, leaves nothing behind.
+/// An archive as the body is imported under `name`; its type may be `application/x-tar` as well. It
+/// is checked, unpacked and named once it is there whole; an upload that breaks off, and whatever is
+/// refused, leaves nothing behind.
 ///
 /// A JSON body requests a pull from a registry; requests for the same image and name share one
 /// pull. It continues without its callers, and downloaded parts are kept for the next try. With
@@ -112,7 +113,6 @@ pub(crate) async fn get(
         "The image's name; required with an archive. Another image loses it.")),
     request_body(content(
         (ImageArchive = "application/octet-stream"),
-        (ImageArchive = "application/x-tar"),
         (PullRequest = "application/json"),
     )),
     responses(

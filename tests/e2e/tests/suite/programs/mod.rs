@@ -3,6 +3,7 @@
 
 mod development;
 mod editor;
+mod generated_client;
 mod images;
 mod notebook;
 mod terminals;
