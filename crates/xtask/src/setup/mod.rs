@@ -41,8 +41,12 @@ pub(crate) fn for_demo(docker: bool) -> Result<Option<Machine>> {
 }
 
 const ETCD: &str = "etcd-server";
-/// The unit that its package starts.
-const ETCD_UNIT: &str = "etcd.service";
+/// Packages that start a unit, of which only the programs are needed.
+const STARTED: [(&str, &str); 3] = [
+    (ETCD, "etcd.service"),
+    ("nginx-light", "nginx.service"),
+    ("prometheus", "prometheus.service"),
+];
 
 /// Packages for clusters, which also need root.
 const CLUSTER: [&str; 8] = [
@@ -59,13 +63,20 @@ const CLUSTER: [&str; 8] = [
 /// Sets up a fleet on this machine; without Docker.
 pub(crate) fn for_clusters() -> Result<()> {
     require_root()?;
-    let had_etcd = packages::is_installed(ETCD);
-    packages::install(&CLUSTER)?;
-    if !had_etcd {
-        // Only its program is needed. A machine without systemd has no such unit, and a running one
-        // does no harm.
+    install_stopped(&CLUSTER)
+}
+
+/// Installs packages, and stops what those that were missing have started.
+fn install_stopped(packages: &[&str]) -> Result<()> {
+    let is_new = |(package, _): &&(&str, &str)| {
+        packages.contains(package) && !packages::is_installed(package)
+    };
+    let started: Vec<_> = STARTED.iter().filter(is_new).collect();
+    packages::install(packages)?;
+    for (_, unit) in started {
+        // A machine without systemd has no such unit, and a running one does no harm.
         let _ = Command::new("systemctl")
-            .args(["disable", "--now", ETCD_UNIT])
+            .args(["disable", "--now", unit])
             .output();
     }
     Ok(())
@@ -125,6 +136,7 @@ pub(crate) fn for_programs() -> Result<Machine> {
         "python3-pip",
         "skopeo",
     ])?;
+    install_stopped(&["nginx-light", "prometheus"])?;
     if !installed("npm") {
         packages::install(&["npm"])?;
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -136,6 +137,33 @@ fn text_that_is_no_toml_is_told_with_its_line() {
     let text = refused(&output);
     assert!(text.contains("conman.toml:3: "), "{text}");
     nothing_was_made(directory.path());
+}
+
+#[test]
+fn another_user_than_root_is_told_to_run_it_as_root() {
+    if !rustix::process::geteuid().is_root() {
+        conman_e2e::lacks("only root can become another user");
+        return;
+    }
+    let nobody = 65_534;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(directory.path(), open).expect("it is ours");
+    // The user may not reach the directory that conman was built in.
+    let program = directory.path().join("conman");
+    fs::copy(conman_e2e::binary(), &program).expect("copied");
+    let output = Command::new(&program)
+        .arg("serve")
+        .env("CONMAN_CONFIG", "")
+        .current_dir(directory.path())
+        .uid(nobody)
+        .gid(nobody)
+        .output()
+        .expect("conman can be run");
+    let text = refused(&output);
+    for part in ["run it as root", "sudo conman serve", "Nothing was started"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]

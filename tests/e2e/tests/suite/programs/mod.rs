@@ -7,6 +7,7 @@ mod generated_client;
 mod images;
 mod notebook;
 mod terminals;
+mod tls;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
