@@ -5,7 +5,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table, Width};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, Width};
 use conman_proto::{LogStream, Problem, SessionState};
 use serde::Serialize;
 
@@ -16,8 +16,11 @@ use crate::human::{printable, printable_line};
 /// Header of a column whose text may be long.
 pub(crate) const PROSE: &str = "REASON";
 
-/// A column with longer text is cut where the terminal is too narrow, to this at least.
-const CUT_FROM: u16 = 12;
+/// A column with longer text is cut where the terminal is too narrow: to the first of these at least, or to the
+/// second if the table fits then. Columns that still do not fit are left out, from the right.
+const CUTS: [u16; 2] = [12, 8];
+/// Blanks after a column.
+const GAP: u16 = 2;
 
 /// How to print.
 #[derive(Debug, Clone, Copy)]
@@ -109,14 +112,15 @@ impl Output {
         table
             .load_style(comfy_table::presets::NOTHING)
             .force_no_tty();
-        table
-            .set_header(header.iter().map(Cell::new))
-            .add_rows(rows);
+        let mut titles = Row::from(header);
+        titles.max_height(1);
+        table.set_header(titles).add_rows(rows);
         if self.color {
             table.enforce_styling();
         }
         let is_cut = self.stdout_terminal && !self.wide;
-        if let Some(columns) = is_cut.then(terminal_columns).flatten() {
+        let columns = is_cut.then(terminal_columns).flatten();
+        if let Some(columns) = columns {
             table
                 .set_content_arrangement(ContentArrangement::Dynamic)
                 .set_width(columns);
@@ -125,15 +129,27 @@ impl Output {
             }
         }
         let widths = table.column_max_content_widths();
-        for (column, width) in table.column_iter_mut().zip(widths) {
-            column.set_padding((0, 2));
+        let (cut, shown) = match columns {
+            Some(columns) => fitting(&widths, columns),
+            None => (CUTS[0], widths.len()),
+        };
+        for (index, width) in widths.into_iter().enumerate() {
+            let Some(column) = table.column_mut(index) else {
+                continue;
+            };
+            column.set_padding((0, GAP));
             // States and numbers are short, and of no use if they are cut.
-            column.set_constraint(match width > CUT_FROM {
-                true => ColumnConstraint::LowerBoundary(Width::Fixed(CUT_FROM)),
+            column.set_constraint(match width > cut {
+                _ if index >= shown => ColumnConstraint::Hidden,
+                true => ColumnConstraint::LowerBoundary(Width::Fixed(cut)),
                 false => ColumnConstraint::ContentWidth,
             });
         }
-        self.line(&table.trim_fmt())
+        self.line(&table.trim_fmt())?;
+        if shown < header.len() {
+            self.note(&format!("--wide shows also {}", header[shown..].join(", ")));
+        }
+        Ok(())
     }
 
     /// A session's state in its colour.
@@ -233,6 +249,24 @@ fn problem_json(problem: &Problem, next: Option<&str>) -> String {
         next: Option<&'a str>,
     }
     serde_json::to_string(&WithNext { problem, next }).unwrap_or_default()
+}
+
+/// To how much long columns are cut at least in a terminal of so many columns, and how many of them fit.
+fn fitting(widths: &[u16], columns: u16) -> (u16, usize) {
+    let needed = |cut: u16, count: usize| {
+        let shown = widths.iter().take(count);
+        shown
+            .map(|width| u32::from(*width.min(&cut)) + u32::from(GAP))
+            .sum::<u32>()
+    };
+    let fits = |cut: u16, count: usize| needed(cut, count) <= u32::from(columns);
+    let all = widths.len();
+    let cut = CUTS
+        .into_iter()
+        .find(|cut| fits(*cut, all))
+        .unwrap_or(CUTS[1]);
+    let shown = (1..=all).rev().find(|count| fits(cut, *count));
+    (cut, shown.unwrap_or(1))
 }
 
 fn terminal_columns() -> Option<u16> {
