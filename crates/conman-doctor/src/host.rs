@@ -5,6 +5,11 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use conman_linux::{
+    CGroupControllers, FromRead, LimitValue, Limits, LoadAverage, Meminfo, ProcessCGroups,
+    read_proc,
+};
+
 /// Longest file that is read: a mount table of a host with a hundred thousand mounts.
 const MAX_BYTES: u64 = 32 << 20;
 /// Most processes that are read: the kernel's greatest `pid_max`.
@@ -58,6 +63,10 @@ impl Host {
         Some(text)
     }
 
+    fn parsed<T: FromRead>(&self, absolute: &str) -> Option<T> {
+        read_proc(self.path(absolute)).ok()
+    }
+
     /// A file that begins with a number.
     pub(crate) fn number(&self, absolute: &str) -> Option<u64> {
         self.text(absolute)?.split_whitespace().next()?.parse().ok()
@@ -100,10 +109,8 @@ impl Host {
 
     /// Processes and threads.
     pub(crate) fn tasks(&self) -> Option<u64> {
-        // The fourth field of loadavg: runnable over all tasks.
-        let text = self.text("/proc/loadavg")?;
-        let (_, all) = text.split_whitespace().nth(3)?.split_once('/')?;
-        all.parse().ok()
+        let load: LoadAverage = self.parsed("/proc/loadavg")?;
+        Some(load.max.into())
     }
 
     /// Open files of the host.
@@ -132,26 +139,19 @@ impl Host {
 
     /// Memory cgroups, dying ones included.
     pub(crate) fn memory_cgroups(&self) -> Option<u64> {
-        let table = self.text("/proc/cgroups")?;
-        let row = table.lines().find(|line| line.starts_with("memory\t"))?;
-        row.split('\t').nth(2)?.parse().ok()
+        let table: CGroupControllers = self.parsed("/proc/cgroups")?;
+        let memory = table.0.iter().find(|one| one.name == "memory")?;
+        Some(memory.num_cgroups.into())
     }
 
     /// Memory that is available to new processes, in bytes.
     pub(crate) fn available_memory(&self) -> Option<u64> {
-        self.memory("MemAvailable:")
+        self.parsed::<Meminfo>("/proc/meminfo")?.mem_available
     }
 
     /// All memory, in bytes.
     pub(crate) fn total_memory(&self) -> Option<u64> {
-        self.memory("MemTotal:")
-    }
-
-    fn memory(&self, name: &str) -> Option<u64> {
-        let table = self.text("/proc/meminfo")?;
-        let row = table.lines().find(|line| line.starts_with(name))?;
-        let kib: u64 = row.split_whitespace().nth(1)?.parse().ok()?;
-        kib.checked_mul(1024)
+        Some(self.parsed::<Meminfo>("/proc/meminfo")?.mem_total)
     }
 
     /// Processes whose program has this name, as of the first call.
@@ -183,13 +183,12 @@ impl Host {
         reason = "an unreadable limit is reported as unknown"
     )]
     pub(crate) fn open_files_limit(&self, pid: &str) -> Option<Option<u64>> {
-        let table = self.text(&format!("/proc/{pid}/limits"));
-        let limit = table.as_deref().and_then(|table| {
-            let mut rows = table.lines();
-            let row = rows.find_map(|row| row.strip_prefix("Max open files"))?;
-            row.split_whitespace().next()
-        });
-        (limit != Some("unlimited")).then(|| limit?.parse().ok())
+        let limits: Option<Limits> = self.parsed(&format!("/proc/{pid}/limits"));
+        match limits.map(|limits| limits.max_open_files.soft_limit) {
+            None => Some(None),
+            Some(LimitValue::Unlimited) => None,
+            Some(LimitValue::Value(limit)) => Some(Some(limit)),
+        }
     }
 
     /// Number of entries of a directory.
@@ -208,19 +207,14 @@ impl Host {
 
     /// The `pids.max` with the least left among those of a process's cgroup and its ancestors.
     pub(crate) fn pids_limit_of(&self, pid: u32) -> Option<CgroupLimit> {
-        let table = self.text(&format!("/proc/{pid}/cgroup"))?;
-        let cgroup = |wanted: &str| {
-            table.lines().find_map(|line| {
-                let mut fields = line.splitn(3, ':');
-                let controllers = fields.nth(1)?;
-                let path = fields.next()?;
-                controllers
-                    .split(',')
-                    .any(|one| one == wanted)
-                    .then_some(path)
-            })
-        };
-        let cgroup = cgroup("pids").or_else(|| cgroup(""))?;
+        let places: ProcessCGroups = self.parsed(&format!("/proc/{pid}/cgroup"))?;
+        let has_pids = |controllers: &[String]| controllers.iter().any(|one| one == "pids");
+        let mut places = places.0.iter();
+        let place = places
+            .clone()
+            .find(|place| has_pids(&place.controllers))
+            .or_else(|| places.find(|place| place.controllers.is_empty()))?;
+        let cgroup = place.pathname.as_str();
         self.cgroup_limit("pids", cgroup, &[("pids.max", "pids.current")])
     }
 

@@ -6,6 +6,53 @@ use std::path::Path;
 use conman_doctor::{Diagnosis, Fix, Footprint, Host, Remedy, Site, Verdict, examine, room};
 use tempfile::TempDir;
 
+/// `/proc/meminfo`, with what every kernel writes.
+fn meminfo(available_kib: u64) -> String {
+    let others = [
+        "MemFree",
+        "Buffers",
+        "Cached",
+        "SwapCached",
+        "Active",
+        "Inactive",
+        "SwapTotal",
+        "SwapFree",
+        "Dirty",
+        "Writeback",
+        "Mapped",
+        "Slab",
+        "Committed_AS",
+        "VmallocTotal",
+        "VmallocUsed",
+        "VmallocChunk",
+    ];
+    let others: String = others.map(|name| format!("{name}:  0 kB\n")).concat();
+    format!("MemTotal: 65000000 kB\nMemAvailable:   {available_kib} kB\n{others}")
+}
+
+/// `/proc/PID/limits` with this limit of open files.
+fn limits(files: &str) -> String {
+    let others = [
+        "cpu time",
+        "file size",
+        "data size",
+        "stack size",
+        "core file size",
+        "resident set",
+        "processes",
+        "locked memory",
+        "address space",
+        "file locks",
+        "pending signals",
+        "msgqueue size",
+        "realtime timeout",
+    ];
+    let others = others.map(|name| format!("Max {name}  unlimited  unlimited  units\n"));
+    let priorities = "Max nice priority  0  0\nMax realtime priority  0  0\n";
+    let files = format!("Max open files  {files}  {files}  files\n");
+    others.concat() + priorities + &files
+}
+
 /// A small machine with a dockerd; every limit but those that a test changes is ample.
 fn machine() -> TempDir {
     let root = tempfile::tempdir().expect("a temporary directory can be made");
@@ -38,19 +85,10 @@ fn machine() -> TempDir {
             "proc/cgroups",
             "#subsys_name\thierarchy\tnum_cgroups\tenabled\nmemory\t4\t50\t1\n",
         ),
-        (
-            "proc/meminfo",
-            "MemTotal: 65000000 kB\nMemAvailable:   64000000 kB\n",
-        ),
-        (
-            "proc/self/limits",
-            "Max open files            1048576     1048576     files\n",
-        ),
+        ("proc/meminfo", &meminfo(64_000_000)),
+        ("proc/self/limits", &limits("1048576")),
         ("proc/77/comm", "dockerd\n"),
-        (
-            "proc/77/limits",
-            "Max open files            1048576     1048576     files\n",
-        ),
+        ("proc/77/limits", &limits("1048576")),
         ("proc/77/cgroup", "0::/system.slice/docker.service\n"),
         ("proc/77/fd/0", ""),
         ("sys/fs/cgroup/cgroup.controllers", "cpu io memory pids\n"),
@@ -139,11 +177,7 @@ fn what_no_kernel_setting_mends_is_left_to_its_owner() {
     let root = machine();
     let cgroup = "sys/fs/cgroup/system.slice/docker.service/pids.max";
     write(root.path(), cgroup, "4915\n");
-    write(
-        root.path(),
-        "proc/77/limits",
-        "Max open files            20000     20000     files\n",
-    );
+    write(root.path(), "proc/77/limits", &limits("20000"));
     let diagnosis = diagnose(&root, 10_000);
     assert_eq!(
         binding(&diagnosis),
@@ -261,7 +295,7 @@ fn native_sessions_meet_no_limit_of_dockers_and_some_of_their_own() {
         ("proc/sys/user/max_user_namespaces", "9000\n"),
         ("proc/sys/user/max_cgroup_namespaces", "96000\n"),
         ("proc/sys/fs/mount-max", "10\n"),
-        ("proc/77/limits", "Max open files 10 10 files\n"),
+        ("proc/77/limits", limits("10").as_str()),
     ] {
         write(root.path(), path, text);
     }

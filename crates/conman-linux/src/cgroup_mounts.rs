@@ -1,10 +1,10 @@
 //! Finds the mounted cgroup hierarchies.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+
+use procfs::process::MountInfo;
 
 /// The cgroup hierarchies to use: all mounted ones, or a part of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,13 +61,13 @@ pub(crate) struct Hierarchy {
     root: String,
     mount_point: PathBuf,
     /// The controllers of a v1 hierarchy, among other options of it; none for the unified one.
-    options: Vec<String>,
+    options: BTreeSet<String>,
 }
 
 impl Hierarchy {
     /// Whether this v1 hierarchy has the controller.
     pub(crate) fn controls(&self, controller: &str) -> bool {
-        !self.unified && self.options.iter().any(|option| option == controller)
+        !self.unified && self.options.contains(controller)
     }
 
     /// The directory of the cgroup with this path; `None` where the mount does not show it.
@@ -87,42 +87,37 @@ impl Hierarchy {
 /// The cgroup hierarchies in the text of `/proc/PID/mountinfo`, each once.
 fn parse_mountinfo(text: &[u8]) -> Vec<Hierarchy> {
     let mut seen = BTreeSet::new();
-    text.split(|&byte| byte == b'\n')
-        .filter_map(parse_line)
+    String::from_utf8_lossy(text)
+        .lines()
+        // A host may have a hundred thousand others.
+        .filter(|line| line.contains(" - cgroup"))
+        .filter_map(|line| hierarchy(MountInfo::from_line(line).ok()?))
         .filter(|(device, hierarchy)| seen.insert((device.clone(), hierarchy.root.clone())))
         .map(|(_, hierarchy)| hierarchy)
         .collect()
 }
 
-/// A line is `id parent device root mount-point options [optional…] - type source options`
-/// (proc_pid_mountinfo(5)).
-fn parse_line(line: &[u8]) -> Option<(Vec<u8>, Hierarchy)> {
-    let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-    let separator = fields.iter().skip(6).position(|field| *field == b"-")? + 6;
-    let unified = match *fields.get(separator + 1)? {
-        b"cgroup" => false,
-        b"cgroup2" => true,
+/// `None` if something else is mounted there.
+fn hierarchy(mount: MountInfo) -> Option<(String, Hierarchy)> {
+    let unified = match mount.fs_type.as_str() {
+        "cgroup" => false,
+        "cgroup2" => true,
         _ => return None,
     };
-    let root = String::from_utf8(unescape(fields[3])).ok()?;
-    let mount_point = PathBuf::from(OsString::from_vec(unescape(fields[4])));
-    let options = fields.get(separator + 3).copied().unwrap_or_default();
-    let options = String::from_utf8_lossy(options);
-    Some((
-        fields[2].to_vec(),
-        Hierarchy {
-            unified,
-            root,
-            mount_point,
-            options: options.split(',').map(str::to_owned).collect(),
-        },
-    ))
+    let hierarchy = Hierarchy {
+        unified,
+        root: unescape(&mount.root)?,
+        mount_point: unescape(mount.mount_point.to_str()?)?.into(),
+        options: mount.super_options.into_keys().collect(),
+    };
+    Some((mount.majmin, hierarchy))
 }
 
 /// Decodes space, tab, newline and backslash, which are written as a backslash and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
+/// `procfs` leaves them as they are.
+fn unescape(field: &str) -> Option<String> {
     let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
+    let mut rest = field.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {
         let octal = tail.get(..3).filter(|_| byte == b'\\').and_then(|digits| {
             digits.iter().try_fold(0_u32, |value, digit| {
@@ -140,7 +135,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
             }
         }
     }
-    plain
+    String::from_utf8(plain).ok()
 }
 
 #[cfg(test)]
@@ -196,7 +191,7 @@ mod tests {
 
         #[test]
         fn unescaping_leaves_plain_names_alone(name in "[a-z0-9./-]{0,40}") {
-            prop_assert_eq!(unescape(name.as_bytes()), name.as_bytes());
+            prop_assert_eq!(unescape(&name), Some(name));
         }
     }
 }

@@ -5,11 +5,15 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, openat, statat};
+use procfs::VmStat;
+use procfs::net::InterfaceDeviceStatus;
+use procfs::process::{Io, StatM};
+use rustix::fs::{AtFlags, Mode, OFlags, open, openat, statat};
 
 use crate::Cgroups;
 use crate::cgroup_mounts::Hierarchy;
 use crate::cgroups::{is_plain, tree};
+use crate::proc_files::read_proc;
 
 /// Bytes that suffice for nearly all files that are read here, and most that are read.
 const USUAL_BYTES: usize = 4_096;
@@ -145,13 +149,6 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    fn of_process(path: &str) -> Files<'_> {
-        Files {
-            directory: CWD,
-            name: path,
-        }
-    }
-
     fn read(self, file: &str) -> String {
         self.try_read(file).unwrap_or_default()
     }
@@ -273,18 +270,16 @@ impl ResourceUsage {
     fn add_processes(&mut self, pids: &[i32]) {
         let (mut resident, mut read_bytes, mut written) = (0, 0, 0);
         for pid in pids {
-            let process = format!("/proc/{pid}");
-            let process = Files::of_process(&process);
-            if self.memory_bytes.is_none() {
-                let pages = process.read("statm");
-                let pages = pages.split_whitespace().nth(1);
-                let pages: u64 = pages.and_then(|pages| pages.parse().ok()).unwrap_or(0);
-                resident += pages * page_bytes();
+            if self.memory_bytes.is_none()
+                && let Ok(memory) = read_proc::<StatM>(format!("/proc/{pid}/statm"))
+            {
+                resident += memory.resident * page_bytes();
             }
-            if self.read_bytes.is_none() {
-                let io = process.read("io");
-                read_bytes += field(&io, "read_bytes:").unwrap_or(0);
-                written += field(&io, "write_bytes:").unwrap_or(0);
+            if self.read_bytes.is_none()
+                && let Ok(io) = read_proc::<Io>(format!("/proc/{pid}/io"))
+            {
+                read_bytes += io.read_bytes;
+                written += io.write_bytes;
             }
         }
         self.memory_bytes = self.memory_bytes.or(Some(resident));
@@ -300,28 +295,19 @@ impl ResourceUsage {
 /// count them.
 #[must_use]
 pub fn host_oom_kills() -> Option<u64> {
-    Files::of_process("/proc").field("vmstat", "oom_kill")
+    let counted: VmStat = read_proc("/proc/vmstat").ok()?;
+    u64::try_from(*counted.0.get("oom_kill")?).ok()
 }
 
 /// Bytes that the network interfaces of a process's network namespace have received and sent, without
 /// its loopback interface; `None` if it cannot be read.
 #[must_use]
 pub fn network_bytes(pid: i32) -> Option<(u64, u64)> {
-    let text = Files::of_process(&format!("/proc/{pid}"))
-        .try_read("net/dev")
-        .ok()?;
-    let mut sum = (0, 0);
-    for (name, counters) in text.lines().filter_map(|line| line.split_once(':')) {
-        if name.trim() == "lo" {
-            continue;
-        }
-        let mut counters = counters
-            .split_whitespace()
-            .map(|word| word.parse().unwrap_or(0));
-        sum.0 += counters.next().unwrap_or(0_u64);
-        sum.1 += counters.nth(7).unwrap_or(0_u64);
-    }
-    Some(sum)
+    let interfaces: InterfaceDeviceStatus = read_proc(format!("/proc/{pid}/net/dev")).ok()?;
+    let outside = interfaces.0.values().filter(|one| one.name != "lo");
+    Some(outside.fold((0, 0), |sum, one| {
+        (sum.0 + one.recv_bytes, sum.1 + one.sent_bytes)
+    }))
 }
 
 /// The value of a line `NAME VALUE`.
@@ -336,10 +322,15 @@ fn field(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use std::path::Path;
 
+    use rustix::fs::CWD;
+
     use super::*;
 
     fn files(directory: &Path) -> Files<'_> {
-        Files::of_process(directory.to_str().expect("text"))
+        Files {
+            directory: CWD,
+            name: directory.to_str().expect("text"),
+        }
     }
 
     fn write(directory: &Path, files: &[(&str, &str)]) {

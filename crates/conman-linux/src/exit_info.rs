@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::thread::CapabilitySet;
 
 use crate::privileges::with_effective;
-use crate::proc_stat::ProcStat;
+use crate::proc_files::{Stat, read_proc};
 use crate::{PidFd, ProcessIdentity};
 
 /// Requests an exit code, and reports that there is one (Linux 6.15).
@@ -72,9 +72,10 @@ fn read_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
     // Without it the kernel reports a zero.
     let capable = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
-    let stat = ProcStat::read(identity.pid).ok().filter(|_| capable)?;
-    let same = stat.start_time_ticks == identity.start_time_ticks;
-    (stat.state == 'Z' && same).then(|| Ended::from_wait_status(stat.exit_status))
+    let stat = read_proc::<Stat>(format!("/proc/{}/stat", identity.pid)).ok();
+    let stat = stat.filter(|_| capable)?;
+    let same = stat.starttime == identity.start_time_ticks;
+    (stat.state == 'Z' && same).then(|| Ended::from_wait_status(stat.exit_code.unwrap_or(0)))
 }
 
 impl PidFd {

@@ -5,7 +5,7 @@
 use std::io;
 
 use crate::pidfd::is_gone;
-use crate::proc_stat::ProcStat;
+use crate::thread_stat::ThreadStat;
 use crate::{CgroupLayout, Cgroups, Freezer};
 
 /// A thread of a cgroup.
@@ -74,7 +74,7 @@ pub(crate) fn threads_of(process: i32) -> io::Result<Vec<CgroupThread>> {
         let Some(thread) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        let stat = match ProcStat::read_thread(process, thread) {
+        let stat = match ThreadStat::read(process, thread) {
             Err(error) if is_gone(&error) => continue,
             stat => stat?,
         };
@@ -116,7 +116,7 @@ mod tests {
         let program = Program(python.args(["-c", LEADER_LEAVES]).spawn().expect("python3"));
         let pid = i32::try_from(program.0.id()).expect("a pid");
         let begun = Instant::now();
-        while !ProcStat::read(pid).expect("it runs").is_exiting() {
+        while !ThreadStat::read(pid, pid).expect("it runs").is_exiting() {
             assert!(
                 begun.elapsed() < Duration::from_secs(60),
                 "its leader stays"

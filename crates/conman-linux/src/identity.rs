@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 
 use crate::pidfd::{ProcessError, is_gone};
-use crate::proc_stat::ProcStat;
+use crate::proc_files::{Stat, read_proc};
 
 /// Distinguishes a process from every other that had or will have its PID.
 ///
@@ -28,7 +28,7 @@ impl ProcessIdentity {
     ///
     /// A caller that acts on that same process must open a pidfd with it: [`crate::PidFd::open_identified`].
     pub fn of(pid: i32) -> Result<Self, ProcessError> {
-        let stat = ProcStat::read(pid).map_err(|source| {
+        let stat = read_proc::<Stat>(format!("/proc/{pid}/stat")).map_err(|source| {
             if is_gone(&source) {
                 ProcessError::Gone { pid }
             } else {
@@ -46,7 +46,7 @@ impl ProcessIdentity {
         })?;
         Ok(Self {
             pid,
-            start_time_ticks: stat.start_time_ticks,
+            start_time_ticks: stat.starttime,
             boot_id,
         })
     }

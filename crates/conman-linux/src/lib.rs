@@ -1,6 +1,12 @@
 //! The kernel interfaces that conman uses: pidfds and process identity, network namespaces, cgroups,
 //! path resolution below a root, removal of hostile trees; and for launching containers: cloning into
-//! namespaces, detached mounts, privileges, limits.
+//! namespaces, detached mounts, privileges, limits. `/proc` is read through `procfs` ([`read_proc`]), for the other
+//! crates too, except:
+//! - on the way to a kill and to a certificate, which must not depend on fields that nobody needs there: the cgroup
+//!   of a process, its ids in namespaces, its pending signals, when its threads began and whether they exit. To parse
+//!   a whole `status` takes longer than to read it;
+//! - mappings and descriptors of a session's processes (`disk_usage`), whose number a session chooses: they are
+//!   read up to a bound, as bytes.
 //!
 //! The crate knows processes, descriptors and paths, but no sessions. It has no global state, and no
 //! background threads except those of [`NetnsSockets`], which are joined to their callers by one bounded
@@ -38,7 +44,7 @@ mod mounts;
 mod netns_sockets;
 mod pidfd;
 mod privileges;
-mod proc_stat;
+mod proc_files;
 mod process_facts;
 mod project_quota;
 mod realtime;
@@ -47,6 +53,7 @@ mod signal_name;
 mod socket_buffers;
 mod spread;
 mod state_file;
+mod thread_stat;
 mod time_slice;
 mod tree_removal;
 
@@ -79,6 +86,10 @@ pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, has_capability, limit_capabilities,
     no_new_privileges, set_effective, with_effective,
+};
+pub use proc_files::{
+    CGroupControllers, FromRead, LimitValue, Limits, LoadAverage, Meminfo, PressureRecord,
+    ProcessCGroups, Status, parse_pressure_record, read_proc,
 };
 pub use process_facts::{
     Lineage, inner_pid, is_namespace_init, raise_nofile, try_is_namespace_init,

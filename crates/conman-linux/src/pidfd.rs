@@ -11,6 +11,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::identity::ProcessIdentity;
+use crate::proc_files::{Stat, read_proc};
 
 /// Why a process could not be opened or signalled.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +138,7 @@ impl PidFd {
     /// Time since the start of the process, including the machine's sleep, independent of changes of its clock.
     /// Read by PID: meaningless if the process is dead and reaped.
     pub fn age(&self) -> io::Result<Duration> {
-        let ticks = crate::proc_stat::ProcStat::read(self.pid)?.start_time_ticks;
+        let ticks = read_proc::<Stat>(format!("/proc/{}/stat", self.pid))?.starttime;
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
         let began = Duration::from_millis(ticks.saturating_mul(1_000) / ticks_per_second);
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

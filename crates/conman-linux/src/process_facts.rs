@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::pidfd::is_gone;
-use crate::proc_stat::ProcStat;
+use crate::proc_files::{Stat, read_proc};
 
 /// Set by fork(2), cleared by execve(2): `PF_FORKNOEXEC` of the kernel.
 const FORKED_ONLY: u32 = 0x40;
@@ -23,9 +23,9 @@ pub struct Lineage {
 impl Lineage {
     /// Reads it for the process that has this PID now; a zombie still has one.
     pub fn of(pid: i32) -> io::Result<Self> {
-        let stat = ProcStat::read(pid)?;
+        let stat: Stat = read_proc(format!("/proc/{pid}/stat"))?;
         Ok(Self {
-            parent: stat.parent,
+            parent: stat.ppid,
             session: stat.session,
             has_executed: stat.flags & FORKED_ONLY == 0,
         })

@@ -1,15 +1,13 @@
 //! Describes why a killed process does not die, as far as the kernel shows it.
 
+use conman_linux::{Status, read_proc};
+
 /// The state of process `pid` and where in the kernel it waits.
 pub(crate) fn describe(pid: i32) -> String {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+    let Ok(status) = read_proc::<Status>(format!("/proc/{pid}/status")) else {
         return format!("process {pid} is gone, but its PID namespace is not empty");
     };
-    let state = status
-        .lines()
-        .find_map(|line| line.strip_prefix("State:"))
-        .unwrap_or("unknown");
-    let state = state.split_whitespace().collect::<Vec<_>>().join(" ");
+    let state = status.state;
     let place = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
     match place.as_str() {
         "" | "0" => format!("process {pid} is in state {state}"),

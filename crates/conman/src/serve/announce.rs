@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_linux::{Meminfo, parse_pressure_record, read_proc};
 use conman_node::StatusHandle;
 use conman_proto::NodeState;
 use conman_registry::{Announcement, Fleet, NodeLoad, READS};
@@ -84,29 +85,26 @@ fn announcement(fixed: &Announcement, status: &StatusHandle) -> Announcement {
 
 /// Pressure and memory, as far as the kernel reports them.
 pub(super) fn host_load() -> NodeLoad {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let memory = read("/proc/meminfo");
+    let memory = read_proc::<Meminfo>("/proc/meminfo").ok();
+    let pressure = fs::read_to_string("/proc/pressure/cpu").ok();
     NodeLoad {
-        cpu_pressure_percent: pressure(&read("/proc/pressure/cpu")).unwrap_or_default(),
-        memory_available_bytes: kibibytes(&memory, "MemAvailable:").unwrap_or_default(),
-        memory_total_bytes: kibibytes(&memory, "MemTotal:").unwrap_or_default(),
+        cpu_pressure_percent: pressure
+            .as_deref()
+            .and_then(some_percent)
+            .unwrap_or_default(),
+        memory_available_bytes: memory
+            .as_ref()
+            .and_then(|memory| memory.mem_available)
+            .unwrap_or_default(),
+        memory_total_bytes: memory.map_or(0, |memory| memory.mem_total),
         ..NodeLoad::default()
     }
 }
 
-/// `avg10` of the line `some`.
-fn pressure(text: &str) -> Option<f64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    let value = line
-        .split(' ')
-        .find_map(|word| word.strip_prefix("avg10="))?;
-    value.parse().ok()
-}
-
-fn kibibytes(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let number: u64 = line.split_whitespace().next()?.parse().ok()?;
-    number.checked_mul(1_024)
+/// `avg10` of the line `some`, the only one that every kernel has.
+fn some_percent(text: &str) -> Option<f64> {
+    let record = parse_pressure_record(text.lines().next()?).ok()?;
+    Some((f64::from(record.avg10) * 100.0).round() / 100.0)
 }
 
 #[cfg(test)]
@@ -114,13 +112,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pressure_and_memory_are_read_as_the_kernel_writes_them() {
-        let cpu = "some avg10=12.34 avg60=5.00 avg300=1.00 total=1\nfull avg10=0.00 avg60=0.00\n";
-        assert_eq!(pressure(cpu), Some(12.34));
-        assert_eq!(pressure(""), None);
-        let memory = "MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n";
-        assert_eq!(kibibytes(memory, "MemAvailable:"), Some(512 << 10));
-        assert_eq!(kibibytes(memory, "SwapTotal:"), None);
+    fn pressure_is_read_as_the_kernel_writes_it() {
+        let some = "some avg10=12.34 avg60=5.00 avg300=1.00 total=1\n";
+        let full = "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
+        assert_eq!(some_percent(&format!("{some}{full}")), Some(12.34));
+        assert_eq!(some_percent(some), Some(12.34));
+        assert_eq!(some_percent(""), None);
     }
 
     #[test]
