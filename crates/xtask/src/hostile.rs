@@ -22,7 +22,8 @@ pub(crate) struct HostileArguments {
     /// Try each layer of protection with the others off, for the probes that need nothing but a session.
     #[arg(long)]
     pub(crate) layers: bool,
-    /// Include the long probes, and judge the bystander's times as on a quiet machine.
+    /// Include the long probes, judge the bystander's times as on a quiet machine, and read the host's
+    /// counters after each probe.
     #[arg(long)]
     pub(crate) acceptance: bool,
     /// Use this `conman` instead of a debug build of this tree.
