@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use conman_proto::{EventKind, Network, ResolvedSpec, RuntimeKind, SessionId};
+use conman_proto::{EventKind, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{
     EmbeddedOptions, EmbeddedRegistry, Ending, Journal, NewEvent, Registry, Release, SessionRecord,
 };
+use conman_testkit::resolved_spec;
 use jiff::Timestamp;
 
 const ROUNDS: usize = 300;
@@ -202,39 +203,15 @@ fn event(number: usize) -> NewEvent {
 fn spec() -> ResolvedSpec {
     ResolvedSpec {
         template: Some("python".to_owned()),
-        runtime: RuntimeKind::Docker,
-        image: "python:demo".to_owned(),
         command: ["python3", "-m", "http.server", "8080"]
             .map(str::to_owned)
             .to_vec(),
-        args: Vec::new(),
         env: BTreeMap::from([("KEY".to_owned(), "value".repeat(50))]),
         port: Some(8080),
-        ports: Vec::new(),
-        strip_prefix: true,
         ready_path: Some("/".to_owned()),
-        ready_timeout_s: 60,
-        network: Network::Loopback,
-        egress: Vec::new(),
         memory_bytes: Some(1 << 28),
-        disk_bytes: None,
-        disk_inodes: None,
         cpus: Some(0.5),
-        pids: 128,
-        ptys: 0,
-        labels: BTreeMap::new(),
-        binds: Vec::new(),
         idle_timeout_s: 600,
-        idle_action: conman_proto::IdleAction::Stop,
-        max_lifetime_s: 0,
-        expires_at: None,
-        preempt_signal: None,
-        preempt_grace_ms: 0,
-        tty: false,
-        log_streams: false,
-        own_filters: false,
-        on_node_loss: conman_proto::OnNodeLoss::Wait,
-        restarted: None,
-        node_labels: BTreeMap::new(),
+        ..resolved_spec(RuntimeKind::Docker, "python:demo")
     }
 }

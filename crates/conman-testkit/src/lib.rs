@@ -10,8 +10,10 @@ mod process_runtime;
 pub mod registry_conformance;
 mod registry_model;
 pub mod runtime_conformance;
+mod specs;
 
 pub use fleet_model::{ModelFleet, ModelNode};
 pub use memory_fence::MemoryFence;
 pub use process_runtime::{Fault, Faults, Operation, ProcessOptions, ProcessRuntime};
 pub use registry_model::ModelRegistry;
+pub use specs::resolved_spec;

@@ -8,13 +8,15 @@ use std::future::Future;
 use std::sync::Arc;
 
 use conman_core::EndCause;
-use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
+use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
 use jiff::Timestamp;
 
 use conman_registry::{
     ContainerIdentity, Ending, Phase, Phases, RecordState, Registry, RegistryError, Release,
     SessionRecord,
 };
+
+use crate::specs::resolved_spec;
 
 /// How many callers claim one session at once.
 const RACERS: usize = 100;
@@ -585,38 +587,13 @@ pub(crate) fn id(name: &str) -> SessionId {
 pub fn spec(template: &str) -> ResolvedSpec {
     ResolvedSpec {
         template: Some(template.to_owned()),
-        runtime: RuntimeKind::Process,
-        image: "conformance:suite".to_owned(),
         command: vec!["sleep".to_owned()],
         args: vec!["infinity".to_owned()],
         env: BTreeMap::from([("KEY".to_owned(), "value with \"quotes\" and ü".to_owned())]),
         port: Some(8080),
-        ports: Vec::new(),
-        strip_prefix: true,
-        ready_path: None,
-        ready_timeout_s: 60,
-        network: Network::Loopback,
-        egress: Vec::new(),
         memory_bytes: Some(u64::MAX),
-        disk_bytes: None,
-        disk_inodes: None,
         cpus: Some(0.1 + 0.2),
-        pids: 128,
-        ptys: 0,
-        labels: BTreeMap::new(),
-        binds: Vec::new(),
-        idle_timeout_s: 0,
-        idle_action: conman_proto::IdleAction::Stop,
-        max_lifetime_s: 0,
-        expires_at: None,
-        preempt_signal: None,
-        preempt_grace_ms: 0,
-        tty: false,
-        log_streams: false,
-        own_filters: false,
-        on_node_loss: conman_proto::OnNodeLoss::Wait,
-        restarted: None,
-        node_labels: BTreeMap::new(),
+        ..resolved_spec(RuntimeKind::Process, "conformance:suite")
     }
 }
 

@@ -11,6 +11,7 @@ use conman_proto::{
     OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionEnd, SessionInFleet, SessionOwnership,
     SessionState, TimelinePhase,
 };
+use conman_testkit::resolved_spec;
 use jiff::SignedDuration;
 
 use super::*;
@@ -127,38 +128,11 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
         exit_code: None,
         spec: ResolvedSpec {
             template: Some("python".to_owned()),
-            runtime: RuntimeKind::Docker,
-            image: "python:demo".to_owned(),
             command: vec!["python3".to_owned()],
-            args: Vec::new(),
-            env: BTreeMap::new(),
             port: Some(8080),
-            ports: Vec::new(),
-            strip_prefix: true,
-            ready_path: None,
-            ready_timeout_s: 60,
-            network: Network::Loopback,
-            egress: Vec::new(),
             memory_bytes: Some(268_435_456),
-            disk_bytes: None,
-            disk_inodes: None,
-            cpus: None,
-            pids: 128,
-            ptys: 0,
-            labels: BTreeMap::new(),
-            binds: Vec::new(),
             idle_timeout_s: 600,
-            idle_action: conman_proto::IdleAction::Stop,
-            max_lifetime_s: 0,
-            expires_at: None,
-            preempt_signal: None,
-            preempt_grace_ms: 0,
-            tty: false,
-            log_streams: false,
-            own_filters: false,
-            on_node_loss: conman_proto::OnNodeLoss::Wait,
-            restarted: None,
-            node_labels: BTreeMap::new(),
+            ..resolved_spec(RuntimeKind::Docker, "python:demo")
         },
         browser_url: None,
         port_url: None,

@@ -1,15 +1,14 @@
 //! A node of the fleet, as far as its registry goes.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ownership::{SlotView, Timing};
 use conman_etcd::{EtcdAccess, EtcdOptions, EtcdRegistry, Order};
-use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
+use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{Ending, Fleet, Registry, RegistryError, Release, Standing};
-use conman_testkit::MemoryFence;
+use conman_testkit::{MemoryFence, resolved_spec};
 use jiff::Timestamp;
 use tempfile::TempDir;
 
@@ -186,39 +185,8 @@ pub(crate) fn id(name: &str) -> SessionId {
 
 pub(crate) fn spec() -> ResolvedSpec {
     ResolvedSpec {
-        template: None,
-        runtime: RuntimeKind::Native,
-        image: "busybox:latest".to_owned(),
         command: vec!["sleep".to_owned()],
-        args: Vec::new(),
-        env: BTreeMap::new(),
-        port: None,
-        ports: Vec::new(),
-        strip_prefix: true,
-        ready_path: None,
-        ready_timeout_s: 60,
-        network: Network::Loopback,
-        egress: Vec::new(),
-        memory_bytes: None,
-        disk_bytes: None,
-        disk_inodes: None,
-        cpus: None,
-        pids: 128,
-        ptys: 0,
-        labels: BTreeMap::new(),
-        binds: Vec::new(),
-        idle_timeout_s: 0,
-        idle_action: conman_proto::IdleAction::Stop,
-        max_lifetime_s: 0,
-        expires_at: None,
-        preempt_signal: None,
-        preempt_grace_ms: 0,
-        tty: false,
-        log_streams: false,
-        own_filters: false,
-        on_node_loss: conman_proto::OnNodeLoss::Wait,
-        restarted: None,
-        node_labels: BTreeMap::new(),
+        ..resolved_spec(RuntimeKind::Native, "busybox:latest")
     }
 }
 

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
+use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
 use conman_registry::{
     ContainerIdentity, EmbeddedOptions, EmbeddedRegistry, Ending, Registry, RegistryError, Release,
 };
+use conman_testkit::resolved_spec;
 use jiff::Timestamp;
 use tempfile::TempDir;
 
@@ -67,38 +68,14 @@ pub(crate) async fn release(
 pub(crate) fn spec() -> ResolvedSpec {
     ResolvedSpec {
         template: Some("python".to_owned()),
-        runtime: RuntimeKind::Docker,
-        image: "python:demo".to_owned(),
         command: vec!["python3".to_owned()],
-        args: Vec::new(),
         env: BTreeMap::from([("SECRET".to_owned(), "x".repeat(500))]),
         port: Some(8080),
-        ports: Vec::new(),
-        strip_prefix: true,
         ready_path: Some("/".to_owned()),
-        ready_timeout_s: 60,
-        network: Network::Loopback,
-        egress: Vec::new(),
         memory_bytes: Some(1 << 28),
-        disk_bytes: None,
-        disk_inodes: None,
         cpus: Some(0.5),
-        pids: 128,
-        ptys: 0,
-        labels: BTreeMap::new(),
-        binds: Vec::new(),
         idle_timeout_s: 600,
-        idle_action: conman_proto::IdleAction::Stop,
-        max_lifetime_s: 0,
-        expires_at: None,
-        preempt_signal: None,
-        preempt_grace_ms: 0,
-        tty: false,
-        log_streams: false,
-        own_filters: false,
-        on_node_loss: conman_proto::OnNodeLoss::Wait,
-        restarted: None,
-        node_labels: BTreeMap::new(),
+        ..resolved_spec(RuntimeKind::Docker, "python:demo")
     }
 }
 

@@ -166,7 +166,8 @@ impl Environment {
 mod tests {
     use std::collections::BTreeMap;
 
-    use conman_proto::{Generation, Network, RuntimeKind};
+    use conman_proto::{Generation, RuntimeKind};
+    use conman_testkit::resolved_spec;
 
     use super::*;
 
@@ -183,39 +184,10 @@ mod tests {
 
     fn spec() -> ResolvedSpec {
         ResolvedSpec {
-            template: None,
-            runtime: RuntimeKind::Native,
-            image: "a:b".to_owned(),
-            command: Vec::new(),
-            args: Vec::new(),
             env: BTreeMap::from([("A".to_owned(), "spec".to_owned())]),
-            port: None,
-            ports: Vec::new(),
-            strip_prefix: true,
-            ready_path: None,
-            ready_timeout_s: 60,
-            network: Network::Loopback,
-            egress: Vec::new(),
-            memory_bytes: None,
-            disk_bytes: None,
-            disk_inodes: None,
             cpus: Some(0.5),
             pids: 64,
-            ptys: 0,
-            labels: BTreeMap::new(),
-            binds: Vec::new(),
-            idle_timeout_s: 0,
-            idle_action: conman_proto::IdleAction::Stop,
-            max_lifetime_s: 0,
-            expires_at: None,
-            preempt_signal: None,
-            preempt_grace_ms: 0,
-            tty: false,
-            log_streams: false,
-            own_filters: false,
-            on_node_loss: conman_proto::OnNodeLoss::Wait,
-            restarted: None,
-            node_labels: BTreeMap::new(),
+            ..resolved_spec(RuntimeKind::Native, "a:b")
         }
     }
 

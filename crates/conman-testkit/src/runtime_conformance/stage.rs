@@ -1,6 +1,5 @@
 //! One check's runtime and directory.
 
-use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,10 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_linux::{Cgroups, PidFd};
-use conman_proto::{Generation, Network, ResolvedSpec};
+use conman_proto::{Generation, ResolvedSpec};
 use futures_util::StreamExt as _;
 
 use super::Harness;
+use crate::specs::resolved_spec;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_runtime::{ContainerKey, ContainerPlan, ExecPlan, LogOptions, OutputStream, Runtime};
 
@@ -144,39 +144,9 @@ impl Stage {
             Generation::new(7).expect("not zero"),
         );
         let spec = ResolvedSpec {
-            template: None,
-            runtime: self.runtime.kind(),
-            image: self.harness.image(),
             command: command.iter().copied().map(str::to_owned).collect(),
-            args: Vec::new(),
-            env: BTreeMap::new(),
-            port: None,
-            ports: Vec::new(),
-            strip_prefix: true,
-            ready_path: None,
-            ready_timeout_s: 60,
-            network: Network::Loopback,
-            egress: Vec::new(),
-            memory_bytes: None,
-            disk_bytes: None,
-            disk_inodes: None,
-            cpus: None,
             pids: 64,
-            ptys: 0,
-            labels: BTreeMap::new(),
-            binds: Vec::new(),
-            idle_timeout_s: 0,
-            idle_action: conman_proto::IdleAction::Stop,
-            max_lifetime_s: 0,
-            expires_at: None,
-            preempt_signal: None,
-            preempt_grace_ms: 0,
-            tty: false,
-            log_streams: false,
-            own_filters: false,
-            on_node_loss: conman_proto::OnNodeLoss::Wait,
-            restarted: None,
-            node_labels: BTreeMap::new(),
+            ..resolved_spec(self.runtime.kind(), &self.harness.image())
         };
         let files_dir = self.dir.join(session);
         ContainerPlan {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
+use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
+use conman_testkit::resolved_spec;
 use jiff::Timestamp;
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -331,39 +332,9 @@ pub(super) fn id_of(index: usize) -> SessionId {
 
 pub(super) fn resolved(spec: &Spec) -> ResolvedSpec {
     ResolvedSpec {
-        template: None,
-        runtime: RuntimeKind::Docker,
-        image: spec.image.clone(),
-        command: Vec::new(),
-        args: Vec::new(),
-        env: BTreeMap::new(),
-        port: None,
-        ports: Vec::new(),
-        strip_prefix: true,
-        ready_path: None,
-        ready_timeout_s: 60,
-        network: Network::Loopback,
-        egress: Vec::new(),
-        memory_bytes: None,
-        disk_bytes: None,
-        disk_inodes: None,
         cpus: spec.cpus,
         pids: 256,
-        ptys: 0,
-        labels: BTreeMap::new(),
-        binds: Vec::new(),
-        idle_timeout_s: 0,
-        idle_action: conman_proto::IdleAction::Stop,
-        max_lifetime_s: 0,
-        expires_at: None,
-        preempt_signal: None,
-        preempt_grace_ms: 0,
-        tty: false,
-        log_streams: false,
-        own_filters: false,
-        on_node_loss: conman_proto::OnNodeLoss::Wait,
-        restarted: None,
-        node_labels: BTreeMap::new(),
+        ..resolved_spec(RuntimeKind::Docker, &spec.image)
     }
 }
 
