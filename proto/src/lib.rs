@@ -50,7 +50,7 @@ pub use image::{
 };
 pub use kept_exec::{ExecId, KeptExec, KeptExecList};
 pub use log_line::{LogLine, LogStream};
-pub use network::{InterfaceName, LinkTarget, Network, NetworkError};
+pub use network::{InterfaceName, LinkTarget, Network, NetworkError, NetworkTraits};
 pub use node::{
     HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeRuntime, NodeStanding,
     NodeState, NodeTakeover, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness,

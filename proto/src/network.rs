@@ -33,10 +33,54 @@ pub enum Network {
     Ipoib(InterfaceName),
 }
 
+/// What follows from a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NetworkTraits {
+    /// It has interfaces besides loopback, so that only a template can give it.
+    pub leads_out: bool,
+    /// Its network namespace is the node's.
+    pub shares_host: bool,
+    /// The node routes and masquerades what its template's `egress` allows.
+    pub routed: bool,
+    /// It begins with a link on an interface of the node.
+    pub on_interface: bool,
+    /// dockerd connects it.
+    pub by_docker: bool,
+}
+
 impl Network {
     /// The values, for messages.
     pub const ALLOWED: &str = "\"loopback\", \"routed\", \"bridge\", \"host\", \"macvlan:INTERFACE\" or \
                                \"ipoib:INTERFACE\"";
+
+    /// What follows from it for everything that depends on the network.
+    #[must_use]
+    pub fn traits(&self) -> NetworkTraits {
+        let none = NetworkTraits::default();
+        match self {
+            Self::Loopback => none,
+            Self::Bridge => NetworkTraits {
+                leads_out: true,
+                by_docker: true,
+                ..none
+            },
+            Self::Routed => NetworkTraits {
+                leads_out: true,
+                routed: true,
+                ..none
+            },
+            Self::Host => NetworkTraits {
+                leads_out: true,
+                shares_host: true,
+                ..none
+            },
+            Self::Macvlan(_) | Self::Ipoib(_) => NetworkTraits {
+                leads_out: true,
+                on_interface: true,
+                ..none
+            },
+        }
+    }
 
     /// The link on an interface of the node that a container with this network begins with.
     #[must_use]

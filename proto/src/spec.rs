@@ -321,7 +321,7 @@ impl ResolvedSpec {
     /// Whether conman serves its `egress` by a proxy inside its network namespace.
     #[must_use]
     pub fn has_egress_proxy(&self) -> bool {
-        !self.egress.is_empty() && self.network == Network::Loopback
+        !self.egress.is_empty() && !self.network.traits().leads_out
     }
 }
 

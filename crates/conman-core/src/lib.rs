@@ -31,6 +31,7 @@ mod rate_limited_log;
 mod resolve;
 pub mod restart;
 pub mod retention;
+mod runtime_traits;
 mod size;
 mod spec_policy;
 
@@ -49,6 +50,7 @@ pub use resolve::{
     MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,
     MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, no_template, patched, resolve,
 };
+pub use runtime_traits::{RuntimeTraits, runtime_traits};
 pub use size::size;
 pub use spec_policy::{
     BindCreation, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_DISK_BYTES,

@@ -9,6 +9,7 @@ use conman_proto::{
 
 use crate::bind::Bind;
 use crate::nearest::nearest;
+use crate::runtime_traits::runtime_traits;
 use crate::spec_policy::{SpecPolicy, Template};
 use crate::{image_reference, preempt_signal};
 
@@ -214,7 +215,7 @@ fn fill_in(
 
 fn own_filters(template: Option<&Template>, runtime: RuntimeKind, mistakes: &mut Mistakes) -> bool {
     let own = template.is_some_and(|template| template.own_filters);
-    if own && runtime != RuntimeKind::Native {
+    if own && !runtime_traits(runtime).refuses_filters {
         mistakes.add(
             "own_filters",
             format!("the {runtime} runtime does not refuse filters; leave it out"),
@@ -236,7 +237,7 @@ fn image(
     mistakes: &mut Mistakes,
 ) -> String {
     let Some(image) = either(&request.image, &base.image) else {
-        if needed && runtime != RuntimeKind::Process {
+        if needed && runtime_traits(runtime).needs_image {
             let known: Vec<&str> = policy.templates.keys().map(String::as_str).collect();
             let templates = match known.is_empty() {
                 true => String::new(),
@@ -347,7 +348,7 @@ fn tty(
     mistakes: &mut Mistakes,
 ) -> bool {
     let tty = request.tty.or(base.tty).unwrap_or(false);
-    if tty && runtime == RuntimeKind::Process {
+    if tty && !runtime_traits(runtime).has_terminals {
         mistakes.add("tty", format!("the {runtime} runtime has no terminals"));
     }
     tty
@@ -361,7 +362,7 @@ fn log_streams(
     tty: bool,
 ) -> bool {
     let asked = request.log_streams.or(base.log_streams).unwrap_or(false);
-    asked && runtime == RuntimeKind::Native && !tty
+    asked && runtime_traits(runtime).merges_log && !tty
 }
 
 fn idle_action(
@@ -371,7 +372,7 @@ fn idle_action(
     mistakes: &mut Mistakes,
 ) -> IdleAction {
     let action = request.idle_action.or(base.idle_action).unwrap_or_default();
-    if action == IdleAction::Pause && runtime != RuntimeKind::Native {
+    if action == IdleAction::Pause && !runtime_traits(runtime).pauses {
         mistakes.add(
             "idle_action",
             format!("the {runtime} runtime does not pause sessions; use `stop`"),
@@ -429,23 +430,17 @@ fn network(
 ) -> Network {
     let given = request.network.as_ref().or(base.network.as_ref());
     let network = given.cloned().unwrap_or_default();
-    let has = match network {
-        Network::Loopback => true,
-        Network::Bridge => runtime == RuntimeKind::Docker,
-        Network::Routed | Network::Host | Network::Macvlan(_) | Network::Ipoib(_) => {
-            runtime == RuntimeKind::Native
-        }
-    };
-    if !has {
+    let traits = network.traits();
+    if !runtime_traits(runtime).has_network(traits) {
         mistakes.add(
             "network",
             format!("the {runtime} runtime has no `{network}`"),
         );
-    } else if network != Network::Loopback && base.network.as_ref() != Some(&network) {
+    } else if traits.leads_out && base.network.as_ref() != Some(&network) {
         let message = format!("only a template can give the network `{network}`");
         mistakes.add("network", message);
     }
-    if network == Network::Host {
+    if traits.shares_host {
         // conman connects its clients to these ports, and any program of the node may listen there.
         let changed = [
             (

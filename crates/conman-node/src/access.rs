@@ -288,6 +288,7 @@ pub(crate) fn to_running(
         process,
         activity: Arc::clone(&handle.activity),
         closing: handle.closing.subscribe(),
+        runtime: context.runtime(handle.spec().runtime).cloned(),
         sockets: Arc::clone(&context.sockets),
         leaving: Arc::clone(&handle.leaving),
     }))

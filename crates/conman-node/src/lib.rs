@@ -57,7 +57,6 @@ mod kill_table;
 mod leave;
 mod links;
 mod lost;
-mod netns_connect;
 mod node;
 mod oom_kills;
 mod options;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use conman_linux::{PidFd, network_namespace};
 use conman_net::attached::{self, LinkError, NewLink};
 use conman_net::{Namespace, class_of};
-use conman_proto::{LinkRequest, Network, SessionId, SessionLink};
+use conman_proto::{LinkRequest, SessionId, SessionLink};
 
 use crate::access::not_running;
 use crate::context::Context;
@@ -45,7 +45,7 @@ pub(crate) async fn list(
     context: &Context,
     handle: &SessionHandle,
 ) -> Result<Vec<SessionLink>, AccessError> {
-    if handle.spec().network == Network::Host {
+    if handle.spec().network.traits().shares_host {
         return Ok(Vec::new());
     }
     change(context, handle, attached::list).await
@@ -72,7 +72,7 @@ pub(crate) async fn sweep(context: Arc<Context>) {
         let Some(process) = handle.view().process else {
             continue;
         };
-        if handle.spec().network == Network::Host {
+        if handle.spec().network.traits().shares_host {
             continue;
         }
         let swept = match namespace(&context, process).await {
@@ -97,7 +97,7 @@ async fn change<T: Send + 'static>(
     run: impl FnOnce(Namespace) -> Result<T, LinkError> + Send + 'static,
 ) -> Result<T, AccessError> {
     let id = || handle.id.clone();
-    if handle.spec().network == Network::Host {
+    if handle.spec().network.traits().shares_host {
         return Err(AccessError::NodesNetwork { id: id() });
     }
     let process = handle.view().process;

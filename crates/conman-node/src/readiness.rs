@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use conman_linux::{NetnsSockets, PidFd};
 use conman_proto::Network;
+use conman_runtime::Runtime;
 use http::header::{HOST, USER_AGENT};
 use http::{Request, StatusCode};
 use http_body_util::Empty;
@@ -13,8 +14,6 @@ use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-
-use crate::netns_connect;
 
 /// Pauses between tries; the last one repeats. Short at first, because most programs are up in
 /// milliseconds, and never long, because a client may be waiting.
@@ -62,6 +61,7 @@ impl fmt::Display for NotReady {
 /// Completes once the probe succeeds, or with the result of the last try before `deadline`. Cancel
 /// safe: it only holds connections, which close.
 pub(crate) async fn wait(
+    runtime: &dyn Runtime,
     sockets: &NetnsSockets,
     process: &Arc<PidFd>,
     probe: &Probe,
@@ -71,7 +71,7 @@ pub(crate) async fn wait(
     let mut pauses = PAUSES_MS.into_iter();
     let mut pause = Duration::ZERO;
     loop {
-        match timeout_at(deadline, attempt(sockets, process, probe)).await {
+        match timeout_at(deadline, attempt(runtime, sockets, process, probe)).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(reason)) => last = reason,
             Err(_) => return Err(last),
@@ -84,12 +84,14 @@ pub(crate) async fn wait(
 }
 
 async fn attempt(
+    runtime: &dyn Runtime,
     sockets: &NetnsSockets,
     process: &Arc<PidFd>,
     probe: &Probe,
 ) -> Result<(), NotReady> {
     let attempt = async {
-        let stream = netns_connect::connect(sockets, process, &probe.network, probe.port)
+        let stream = runtime
+            .connect(sockets, process, &probe.network, probe.port)
             .await
             .map_err(NotReady::Connect)?;
         match &probe.path {

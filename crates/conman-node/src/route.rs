@@ -7,11 +7,11 @@ use std::time::Duration;
 use conman_core::{Activity, Closing};
 use conman_linux::{NetnsSockets, PidFd};
 use conman_proto::{Generation, PortRange, ResolvedSpec, SessionId};
+use conman_runtime::Runtime;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::netns_connect;
 use crate::session::Leaving;
 
 /// How long to wait when checking whether a signalled session still takes connections.
@@ -31,15 +31,19 @@ pub struct SessionRoute {
     pub activity: Arc<Activity>,
     /// Set once the session's tunnels must end.
     pub closing: watch::Receiver<Option<Closing>>,
+    /// `None` if this node is no longer configured to use it.
+    pub(crate) runtime: Option<Arc<dyn Runtime>>,
     pub(crate) sockets: Arc<NetnsSockets>,
     pub(crate) leaving: Arc<Leaving>,
 }
 
 impl SessionRoute {
-    /// A connection to a port of the session, made inside its network namespace. Bounded by the
-    /// caller; cancelling closes what was opened.
+    /// A connection to a port of the session ([`conman_runtime::Lifecycle::connect`]).
     pub async fn connect(&self, port: u16) -> io::Result<TcpStream> {
-        netns_connect::connect(&self.sockets, &self.process, &self.spec.network, port).await
+        let missing = || io::Error::other("this node is no longer configured to use its runtime");
+        let runtime = self.runtime.as_ref().ok_or_else(missing)?;
+        let (process, network) = (&self.process, &self.spec.network);
+        runtime.connect(&self.sockets, process, network, port).await
     }
 
     /// Whether clients may connect to this port; with `public_only`, those without a token.

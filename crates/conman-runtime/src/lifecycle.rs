@@ -1,15 +1,19 @@
 //! The part of a runtime that creates, starts, kills and removes containers.
 
+use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_linux::{CpuLimit, DiskUsage, ExitScan, ResourceUsage};
+use conman_linux::{CpuLimit, DiskUsage, ExitScan, NetnsSockets, PidFd, ResourceUsage};
 use conman_net::egress::EgressSockets;
-use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
+use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpStream;
 
 use crate::RuntimeError;
+use crate::shared::connect;
 
 /// Identifies a container. Its name, cgroup parent and labels are functions of this key and the
 /// instance, so that it can be found if the answer to its creation was lost.
@@ -184,6 +188,18 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     /// the daemon.
     fn usages(&self, containers: &[RunningContainer]) -> Vec<ResourceUsage> {
         vec![ResourceUsage::default(); containers.len()]
+    }
+
+    /// Connects to a port of a running container, whose init is `process`. Bounded by the caller; cancelling
+    /// closes what was opened.
+    async fn connect(
+        &self,
+        sockets: &NetnsSockets,
+        process: &Arc<PidFd>,
+        network: &Network,
+        port: u16,
+    ) -> io::Result<TcpStream> {
+        connect::on_loopback(sockets, process, network, port).await
     }
 
     /// Keeps the processes of a running container from running until [`Lifecycle::resume`], and lets the

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use conman_cli::{DoctorArgs, DoctorRuntime};
-use conman_core::CgroupDriver;
 use conman_core::naming::instance_cgroup;
+use conman_core::{CgroupDriver, Template};
 use conman_doctor::{
     Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, examine, layers_text, missing_layers,
 };
@@ -119,22 +119,29 @@ pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Foo
         }
         RuntimeKind::Docker => Footprint::docker(bridge, Host::this().has_unified_cgroups()),
     };
+    let traits = |template: &Template| {
+        let network = template.request.network.as_ref();
+        network.map(Network::traits).unwrap_or_default()
+    };
     // If one template has it, all sessions may be of that template.
     let templates = config.policy.templates.values();
     let descriptors = templates.map(|template| {
         let egress = template.request.egress.as_ref();
-        match template.request.network {
-            Some(Network::Routed) => LINK_DESCRIPTORS,
-            _ if egress.is_some_and(|patterns| !patterns.is_empty()) => IDLE_DESCRIPTORS,
-            _ => 0,
+        match egress.is_some_and(|patterns| !patterns.is_empty()) {
+            _ if traits(template).routed => LINK_DESCRIPTORS,
+            true => IDLE_DESCRIPTORS,
+            false => 0,
         }
     });
     let descriptors = descriptors.max().unwrap_or(0);
     let templates = config.policy.templates.values();
-    let neighbours = templates.map(|template| match template.request.network {
-        Some(Network::Routed) => ROUTED_NEIGHBOURS,
-        Some(ref network) if network.link().is_some() => MAX_NEIGHBOURS,
-        _ => 0,
+    let neighbours = templates.map(|template| {
+        let traits = traits(template);
+        match (traits.routed, traits.on_interface) {
+            (true, _) => ROUTED_NEIGHBOURS,
+            (false, true) => MAX_NEIGHBOURS,
+            (false, false) => 0,
+        }
     });
     footprint
         .with_descriptors(descriptors)

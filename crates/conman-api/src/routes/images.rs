@@ -9,8 +9,9 @@ use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
 use conman_core::listing::ListQuery;
+use conman_core::runtime_traits;
 use conman_image::{ImageKeeper, ImageName, name_of_reference};
-use conman_proto::{GcReport, Image, ImageList, ImageRemoval, PullRequest, RuntimeKind, Session};
+use conman_proto::{GcReport, Image, ImageList, ImageRemoval, PullRequest, Session};
 use futures_util::{Stream, StreamExt as _};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -210,7 +211,10 @@ fn refuse_used(state: &ApiState, name: &ImageName) -> Result<(), ApiError> {
     let policy = state.node.policy();
     let template = policy.templates.iter().find(|(_, template)| {
         let image = template.request.image.as_deref();
-        template.runtime != Some(RuntimeKind::Docker) && image.is_some_and(is_name)
+        let stored = template
+            .runtime
+            .is_none_or(|kind| runtime_traits(kind).uses_image_store);
+        stored && image.is_some_and(is_name)
     });
     let user = match template {
         Some((template, _)) => format!("template `{template}`"),
@@ -222,7 +226,7 @@ fn refuse_used(state: &ApiState, name: &ImageName) -> Result<(), ApiError> {
             let sessions = state.node.sessions().list(&every).sessions;
             let used = |session: &&Session| {
                 let spec = &session.spec;
-                spec.runtime != RuntimeKind::Docker
+                runtime_traits(spec.runtime).uses_image_store
                     && !session.state.is_ended()
                     && is_name(&spec.image)
             };

@@ -6,6 +6,7 @@ use conman_proto::{Network, RuntimeKind, SessionRequest};
 
 use super::mistakes::{Mistakes, quote};
 use crate::egress::{EGRESS_DNS_PORT, EGRESS_PROXY_PORT, EgressPattern, MAX_EGRESS_PATTERNS};
+use crate::runtime_traits::runtime_traits;
 
 /// Returns the patterns as text, in order. Those of a request must be covered by its template's.
 pub(super) fn egress(
@@ -34,14 +35,14 @@ pub(super) fn egress(
             mistakes.add("egress", message);
         }
     }
-    if *network == Network::Routed {
+    if network.traits().routed {
         routed(&listed, &asked, mistakes);
         return asked.iter().map(EgressPattern::to_string).collect();
     }
     if asked.is_empty() {
         return Vec::new();
     }
-    if runtime == RuntimeKind::Process || *network != Network::Loopback {
+    if !runtime_traits(runtime).has_egress_proxy || network.traits().leads_out {
         let message = format!(
             "is served in the `loopback` network of the native and docker runtimes, not in `{network}` \
              of {runtime}; leave it out"

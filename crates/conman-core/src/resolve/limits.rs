@@ -3,6 +3,7 @@
 use conman_proto::{RuntimeKind, SessionRequest};
 
 use super::mistakes::Mistakes;
+use crate::runtime_traits::runtime_traits;
 use crate::size::bytes_and_size;
 use crate::spec_policy::{
     DISK_BYTES_PER_INODE, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, MIN_CPUS, MIN_DISK_BYTES,
@@ -70,7 +71,7 @@ pub(super) fn disk(
 ) -> (Option<u64>, Option<u64>) {
     let mut bytes = request.disk_bytes.or(base.disk_bytes);
     let mut inodes = request.disk_inodes.or(base.disk_inodes);
-    if runtime != RuntimeKind::Native {
+    if !runtime_traits(runtime).limits_disk {
         for (field, given) in [("disk_bytes", bytes), ("disk_inodes", inodes)] {
             if given.is_some() {
                 mistakes.add(
@@ -125,7 +126,7 @@ pub(super) fn ptys(
     mistakes: &mut Mistakes,
 ) -> u32 {
     let given = request.ptys.or(base.ptys);
-    if runtime == RuntimeKind::Native {
+    if runtime_traits(runtime).limits_terminals {
         return within("ptys", given, DEFAULT_PTYS, (0, MAX_PTYS), mistakes);
     }
     if given.is_some() {

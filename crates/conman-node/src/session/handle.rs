@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use conman_core::EndCause;
 use conman_core::restart::{End, lost_by, was_last};
 use conman_core::{Activity, Closing};
-use conman_proto::{Generation, Network, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
+use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::Ending;
 use tokio::sync::{Semaphore, watch};
 
@@ -79,7 +79,7 @@ pub(crate) struct SessionHandle {
 
 impl SessionHandle {
     pub(crate) fn new(id: SessionId, spec: ResolvedSpec, view: View) -> Arc<Self> {
-        let may_have_links = AtomicBool::new(spec.network != Network::Loopback);
+        let may_have_links = AtomicBool::new(spec.network.traits().leads_out);
         Arc::new(Self {
             id,
             live_spec: LiveSpec::new(spec),

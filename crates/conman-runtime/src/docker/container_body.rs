@@ -8,7 +8,6 @@ use bollard::models::{
     ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum, ThrottleDevice,
 };
 use conman_linux::IoLimits;
-use conman_proto::Network;
 
 use crate::ContainerPlan;
 use crate::shared::container_files::{ContainerFiles, egress_environment, generation_environment};
@@ -99,7 +98,7 @@ pub(super) fn container_body(
                 .collect(),
         ),
         labels: Some(labels(plan, instance)),
-        network_disabled: Some(spec.network != Network::Bridge),
+        network_disabled: Some(!spec.network.traits().by_docker),
         tty: Some(spec.tty),
         open_stdin: Some(spec.tty),
         // An image's health check would make dockerd run extra commands in the container.
@@ -173,11 +172,8 @@ fn host_config(
             maximum_retry_count: None,
         }),
         auto_remove: Some(false),
-        network_mode: match spec.network {
-            Network::Bridge => Some("bridge".to_owned()),
-            // The others are refused for Docker when the spec is resolved.
-            _ => None,
-        },
+        // Those that lead out by other ways are refused for Docker when the spec is resolved.
+        network_mode: (spec.network.traits().by_docker).then(|| "bridge".to_owned()),
         ipc_mode: Some("private".to_owned()),
         privileged: Some(false),
         publish_all_ports: Some(false),
@@ -220,7 +216,7 @@ fn nano_cpus(cpus: f64) -> i64 {
 fn mounts(plan: &ContainerPlan) -> Vec<Mount> {
     let files = ContainerFiles::at(&plan.files_dir);
     let mut mounts = Vec::new();
-    if plan.spec.network != Network::Bridge {
+    if !plan.spec.network.traits().by_docker {
         // Docker leaves these empty when its networking is off.
         mounts.push(bind(files.hosts(), "/etc/hosts", true));
         mounts.push(bind(files.resolv_conf(), "/etc/resolv.conf", true));

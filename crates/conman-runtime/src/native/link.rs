@@ -106,7 +106,13 @@ impl NativeNetwork {
                 taken.map_err(|error| missing(&error))?;
                 Ok(Some(StoredLink::Host { port }))
             }
-            (other, _) => Err(missing(&format_args!(
+            (
+                other @ (Network::Routed
+                | Network::Bridge
+                | Network::Macvlan(_)
+                | Network::Ipoib(_)),
+                _,
+            ) => Err(missing(&format_args!(
                 "this node has no network `{other}` for it; see `net.pool`"
             ))),
         }

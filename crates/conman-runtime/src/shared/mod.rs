@@ -1,6 +1,7 @@
 //! What several runtimes are made of, the fake of the tests among them.
 
 pub mod blocking;
+pub(crate) mod connect;
 pub mod container_files;
 pub mod exec_channels;
 pub mod exec_kill;

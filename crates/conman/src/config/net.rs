@@ -120,6 +120,7 @@ pub(super) fn template_mistakes(
     for (name, template) in &policy.templates {
         let field = format!("templates.{name}.network");
         let network = template.request.network.as_ref();
+        let traits = network.map(Network::traits).unwrap_or_default();
         if let Some(link) = network.and_then(Network::link)
             && !net.interfaces.contains_key(link.interface())
         {
@@ -130,12 +131,12 @@ pub(super) fn template_mistakes(
             );
             reader.mistake(&field, text);
         }
-        if network == Some(&Network::Host) && !has_tokens {
+        if traits.shares_host && !has_tokens {
             let text = "is `host`: its sessions reach the API of this node, so that `auth.tokens_file` must \
                         protect it";
             reader.mistake(&field, text);
         }
-        if network == Some(&Network::Host)
+        if traits.shares_host
             && template
                 .request
                 .ports
@@ -145,7 +146,7 @@ pub(super) fn template_mistakes(
             let text = "cannot be given with `network = \"host\"`: only `port` is kept free of other programs";
             reader.mistake(&format!("templates.{name}.ports"), text);
         }
-        if network != Some(&Network::Routed) {
+        if !traits.routed {
             continue;
         }
         if net.pool.is_none() {

@@ -10,7 +10,6 @@ use conman_net::{
     Class, HostNetlink, InterfacePools, Plane, PlaneOptions, Refusals, RuleSet, RulesKeeper,
     SessionRules, class_of,
 };
-use conman_proto::Network;
 use conman_runtime::NativeNetwork;
 use conman_vitals::essential;
 use tokio::task::JoinHandle;
@@ -56,7 +55,10 @@ pub(super) async fn session_rules(config: &Config) -> Result<Arc<SessionRules>> 
 pub(super) fn needs_session_rules(config: &Config) -> bool {
     let templates = config.policy.templates.values();
     let mut networks = templates.filter_map(|template| template.request.network.as_ref());
-    networks.any(|network| !matches!(network, Network::Loopback | Network::Host))
+    networks.any(|network| {
+        let traits = network.traits();
+        traits.leads_out && !traits.shares_host
+    })
 }
 
 fn build_session_rules(config: &Config) -> SessionRules {
@@ -199,7 +201,10 @@ fn name_servers(config: &Config) -> Vec<IpAddr> {
 pub(super) fn classes(config: &Config) -> Vec<Class> {
     let templates = config.policy.templates.iter();
     templates
-        .filter(|(_, template)| template.request.network == Some(Network::Routed))
+        .filter(|(_, template)| {
+            let network = template.request.network.as_ref();
+            network.is_some_and(|network| network.traits().routed)
+        })
         .map(|(name, template)| class(name, template.request.egress.as_deref().unwrap_or_default()))
         .collect()
 }

@@ -147,7 +147,7 @@ impl Driver {
     }
 
     pub(super) fn begin_probe(&mut self) {
-        let Some(process) = self.process.clone() else {
+        let (Some(process), Some(runtime)) = (self.process.clone(), self.runtime.clone()) else {
             return;
         };
         let Some(port) = self.handle.spec().port else {
@@ -163,7 +163,8 @@ impl Driver {
                 path: handle.spec().ready_path.clone(),
             };
             let deadline = Instant::now() + bound;
-            let waited = readiness::wait(&context.sockets, &process, &probe, deadline).await;
+            let waited =
+                readiness::wait(&*runtime, &context.sockets, &process, &probe, deadline).await;
             Answer::Probe(waited.map(|()| Instant::now()).map_err(|last| {
                 let what = probe
                     .path

@@ -11,7 +11,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 /// Connects to 127.0.0.1, and to ::1 when nothing listens there: a program that resolves `localhost` may
 /// listen on either.
-pub(crate) async fn connect(
+pub(crate) async fn on_loopback(
     sockets: &NetnsSockets,
     process: &Arc<PidFd>,
     network: &Network,
@@ -32,10 +32,10 @@ async fn connect_to(
     network: &Network,
     address: SocketAddr,
 ) -> io::Result<TcpStream> {
-    let socket = match (network, address) {
-        (Network::Host, SocketAddr::V4(_)) => TcpSocket::new_v4()?,
-        (Network::Host, SocketAddr::V6(_)) => TcpSocket::new_v6()?,
-        _ => {
+    let socket = match (network.traits().shares_host, address) {
+        (true, SocketAddr::V4(_)) => TcpSocket::new_v4()?,
+        (true, SocketAddr::V6(_)) => TcpSocket::new_v6()?,
+        (false, _) => {
             let socket = sockets.tcp_socket(Arc::clone(process), address.is_ipv6());
             TcpSocket::from_std_stream(socket.await?)
         }
