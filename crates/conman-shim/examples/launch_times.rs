@@ -376,8 +376,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
             memory_bytes: plan.has("memory").then_some(64 << 20),
             pids: plan.has("pids").then_some(64),
             cpu_millis: plan.has("cpu").then_some(500),
-            cpu_weighted: false,
-            io: None,
+            ..CgroupLimits::default()
         },
         root: RootSpec {
             store: directory.join("store"),

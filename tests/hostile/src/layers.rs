@@ -200,9 +200,7 @@ impl Shim {
             limits: CgroupLimits {
                 memory_bytes: Some(crate::world::MEMORY_BYTES),
                 pids: Some(64),
-                cpu_millis: None,
-                cpu_weighted: false,
-                io: None,
+                ..CgroupLimits::default()
             },
             root: RootSpec {
                 store: self.directory.path().to_owned(),

@@ -290,21 +290,14 @@ fn a_process_with_several_threads_may_not_clone() {
 fn a_cgroup_is_made_once_with_its_limits_and_never_taken_over() {
     let scratch = Scratch::new();
     let maker = CgroupMaker::of(&part(CgroupPart::All));
-    let limits = CgroupLimits {
-        memory_bytes: Some(64 << 20),
-        pids: Some(17),
-        cpu_millis: Some(250),
-        cpu_weighted: false,
-        io: None,
-    };
-    let cgroup = make(&maker, &scratch.inner(), &limits).expect("made");
+    let cgroup = make(&maker, &scratch.inner(), &ALL_LIMITS).expect("made");
     let process = Process::idle();
     put(&scratch.inner(), &process);
-    let again = make(&maker, &scratch.inner(), &limits).expect_err("it exists");
+    let again = make(&maker, &scratch.inner(), &ALL_LIMITS).expect_err("it exists");
     assert!(matches!(again, MakeCgroupError::Exists { .. }), "{again}");
     drop(process);
     cgroup.take_back();
-    make(&maker, &scratch.inner(), &limits)
+    make(&maker, &scratch.inner(), &ALL_LIMITS)
         .expect("after it was taken back it can be made")
         .take_back();
 }

@@ -352,7 +352,7 @@ fn a_limit_too_small_even_to_start_ends_the_start_and_not_the_launcher() {
         pids: Some(1),
         cpu_millis: Some(1),
         cpu_weighted: true,
-        io: None,
+        ..CgroupLimits::default()
     };
     let error = refused(&shim, &mut client, spec);
     assert!(!matches!(error, LaunchError::LauncherDied), "{error}");

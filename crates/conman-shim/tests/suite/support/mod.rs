@@ -196,9 +196,7 @@ impl Shim {
             limits: CgroupLimits {
                 memory_bytes: Some(64 << 20),
                 pids: Some(32),
-                cpu_millis: None,
-                cpu_weighted: false,
-                io: None,
+                ..CgroupLimits::default()
             },
             root: RootSpec {
                 store: self.path("store"),
