@@ -13,7 +13,7 @@ use conman_registry::{
 use conman_testkit::MemoryFence;
 
 use crate::etcd::Etcd;
-use crate::node::{Node, id, options, patient, short, spec, until};
+use crate::node::{Node, StateDir, id, options, patient, short, spec, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_nodes_have_one_key_whoever_asks_for_it_first() {
@@ -287,9 +287,10 @@ async fn a_node_that_was_alone_joins_above_the_generations_that_it_has_used() {
         frozen: false,
         certified: false,
     };
-    let join =
-        |dir, slots| Node::in_dir(dir, slots, |dir| options(&etcd.url(), "a", patient(), dir));
-    let a = join(dir, vec![left.clone()]);
+    let join = |dir: StateDir, slots| {
+        Node::in_dir(dir, slots, |dir| options(&etcd.url(), "a", patient(), dir))
+    };
+    let a = join(dir.into(), vec![left.clone()]);
     a.live().await;
     // The fleet's session by that name is another one, so what runs here is ended first.
     assert_eq!(a.next_condemned().await, (id("alice"), alone));

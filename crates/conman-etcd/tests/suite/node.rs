@@ -45,7 +45,7 @@ pub(crate) fn short() -> Timing {
 pub(crate) struct Node {
     pub(crate) registry: Arc<EtcdRegistry>,
     pub(crate) fence: Arc<MemoryFence>,
-    pub(crate) dir: TempDir,
+    pub(crate) dir: StateDir,
 }
 
 pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> EtcdOptions {
@@ -67,6 +67,33 @@ pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> Etcd
     }
 }
 
+/// A node's state directory. It is removed with a second try where a registry, whose handle was dropped before, has
+/// written its last file in between.
+#[derive(Debug)]
+pub(crate) struct StateDir(TempDir);
+
+impl StateDir {
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl From<TempDir> for StateDir {
+    fn from(dir: TempDir) -> Self {
+        Self(dir)
+    }
+}
+
+impl Drop for StateDir {
+    fn drop(&mut self) {
+        for _ in 0..1_000 {
+            if std::fs::remove_dir_all(self.path()).is_ok() || !self.path().exists() {
+                return;
+            }
+        }
+    }
+}
+
 impl Node {
     /// One that has begun to join.
     pub(crate) fn begin(url: &str, name: &str, timing: Timing) -> Self {
@@ -75,10 +102,11 @@ impl Node {
     }
 
     pub(crate) fn in_dir(
-        dir: TempDir,
+        dir: impl Into<StateDir>,
         slots: Vec<SlotView>,
         options: impl FnOnce(&Path) -> EtcdOptions,
     ) -> Self {
+        let dir = dir.into();
         let fence = Arc::new(MemoryFence::holding(slots));
         let link = Arc::clone(&fence) as Arc<dyn conman_registry::FenceLink>;
         let registry = EtcdRegistry::start(options(dir.path()), link).expect("it starts");
