@@ -212,6 +212,26 @@ mod tests {
     use crate::config;
 
     #[test]
+    fn limits_of_io_that_no_disk_can_keep_are_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let memory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+        let file = dir.path().join("conman.toml");
+        let text = |limits: &str| {
+            let state = memory.path().display();
+            format!("[node]\nstate_dir = \"{state}\"\n[limits]\n{limits}\n")
+        };
+        let limits = |text: String| {
+            std::fs::write(&file, text).expect("written");
+            let config = config::load(Some(&file)).expect("a configuration");
+            io_limits(&config, &config.state_dir)
+        };
+        assert!(matches!(limits(text("")), Ok(None)));
+        let refused = limits(text("io_write_bytes_per_s = 1048576")).expect_err("no disk");
+        let refused = refused.to_string();
+        assert!(refused.contains("limits.io_*"), "{refused}");
+    }
+
+    #[test]
     fn what_a_fleet_closed_is_not_opened_by_a_node_of_its_own_without_its_records() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("conman.toml");
