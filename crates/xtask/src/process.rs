@@ -74,6 +74,15 @@ pub(crate) fn cargo_build_conman() -> Command {
     command
 }
 
+/// The same for people who only want to see it run: without lints, documentation and debug information.
+pub(crate) fn cargo_build_for_show() -> Command {
+    let mut command = cargo();
+    command.args(["build", "--locked", "--package", "conman"]);
+    command.args(DEV_BUILD);
+    command.env("CARGO_PROFILE_DEV_DEBUG", "false");
+    command
+}
+
 /// A development build of everything.
 pub(crate) fn cargo_build_workspace() -> Command {
     let mut command = cargo_build();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use daemon::Conman;
 
-use crate::process::{cargo_build_conman, interrupted, is_raised, pause};
+use crate::process::{cargo_build_conman, cargo_build_for_show, interrupted, is_raised, pause};
 use crate::progress::Step;
 use crate::setup;
 
@@ -34,7 +34,11 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<()> {
     let machine = setup::for_demo(arguments.docker)?;
     let archive = setup::demo_archive()?;
     let step = Step::start("building conman");
-    step.run(&mut cargo_build_conman())?;
+    // The tour is one of the tests, which share a build.
+    step.run(&mut match arguments.once {
+        true => cargo_build_conman(),
+        false => cargo_build_for_show(),
+    })?;
     step.done();
     let step = Step::start("starting conman");
     let mut conman = Conman::start(arguments.docker)?;
