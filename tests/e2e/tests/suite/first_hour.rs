@@ -10,14 +10,14 @@ use conman_e2e::{CliOutput, Conman, PYTHON, ROOT, binary, docker_shared, native}
 
 use super::images::Registry;
 
-const README: &str = include_str!("../../../../README.md");
+pub(crate) const README: &str = include_str!("../../../../README.md");
 const API_PAGE: &str = include_str!("../../../../proto/README.md");
 
 /// The image that the README pulls, and that stands for a public one here.
 const IMAGE: &str = "python:3.12-slim";
 
 /// The indented lines of `page` after `begin` and before `end`.
-fn block(page: &str, begin: &str, end: &str) -> String {
+pub(crate) fn block(page: &str, begin: &str, end: &str) -> String {
     let (_, rest) = page.split_once(begin).expect("the page has the beginning");
     let (block, _) = rest.split_once(end).expect("the page has the end");
     let lines = block.lines().filter_map(|line| line.strip_prefix("    "));
@@ -27,7 +27,7 @@ fn block(page: &str, begin: &str, end: &str) -> String {
 }
 
 /// Runs a script as root would type it, with this daemon's addresses instead of the default ones.
-fn typed(conman: &Conman, script: &str) -> Output {
+pub(crate) fn typed(conman: &Conman, script: &str) -> Output {
     let tools = conman.directory().join("bin");
     if !tools.exists() {
         fs::create_dir(&tools).expect("made");
@@ -52,7 +52,7 @@ fn typed(conman: &Conman, script: &str) -> Output {
         .expect("bash runs")
 }
 
-fn succeeded(output: &Output) -> String {
+pub(crate) fn succeeded(output: &Output) -> String {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(

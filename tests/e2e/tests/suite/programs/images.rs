@@ -6,6 +6,7 @@ use conman_e2e::{BUSYBOX, Conman, docker_shared, native};
 use tokio::process::Command;
 
 use super::{preempt, run};
+use crate::first_hour::{README, block, succeeded, typed};
 
 /// Runs a shell's command line in this directory.
 async fn shell(directory: &Path, line: &str) {
@@ -75,11 +76,24 @@ async fn images_of_docker_skopeo_buildah_and_debootstrap_are_imported_and_run() 
         runs(&conman, &directory.join(file), name, &[]).await;
     }
 
-    let debootstrap =
-        "debootstrap --variant=minbase stable root >debootstrap.log; tar -C root -cf root.tar .";
-    shell(directory, debootstrap).await;
-    runs(&conman, &directory.join("root.tar"), "debian", &sleep).await;
-    let shown = conman.cli(&["image", "inspect", "debian:1"]).await;
+    // As the README has it.
+    let lines = block(README, "Without a registry", "The same over HTTP");
+    let (_, debootstrap) = lines.split_once('\n').expect("two commands");
+    assert!(debootstrap.starts_with("debootstrap "), "{debootstrap}");
+    let line = format!("mkdir typed; cd typed\n{debootstrap}");
+    succeeded(&typed(&conman, &line));
+    let run = [
+        "run",
+        "--rm",
+        "--image",
+        "python:3.12-slim",
+        "--",
+        "python3",
+        "-c",
+    ];
+    let printed = conman.cli(&[&run[..], &["print(1)"]].concat()).await;
+    assert_eq!(printed.success(), "1\n");
+    let shown = conman.cli(&["image", "inspect", "python:3.12-slim"]).await;
     assert!(
         !shown.success().contains(r#""skipped_devices":0"#),
         "{shown:?}"
