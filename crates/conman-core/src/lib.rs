@@ -28,6 +28,7 @@ pub mod preempt;
 mod preempt_signal;
 pub mod preemption;
 mod rate_limited_log;
+pub mod reach;
 mod resolve;
 pub mod restart;
 pub mod retention;

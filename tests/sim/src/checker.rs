@@ -42,6 +42,10 @@ pub enum Rule {
     /// A preemption has ended, and a container runs that it does not name.
     Spared,
     Leak,
+    /// A node is marked although it reaches most nodes that reach each other.
+    WronglyCutOff,
+    /// A node that does not reach them is not marked.
+    NotCutOff,
 }
 
 impl fmt::Display for Rule {
@@ -63,6 +67,8 @@ impl fmt::Display for Rule {
             Self::NotServed => "not-served",
             Self::Spared => "spared",
             Self::Leak => "leak",
+            Self::WronglyCutOff => "wrongly-cut-off",
+            Self::NotCutOff => "not-cut-off",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Whole fleets of `conman_core::ownership` and `conman_core::preemption` under simulated time, clocks, store,
+//! Whole fleets of `conman_core::ownership`, `preemption` and `reach` under simulated time, clocks, store,
 //! network, kernels and faults, from one seed.
 //!
 //! | module | owns |
@@ -11,6 +11,7 @@
 //! | `slow_death` | a container that the kernel takes long to take down |
 //! | `store` | the registry behind a network that loses, delays and doubles |
 //! | `grey` | a registry that is slow or refuses |
+//! | `reaching` | nodes that probe each other through a network that is cut |
 //! | [`checker`] | what must hold, by true time and the store's history; nothing of the protocol |
 //! | [`sabotage`] | the same simulation over a core that was broken on purpose |
 //!
@@ -25,6 +26,7 @@ mod kernel;
 mod machine;
 mod preempting;
 mod random;
+mod reaching;
 pub mod sabotage;
 mod slow_death;
 mod store;
@@ -39,6 +41,9 @@ pub const PREEMPTED_FROM: u64 = world::PREEMPTED_FROM;
 
 /// From this seed on, the registry is slow and refuses, too.
 pub const GREY_FROM: u64 = grey::GREY_FROM;
+
+/// From this seed on, nodes probe each other, and nothing else happens.
+pub const REACH_FROM: u64 = reaching::REACH_FROM;
 
 /// What a run came to.
 #[derive(Debug)]
@@ -63,6 +68,9 @@ pub enum Pauses {
 /// One fleet's life from `seed`.
 #[must_use]
 pub fn simulate(seed: u64, pauses: Pauses) -> Report {
+    if seed >= REACH_FROM {
+        return reaching::run(seed);
+    }
     let report = world::World::run(seed, pauses, false);
     if report.violation.is_some() {
         return world::World::run(seed, pauses, true);

@@ -1,13 +1,16 @@
 //! Builds this simulation over copies of the real core, each with one patch applied.
 //!
-//! Only `conman-core`'s `ownership` and `preemption` are copied, which need next to nothing of what the
+//! Only `conman-core`'s `ownership`, `preemption` and `reach` are copied, which need next to nothing of what the
 //! rest of that crate depends on. All copies are packages of one workspace, which is built in one go.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
-/// The dependencies of both, at the versions of the workspace's lock file.
+/// What is copied of the core.
+const MODULES: [&str; 3] = ["ownership", "preemption", "reach"];
+
+/// Their dependencies, at the versions of the workspace's lock file.
 const CORE_DEPENDENCIES: &str = "serde = { version = \"*\", features = [\"derive\", \"rc\"] }\n\
     thiserror = \"*\"\n";
 
@@ -94,13 +97,15 @@ fn sabotaged(members: &Path, patch: &Path) -> io::Result<()> {
     let name = name(patch);
     let (core, sim) = (format!("core-{name}"), format!("sim-{name}"));
     let source = members.join(&core).join("src");
-    for module in ["ownership", "preemption"] {
+    for module in MODULES {
         let original = repository().join("crates/conman-core/src").join(module);
         copy(&original, &source.join(module))?;
     }
     fs::write(
         source.join("lib.rs"),
-        "pub mod ownership;\npub mod preemption;\n",
+        MODULES
+            .map(|module| format!("pub mod {module};\n"))
+            .concat(),
     )?;
     manifest(members, &core, "conman_core", CORE_DEPENDENCIES)?;
     copy(&package().join("src"), &members.join(&sim).join("src"))?;
@@ -120,10 +125,9 @@ pub fn applies(patch: &Path) -> io::Result<()> {
 
 /// The core's module that a patch changes, by the patch's name.
 fn module(patch: &Path) -> &'static str {
-    match name(patch).contains("-preemption-") {
-        true => "preemption",
-        false => "ownership",
-    }
+    let name = name(patch);
+    let is_of = |module: &&str| name.contains(&format!("-{module}-"));
+    MODULES.into_iter().find(is_of).unwrap_or("ownership")
 }
 
 /// What a sabotage is called.
