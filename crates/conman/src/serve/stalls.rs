@@ -2,9 +2,12 @@
 //! stalls.
 //!
 //! A thread sleeps for short times and measures how late it wakes, which is how late the shim's fence would
-//! act. It lives as long as the process. A stop of the daemon alone counts, too.
+//! act. It lives as long as the process. A process that was stopped by a signal gets SIGCONT when it goes
+//! on, which shows that the daemon stood still, and not the host.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,8 +16,10 @@ use conman_core::ownership::Timing;
 use conman_linux::StateFile;
 use conman_node::StatusHandle;
 use conman_proto::NodeTakeover;
+use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// File in the state directory.
 const FILE: &str = "longest-stall";
@@ -22,6 +27,8 @@ const FILE: &str = "longest-stall";
 const SLEEP: Duration = Duration::from_millis(100);
 /// A shorter delay is an ordinary one of a busy host.
 const MIN_STALL_MS: u64 = 100;
+/// Time for a SIGCONT to be noticed.
+const SIGNAL_SETTLE: Duration = Duration::from_millis(200);
 /// A longest stall counts for a week.
 const VALID_S: u64 = 7 * 86_400;
 
@@ -34,10 +41,11 @@ struct LongestStall {
 }
 
 impl LongestStall {
-    /// Takes a delay. Returns whether it is the longest stall now.
-    fn take(&mut self, stall_ms: u64, unix_s: u64) -> bool {
+    /// Takes a delay, unless only this process stood still. Returns whether it is the longest stall now.
+    fn take(&mut self, stall_ms: u64, unix_s: u64, was_stopped: impl FnOnce() -> bool) -> bool {
         let is_longest = stall_ms >= MIN_STALL_MS
-            && (stall_ms > self.stall_ms || unix_s.saturating_sub(self.unix_s) > VALID_S);
+            && (stall_ms > self.stall_ms || unix_s.saturating_sub(self.unix_s) > VALID_S)
+            && !was_stopped();
         if is_longest {
             *self = Self { stall_ms, unix_s };
         }
@@ -79,13 +87,20 @@ impl Stalls {
             borne_stall_ms: timing.slack_ms().unwrap_or(0),
         };
         status.set_takeover(takeover);
+        let continued = watch_continued()?;
         let watch = move || {
             loop {
                 let before = boot_time();
                 thread::sleep(SLEEP);
                 let late = boot_time().saturating_sub(before + SLEEP);
                 let late_ms = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
-                if self.longest.take(late_ms, unix_s()) {
+                let was_stopped = || {
+                    thread::sleep(SIGNAL_SETTLE);
+                    continued.load(Ordering::Relaxed)
+                };
+                let is_longest = self.longest.take(late_ms, unix_s(), was_stopped);
+                continued.store(false, Ordering::Relaxed);
+                if is_longest {
                     takeover.longest_stall_ms = late_ms;
                     status.set_takeover(takeover);
                     self.record(&takeover);
@@ -110,6 +125,20 @@ impl Stalls {
     }
 }
 
+/// Set by each SIGCONT.
+fn watch_continued() -> Result<Arc<AtomicBool>> {
+    let kind = SignalKind::from_raw(Signal::CONT.as_raw());
+    let mut signals = signal(kind).context("cannot watch for SIGCONT")?;
+    let continued = Arc::<AtomicBool>::default();
+    let noted = Arc::clone(&continued);
+    tokio::spawn(async move {
+        while signals.recv().await.is_some() {
+            noted.store(true, Ordering::Relaxed);
+        }
+    });
+    Ok(continued)
+}
+
 /// Includes the time in suspend.
 fn boot_time() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
@@ -131,15 +160,33 @@ mod tests {
         let mut stalls = Stalls::open(directory.path());
         assert_eq!(stalls.longest_ms(), 0);
         let now = unix_s();
-        assert!(!stalls.longest.take(99, now), "ordinary");
-        assert!(stalls.longest.take(400, now - VALID_S));
-        assert!(!stalls.longest.take(300, now));
-        assert!(stalls.longest.take(300, now + 1), "the other is outdated");
+        let mut take = |ms, unix_s| stalls.longest.take(ms, unix_s, || false);
+        assert!(!take(99, now), "ordinary");
+        assert!(take(400, now - VALID_S));
+        assert!(!take(300, now));
+        assert!(take(300, now + 1), "the other is outdated");
         for (unix_s, found_ms) in [(now, 300), (now - VALID_S - 60, 0)] {
             stalls.longest.unix_s = unix_s;
             stalls.file.write(&stalls.longest).expect("written");
             let next = Stalls::open(directory.path());
             assert_eq!(next.longest_ms(), found_ms);
+        }
+    }
+
+    #[test]
+    fn a_stop_of_this_process_is_no_stall_of_the_host() {
+        let mut longest = LongestStall::default();
+        assert!(!longest.take(30_000, 1, || true));
+        assert_eq!(longest, LongestStall::default());
+        assert!(longest.take(200, 2, || false));
+    }
+
+    #[tokio::test]
+    async fn a_sigcont_is_noticed() {
+        let continued = watch_continued().expect("watched");
+        rustix::process::kill_process(rustix::process::getpid(), Signal::CONT).expect("sent");
+        while !continued.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -6,7 +6,8 @@ use conman_cluster::overlap::monotonic_ns;
 use conman_cluster::{Builder, Cluster, Cut, Member};
 use conman_e2e::{EventStream, eventually, eventually_some};
 use conman_linux::Signal;
-use conman_proto::{Event, EventKind};
+use conman_proto::{Event, EventKind, Node};
+use http::StatusCode;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -186,6 +187,7 @@ async fn row_02_daemon_pause_freezes_in_time_and_nothing_thaws_before_etcd_agree
     }
     // Awake again it knows nothing of the time between, and cannot ask.
     fleet.cluster.cut_from_etcd(0).expect("cut");
+    let paused_ms = (monotonic_ns() - begun) / 1_000_000;
     fleet
         .node(0)
         .signal_daemon(Signal::CONT)
@@ -201,6 +203,17 @@ async fn row_02_daemon_pause_freezes_in_time_and_nothing_thaws_before_etcd_agree
     }
     fleet.cluster.heal().expect("healed");
     none_lost(&mut fleet, &running).await;
+    let node: Node = fleet
+        .node(0)
+        .admin()
+        .get("/v1/nodes/self")
+        .await
+        .expect(StatusCode::OK);
+    let longest_ms = node.takeover.expect("in a fleet").longest_stall_ms;
+    assert!(
+        longest_ms < paused_ms,
+        "the pause of {paused_ms} ms counts as the host's: {longest_ms} ms"
+    );
     fleet.leaves_nothing().await;
 }
 
