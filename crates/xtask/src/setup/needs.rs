@@ -55,6 +55,7 @@ const NEEDS: &[(&str, &[Need])] = &[
             PIP,
             PYTHON,
             Package("python3-venv"),
+            Package("prometheus"),
             Package("python3-websockets"),
             REGISTRY,
             SSH,
