@@ -222,6 +222,14 @@ async fn alone(shared: &Shared, me: &Holder) -> Result<i64, String> {
             return Ok(revision);
         }
         let other = held_by.map_or_else(|| "of unknown origin".to_owned(), |one| one.instance);
+        if first.is_some() && heartbeat != first && other == me.instance {
+            return Err(format!(
+                "this state directory is a copy: installation {other} is live on another machine as \
+                 node `{}` and renews; remove the state directory here, and give this node another \
+                 `node.name`",
+                shared.me
+            ));
+        }
         if first.is_some() && heartbeat != first {
             return Err(format!(
                 "another conman (installation {other}) is live as node `{}` and renews; give one \

@@ -54,6 +54,17 @@ struct State {
     heartbeats: BTreeMap<NodeName, i64>,
 }
 
+impl State {
+    /// Notes why the store is refused, and logs it once.
+    fn refuse(&mut self, reason: String) -> String {
+        if self.refused.is_none() {
+            tracing::warn!(reason, "refused the registry");
+        }
+        self.refused = Some(reason.clone());
+        reason
+    }
+}
+
 impl Seen {
     /// Loads what an earlier daemon observed. With `forget` it is dropped: an operator accepts the
     /// store as it is.
@@ -99,8 +110,7 @@ impl Seen {
                  node's registry was in cluster {:x}; {REMEDY}",
                 now.cluster_id
             );
-            state.refused = Some(reason.clone());
-            return Err(reason);
+            return Err(state.refuse(reason));
         }
         let falls = revision < before;
         now.went_back |= falls;
@@ -113,8 +123,7 @@ impl Seen {
                      not know who owns what; {REMEDY}"
                 ),
             };
-            state.refused = Some(reason.clone());
-            return Err(reason);
+            return Err(state.refuse(reason));
         }
         now.cluster_id = cluster_id;
         now.revision = now.revision.max(revision);
@@ -141,8 +150,7 @@ impl Seen {
             state.now.went_back = true;
             let what = format!("the heartbeat of node `{node}` at revision");
             let reason = gone_back(&what, before, revision);
-            state.refused = Some(reason.clone());
-            return Err(reason);
+            return Err(state.refuse(reason));
         }
         match state.heartbeats.get_mut(node) {
             Some(known) => *known = revision.max(*known),
@@ -177,8 +185,7 @@ impl Seen {
             now.heartbeat,
             revision,
         );
-        state.refused = Some(reason.clone());
-        Err(reason)
+        Err(state.refuse(reason))
     }
 
     /// Why the current store is not the same as before, if so.

@@ -112,6 +112,26 @@ async fn of_two_conmans_with_one_name_the_second_waits_until_the_first_is_silent
 }
 
 #[tokio::test]
+async fn a_copy_of_a_state_directory_on_another_machine_is_refused_as_that() {
+    let Some(etcd) = Etcd::start() else { return };
+    let first = Node::join(&etcd.url(), "a", short()).await;
+    let generation = first.claim_at_last("s").await;
+    let copied = first.dir.path().display().to_string();
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = Node::in_dir(dir, Vec::new(), |dir| {
+        let mut options = options(&etcd.url(), "a", short(), dir);
+        options.instance = copied;
+        options.boot_id = "11111111-1111-1111-1111-111111111111".to_owned();
+        options
+    });
+    let reason = copy.waits_since("state directory is a copy").await;
+    assert!(reason.contains("node.name"), "{reason}");
+    assert!(copy.claim("s").await.is_err());
+    first.live().await;
+    first.release("s", generation).await.expect("released");
+}
+
+#[tokio::test]
 async fn keys_of_something_else_and_of_other_formats_are_left_alone() {
     let Some(etcd) = Etcd::start() else { return };
     etcd.ctl(&["put", "/foreign/key", "value"]).expect("put");
