@@ -40,6 +40,24 @@ pub struct RebalanceRequest {
     pub dry_run: bool,
 }
 
+/// What a node's latest rebalance has done so far.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RebalanceReport {
+    #[schema(value_type = String, format = DateTime)]
+    pub started_at: Timestamp,
+    /// Null while it is in progress.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub finished_at: Option<Timestamp>,
+    /// How many sessions it was to move.
+    pub planned: u64,
+    /// Stopped here, and running on other nodes afterwards.
+    pub moved: u64,
+    /// Stopped here; they are not restarted automatically, and start where a client connects.
+    pub waiting: u64,
+    /// Stopped, and running here again, or not started or released.
+    pub not_moved: u64,
+}
+
 /// What a drain or a rebalance would do: the answer to a dry run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainPlan {

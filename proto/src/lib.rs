@@ -31,7 +31,8 @@ mod template;
 mod token;
 
 pub use drain::{
-    DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved, RebalanceRequest,
+    DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved, RebalanceReport,
+    RebalanceRequest,
 };
 pub use end_cause::{EndCause, SessionEnd};
 pub use event::{
@@ -53,8 +54,8 @@ pub use log_line::{LogLine, LogStream};
 pub use network::{InterfaceName, LinkTarget, Network, NetworkError, NetworkTraits};
 pub use node::{
     HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeRuntime, NodeStanding,
-    NodeState, NodeTakeover, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession, Readiness,
-    Unreleased,
+    NodeState, NodeStore, NodeTakeover, PreemptPlan, PreemptReport, PreemptRequest, PreemptSession,
+    Readiness, Unreleased,
 };
 pub use port_range::{FullPort, PortEntry, PortRange, PortRangeError, PortText};
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};

@@ -86,6 +86,16 @@ pub struct Node {
     /// Null for a node that is alone.
     #[serde(default)]
     pub takeover: Option<NodeTakeover>,
+    /// The registry, as this node finds it: null for a node that is alone.
+    #[serde(default)]
+    pub store: Option<NodeStore>,
+    /// Live nodes that this one does not reach.
+    #[serde(default)]
+    pub unreached: Vec<String>,
+    /// Its wall clock when it published this.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub clock: Option<Timestamp>,
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
     /// How the other nodes see it: null for a node that is alone.
@@ -125,6 +135,9 @@ impl Node {
             connections: 0,
             through: 0,
             takeover: None,
+            store: None,
+            unreached: Vec::new(),
+            clock: None,
             started_at: Timestamp::UNIX_EPOCH,
             fleet: None,
         }
@@ -168,6 +181,21 @@ pub struct NodeRuntime {
     pub runtime: RuntimeKind,
     /// Why it cannot start sessions at present; null when it can.
     pub error: Option<String>,
+    /// Time since its last answer, in milliseconds; null before the first. The native runtime is the
+    /// shim.
+    #[serde(default)]
+    pub answered_ago_ms: Option<u64>,
+}
+
+/// The registry of a fleet, as one of its nodes finds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeStore {
+    /// Time since its last answer, in milliseconds; null before the first.
+    pub answered_ago_ms: Option<u64>,
+    /// How long the latest renewal of the node's ownership took, in milliseconds; null before the first.
+    pub round_trip_ms: Option<u64>,
+    /// Which times of the configuration would fit, if that is too long for the present ones.
+    pub warning: Option<String>,
 }
 
 /// A node as a node of its fleet sees it.
@@ -176,6 +204,13 @@ pub struct NodeInFleet {
     pub standing: NodeStanding,
     /// Takes no new sessions.
     pub draining: bool,
+    /// It does not reach most of the live nodes that reach each other, and gets no new sessions.
+    #[serde(default)]
+    pub cut_off: bool,
+    /// How far its wall clock is ahead of the fleet's, in milliseconds, if that is too much for
+    /// certificates, tokens and logs; null otherwise.
+    #[serde(default)]
+    pub clock_ahead_ms: Option<i64>,
     /// Age of its latest announcement, in milliseconds; null before its first one.
     pub announced_ago_ms: Option<u64>,
     /// Where it listens for other nodes.

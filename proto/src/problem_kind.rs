@@ -123,6 +123,7 @@ kinds! {
     DRAINING = passing("node-draining", "The node is being drained", 503);
     CORDONED = passing("node-cordoned", "The node takes no new sessions", 503);
     REBALANCING = passing("rebalancing", "The node moves sessions already, or did so just now", 409);
+    NOT_REBALANCED = lasting("not-rebalanced", "The node has moved nothing", 404);
     NOT_DRAINING = lasting("not-draining", "The node is not being drained", 404);
     PREEMPTED = passing("node-preempted", "The node is going away", 503);
     ELSEWHERE = passing("session-elsewhere", "The session is on another node", 421);

@@ -27,6 +27,7 @@ mod exec_socket;
 mod field_errors;
 mod fleet_list;
 mod fleet_timeline;
+mod fleet_wide;
 mod forwarding;
 mod hidden_env;
 mod image_errors;

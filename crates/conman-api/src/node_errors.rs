@@ -225,6 +225,7 @@ fn ensure_kind(error: &EnsureError) -> Kind {
         EnsureError::Draining { .. } => Kind::DRAINING,
         EnsureError::Cordoned => Kind::CORDONED,
         EnsureError::LacksLabels { .. } => Kind::NO_NODE,
+        EnsureError::RuntimeSilent { .. } => Kind::NO_RUNTIME,
         EnsureError::ShuttingDown => Kind::SHUTTING_DOWN,
         EnsureError::StartFailed { kind, .. } => failure_kind(*kind),
         EnsureError::Stopped { .. } => Kind::STOPPED,

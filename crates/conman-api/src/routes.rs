@@ -53,6 +53,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(quick(routes!(nodes::list)))
         .routes(quick(routes!(nodes::get)))
         .routes(at_node(quick(routes!(drain::get))))
+        .routes(at_node(quick(routes!(drain::get_rebalance))))
         .routes(quick(routes!(templates::list)))
         .routes(quick(routes!(images::list)))
         .routes(quick(routes!(images::get)))

@@ -50,6 +50,8 @@ pub struct NodeView {
     pub draining: bool,
     /// Whether it has announced its peer listener; ignored for the node that received the request.
     pub reachable: bool,
+    /// It does not reach most of the nodes that reach each other ([`crate::reach`]).
+    pub cut_off: bool,
     /// Age of its data.
     pub announced_ago_ms: u64,
     pub labels: BTreeMap<String, String>,
@@ -146,6 +148,7 @@ pub enum Unfit {
     Silent,
     Fenced,
     Unreachable,
+    CutOff,
     Stale {
         announced_ago_ms: u64,
     },
@@ -184,6 +187,7 @@ impl fmt::Display for Unfit {
             Self::Silent => formatter.write_str("has not been heard from for a while"),
             Self::Fenced => formatter.write_str("is fenced"),
             Self::Unreachable => formatter.write_str("has announced no `listen.peers`"),
+            Self::CutOff => formatter.write_str("does not reach most of the other nodes"),
             Self::Stale { announced_ago_ms } => {
                 write!(
                     formatter,
@@ -294,6 +298,9 @@ fn takes_none(node: &NodeView, is_me: bool, limits: &PlacementLimits) -> Option<
     }
     if !is_me && !node.reachable {
         return Some(Unfit::Unreachable);
+    }
+    if node.cut_off {
+        return Some(Unfit::CutOff);
     }
     if !is_me && node.announced_ago_ms > limits.stale_after_ms {
         let announced_ago_ms = node.announced_ago_ms;

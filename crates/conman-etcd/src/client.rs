@@ -34,6 +34,9 @@ use super::wire::{
 /// A renewal's answer counts until this multiple of the timeout has passed: about F.
 const LATE_FACTOR: f64 = 2.5;
 
+/// Pause after a failed try to sign in: every call of this node would try.
+const SIGN_IN_PAUSE: Duration = Duration::from_secs(1);
+
 /// Interval between repeated warnings about an endpoint.
 const REPEAT_AFTER: Duration = Duration::from_mins(10);
 
@@ -111,8 +114,19 @@ pub(super) struct Client {
     patience: Duration,
     credentials: Mutex<Option<EtcdCredentials>>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
-    signing_in: tokio::sync::Mutex<()>,
+    /// Why the latest try to sign in failed, and when.
+    signing_in: tokio::sync::Mutex<Option<(Instant, CallError)>>,
+    answers: Mutex<Answers>,
     seen: Arc<Seen>,
+}
+
+/// What is known of etcd's answers.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Answers {
+    /// When the latest one arrived.
+    pub(super) latest: Option<Instant>,
+    /// How long the latest renewal took.
+    pub(super) renewal: Option<Duration>,
 }
 
 impl Client {
@@ -133,6 +147,7 @@ impl Client {
             credentials: Mutex::new(access.credentials.clone()),
             token: Mutex::default(),
             signing_in: tokio::sync::Mutex::default(),
+            answers: Mutex::default(),
             seen,
         })
     }
@@ -212,7 +227,29 @@ impl Client {
         let began = Instant::now();
         let answer = self.checked(method, request).await;
         figures::called(method.path, began.elapsed(), answer.is_err());
+        self.note_answer(method, began, answer.as_ref().err());
         answer
+    }
+
+    fn note_answer(&self, method: Method, began: Instant, error: Option<&CallError>) {
+        let is_answer = match error {
+            None => true,
+            Some(error) => error.is_refusal(),
+        };
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_answer {
+            answers.latest = Some(Instant::now());
+        }
+        // Of one that is not answered in time, the time is a lower bound.
+        let is_measured = matches!(error, None | Some(CallError::Late { .. }));
+        if method == RENEWAL && is_measured {
+            answers.renewal = Some(began.elapsed());
+        }
+    }
+
+    /// What is known of etcd's answers.
+    pub(super) fn answers(&self) -> Answers {
+        *self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn checked<Q, R>(&self, method: Method, request: Q) -> Result<R, CallError>
@@ -361,10 +398,24 @@ impl Client {
             return Ok(());
         };
         let before = self.token();
-        let _turn = self.signing_in.lock().await;
+        let mut failed = self.signing_in.lock().await;
         if self.token() != before {
             return Ok(());
         }
+        if let Some((at, error)) = &*failed
+            && at.elapsed() < SIGN_IN_PAUSE
+        {
+            return Err(error.clone());
+        }
+        let signed_in = self.authenticate(&credentials).await;
+        *failed = signed_in
+            .as_ref()
+            .err()
+            .map(|error| (Instant::now(), error.clone()));
+        signed_in
+    }
+
+    async fn authenticate(&self, credentials: &EtcdCredentials) -> Result<(), CallError> {
         let request = AuthenticateRequest {
             name: credentials.user.clone(),
             password: credentials.password.clone(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_core::ownership::{Key, OwnedState, Value};
-use conman_proto::{Generation, SessionId};
+use conman_core::ownership::{Key, OwnedState, Timing, Value};
+use conman_proto::{Generation, NodeStore, SessionId};
 use tokio::sync::watch;
 
 use super::shared::{Shared, name};
@@ -83,6 +83,17 @@ impl Fleet for EtcdRegistry {
         }
     }
 
+    fn store(&self) -> Option<NodeStore> {
+        let answers = self.shared.store.client.answers();
+        let round_trip = answers.renewal;
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        Some(NodeStore {
+            answered_ago_ms: answers.latest.map(|at| ms(at.elapsed())),
+            round_trip_ms: round_trip.map(ms),
+            warning: round_trip.and_then(|took| slow_store(&self.shared.timing, ms(took))),
+        })
+    }
+
     fn announce(&self, announcement: Announcement) {
         if self.membership.announce(announcement) {
             self.shared.hurry.notify_one();
@@ -98,6 +109,20 @@ impl Fleet for EtcdRegistry {
         self.run_list(async move { listing::page(&shared, after, limit).await })
             .await
     }
+}
+
+/// Which times would fit, if the store is too slow for the present ones.
+fn slow_store(timing: &Timing, round_trip_ms: u64) -> Option<String> {
+    let borne_ms = timing.borne_round_trip_ms();
+    let fitting = timing.fitting(round_trip_ms);
+    (round_trip_ms > borne_ms).then(|| {
+        format!(
+            "a renewal in etcd took {round_trip_ms} ms, and `fleet.fence_ms` = {} needs at most \
+             {borne_ms} ms: sessions may freeze. Make etcd faster, or set `fleet.fence_ms` to at least \
+             {} and `fleet.takeover_ms`, if it is set, to at least {}",
+            timing.fence_ms, fitting.fence_ms, fitting.takeover_ms
+        )
+    })
 }
 
 async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, RegistryError> {
@@ -123,4 +148,19 @@ async fn locate(shared: &Shared, id: &SessionId) -> Result<Option<Located>, Regi
             released: ownership.state == OwnedState::Released,
         }),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_too_slow_has_the_times_named_that_would_fit() {
+        let timing = Timing::default();
+        assert_eq!(slow_store(&timing, timing.borne_round_trip_ms()), None);
+        let warning = slow_store(&timing, 2_100).expect("too slow");
+        for part in ["2100 ms", "at most 1666 ms", "to at least 6300"] {
+            assert!(warning.contains(part), "{warning}");
+        }
+    }
 }

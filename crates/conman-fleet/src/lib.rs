@@ -7,12 +7,13 @@
 //! - [`StartAttempts`] is the loop that requests nodes to start a session. PUT requests,
 //!   connections, restarts and drains use it.
 //! - [`require_acceptance`] finds out when this node joins whether the others accept it.
+//! - [`run_reach`] probes the other nodes; [`FleetMap::cut_off`] has the nodes that are cut off.
 //! - [`run_restarter`] restarts sessions of lost nodes and removes their old records.
 //! - [`FleetMap::call`] sends a caller's request to another node's API; a [`CallError`] says whether
 //!   it may be sent again. [`node_api`] has the paths that only nodes request, and `conman-peer`
 //!   has the connections.
 //!
-//! Tasks: the restarter; a check for lost nodes, which ends the streams with them through a watch
+//! Tasks: the restarter; the prober; a check for lost nodes, which ends the streams with them through a watch
 //! channel for each node; one task for each session that requests wait for, which a watch channel
 //! joins to them; one for each tunnel to another node's API.
 //!
@@ -35,6 +36,7 @@ pub mod node_api;
 mod own_route;
 mod passage;
 mod peer_backend;
+mod reach;
 mod remote_body;
 mod remote_call;
 mod restarter;
@@ -48,6 +50,7 @@ pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocatio
 pub use own_route::{NodeSessions, own_route};
 pub use passage::Passage;
 pub use peer_backend::PeerBackend;
+pub use reach::run_reach;
 pub use remote_body::{RemoteBody, read_json};
 pub use remote_call::{BufferedRequest, CallError, ExpectedGeneration, X_CONMAN_ENDED};
 pub use restarter::run_restarter;

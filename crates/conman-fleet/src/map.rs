@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::Passage;
 use crate::lost_nodes::StreamsByNode;
+use crate::reach::Probed;
 
 /// Default limit of requests that wait for a node: half of the API's connections.
 const MAX_WAITING: usize = 512;
@@ -28,6 +29,7 @@ pub struct FleetMap {
     /// Places for requests that wait for a node.
     pub(crate) places: Semaphore,
     streams: StreamsByNode,
+    probed: Probed,
     leave: Option<Arc<Leave>>,
 }
 
@@ -125,6 +127,7 @@ impl FleetMap {
             limits,
             places: Semaphore::new(MAX_WAITING),
             streams: StreamsByNode::default(),
+            probed: Probed::new(),
             leave: None,
         }
     }
@@ -170,6 +173,10 @@ impl FleetMap {
     #[must_use]
     pub fn client(&self) -> &PeerClient {
         &self.client
+    }
+
+    pub(crate) fn probed(&self) -> &Probed {
+        &self.probed
     }
 
     /// The location of a session, read from the registry.
@@ -319,7 +326,11 @@ impl FleetMap {
 
     fn views(&self) -> Vec<NodeView> {
         let peers = self.fleet.peers();
-        let views = peers.iter().map(|peer| view(peer, self.standing(peer)));
+        let cut_off = self.cut_off();
+        let views = peers.iter().map(|peer| NodeView {
+            cut_off: cut_off.contains(&peer.name),
+            ..view(peer, self.standing(peer))
+        });
         views.collect()
     }
 }
@@ -332,6 +343,7 @@ fn view(peer: &Peer, standing: NodeStanding) -> NodeView {
         standing,
         draining: announced.draining,
         reachable: announced.peer_url.is_some(),
+        cut_off: false,
         announced_ago_ms: peer.announced_ago_ms,
         labels: announced.labels,
         templates: announced.templates,

@@ -168,6 +168,10 @@ impl Restarter {
     /// Whether the session is to be restarted by some node.
     fn consider(&mut self, session: &FleetSession, peers: &[Peer]) -> bool {
         let record = &session.record;
+        if session.node != self.fleet.me() {
+            let sessions = self.node.sessions();
+            sessions.note_elsewhere(&record.id, record.generation);
+        }
         let known = peers.iter().find(|peer| peer.name == session.node);
         if !record.state.is_ended() {
             match known.is_some_and(is_lost) {

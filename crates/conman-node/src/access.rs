@@ -5,7 +5,8 @@ use std::sync::Arc;
 use conman_core::ActivityGuard;
 use conman_linux::Signal;
 use conman_proto::{
-    Generation, LinkRequest, PortRange, SessionId, SessionLink, SessionState, SessionStats,
+    ExecStatus, Generation, LinkRequest, PortRange, SessionId, SessionLink, SessionState,
+    SessionStats,
 };
 use conman_runtime::{
     ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime, RuntimeError,
@@ -150,12 +151,11 @@ impl AccessHandle {
             runtime,
             key,
         } = running(&self.context, id)?;
-        match runtime.exec(&key, plan).await {
-            Ok(io) => Ok(with_session_end(handle, io)),
-            // The runtime only sees that the container is gone.
-            Err(_) if is_going(&handle) => Err(not_running(&handle)),
-            Err(source) => Err(failed(id)(source)),
-        }
+        let began = runtime.exec(&key, plan);
+        let began = answering(&self.context, runtime, "run a command in", began).await;
+        let mut io = unless_going(&handle, began)?;
+        io.status = with_session_end(handle, io.status);
+        Ok(io)
     }
 
     /// Carries out an order about a running session's files, as `user` or its program's user. The session
@@ -173,11 +173,9 @@ impl AccessHandle {
             key,
         } = running(&self.context, id)?;
         let guard = handle.activity.begin();
-        match runtime.files(&key, order, user).await {
-            Ok(io) => Ok((io, guard)),
-            Err(_) if is_going(&handle) => Err(not_running(&handle)),
-            Err(source) => Err(failed(id)(source)),
-        }
+        let began = runtime.files(&key, order, user);
+        let began = answering(&self.context, runtime, "reach the files of", began).await;
+        Ok((unless_going(&handle, began)?, guard))
     }
 
     /// Attaches a link to a running session.
@@ -230,7 +228,8 @@ impl AccessHandle {
         } else {
             None
         };
-        let log = runtime.logs(&key, options).await;
+        let log = runtime.logs(&key, options);
+        let log = answering(&self.context, runtime, "read the log of", log).await;
         let log = log.map_err(|source| match source {
             RuntimeError::NoSuchContainer { .. } => AccessError::NotKept { id: id.clone() },
             source => failed(id)(source),
@@ -364,9 +363,11 @@ fn is_going(handle: &SessionHandle) -> bool {
 }
 
 /// A command that was killed together with its session reports that, and not an exit code of its own.
-fn with_session_end(handle: Arc<SessionHandle>, io: ExecIo) -> ExecIo {
+pub(crate) fn with_session_end(
+    handle: Arc<SessionHandle>,
+    ended: oneshot::Receiver<ExecStatus>,
+) -> oneshot::Receiver<ExecStatus> {
     let (sender, status) = oneshot::channel();
-    let ended = io.status;
     tokio::spawn(async move {
         let Ok(mut ended) = ended.await else { return };
         if ended.exit_code == Some(KILLED) && is_going(&handle) {
@@ -382,7 +383,33 @@ fn with_session_end(handle: Arc<SessionHandle>, io: ExecIo) -> ExecIo {
         }
         let _ = sender.send(ended);
     });
-    ExecIo { status, ..io }
+    status
+}
+
+/// A session that ends meanwhile is not running, whatever the runtime says: it only sees that the container is
+/// gone.
+pub(crate) fn unless_going<T>(
+    handle: &SessionHandle,
+    result: Result<T, RuntimeError>,
+) -> Result<T, AccessError> {
+    match result {
+        Ok(done) => Ok(done),
+        Err(_) if is_going(handle) => Err(not_running(handle)),
+        Err(source) => Err(failed(&handle.id)(source)),
+    }
+}
+
+/// Waits for a runtime's answer for as long as the runtime is not silent.
+pub(crate) async fn answering<T>(
+    context: &Context,
+    runtime: &Arc<dyn Runtime>,
+    action: &'static str,
+    answer: impl Future<Output = Result<T, RuntimeError>>,
+) -> Result<T, RuntimeError> {
+    let health = &context.health;
+    health
+        .while_it_answers(runtime.kind(), action, answer)
+        .await
 }
 
 pub(crate) fn failed(id: &SessionId) -> impl FnOnce(RuntimeError) -> AccessError {

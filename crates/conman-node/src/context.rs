@@ -23,6 +23,7 @@ use crate::kill_table::KillTable;
 use crate::leave::Leave;
 use crate::options::NodeOptions;
 use crate::revival::Relocate;
+use crate::runtime_health::RuntimeHealth;
 use crate::session_table::SessionTable;
 
 #[derive(Debug)]
@@ -32,6 +33,7 @@ pub(crate) struct Context {
     pub(crate) registry: Arc<dyn Registry>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) runtimes: BTreeMap<RuntimeKind, Arc<dyn Runtime>>,
+    pub(crate) health: RuntimeHealth,
     pub(crate) table: Arc<KillTable>,
     pub(crate) sockets: Arc<NetnsSockets>,
     pub(crate) egress: Egress,

@@ -28,8 +28,8 @@ use std::time::Duration;
 use conman_core::{DRAINED, EndCause};
 use conman_linux::{parse_signal, signal_name};
 use conman_proto::{
-    DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss, SessionState,
-    Unreleased,
+    DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss,
+    RebalanceReport, SessionState, Unreleased,
 };
 use conman_registry::NewEvent;
 use jiff::Timestamp;
@@ -78,6 +78,7 @@ pub(crate) struct Drain {
     changing: tokio::sync::Mutex<()>,
     /// Locked while a rebalancing moves sessions.
     rebalancing: Arc<tokio::sync::Mutex<()>>,
+    rebalanced: Mutex<Option<RebalanceReport>>,
 }
 
 #[derive(Debug)]
@@ -100,6 +101,7 @@ impl Drain {
             signalled: SignalledSessions::new(state_dir),
             changing: tokio::sync::Mutex::default(),
             rebalancing: Arc::default(),
+            rebalanced: Mutex::default(),
         })
     }
 

@@ -62,7 +62,10 @@ pub(crate) async fn ensure_by(
                     created: false,
                 };
             }
-            Admission::WaitForEnd(handle) => wait_for_end(context, &handle, deadline).await?,
+            Admission::WaitForEnd(handle) => {
+                refuse_silent_runtime(context, id, spec)?;
+                wait_for_end(context, &handle, deadline).await?;
+            }
             Admission::Refuse(error) => return Err(error),
         }
     };
@@ -70,7 +73,10 @@ pub(crate) async fn ensure_by(
     let view = handle
         .wait_for(|view| match view.state {
             SessionState::Starting => !wait && view.generation.is_some(),
-            SessionState::Stopping => false,
+            // Whether it started shows only once the runtime answers again.
+            SessionState::Stopping => {
+                is_unanswered(view) && context.health.silence(spec.runtime).is_some()
+            }
             SessionState::Running
             | SessionState::Frozen
             | SessionState::Paused
@@ -82,6 +88,28 @@ pub(crate) async fn ensure_by(
     match failure(context, handle, &view) {
         Some(error) => Err(error),
         None => Ok(ensured),
+    }
+}
+
+fn is_unanswered(view: &View) -> bool {
+    matches!(
+        view.failure,
+        Some(Failure::Kind(FailureKind::RuntimeUnavailable))
+    )
+}
+
+/// A runtime that is silent is sent no start: nobody would know when it takes effect.
+fn refuse_silent_runtime(
+    context: &Context,
+    id: &SessionId,
+    spec: &ResolvedSpec,
+) -> Result<(), EnsureError> {
+    match context.health.silence(spec.runtime) {
+        Some(reason) => Err(EnsureError::RuntimeSilent {
+            id: id.clone(),
+            reason,
+        }),
+        None => Ok(()),
     }
 }
 
@@ -150,6 +178,7 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
             if let Some(error) = refusal(context) {
                 return Err(error);
             }
+            refuse_silent_runtime(context, id, spec)?;
             let entry = kill_entry(handle, Stage::Claiming, Some(Arc::clone(runtime)));
             context
                 .table

@@ -171,6 +171,8 @@ pub enum EnsureError {
         set them in [fleet] labels of its configuration, or leave `node_labels` out"
     )]
     LacksLabels { id: SessionId, missing: String },
+    #[error("session {id} was not started: {reason}")]
+    RuntimeSilent { id: SessionId, reason: String },
     #[error("this node is shutting down")]
     ShuttingDown,
     #[error("session {id} did not start: {}", session.reason.as_deref().unwrap_or("no reason given"))]
@@ -217,6 +219,7 @@ impl EnsureError {
             | Self::Preempted { .. }
             | Self::Draining { .. }
             | Self::Cordoned
+            | Self::RuntimeSilent { .. }
             | Self::ShuttingDown
             | Self::Stuck { .. }
             | Self::StillEnding { .. }

@@ -2,9 +2,11 @@
 
 use conman_linux::Signal;
 use conman_proto::{ExecId, KeptExec, SessionId};
-use conman_runtime::{AttachOptions, ExecPlan};
+use conman_runtime::{AttachOptions, ExecPlan, RuntimeError};
 
-use crate::access::{AccessHandle, Running, failed, place, running};
+use crate::access::{
+    AccessHandle, Running, answering, place, running, unless_going, with_session_end,
+};
 use crate::attached::{Attached, Presence};
 use crate::error::AccessError;
 
@@ -29,28 +31,33 @@ impl AccessHandle {
             _place: place(&handle)?,
             _activity: handle.activity.begin(),
         };
-        let attached = runtime.attach(&key, exec, options).await;
-        let io = attached.map_err(failed(id))?;
+        let attached = runtime.attach(&key, exec, options);
+        let attached = answering(&self.context, runtime, "attach to", attached).await;
+        let mut io = unless_going(&handle, attached)?;
+        io.status = with_session_end(handle, io.status);
         Ok(Attached { io, presence })
     }
 
     /// Runs a command in a running session whose streams are kept.
     pub async fn keep_exec(&self, id: &SessionId, plan: ExecPlan) -> Result<KeptExec, AccessError> {
         self.awake(id).await?;
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.keep_exec(&key, plan).await.map_err(failed(id))
+        let kept = running(&self.context, id)?;
+        let begun = kept.runtime.keep_exec(&kept.key, plan);
+        self.about_kept(&kept, "run a command in", begun).await
     }
 
     /// Returns the kept commands of a running session, the oldest first.
     pub async fn kept_execs(&self, id: &SessionId) -> Result<Vec<KeptExec>, AccessError> {
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.kept_execs(&key).await.map_err(failed(id))
+        let kept = running(&self.context, id)?;
+        let listed = kept.runtime.kept_execs(&kept.key);
+        self.about_kept(&kept, "list the commands of", listed).await
     }
 
     /// Returns one of them.
     pub async fn kept_exec(&self, id: &SessionId, exec: ExecId) -> Result<KeptExec, AccessError> {
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.kept_exec(&key, exec).await.map_err(failed(id))
+        let kept = running(&self.context, id)?;
+        let found = kept.runtime.kept_exec(&kept.key, exec);
+        self.about_kept(&kept, "look up a command of", found).await
     }
 
     /// Sends a signal to the first process of a kept command.
@@ -60,9 +67,9 @@ impl AccessHandle {
         exec: ExecId,
         signal: Signal,
     ) -> Result<(), AccessError> {
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        let sent = runtime.signal_exec(&key, exec, signal).await;
-        match sent.map_err(failed(id))? {
+        let kept = running(&self.context, id)?;
+        let sent = kept.runtime.signal_exec(&kept.key, exec, signal);
+        match self.about_kept(&kept, "signal a command of", sent).await? {
             true => Ok(()),
             false => Err(AccessError::ExecEnded {
                 id: id.clone(),
@@ -73,7 +80,19 @@ impl AccessHandle {
 
     /// Kills a kept command, if it has not ended, and forgets it.
     pub async fn end_exec(&self, id: &SessionId, exec: ExecId) -> Result<(), AccessError> {
-        let Running { runtime, key, .. } = running(&self.context, id)?;
-        runtime.end_exec(&key, exec).await.map_err(failed(id))
+        let kept = running(&self.context, id)?;
+        let ended = kept.runtime.end_exec(&kept.key, exec);
+        self.about_kept(&kept, "end a command of", ended).await
+    }
+
+    /// Waits for what the runtime of a running session answers about kept commands.
+    async fn about_kept<T>(
+        &self,
+        of: &Running<'_>,
+        action: &'static str,
+        answer: impl Future<Output = Result<T, RuntimeError>>,
+    ) -> Result<T, AccessError> {
+        let answer = answering(&self.context, of.runtime, action, answer).await;
+        unless_going(&of.handle, answer)
     }
 }

@@ -95,6 +95,7 @@ impl Node {
             starts: Arc::new(Semaphore::new(options.limits.max_starting.max(1))),
             registry,
             journal,
+            health: RuntimeHealth::new(runtimes.iter().map(|runtime| runtime.kind())),
             runtimes: runtimes
                 .into_iter()
                 .map(|runtime| (runtime.kind(), runtime))
@@ -118,14 +119,13 @@ impl Node {
         take_over(&context).await?;
         let preemption = emergency.attach(means).await;
         resume_preemption(&context, &preemption).await;
-        let health = Arc::new(RuntimeHealth::default());
-        let background = spawn_background(&context, &health);
+        let background = spawn_background(&context);
         Ok(Arc::new(Self {
             sessions: SessionsHandle::new(Arc::clone(&context)),
             access: AccessHandle::new(Arc::clone(&context)),
             drain: DrainHandle::new(Arc::clone(&context)),
             preemption,
-            status: StatusHandle::new(Arc::clone(&context), health),
+            status: StatusHandle::new(Arc::clone(&context)),
             context,
             background: Mutex::new(background),
         }))
@@ -332,8 +332,7 @@ async fn take_over(context: &Arc<Context>) -> Result<(), NodeStartError> {
     Ok(())
 }
 
-fn spawn_background(context: &Arc<Context>, health: &Arc<RuntimeHealth>) -> Vec<JoinHandle<()>> {
-    let health = runtime_health::run(Arc::clone(context), Arc::clone(health));
+fn spawn_background(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
     vec![
         tokio::spawn(essential(cleanup::NAME, cleanup::run(Arc::clone(context)))),
         tokio::spawn(essential(
@@ -348,7 +347,10 @@ fn spawn_background(context: &Arc<Context>, health: &Arc<RuntimeHealth>) -> Vec<
             disk_watch::NAME,
             disk_watch::run(Arc::clone(context)),
         )),
-        tokio::spawn(essential(runtime_health::NAME, health)),
+        tokio::spawn(essential(
+            runtime_health::NAME,
+            runtime_health::run(Arc::clone(context)),
+        )),
         tokio::spawn(links::sweep(Arc::clone(context))),
     ]
 }

@@ -16,7 +16,7 @@ use conman_proto::EventKind;
 use conman_runtime::{ContainerKey, DiskExcess, Runtime, RuntimeError};
 use tokio::sync::{Mutex, watch};
 
-use crate::access::{container_of, failed};
+use crate::access::{answering, container_of, failed};
 use crate::context::Context;
 use crate::error::AccessError;
 use crate::session::SessionHandle;
@@ -64,10 +64,12 @@ pub(crate) async fn pause(
             return Ok(());
         }
         handle.pausing.set(true);
-        if let Err(error) = runtime.pause(&key).await {
+        let pausing = answering(context, runtime, "pause", runtime.pause(&key));
+        if let Err(error) = pausing.await {
             // It may be frozen all the same. Unless it surely runs it stays paused, so that the next
             // connection resumes it.
-            if runtime.resume(&key).await.is_ok() {
+            let resuming = answering(context, runtime, "resume", runtime.resume(&key));
+            if resuming.await.is_ok() {
                 handle.pausing.set(false);
             }
             return Err(failed(&handle.id)(error));
@@ -112,7 +114,8 @@ pub(crate) async fn resume(context: &Context, handle: &SessionHandle) -> Result<
     if !handle.pausing.is_paused() {
         return Ok(());
     }
-    let resumed = runtime.resume(&key).await;
+    let resuming = answering(context, runtime, "resume", runtime.resume(&key));
+    let resumed = resuming.await;
     resumed.map_err(failed(&handle.id))?;
     handle.pausing.set(false);
     // It is idle from now on, not since before the pause.

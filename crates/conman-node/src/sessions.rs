@@ -1,6 +1,7 @@
 //! Starts, stops, shows and restarts sessions.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use conman_core::listing::ListQuery;
 use conman_proto::{
@@ -242,6 +243,16 @@ impl SessionsHandle {
         match forgotten.and_then(|handle| handle.generation()) {
             Some(generation) => self.forget(id, generation).await,
             None => Ok(()),
+        }
+    }
+
+    /// Notes that a later life of a session that has ended here is on another node, so that it is counted there
+    /// alone.
+    pub fn note_elsewhere(&self, id: &SessionId, generation: Generation) {
+        let shown = self.context.sessions.shown(id);
+        let ended = shown.filter(|handle| handle.is_ended());
+        if let Some(handle) = ended.filter(|handle| handle.generation() < Some(generation)) {
+            handle.is_elsewhere.store(true, Ordering::Relaxed);
         }
     }
 

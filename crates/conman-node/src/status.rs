@@ -1,8 +1,9 @@
 //! A node's state, load and problems, for the API and the other nodes.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use conman_proto::{NodeRuntime, NodeState, NodeTakeover, RuntimeKind, SessionState};
+use conman_proto::{NodeRuntime, NodeState, NodeStore, NodeTakeover, RuntimeKind, SessionState};
 use conman_registry::Standing;
 use jiff::Timestamp;
 
@@ -10,24 +11,30 @@ use crate::context::Context;
 use crate::disk_watch;
 use crate::hold::held_now;
 use crate::host_limits::HostLimit;
-use crate::runtime_health::RuntimeHealth;
 use crate::view::Counts;
 
 /// A node's state, load and problems. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct StatusHandle {
     context: Arc<Context>,
-    health: Arc<RuntimeHealth>,
-    takeover: Arc<Mutex<Option<NodeTakeover>>>,
+    reported: Arc<Mutex<Reported>>,
     started_at: Timestamp,
 }
 
+/// What other parts of the daemon report about the node.
+#[derive(Debug, Default)]
+struct Reported {
+    takeover: Option<NodeTakeover>,
+    store: Option<NodeStore>,
+    unreached: Vec<String>,
+    cut_off: bool,
+}
+
 impl StatusHandle {
-    pub(crate) fn new(context: Arc<Context>, health: Arc<RuntimeHealth>) -> Self {
+    pub(crate) fn new(context: Arc<Context>) -> Self {
         Self {
             context,
-            health,
-            takeover: Arc::default(),
+            reported: Arc::default(),
             started_at: Timestamp::now(),
         }
     }
@@ -41,26 +48,49 @@ impl StatusHandle {
     /// Returns problems that do not make the node unready, for people.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.health.warnings();
+        let mut warnings = self.context.health.warnings();
         warnings.extend(disk_watch::warning(&self.context));
         warnings.extend(self.context.journal.trouble());
-        warnings.extend(self.takeover().and_then(|takeover| takeover.warning()));
+        let reported = self.reported();
+        let takeover = reported.takeover.as_ref();
+        warnings.extend(takeover.and_then(NodeTakeover::warning));
+        let store = reported.store.as_ref();
+        warnings.extend(store.and_then(|store| store.warning.clone()));
+        if !reported.unreached.is_empty() {
+            let names = reported.unreached.join(", ");
+            warnings.push(format!("this node does not reach {names}"));
+        }
         warnings
     }
 
     /// Sets when other nodes take over, and how steady the host is.
     pub fn set_takeover(&self, takeover: NodeTakeover) {
-        *self.lock_takeover() = Some(takeover);
+        self.reported().takeover = Some(takeover);
     }
 
-    fn takeover(&self) -> Option<NodeTakeover> {
-        *self.lock_takeover()
+    /// Sets how this node finds the registry.
+    pub fn set_store(&self, store: Option<NodeStore>) {
+        self.reported().store = store;
     }
 
-    /// A panic cannot leave a partial change: each is one assignment.
-    fn lock_takeover(&self) -> MutexGuard<'_, Option<NodeTakeover>> {
-        let takeover = self.takeover.lock();
-        takeover.unwrap_or_else(PoisonError::into_inner)
+    /// Sets which live nodes this one does not reach, and whether it is cut off from most of the nodes that
+    /// reach each other.
+    pub fn set_reach(&self, unreached: Vec<String>, cut_off: bool) {
+        let mut reported = self.reported();
+        (reported.unreached, reported.cut_off) = (unreached, cut_off);
+    }
+
+    /// Returns the nodes that this one does not reach if it is cut off.
+    #[must_use]
+    pub fn cut_off(&self) -> Option<Vec<String>> {
+        let reported = self.reported();
+        reported.cut_off.then(|| reported.unreached.clone())
+    }
+
+    /// A panic cannot leave a partial change: each is an assignment.
+    fn reported(&self) -> MutexGuard<'_, Reported> {
+        let reported = self.reported.lock();
+        reported.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the names of the templates.
@@ -95,16 +125,18 @@ impl StatusHandle {
         let runtime = context.options.policy.default_runtime;
         let runtimes = context.runtimes.keys().map(|runtime| NodeRuntime {
             runtime: *runtime,
-            error: self.health.error(*runtime),
+            error: self.context.health.error(*runtime),
+            answered_ago_ms: self.context.health.answered_ago_ms(*runtime),
         });
         let host_limit = context.host_limits.of(runtime);
+        let reported = self.reported();
         conman_proto::Node {
             name: context.options.name.clone(),
             instance: context.options.instance.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             state: self.state(),
             runtime,
-            runtime_error: self.health.error(runtime),
+            runtime_error: self.context.health.error(runtime),
             runtimes: runtimes.collect(),
             sessions_running: counts.get(SessionState::Running),
             sessions_starting: counts.get(SessionState::Starting),
@@ -118,7 +150,10 @@ impl StatusHandle {
             }),
             connections: shown.iter().map(|handle| handle.activity.in_flight()).sum(),
             through: context.leave.through().in_flight(),
-            takeover: self.takeover(),
+            takeover: reported.takeover,
+            store: reported.store.clone(),
+            unreached: reported.unreached.clone(),
+            clock: Some(Timestamp::now()),
             started_at: self.started_at,
             fleet: None,
         }
@@ -128,7 +163,9 @@ impl StatusHandle {
     /// that they are as true as a list.
     pub fn measure(&self) {
         let context = &*self.context;
-        let counts = Counts::of(context, &context.sessions.shown_after(None));
+        let mut shown = context.sessions.shown_after(None);
+        shown.retain(|handle| !handle.is_elsewhere.load(Ordering::Relaxed));
+        let counts = Counts::of(context, &shown);
         for state in SessionState::ALL {
             let count = counts.get(state) as f64;
             metrics::gauge!("conman_sessions", "state" => state.as_str()).set(count);

@@ -359,9 +359,11 @@ pub(crate) fn readiness_response(readiness: Readiness) -> Response<ResponseBody>
     let mut response = Response::new(ResponseBody::own(body));
     *response.status_mut() = match readiness {
         Readiness::Ready | Readiness::Lapsed => StatusCode::OK,
-        Readiness::Cordoned | Readiness::Draining | Readiness::Preempted | Readiness::Stopping => {
-            StatusCode::NOT_FOUND
-        }
+        Readiness::CutOff
+        | Readiness::Cordoned
+        | Readiness::Draining
+        | Readiness::Preempted
+        | Readiness::Stopping => StatusCode::NOT_FOUND,
         Readiness::Down => StatusCode::SERVICE_UNAVAILABLE,
     };
     let headers = response.headers_mut();

@@ -63,6 +63,8 @@ pub enum Readiness {
     /// The registry does not answer, or has not for too long: clients and sessions wait. Such a node stays
     /// in the balancer, because all others may be in the same state.
     Lapsed,
+    /// No new clients, because most other nodes are not reached; those present stay.
+    CutOff,
     /// No new clients; those present stay.
     Cordoned,
     Draining,
@@ -79,6 +81,7 @@ impl Readiness {
         match self {
             Self::Ready => "ready",
             Self::Lapsed => "lapsed",
+            Self::CutOff => "cut-off",
             Self::Cordoned => "cordoned",
             Self::Draining => "draining",
             Self::Preempted => "preempted",

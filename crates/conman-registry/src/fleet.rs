@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::ownership::Timing;
-use conman_proto::{Generation, SessionId};
+use conman_proto::{Generation, NodeStore, SessionId};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -57,6 +57,11 @@ pub trait Fleet: Send + Sync + std::fmt::Debug + 'static {
 
     /// The reason in words, while ownership is late or has lapsed.
     fn why_late(&self) -> Option<String> {
+        None
+    }
+
+    /// How this node finds the registry; `None` where there are no other nodes.
+    fn store(&self) -> Option<NodeStore> {
         None
     }
 

@@ -143,6 +143,11 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     /// Checks that it answers, and returns its description.
     async fn info(&self) -> Result<RuntimeInfo, RuntimeError>;
 
+    /// Checks that it answers, however busy it is.
+    async fn ping(&self) -> Result<(), RuntimeError> {
+        self.info().await.map(drop)
+    }
+
     /// Returns an error if the runtime knows at once, before a container is created, that it lacks
     /// the image; `None` also if it does not know.
     async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {

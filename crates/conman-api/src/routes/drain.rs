@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use conman_node::MAX_DRAIN_PARALLEL;
-use conman_proto::{DrainPlan, DrainReport, DrainRequest, Node, RebalanceRequest};
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, Node, RebalanceReport, RebalanceRequest};
 use http::StatusCode;
 use utoipa::ToSchema;
 
@@ -104,7 +104,7 @@ pub(crate) async fn undrain(
     request_body = RebalanceRequest,
     responses(
         (status = 200, description = "What would be done.", body = DrainPlan),
-        (status = 202, description = "What will be done; the event `rebalance_finished` reports the end.", body = DrainPlan),
+        (status = 202, description = "What will be done; GET shows what was done, and the event `rebalance_finished` reports the end.", body = DrainPlan),
         (status = 404, description = "no-such-node"),
         (status = 409, description = "rebalancing"),
     )
@@ -128,6 +128,27 @@ pub(crate) async fn rebalance(
         ));
     }
     Ok((StatusCode::ACCEPTED, Json(plan)))
+}
+
+/// Show what a rebalance has done
+///
+/// How many sessions the latest one has moved, and how many it could not move.
+#[utoipa::path(
+    get, path = "/v1/nodes/{id}/rebalance", tag = "nodes", operation_id = "get_rebalance",
+    params(("id" = String, Path, description = "The node's name, or `self`.")),
+    responses(
+        (status = 200, description = "How it stands.", body = RebalanceReport),
+        (status = 404, description = "no-such-node, or not-rebalanced"),
+    )
+)]
+pub(crate) async fn get_rebalance(
+    State(state): State<ApiState>,
+    _: OwnNode,
+) -> Result<Json<RebalanceReport>, ApiError> {
+    let report = state.node.drain().rebalance_report();
+    report.map(Json).ok_or_else(|| {
+        Kind::NOT_REBALANCED.because("this node has moved nothing since its daemon started")
+    })
 }
 
 /// Refuses values that are out of bounds, and expands the signal's name.

@@ -71,6 +71,13 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Readine
             ));
         }
     }
+    if let Some(unreached) = state.node.status().cut_off() {
+        return Err(Kind::NOT_READY.because(format!(
+            "the node does not reach {}, while most other nodes reach each other, and gets no new \
+             sessions; look for a firewall or a broken link at `listen.peers`",
+            unreached.join(", ")
+        )));
+    }
     if state.closing.is_cancelled() {
         return Err(Kind::NOT_READY.because("the daemon is stopping"));
     }

@@ -12,6 +12,9 @@ pub struct RebalanceArgs {
     /// Only show what would be moved
     #[arg(long)]
     pub dry_run: bool,
+    /// Return once it has begun; the node continues
+    #[arg(long, conflicts_with = "dry_run")]
+    pub no_wait: bool,
     #[command(flatten)]
     pub node: NodeArgs,
 }

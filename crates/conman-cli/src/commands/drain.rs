@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use comfy_table::Cell;
-use conman_proto::{DrainPlan, DrainReport, DrainRequest, DrainState, RebalanceRequest};
+use conman_proto::{
+    DrainPlan, DrainReport, DrainRequest, DrainState, RebalanceReport, RebalanceRequest,
+};
 use http::Method;
 
 use super::{Context, nodes};
 use crate::args::{DrainArgs, NodeArgs, RebalanceArgs};
-use crate::client::PROMPT;
+use crate::client::{Answer, PROMPT};
 use crate::failure::{Exit, Failure};
 use crate::human::{count, milliseconds, printable};
 use crate::progress::Progress;
@@ -124,8 +126,12 @@ pub(super) async fn rebalance(context: &Context, args: &RebalanceArgs) -> Result
         .answer::<DrainPlan>(Method::POST, &path, Some(&request), PROMPT)
         .await?;
     let output = &context.output;
+    let waits = !dry_run && !args.no_wait && !answer.value.sessions.is_empty();
     if output.json {
-        output.value(&answer.raw)?;
+        match waits {
+            true => output.value(&rebalanced(context, &path).await?.raw)?,
+            false => output.value(&answer.raw)?,
+        }
         return Ok(Exit::Done);
     }
     let plan = answer.value;
@@ -144,7 +150,33 @@ pub(super) async fn rebalance(context: &Context, args: &RebalanceArgs) -> Result
     } else {
         format!("Moving {moved} in about {time}. At the end there is an event, rebalance_finished.")
     })?;
+    if waits {
+        let report = rebalanced(context, &path).await?.value;
+        output.line(&format!(
+            "Moved {} of {} to other nodes; {} start again when a client connects; {} could not be moved.",
+            report.moved,
+            count(report.planned, "session"),
+            report.waiting,
+            report.not_moved
+        ))?;
+    }
     Ok(Exit::Done)
+}
+
+/// Waits for the end of a rebalance.
+async fn rebalanced(context: &Context, path: &str) -> Result<Answer<RebalanceReport>, Failure> {
+    let progress = Progress::start(&context.output, "moving sessions to other nodes".to_owned());
+    loop {
+        let answer = context
+            .client
+            .answer::<RebalanceReport>(Method::GET, path, None::<&()>, PROMPT)
+            .await?;
+        if answer.value.finished_at.is_some() {
+            drop(progress);
+            return Ok(answer);
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
 }
 
 fn summary(report: &DrainReport, node: &NodeArgs) -> String {

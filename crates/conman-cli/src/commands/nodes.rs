@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use comfy_table::{Cell, Color};
-use conman_proto::{Node, NodeList, NodeRemoval, NodeStanding, NodeState};
+use conman_proto::{Node, NodeList, NodeRemoval, NodeStanding, NodeState, RuntimeKind};
 use http::Method;
 use jiff::Timestamp;
 
@@ -13,19 +13,23 @@ use crate::args::{NodeArgs, NodesArgs, NodesCommand};
 use crate::client::{PROMPT, encode};
 use crate::failure::{Exit, Failure};
 use crate::human::{ago, bytes, count, duration, printable};
+use crate::output::Output;
 
-const HEADER: [&str; 13] = [
-    "NAME", "STATE", "STARTED", "VERSION", "RUNTIME", "RUNNING", "STARTING", "PAUSED", "FROZEN",
-    "STUCK", "MOST", "CONNS", "THROUGH",
+const HEADER: [&str; 14] = [
+    "NAME", "STATE", "ANSWERED", "STARTED", "VERSION", "RUNTIME", "RUNNING", "STARTING", "PAUSED",
+    "FROZEN", "STUCK", "MOST", "CONNS", "THROUGH",
 ];
 
-/// THROUGH counts connections that pass through the node to sessions elsewhere, CPU is the share of time in
+/// REACHES names the live nodes that the node does not reach, ANSWERED what has not answered it for a while of
+/// etcd and its runtimes (the native one is the shim), THROUGH counts connections that pass through the node to sessions elsewhere, CPU is the share of time in
 /// which some task waited for a processor, MEMORY the available memory, TAKEOVER the delay after its last
 /// heartbeat until other nodes claim its sessions, STALL the longest time for which its host stood still.
-const FLEET_HEADER: [&str; 19] = [
+const FLEET_HEADER: [&str; 21] = [
     "NAME",
     "STATE",
     "ANNOUNCED",
+    "REACHES",
+    "ANSWERED",
     "CPU",
     "MEMORY",
     "RUNNING",
@@ -43,6 +47,9 @@ const FLEET_HEADER: [&str; 19] = [
     "STARTED",
     "LABELS",
 ];
+
+/// An answer of this age is not named: they are expected every second.
+const FRESH_MS: u64 = 3_000;
 
 /// An unknown value.
 const NOTHING: &str = "-";
@@ -110,6 +117,7 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
                 output.note(&text);
             }
         }
+        warn_of_fleet(output, node);
         if let Some(text) = node.takeover.and_then(|takeover| takeover.warning()) {
             output.warning(&format!("{}: {text}", printable(&node.name)));
         }
@@ -136,6 +144,33 @@ async fn list(context: &Context) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
+}
+
+/// What is wrong between the node and the rest of its fleet.
+fn warn_of_fleet(output: &Output, node: &Node) {
+    let name = printable(&node.name);
+    let fleet = node.fleet.as_ref();
+    let unreached = printable(&node.unreached.join(", ")).into_owned();
+    if fleet.is_some_and(|fleet| fleet.cut_off) {
+        output.warning(&format!(
+            "{name} is cut off from most nodes, which reach each other, and gets no new sessions; it reports \
+             that it does not reach: {}",
+            if unreached.is_empty() { "none" } else { &*unreached }
+        ));
+    } else if !unreached.is_empty() {
+        output.warning(&format!("{name} does not reach {unreached}"));
+    }
+    if let Some(ahead_ms) = fleet.and_then(|fleet| fleet.clock_ahead_ms) {
+        let by = duration(Duration::from_millis(ahead_ms.unsigned_abs()));
+        let side = if ahead_ms > 0 { "ahead of" } else { "behind" };
+        output.warning(&format!(
+            "the clock of {name} is {by} {side} the fleet's: certificates, tokens and the times of events and \
+             logs are wrong there; set its clock (NTP). Ownership does not depend on it"
+        ));
+    }
+    if let Some(warning) = node.store.as_ref().and_then(|store| store.warning.as_ref()) {
+        output.warning(&format!("{name}: {}", printable(warning)));
+    }
 }
 
 /// The path of a node's resource.
@@ -208,6 +243,9 @@ pub(in crate::commands) fn shown_state(node: &Node) -> (&'static str, Color) {
         }
         Some(NodeStanding::Live) | None => {}
     }
+    if node.fleet.as_ref().is_some_and(|fleet| fleet.cut_off) {
+        return ("cut-off", Color::Red);
+    }
     let color = match node.state {
         NodeState::Live => Color::Green,
         NodeState::Recovering | NodeState::Cordoned | NodeState::Draining | NodeState::Stopping => {
@@ -223,12 +261,44 @@ fn row(node: &Node, now: Timestamp) -> Vec<Cell> {
     let mut row = vec![
         Cell::new(printable(&node.name)),
         Cell::new(state).fg(color),
+        Cell::new(answered(node, 0)),
         Cell::new(ago(now, node.started_at)),
         Cell::new(printable(&node.version)),
         Cell::new(node.runtime),
     ];
     row.extend(counts(node));
     row
+}
+
+/// What has not answered the node for a while.
+fn answered(node: &Node, announced_ago_ms: u64) -> String {
+    let store = node
+        .store
+        .as_ref()
+        .map(|store| ("etcd".to_owned(), store.answered_ago_ms));
+    let runtimes = node.runtimes.iter().map(|one| {
+        let name = match one.runtime {
+            RuntimeKind::Native => "shim".to_owned(),
+            other => other.to_string(),
+        };
+        (name, one.answered_ago_ms)
+    });
+    let late = store
+        .into_iter()
+        .chain(runtimes)
+        .filter_map(|(name, ago_ms)| match ago_ms {
+            None => Some(format!("{name} never")),
+            Some(ago_ms) => (ago_ms > FRESH_MS).then(|| {
+                let ago = Duration::from_millis(ago_ms.saturating_add(announced_ago_ms));
+                format!("{name} {} ago", duration(ago))
+            }),
+        });
+    let late: Vec<String> = late.collect();
+    match late.is_empty() {
+        true if node.store.is_none() && node.runtimes.is_empty() => NOTHING.to_owned(),
+        true => "just now".to_owned(),
+        false => late.join(", "),
+    }
 }
 
 fn counts(node: &Node) -> [Cell; 8] {
@@ -263,6 +333,12 @@ fn fleet_row(node: &Node, now: Timestamp) -> Vec<Cell> {
             0 => "just now".to_owned(),
             _ => format!("{} ago", duration(Duration::from_millis(ms))),
         })),
+        known(match &node.unreached[..] {
+            [] => "all".to_owned(),
+            [one] => format!("not {}", printable(one)),
+            several => format!("not {}", count(several.len() as u64, "node")),
+        }),
+        known(answered(node, told.unwrap_or(0))),
         or_nothing(load.map(|load| format!("{:.0} %", load.cpu_pressure_percent))),
         or_nothing(load.map(|load| {
             let (free, all) = (load.memory_available_bytes, load.memory_total_bytes);

@@ -84,15 +84,32 @@ impl<'a> Latest<'a> {
             Some(SessionState::Starting) => {
                 self.phases().last().map(|(name, _)| phase_in_words(name))
             }
-            Some(SessionState::Frozen) => {
-                Some("its node cannot prove at present that it owns it".to_owned())
-            }
+            Some(SessionState::Frozen) => Some(match self.taken_over() {
+                Some(later) => format!(
+                    "{} has taken it over, and has generation {} since {}; what is frozen here is killed once \
+                     its node is back",
+                    later.node,
+                    later
+                        .generation
+                        .map_or_else(String::new, |it| it.to_string()),
+                    clock(later.at)
+                ),
+                None => "its node cannot prove at present that it owns it".to_owned(),
+            }),
             Some(SessionState::Paused) => Some("its processes do not run".to_owned()),
             Some(SessionState::Stuck) => Some("it was killed and is not dead".to_owned()),
             Some(SessionState::Stopping | SessionState::Stopped | SessionState::Failed) | None => {
                 self.end_in_words()
             }
         }
+    }
+
+    /// Another node's event of a later generation.
+    fn taken_over(&self) -> Option<&'a Event> {
+        let session = self.session?;
+        let mut events = self.timeline.events.iter().rev();
+        events
+            .find(|event| event.generation > Some(session.generation) && event.node != session.node)
     }
 
     fn end_in_words(&self) -> Option<String> {

@@ -77,6 +77,43 @@ async fn nodes_of_a_fleet_are_listed_with_how_they_stand_and_what_they_have_to_d
 }
 
 #[tokio::test]
+async fn what_a_node_does_not_reach_and_what_does_not_answer_it_is_pointed_out() {
+    let daemon = with_nodes(with(
+        node(),
+        json!({
+            "unreached": ["n2", "n3"],
+            "runtimes": [
+                { "runtime": "native", "error": null, "answered_ago_ms": 900 },
+                { "runtime": "docker", "error": null, "answered_ago_ms": 4_200 },
+            ],
+            "store": {
+                "answered_ago_ms": 7_000, "round_trip_ms": 2_100,
+                "warning": "a renewal in etcd took 2100 ms",
+            },
+            "fleet": {
+                "standing": "live", "draining": false, "cut_off": true,
+                "clock_ahead_ms": -86_400_000, "announced_ago_ms": 0, "peer_url": null,
+                "labels": {}, "load": null,
+            },
+        }),
+    ));
+    let outcome = daemon.run(&["nodes"]).await;
+    let row = outcome.stdout.lines().nth(1).expect("a row");
+    for part in ["cut-off", "not 2 nodes", "etcd 7 s ago, docker 4 s ago"] {
+        assert!(row.contains(part), "{part}: {row}");
+    }
+    assert!(!row.contains("shim"), "{row}");
+    for part in [
+        "n1 is cut off from most nodes",
+        "does not reach: n2, n3",
+        "the clock of n1 is 1 d behind the fleet's",
+        "n1: a renewal in etcd took 2100 ms",
+    ] {
+        assert!(outcome.stderr.contains(part), "{part}: {outcome:?}");
+    }
+}
+
+#[tokio::test]
 async fn nodes_are_listed_and_one_that_cannot_start_sessions_is_pointed_out() {
     let daemon = with_nodes(with(
         node(),

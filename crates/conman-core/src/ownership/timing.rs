@@ -27,6 +27,12 @@ const STALL_FACTOR: u64 = 2;
 /// A longer stall counts as one of this length: no takeover time bears a machine that was suspended.
 const MAX_STALL_MS: u64 = 5_000;
 
+/// F bears this many round trips of the store.
+const ROUND_TRIPS: u64 = 3;
+
+/// An F that is proposed is a multiple of this.
+const FENCE_STEP_MS: u64 = 100;
+
 /// In milliseconds, except ρ in parts per million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
@@ -98,6 +104,21 @@ impl Timing {
             takeover_ms,
             ..self
         }
+    }
+
+    /// The longest round trip of the store with which no renewal comes too late, even if one is lost.
+    #[must_use]
+    pub fn borne_round_trip_ms(&self) -> u64 {
+        self.fence_ms / ROUND_TRIPS
+    }
+
+    /// The same with the shortest F and T for a store whose round trip takes `round_trip_ms`.
+    #[must_use]
+    pub fn fitting(self, round_trip_ms: u64) -> Self {
+        let needed_ms = round_trip_ms.saturating_mul(ROUND_TRIPS);
+        let fence_ms = needed_ms.next_multiple_of(FENCE_STEP_MS);
+        let longer = Self { fence_ms, ..self };
+        longer.derive_takeover(0)
     }
 
     /// The same for a node on which this many containers live already, perhaps more than it is
@@ -206,6 +227,16 @@ mod tests {
         assert_eq!(many.kill_ms, 5_001);
         assert!(many.slack_ms().is_err(), "for 2,000 sessions at most");
         assert!(many.derive_takeover(0).slack_ms().is_ok());
+    }
+
+    #[test]
+    fn times_that_fit_a_slow_store_bear_its_round_trip_and_are_safe() {
+        let timing = Timing::default();
+        assert_eq!(timing.borne_round_trip_ms(), 1_666);
+        let fitting = timing.fitting(2_101);
+        assert_eq!(fitting.fence_ms, 6_400);
+        assert!(fitting.borne_round_trip_ms() >= 2_101);
+        assert!(fitting.slack_ms().is_ok() && fitting.takeover_ms > timing.takeover_ms);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use conman_proto::{DrainPlan, DrainReport, DrainRequest};
+use conman_proto::{DrainPlan, DrainReport, DrainRequest, RebalanceReport};
 
 use crate::context::Context;
 use crate::error::DrainError;
@@ -59,6 +59,12 @@ impl DrainHandle {
     #[must_use]
     pub fn rebalance(&self, count: u32) -> bool {
         super::rebalance::begin(&self.context, count)
+    }
+
+    /// Returns what the latest rebalance has done; `None` before the first of this daemon.
+    #[must_use]
+    pub fn rebalance_report(&self) -> Option<RebalanceReport> {
+        super::rebalance::report(&self.context)
     }
 
     /// Makes other nodes start the sessions that a drain releases and that want it. Only the first call has

@@ -6,12 +6,13 @@
 //! order does not outlive the daemon.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::drain::KILL_MS;
-use conman_proto::{DrainPlan, DrainRequest, EventKind, OnNodeLoss, SessionId};
+use conman_proto::{DrainPlan, DrainRequest, EventKind, OnNodeLoss, RebalanceReport, SessionId};
 use conman_registry::NewEvent;
+use jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -68,16 +69,26 @@ pub(super) fn begin(context: &Arc<Context>, count: u32) -> bool {
     tracing::info!("{message}");
     context.note(NewEvent::of_node(EventKind::RebalanceStarted, message));
     let context = Arc::clone(context);
+    *lock(&context) = Some(RebalanceReport {
+        started_at: Timestamp::now(),
+        finished_at: None,
+        planned: count.into(),
+        moved: 0,
+        waiting: 0,
+        not_moved: 0,
+    });
     tokio::spawn(async move {
-        let Moves {
-            elsewhere,
-            waiting,
-            back,
-        } = run(&context, count).await;
-        let message = format!(
-            "moved {elsewhere} of {count} sessions to other nodes; {waiting} start again where they are \
-             needed; {back} could not be moved"
-        );
+        run(&context, count).await;
+        note(&context, |report| {
+            report.finished_at = Some(Timestamp::now())
+        });
+        let message = report(&context).map_or_else(String::new, |report| {
+            format!(
+                "moved {} of {} sessions to other nodes; {} start again where they are needed; {} could not \
+                 be moved",
+                report.moved, report.planned, report.waiting, report.not_moved
+            )
+        });
         tracing::info!("{message}");
         context.note(NewEvent::of_node(EventKind::RebalanceFinished, message));
         sleep(SETTLE).await;
@@ -86,24 +97,29 @@ pub(super) fn begin(context: &Arc<Context>, count: u32) -> bool {
     true
 }
 
-/// What became of the sessions that were stopped.
-#[derive(Debug, Default)]
-struct Moves {
-    /// They run on other nodes.
-    elsewhere: u32,
-    /// They are not restarted automatically, and do not run here.
-    waiting: u32,
-    /// They run here again, are stuck, or no node has started them.
-    back: u32,
+/// Returns what the latest rebalance has done.
+pub(super) fn report(context: &Context) -> Option<RebalanceReport> {
+    lock(context).clone()
+}
+
+fn lock(context: &Context) -> MutexGuard<'_, Option<RebalanceReport>> {
+    let report = context.drain.rebalanced.lock();
+    report.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Counts a session that was stopped.
+fn note(context: &Context, count: impl FnOnce(&mut RebalanceReport)) {
+    if let Some(report) = &mut *lock(context) {
+        count(report);
+    }
 }
 
 /// Stops `count` sessions at most. Ends early if the node leaves.
-async fn run(context: &Arc<Context>, count: u32) -> Moves {
+async fn run(context: &Arc<Context>, count: u32) {
     let (order, mut had) = (order(), BTreeSet::new());
     let mut tick = interval(Duration::from_millis(INTERVAL_MS));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let places = Arc::new(Semaphore::new(1));
-    let mut moves = Moves::default();
     for _ in 0..count {
         tick.tick().await;
         let leaves = context.drain.reason().is_some()
@@ -123,12 +139,15 @@ async fn run(context: &Arc<Context>, count: u32) -> Moves {
         let came_back = context.sessions.current(&id);
         let came_back = came_back.is_some_and(|handle| !handle.is_ended());
         match outcome {
-            Outcome::Moved(_) if !came_back => moves.elsewhere += 1,
-            Outcome::Released if !came_back && !wants_restart => moves.waiting += 1,
-            Outcome::Moved(_) | Outcome::Released | Outcome::Unreleased(_) => moves.back += 1,
+            Outcome::Moved(_) if !came_back => note(context, |report| report.moved += 1),
+            Outcome::Released if !came_back && !wants_restart => {
+                note(context, |report| report.waiting += 1);
+            }
+            Outcome::Moved(_) | Outcome::Released | Outcome::Unreleased(_) => {
+                note(context, |report| report.not_moved += 1);
+            }
         }
     }
-    moves
 }
 
 fn wants_restart(handle: &SessionHandle) -> bool {

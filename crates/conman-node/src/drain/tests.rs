@@ -31,6 +31,7 @@ fn empty_node(state_dir: &Path, drain: Drain) -> Arc<Context> {
         ),
         registry: Arc::new(ModelRegistry::new()),
         journal: Arc::new(journal.expect("a journal")),
+        health: crate::runtime_health::RuntimeHealth::new(std::iter::empty()),
         runtimes: BTreeMap::new(),
         table: Arc::default(),
         sockets,

@@ -75,6 +75,8 @@ pub(crate) struct SessionHandle {
     /// Whether it may have network interfaces besides loopback.
     pub(crate) may_have_links: AtomicBool,
     pub(crate) oom_kills: OomKills,
+    /// A later life is on another node, which counts it.
+    pub(crate) is_elsewhere: AtomicBool,
 }
 
 impl SessionHandle {
@@ -94,6 +96,7 @@ impl SessionHandle {
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
             may_have_links,
             oom_kills: OomKills::default(),
+            is_elsewhere: AtomicBool::new(false),
         })
     }
 

@@ -35,10 +35,13 @@ pub(super) async fn launch(
         return Launched::Failed(StepFailure::new(FailureKind::Preempted, phase, why));
     }
     let bound = context.options.bounds.start;
+    let starting = runtime.start(&key);
+    let health = &context.health;
+    let starting = health.while_it_answers(runtime.kind(), phase, starting);
     let answer = tokio::select! {
         // Cancelled only once the container's init was found and killed: the runtime's answer does
         // not matter then.
-        answer = timeout(bound, runtime.start(&key)) => answer,
+        answer = timeout(bound, starting) => answer,
         // Cancel safe: it only kills.
         pid = kill_when_unwanted(&handle, &*runtime, &key) => {
             return Launched::Started(Started { container_id: String::new(), pid, steps: Vec::new(), egress: None });

@@ -141,7 +141,10 @@ async fn create(
 ) -> Result<(), StepFailure> {
     let phase = phases::CREATE;
     let bound = context.options.bounds.create;
-    match timeout(bound, runtime.create(plan)).await {
+    let creating = runtime.create(plan);
+    let health = &context.health;
+    let creating = health.while_it_answers(runtime.kind(), phase, creating);
+    match timeout(bound, creating).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(StepFailure::of_runtime(phase, &error)),
         Err(_) => Err(StepFailure::new(

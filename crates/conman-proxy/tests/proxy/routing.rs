@@ -204,6 +204,7 @@ async fn load_balancers_ask_for_the_nodes_state_at_any_host_that_is_no_sessions(
     }
     for (readiness, code) in [
         (Readiness::Lapsed, "200"),
+        (Readiness::CutOff, "404"),
         (Readiness::Cordoned, "404"),
         (Readiness::Draining, "404"),
         (Readiness::Preempted, "404"),

@@ -112,6 +112,15 @@ impl Daemon {
         }
     }
 
+    /// Waits until the daemon answers, without a place: other calls may have taken all of them.
+    pub(super) async fn ping(&self) -> Result<(), Failure> {
+        let facts = self.facts().await?;
+        let answered = facts.client.ping().await;
+        answered
+            .map(drop)
+            .map_err(|error| Failure::of(error, &self.socket))
+    }
+
     /// Takes a place for a stream, held as long as it lasts; `None` at once if all are taken.
     pub(super) fn stream_place(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.streams).try_acquire_owned().ok()

@@ -147,6 +147,11 @@ impl Lifecycle for DockerRuntime {
         })
     }
 
+    async fn ping(&self) -> Result<(), RuntimeError> {
+        let answered = self.shared.daemon.ping().await;
+        answered.map_err(|failure| failure.about("answer", "a ping"))
+    }
+
     async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
         let limit = self.shared.timeouts.inspect.min(IMAGE_PATIENCE);
         let inspected = self

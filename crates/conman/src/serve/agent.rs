@@ -107,7 +107,8 @@ impl Agent {
             Readiness::Ready => weight(view, load),
             // Not zero: all nodes may be in this state.
             Readiness::Lapsed => 1,
-            Readiness::Cordoned
+            Readiness::CutOff
+            | Readiness::Cordoned
             | Readiness::Draining
             | Readiness::Preempted
             | Readiness::Stopping => {
@@ -197,6 +198,7 @@ mod tests {
         assert_eq!(at(Readiness::Ready, 0), "up 100%\n");
         assert_eq!(at(Readiness::Lapsed, 1), "up 1%\n");
         for state in [
+            Readiness::CutOff,
             Readiness::Cordoned,
             Readiness::Draining,
             Readiness::Preempted,

@@ -50,6 +50,7 @@ pub(super) fn run(
             if pulse.idle(next).await.is_none() {
                 break;
             }
+            status.set_store(fleet.store());
             fleet.announce(announcement(&fixed, &status));
         }
         fleet.announce(Announcement {

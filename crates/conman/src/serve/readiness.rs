@@ -37,6 +37,9 @@ impl NodeReadiness {
             NodeState::Preempted => Readiness::Preempted,
             NodeState::Stopping => Readiness::Stopping,
             NodeState::Live | NodeState::Recovering => match self.status.standing() {
+                Standing::Alone | Standing::Live if self.status.cut_off().is_some() => {
+                    Readiness::CutOff
+                }
                 Standing::Alone | Standing::Live => Readiness::Ready,
                 Standing::Joining { .. } | Standing::Late | Standing::Fenced => Readiness::Lapsed,
             },

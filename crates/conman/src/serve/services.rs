@@ -9,7 +9,7 @@ use conman_api::{ApiState, Listener, ServeOptions, StreamPlaces, serve_tcp, serv
 use conman_auth::{AdminToken, ApiGuard, ConnectTokens, TokenFile};
 use conman_core::placement::PlacementLimits;
 use conman_core::retention::Retention;
-use conman_fleet::{FleetMap, Locator, run_restarter};
+use conman_fleet::{FleetMap, Locator, run_reach, run_restarter};
 use conman_image::ImageKeeper;
 use conman_node::Node;
 use conman_peer::PeerClient;
@@ -73,6 +73,9 @@ impl Services<'_> {
         if let Some(locator) = &locator {
             let closing = self.closing.clone();
             run_restarter(locator, vitals, Retention::default(), closing);
+        }
+        if let Some(map) = &map {
+            run_reach(map, self.node.status(), vitals, self.closing.clone());
         }
         let readiness = NodeReadiness::new(self.node, vitals);
         let access = self.node.access().clone();

@@ -94,6 +94,10 @@ fn rules() -> Vec<Rule> {
             status: 404,
             ..look("/v1/nodes/{id}/drain", "/v1/nodes/self/drain", Read)
         },
+        Rule {
+            status: 404,
+            ..look("/v1/nodes/{id}/rebalance", "/v1/nodes/self/rebalance", Read)
+        },
         look("/v1/events", "/v1/events?follow=false", Read),
         look("/v1/images", "/v1/images", Read),
         act(

@@ -97,6 +97,18 @@ fn a_session_that_another_node_took_over_was_not_given_up_whatever_its_node_did_
 }
 
 #[test]
+fn a_session_that_is_frozen_here_and_runs_there_is_shown_as_that() {
+    let frozen = Session {
+        node: "n1".to_owned(),
+        ..session(7, SessionState::Frozen, None)
+    };
+    let lapsed = [(5_000, NodeFrozen, "lapsed")];
+    let story = moved(true, &lapsed).told(Some(&frozen), 30_000);
+    let part = "alice is frozen on n1: n2 has taken it over, and has generation 9 since";
+    assert!(story.contains(part), "{story}");
+}
+
+#[test]
 fn a_takeover_from_a_node_without_a_journal_is_no_other_generations() {
     let drained = [(5_000, SessionReleased, "drained: room for others")];
     let mut scene = moved(true, &drained);

@@ -1,5 +1,7 @@
 //! An etcd that is slow or refuses: nothing is frozen without need, and little is asked of it.
 
+mod half;
+
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};

@@ -19,6 +19,7 @@ mod leaving;
 mod load;
 mod lookups;
 mod machine;
+mod moves;
 mod network;
 mod node;
 mod restart;
