@@ -1,7 +1,7 @@
 //! A node that reaches only a part of what it needs: it is shown, and it gets no new work.
 
-use conman_cluster::overlap::TEMPLATE;
-use conman_cluster::{Cluster, Cut};
+use conman_cluster::overlap::{DOCKERS, TEMPLATE};
+use conman_cluster::{Cluster, Cut, has_docker};
 use conman_e2e::{Answer, eventually, eventually_some};
 use conman_linux::Signal;
 use conman_proto::{Node, NodeList, NodeStanding};
@@ -249,5 +249,39 @@ async fn row_45_without_the_shim_starts_and_commands_are_refused_and_kills_work(
     fleet.node(0).signal_shim(Signal::CONT).expect("continued");
     fleet.ensure(0, "later").await;
     fleet.is_one(0, "stays", stays).await;
+    fleet.leaves_nothing().await;
+}
+
+/// Waits until a session of Docker runs.
+async fn docker_runs(fleet: &Fleet, id: &str) {
+    let (path, body) = (format!("/v1/sessions/{id}"), json!({"template": DOCKERS}));
+    eventually("Docker runs it", PATIENCE, async || {
+        let answer = fleet.ask(0, Method::PUT, &path, Some(&body)).await;
+        answer.is_some_and(|answer| answer.status.is_success())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "in acceptance: a Docker Engine of its own; the native form stays"]
+async fn row_45_without_dockerd_starts_and_commands_are_refused_and_kills_work() {
+    if !has_docker() {
+        return;
+    }
+    let builder = Cluster::builder().nodes(1).short().docker_too();
+    let Some(mut fleet) = Fleet::shared(builder).await else {
+        return;
+    };
+    let native = fleet.ensure(0, "native").await.generation.get();
+    docker_runs(&fleet, "killed").await;
+    fleet.cluster.signal_docker(Signal::STOP).expect("stopped");
+    starts_and_commands_are_refused(&fleet, ("killed", DOCKERS), "dockerd").await;
+    is_killed(&fleet, "/v1/sessions/killed").await;
+    fleet.is_one(0, "native", native).await;
+    fleet
+        .cluster
+        .signal_docker(Signal::CONT)
+        .expect("continued");
+    docker_runs(&fleet, "later").await;
     fleet.leaves_nothing().await;
 }
