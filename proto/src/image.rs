@@ -36,6 +36,10 @@ pub struct ImageLayer {
     /// Device nodes in the archive, which were skipped: sessions have their own /dev.
     #[serde(default)]
     pub skipped_devices: u64,
+    /// Entries of the archive whose owner or group is above 65535, which no native session has: they belong to
+    /// nobody (65534) there.
+    #[serde(default)]
+    pub owners_out_of_range: u64,
 }
 
 /// How an image wants to be run; a session's spec overrides it.

@@ -13,6 +13,7 @@ pub(crate) fn image(summary: ImageSummary) -> Image {
         id: layer.id.to_string(),
         size_bytes: layer.file_bytes,
         skipped_devices: layer.skipped_devices,
+        owners_out_of_range: layer.owners_out_of_range,
     });
     let config = image.config;
     Image {

@@ -30,6 +30,8 @@ pub struct ImageLayer {
     pub file_bytes: Option<u64>,
     /// Device nodes of its archive, which were not unpacked.
     pub skipped_devices: u64,
+    /// Entries whose owner or group no session can have; sessions see nobody there.
+    pub owners_out_of_range: u64,
     /// Whether it hides all layers below.
     pub hides_all_below: bool,
 }
@@ -56,6 +58,7 @@ impl Image {
                 root: layer_root(layers, layer),
                 file_bytes: facts.as_ref().map(|facts| facts.file_bytes),
                 skipped_devices: facts.as_ref().map_or(0, |facts| facts.skipped_devices),
+                owners_out_of_range: facts.as_ref().map_or(0, |facts| facts.owners_out_of_range),
                 hides_all_below: facts.is_some_and(|facts| facts.hides_all_below),
             }
         };
@@ -68,11 +71,14 @@ impl Image {
     }
 
     /// The `lowerdir`s of an overlay of this image, the topmost first. Layers that a higher one hides
-    /// completely are left out, since overlayfs does not support opaque marks on a layer's root.
+    /// completely are left out, since overlayfs does not support opaque marks on a layer's root; so are the
+    /// lower places of a layer that is there twice, which overlayfs refuses: the topmost hides them.
     pub fn lower_directories(&self) -> Vec<&Path> {
         let mut directories = Vec::new();
         for layer in self.layers.iter().rev() {
-            directories.push(layer.root.as_path());
+            if !directories.contains(&layer.root.as_path()) {
+                directories.push(layer.root.as_path());
+            }
             if layer.hides_all_below {
                 break;
             }

@@ -40,8 +40,6 @@ pub struct ImageConfig {
 pub enum ConfigError {
     #[error("the image's {field} contains a NUL byte")]
     NulByte { field: &'static str },
-    #[error("the image's environment contains {0:?}, which is not NAME=VALUE")]
-    Environment(String),
     #[error("the image's working directory {0:?} is not an absolute path")]
     Workdir(String),
     #[error(
@@ -79,7 +77,7 @@ impl ImageConfig {
         let this = Self {
             entrypoint: config.entrypoint().clone().unwrap_or_default(),
             cmd: config.cmd().clone().unwrap_or_default(),
-            env: config.env().clone().unwrap_or_default(),
+            env: variables(config.env().as_deref().unwrap_or_default()),
             user: text(config.user()),
             workdir: text(config.working_dir()),
             stop_signal: text(config.stop_signal()),
@@ -144,13 +142,6 @@ impl ImageConfig {
                 return Err(ConfigError::NulByte { field });
             }
         }
-        if let Some(bad) = self
-            .env
-            .iter()
-            .find(|item| item.split_once('=').is_none_or(|(name, _)| name.is_empty()))
-        {
-            return Err(ConfigError::Environment(bad.chars().take(100).collect()));
-        }
         if let Some(workdir) = self.workdir.as_ref().filter(|path| !path.starts_with('/')) {
             return Err(ConfigError::Workdir(workdir.chars().take(100).collect()));
         }
@@ -174,6 +165,20 @@ impl ImageConfig {
         }
         Ok(argv)
     }
+}
+
+/// The items that are `NAME=VALUE`. Builders write others by mistake, and no program could see them.
+fn variables(env: &[String]) -> Vec<String> {
+    let is_variable = |item: &&String| item.find('=').is_some_and(|at| at > 0);
+    let variables: Vec<String> = env.iter().filter(is_variable).cloned().collect();
+    if variables.len() < env.len() {
+        let skipped = env.len() - variables.len();
+        tracing::warn!(
+            skipped,
+            "items of an image's environment are not NAME=VALUE"
+        );
+    }
+    variables
 }
 
 #[cfg(test)]
@@ -250,14 +255,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_variable_is_left_out() {
+        let config = parse(r#"{"Env":["A","B=","=x","","C=D=E"]}"#).expect("usable");
+        assert_eq!(config.env, words("B= C=D=E"));
+    }
+
+    #[test]
     fn what_execve_could_not_take_is_refused() {
         assert!(matches!(
             parse(r#"{"Cmd":["a\u0000b"]}"#),
             Err(ConfigError::NulByte { field: "cmd" })
-        ));
-        assert!(matches!(
-            parse(r#"{"Env":["=x"]}"#),
-            Err(ConfigError::Environment(_))
         ));
         assert!(matches!(
             parse(r#"{"WorkingDir":"a"}"#),

@@ -40,6 +40,9 @@ pub enum LayerError {
 pub(crate) struct LayerFacts {
     pub(crate) file_bytes: u64,
     pub(crate) skipped_devices: u64,
+    /// See [`UnpackedLayer::owners_out_of_range`].
+    #[serde(default)]
+    pub(crate) owners_out_of_range: u64,
     pub(crate) hides_all_below: bool,
     /// First id of the range that its files belong to; 0: the ids are the image's.
     pub(crate) first_id: u32,
@@ -273,6 +276,7 @@ impl Layers {
         let facts = LayerFacts {
             file_bytes: draft.unpacked.file_bytes,
             skipped_devices: draft.unpacked.skipped_devices,
+            owners_out_of_range: draft.unpacked.owners_out_of_range,
             hides_all_below: draft.unpacked.hides_all_below,
             first_id: self.first_id,
         };

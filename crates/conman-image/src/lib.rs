@@ -37,6 +37,7 @@ mod index;
 mod keeper;
 mod layers;
 mod limits;
+mod merged;
 mod meter;
 mod name;
 mod oci_layout;

@@ -17,7 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 /// Ids of a session.
-const RANGE_SIZE: u32 = 65_536;
+pub(crate) const RANGE_SIZE: u32 = 65_536;
 
 /// Bits that a change of the owner clears: set-user-id and set-group-id.
 const PRIVILEGED: u32 = 0o6000;

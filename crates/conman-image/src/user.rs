@@ -4,11 +4,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
-use rustix::io::Errno;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::beneath::{open, open_file, read_bounded};
-use crate::unpack::{is_opaque, is_whiteout};
+use crate::merged;
 
 /// Most bytes of `/etc/passwd` and `/etc/group` that are read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -33,8 +31,6 @@ pub enum UserError {
     NoSuchUser { name: String },
     #[error("the image's /etc/group has no group {name:?}")]
     NoSuchGroup { name: String },
-    #[error("the image's {file} is a symbolic link or lies behind one, which is not followed")]
-    Symlink { file: &'static str },
     #[error("cannot read the image's {file}")]
     Read {
         file: &'static str,
@@ -51,7 +47,8 @@ pub enum UserError {
 
 /// Resolves `user` (`name`, `uid`, `name:group`, `uid:gid`, or empty for root) against a stack of
 /// directories, the topmost first: an image's [`lower directories`](crate::Image::lower_directories)
-/// as well as one merged root. Symbolic links in them are never followed.
+/// as well as one merged root. Symbolic links are resolved inside the stack. A numeric user or group needs
+/// neither file.
 pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, UserError> {
     let roots = directories
         .iter()
@@ -62,7 +59,10 @@ pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, U
         None => (user, None),
     };
     let wanted = if wanted.is_empty() { "0" } else { wanted };
-    let passwd = read_etc(&roots, "passwd", "/etc/passwd")?;
+    let passwd = match read_text(&roots, "/etc/passwd") {
+        Err(_) if id(wanted).is_some() => String::new(),
+        read => read?,
+    };
     let entry = passwd
         .lines()
         .filter_map(Passwd::parse)
@@ -81,7 +81,11 @@ pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, U
         .as_ref()
         .map(|entry| entry.home.to_owned())
         .filter(|home| home.starts_with('/') && !home.contains('\0'));
-    let group_file = read_etc(&roots, "group", "/etc/group")?;
+    let by_number = group.map_or(id(wanted), id).is_some();
+    let group_file = match read_text(&roots, "/etc/group") {
+        Err(_) if by_number => String::new(),
+        read => read?,
+    };
     let groups: Vec<Group<'_>> = group_file.lines().filter_map(Group::parse).collect();
     if let Some(wanted) = group {
         let by_name = || groups.iter().find(|group| group.name == wanted);
@@ -170,30 +174,11 @@ fn open_root(path: &Path) -> Result<OwnedFd, UserError> {
     })
 }
 
-/// `/etc/NAME` as an overlay of the stack would show it; empty if it is absent.
-fn read_etc(roots: &[OwnedFd], name: &str, file: &'static str) -> Result<String, UserError> {
-    let failed = |source| UserError::Read { file, source };
-    let at = |errno: Errno| failed(errno.into());
-    let path = Path::new("etc").join(name);
-    for root in roots {
-        match open(root, &path, OFlags::PATH) {
-            Ok(found) if is_whiteout(&fstat(&found).map_err(at)?) => break,
-            Ok(_) => {
-                let opened = open_file(root, &path).map_err(failed)?;
-                let bytes = read_bounded(opened, MAX_FILE_BYTES).map_err(failed)?;
-                return Ok(String::from_utf8_lossy(&bytes).into_owned());
-            }
-            Err(Errno::LOOP) => return Err(UserError::Symlink { file }),
-            // `etc` is a file, or removed by this layer.
-            Err(Errno::NOTDIR) => break,
-            Err(Errno::NOENT) => {}
-            Err(errno) => return Err(at(errno)),
-        }
-        match open(root, Path::new("etc"), OFlags::RDONLY | OFlags::DIRECTORY) {
-            Ok(etc) if is_opaque(&etc).map_err(at)? => break,
-            Ok(_) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(at(errno)),
-        }
-    }
-    Ok(String::new())
+/// The file's text; empty if it is absent.
+fn read_text(roots: &[OwnedFd], file: &'static str) -> Result<String, UserError> {
+    let read = merged::read(roots, Path::new(file), MAX_FILE_BYTES);
+    let bytes = read.map_err(|source| UserError::Read { file, source })?;
+    Ok(bytes.map_or_else(String::new, |bytes| {
+        String::from_utf8_lossy(&bytes).into_owned()
+    }))
 }

@@ -380,7 +380,7 @@ impl ProgramSpec {
         if ids.iter().chain(&self.groups).any(|id| *id > highest) {
             return Err(SpecError::new(
                 "program",
-                "an id beyond the container's range",
+                "a user or group above 65535, the highest that a native session has",
             ));
         }
         if self.groups.len() > MAX_GROUPS {

@@ -45,8 +45,6 @@ pub enum UnpackError {
 pub enum Refusal {
     #[error("it has no name")]
     EmptyPath,
-    #[error("its path is absolute")]
-    AbsolutePath,
     #[error("its path contains ..")]
     ParentReference,
     #[error("its path contains a NUL byte")]

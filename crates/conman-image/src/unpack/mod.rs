@@ -29,12 +29,15 @@ use rustix::fs::Timespec;
 use tar::{Archive, Entry, EntryType};
 
 pub use error::{EntryName, Refusal, UnpackError};
+#[cfg(test)]
+pub(crate) use tree::OPAQUE_XATTR;
 pub(crate) use tree::{is_opaque, is_whiteout};
 
 use crate::compression;
 use crate::digest::LayerId;
 use crate::limits::{Allowance, ImageLimits};
 use crate::meter::{Gauge, Limit, Packed, Unpacked};
+use crate::owners::RANGE_SIZE;
 use entry_path::EntryPath;
 use pax::PaxRecords;
 use tree::{Attributes, Problem, Tree, finish_file};
@@ -60,6 +63,8 @@ pub(crate) struct UnpackedLayer {
     pub(crate) file_bytes: u64,
     /// Device nodes, which are not unpacked.
     pub(crate) skipped_devices: u64,
+    /// Entries whose owner or group no session can have; sessions see nobody there.
+    pub(crate) owners_out_of_range: u64,
     /// Whether it hides all layers below.
     pub(crate) hides_all_below: bool,
 }
@@ -82,6 +87,7 @@ pub(crate) fn unpack(
         directory_time_bytes: 0,
         file_bytes: 0,
         skipped_devices: 0,
+        owners_out_of_range: 0,
         buffer: vec![0; COPY_BYTES],
     };
     let mut stream = unpacking.all(stream)?;
@@ -108,6 +114,7 @@ pub(crate) fn unpack(
         id,
         file_bytes: unpacking.file_bytes,
         skipped_devices: unpacking.skipped_devices,
+        owners_out_of_range: unpacking.owners_out_of_range,
         hides_all_below: unpacking.tree.root_is_opaque,
     })
 }
@@ -160,6 +167,7 @@ struct Unpacking<'a> {
     directory_time_bytes: usize,
     file_bytes: u64,
     skipped_devices: u64,
+    owners_out_of_range: u64,
     buffer: Vec<u8>,
 }
 
@@ -229,6 +237,9 @@ impl Unpacking<'_> {
         let records = PaxRecords::read(&self.gauge.headers(), entry)?;
         let path = EntryPath::parse(&raw, &self.allowance.limits)?;
         let attributes = attributes(entry.header(), &records)?;
+        if attributes.uid.max(attributes.gid) >= RANGE_SIZE {
+            self.owners_out_of_range += 1;
+        }
 
         if let Some((parents, name)) = path.split() {
             // Every reader of the format ignores entries in a directory of that name, since the

@@ -220,6 +220,44 @@ fn an_oci_layout_is_imported_as_a_directory_and_as_an_archive() {
 }
 
 #[test]
+fn a_layer_that_is_there_twice_is_mounted_once() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let [lower, upper] = two_layers();
+    let root = layouts(&stage, "layout", &[lower.clone(), upper, lower]);
+    let image = stage
+        .store()
+        .import(&root, &name("app:1"))
+        .expect("imported");
+    let [below, upper, top] = &image.layers[..] else {
+        panic!("{:?}", image.layers);
+    };
+    assert_eq!((&below.root, below.owners_out_of_range), (&top.root, 0));
+    assert_eq!(image.lower_directories(), [top.root.as_path(), &upper.root]);
+}
+
+#[test]
+fn owners_that_no_session_has_are_counted() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let id = |id: u64| move |header: &mut tar::Header| header.set_uid(id);
+    let archive = Tar::new()
+        .entry(tar::EntryType::Regular, "mine", "", b"", id(65_535))
+        .entry(tar::EntryType::Regular, "theirs", "", b"", id(65_536))
+        .bytes();
+    let path = stage.file("image.tar", &archive);
+    let image = stage
+        .store()
+        .import(&path, &name("app:1"))
+        .expect("imported");
+    assert_eq!(image.layers[0].owners_out_of_range, 1);
+}
+
+#[test]
 fn damage_in_an_oci_layout_is_named_and_leaves_nothing() {
     if !is_root() {
         return;
@@ -707,8 +745,19 @@ fn users_are_looked_up_in_the_image_and_nowhere_else() {
         assert!(resolve_user(&[&lower], bad).is_err(), "{bad}");
     }
     let upper = tree("upper");
-    std::os::unix::fs::symlink("/etc/passwd", upper.join("etc/passwd")).expect("link");
-    assert!(resolve_user(&[&upper, &lower], "root").is_err());
+    // A link of the image leads to a file of the image.
+    std::os::unix::fs::symlink("/run/users", upper.join("etc/passwd")).expect("link");
+    assert!(resolve_user(&[&upper, &lower], "web").is_err());
+    fs::create_dir(lower.join("run")).expect("made");
+    fs::write(lower.join("run/users"), "web:x:7:8::/:\n").expect("written");
+    let user = resolve_user(&[&upper, &lower], "web").expect("resolved");
+    assert_eq!((user.uid, user.gid), (7, 8));
+    // A number needs no file.
+    fs::remove_file(lower.join("run/users")).expect("removed");
+    fs::create_dir(lower.join("run/users")).expect("made");
+    assert!(resolve_user(&[&upper, &lower], "web").is_err());
+    let user = resolve_user(&[&upper, &lower], "33:4").expect("resolved");
+    assert_eq!((user.uid, user.gid), (33, 4));
     fs::remove_file(upper.join("etc/passwd")).expect("remove");
     fs::write(upper.join("etc/passwd"), "web:x:5:6::/:\n").expect("passwd");
     let user = resolve_user(&[&upper, &lower], "web").expect("resolved");

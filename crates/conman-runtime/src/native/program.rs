@@ -97,9 +97,7 @@ pub(super) fn command(
     if let Some(user) = &plan.user {
         let user = resolve_user(directories, user)
             .map_err(|error| refused("run a command in", key, error.to_string()))?;
-        if let Some(home) = &user.home {
-            env.set("HOME", home);
-        }
+        env.set("HOME", user.home.as_deref().unwrap_or("/"));
         (program.uid, program.gid, program.groups) = (user.uid, user.gid, user.groups);
     }
     for (name, value) in &plan.env {
@@ -253,6 +251,12 @@ mod tests {
             env: vec![("B".to_owned(), "exec".to_owned())],
             ..ExecPlan::default()
         };
+        let unknown = ExecPlan {
+            user: Some("77".to_owned()),
+            ..plan.clone()
+        };
+        let unknown = super::command(&key(), &program, &unknown, &layers).expect("a command");
+        assert_eq!((unknown.uid, value(&unknown, "HOME")), (77, Some("/")));
         let command = command(&key(), &program, &plan, &layers).expect("a command");
         assert_eq!((command.uid, command.gid), (55, 66));
         assert_eq!(command.workdir, "/srv");

@@ -149,6 +149,14 @@ fn arrived(context: &Context, name: &str, answer: &Answer<Image>) -> Result<Exit
                 .output
                 .note(&format!("{nodes} skipped: sessions have their own /dev"));
         }
+        let unmapped = image.layers.iter().map(|layer| layer.owners_out_of_range);
+        let unmapped: u64 = unmapped.sum();
+        if unmapped > 0 {
+            let files = count(unmapped, "file");
+            context.output.note(&format!(
+                "{files} with an owner or group above 65535: in native sessions they belong to nobody"
+            ));
+        }
     }
     Ok(Exit::Done)
 }
