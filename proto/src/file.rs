@@ -53,7 +53,7 @@ pub struct FileList {
 pub struct UnpackReport {
     /// Files, directories and links that were written.
     pub entries: u64,
-    /// Devices, FIFOs and entries of unknown types, which are not written.
+    /// Devices, FIFOs, sockets and entries of unknown types, which are not written.
     pub skipped: u64,
 }
 

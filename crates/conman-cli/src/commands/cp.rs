@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use conman_proto::{ProblemKind, SessionId};
+use conman_archive::{SpecialBits, Unpacked, pack, unpack};
+use conman_proto::{ProblemKind, SessionId, UnpackReport};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -16,7 +17,7 @@ use super::Context;
 use crate::args::{CopyEnd, CpArgs};
 use crate::client::{ClientError, IMPORT, StreamError, encode};
 use crate::failure::{Exit, Failure};
-use crate::human::printable;
+use crate::human::{count, printable};
 use crate::pieces::{self, Unread};
 use crate::progress::Progress;
 
@@ -110,12 +111,7 @@ async fn upload(context: &Context, from: CopyEnd, mut to: Remote<'_>) -> Result<
     let unread = Unread::default();
     let pieces = pieces::produce(unread.clone(), move |to| match source {
         Source::Bytes(mut bytes) => pieces::copy(&mut *bytes, to),
-        Source::Tree(directory) => {
-            let mut archive = tar::Builder::new(pieces::buffered(to));
-            archive.follow_symlinks(false);
-            archive.append_dir_all(".", directory)?;
-            archive.into_inner()?.flush()
-        }
+        Source::Tree(directory) => pack(&File::open(directory)?.into(), pieces::buffered(to)),
     });
     let pieces = pieces.map_err(|error| local(&shown, &error))?;
     let progress = Progress::start(&context.output, "sending".to_owned());
@@ -133,7 +129,10 @@ async fn upload(context: &Context, from: CopyEnd, mut to: Remote<'_>) -> Result<
     if let Some(error) = unread.take() {
         return Err(local(&shown, &error));
     }
-    sent?;
+    // The answer to a single file is empty.
+    if let Ok(report) = serde_json::from_slice::<UnpackReport>(&sent?) {
+        warn_of_skipped(context, report.skipped);
+    }
     Ok(Exit::Done)
 }
 
@@ -189,10 +188,9 @@ async fn receive_tree(context: &Context, body: Incoming, path: &Path) -> Result<
             receiver,
             piece: Bytes::new(),
         };
-        let mut archive = tar::Archive::new(reader);
-        archive.unpack(&directory)?;
-        // What follows the archive's end.
-        io::copy(&mut archive.into_inner(), &mut io::sink()).map(drop)
+        // The session must not place programs here that run with the operator's rights.
+        let unpacked = unpack(File::open(&directory)?.into(), reader, SpecialBits::Drop);
+        unpacked.map_err(io::Error::other)
     });
     let mut body = body;
     let received = loop {
@@ -211,7 +209,22 @@ async fn receive_tree(context: &Context, body: Incoming, path: &Path) -> Result<
         .await
         .unwrap_or_else(|error| Err(io::Error::other(error)));
     received?;
-    unpacked.map_err(|error| local(path, &error))
+    let Unpacked {
+        skipped,
+        not_packed,
+        ..
+    } = unpacked.map_err(|error| local(path, &error))?;
+    warn_of_skipped(context, skipped + not_packed);
+    Ok(())
+}
+
+fn warn_of_skipped(context: &Context, skipped: u64) {
+    if skipped > 0 {
+        context.output.warning(&format!(
+            "{} not copied: sockets, FIFOs, devices or files of /proc",
+            count(skipped, "file")
+        ));
+    }
 }
 
 /// The pieces that arrive, for a thread.

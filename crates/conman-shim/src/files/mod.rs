@@ -16,14 +16,13 @@
 //! `O_NONBLOCK`, and only regular ones are used.
 
 mod frames;
-mod pack;
 mod tree;
-mod unpack;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
+use conman_archive::{SpecialBits, UnpackError, entries, pack, unpack};
 use conman_proto::FileEntry;
 use rustix::io::Errno;
 use rustix::process::Resource;
@@ -149,6 +148,15 @@ impl Failed {
     }
 }
 
+impl From<UnpackError> for Failed {
+    fn from(error: UnpackError) -> Self {
+        match error {
+            UnpackError::Entry { path, source } => failed(&path.display().to_string())(source),
+            error => Self::new(FilesFailure::Archive, error.to_string()),
+        }
+    }
+}
+
 /// The failure of an action on a path.
 fn failed(path: &str) -> impl Fn(io::Error) -> Failed {
     move |error| {
@@ -208,7 +216,7 @@ fn carry_out(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> Result<()
         FilesOrder::Pack { path } => {
             let directory = tree.directory(path)?;
             reply(output, &FilesReply::Content)?;
-            return pack::pack(&directory, buffered(output)?).map_err(failed(path));
+            return pack(&directory, buffered(output)?).map_err(failed(path));
         }
         FilesOrder::Write {
             path,
@@ -224,8 +232,11 @@ fn carry_out(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> Result<()
                 true => tree.make_directories(path)?,
                 false => tree.directory(path)?,
             };
-            let (entries, skipped) = unpack::unpack(directory, Frames::new(file(input)?))?;
-            FilesReply::Unpacked { entries, skipped }
+            let unpacked = unpack(directory, Frames::new(file(input)?), SpecialBits::Keep)?;
+            FilesReply::Unpacked {
+                entries: unpacked.written,
+                skipped: unpacked.skipped + unpacked.not_packed,
+            }
         }
         FilesOrder::MakeDirectory { path, parents } => {
             match parents {
@@ -294,7 +305,7 @@ fn list(tree: &Tree, path: &str, output: &OwnedFd) -> Result<(), Failed> {
     let mut output = buffered(output)?;
     output.write_all(br#"{"entries":["#).map_err(&failed)?;
     let mut first = true;
-    tree::entries(directory.as_fd(), |name| {
+    entries(directory.as_fd(), |name| {
         // Removed meanwhile.
         let Some(entry) = tree::describe(&directory, name)? else {
             return Ok(());

@@ -7,29 +7,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use conman_archive::{MAX_DEPTH, READ, entries, refuse_procfs, too_deep};
 use conman_linux::{create_dir_in_root, open_file_in_root, open_in_root};
 use conman_proto::{FileEntry, FileType};
 use jiff::Timestamp;
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType as Kind, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, fstatfs,
-    mkdirat, openat, readlinkat, renameat, renameat_with, statat, unlinkat,
+    AtFlags, CWD, FileType as Kind, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, mkdirat,
+    openat, readlinkat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::getpid;
 
 use super::{BUFFER_BYTES, Failed, FilesFailure, failed};
-
-/// File system type of procfs (statfs(2)).
-const PROC_SUPER_MAGIC: u32 = 0x9fa0;
-
-/// For reading, without waiting for the other end of a FIFO or for a device.
-pub(super) const READ: OFlags = OFlags::RDONLY
-    .union(OFlags::NONBLOCK)
-    .union(OFlags::NOCTTY)
-    .union(OFlags::CLOEXEC);
-
-/// Levels of directories that a recursive order enters.
-pub(super) const MAX_DEPTH: usize = 256;
 
 /// Mode of new directories, before the umask.
 const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
@@ -52,10 +41,6 @@ impl Tree {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, "/", flags, Mode::empty())?;
         Ok(Self { root })
-    }
-
-    pub(super) fn below(root: OwnedFd) -> Self {
-        Self { root }
     }
 
     /// Opens a regular file for reading.
@@ -179,10 +164,6 @@ impl Tree {
         let parent = parent.unwrap_or(Path::new("/"));
         Ok((open_in_root(&self.root, parent, OFlags::DIRECTORY)?, name))
     }
-
-    pub(super) fn root(&self) -> &OwnedFd {
-        &self.root
-    }
 }
 
 fn not_regular(path: &str) -> String {
@@ -190,12 +171,7 @@ fn not_regular(path: &str) -> String {
 }
 
 /// Writes a file that does not exist yet.
-pub(super) fn new_file(
-    parent: impl AsFd,
-    name: &OsStr,
-    mode: u32,
-    content: &mut impl Read,
-) -> io::Result<()> {
+fn new_file(parent: impl AsFd, name: &OsStr, mode: u32, content: &mut impl Read) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(openat(parent, name, flags, Mode::from_raw_mode(0o600))?);
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -206,32 +182,6 @@ pub(super) fn new_file(
         }
     }
     Ok(fchmod(&file, Mode::from_raw_mode(mode & PERMISSIONS))?)
-}
-
-/// Files of procfs show the launcher's memory to its own process.
-pub(super) fn refuse_procfs(file: impl AsFd) -> io::Result<()> {
-    match u32::try_from(fstatfs(file)?.f_type) {
-        Ok(PROC_SUPER_MAGIC) => Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "files of /proc are read by a command in the session",
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Calls `visit` for every name in a directory.
-pub(super) fn entries(
-    directory: BorrowedFd<'_>,
-    mut visit: impl FnMut(&CStr) -> io::Result<()>,
-) -> io::Result<()> {
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name != c"." && name != c".." {
-            visit(name)?;
-        }
-    }
-    Ok(())
 }
 
 /// Describes an entry of a directory; `None` if there is none any more.
@@ -292,9 +242,4 @@ fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], depth: usize) -> io::Result<
         }
     })?;
     Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
-}
-
-pub(super) fn too_deep() -> io::Error {
-    let reason = format!("directories are nested more than {MAX_DEPTH} deep");
-    io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
