@@ -20,7 +20,8 @@ pub(crate) struct ClusterArguments {
 }
 
 pub(crate) fn run(arguments: &ClusterArguments) -> Result<()> {
-    let makes = arguments.words.first().is_some_and(|word| word == "up");
+    let is_help = arguments.words.iter().any(|word| word == "--help");
+    let makes = !is_help && arguments.words.first().is_some_and(|word| word == "up");
     if makes {
         setup::for_clusters()?;
     }

@@ -9,11 +9,13 @@ use crate::human::{clock, milliseconds, since};
 const MAX_EVENTS: usize = 200;
 
 /// What a generation reports about its end, the most specific first.
-const ENDS: [EventKind; 4] = [
+const ENDS: [EventKind; 5] = [
     EventKind::SessionFailed,
     EventKind::SessionExited,
     EventKind::SessionReleased,
     EventKind::SessionKilled,
+    // The shim may have killed it.
+    EventKind::SessionDead,
 ];
 
 /// One line for each event, with the time since the one before, and the node where it changes.

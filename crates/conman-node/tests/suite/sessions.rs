@@ -275,7 +275,12 @@ fn a_runtime_that_hangs_fails_the_start_in_bounded_time() {
         "{shown:?}"
     );
     daemon.faults().resume();
-    daemon.start("alice", &idle());
+    // Until the next check of the runtime, which it answers.
+    eventually("the runtime is used again", || {
+        let sessions = daemon.node.sessions();
+        let started = daemon.run(sessions.ensure(&session("alice"), &idle(), true));
+        started.is_ok().then_some(())
+    });
 }
 
 #[test]
