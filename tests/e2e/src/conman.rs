@@ -37,7 +37,7 @@ pub struct Conman {
     state_disk: Option<SmallDisk>,
     directory: TempDir,
     ports: [Port; 2],
-    _ids: IdRange,
+    ids: IdRange,
     tokens: Vec<(String, String)>,
     /// Whether Docker may have containers of this installation's.
     uses_docker: bool,
@@ -65,7 +65,7 @@ impl Conman {
             state_disk: None,
             directory,
             ports,
-            _ids: ids,
+            ids,
             tokens,
             uses_docker,
             daemon: None,
@@ -424,5 +424,6 @@ impl Drop for Conman {
             self.print_log();
         }
         self.sweep();
+        self.ids.wait_until_unused();
     }
 }

@@ -12,6 +12,9 @@ const FIRST: u32 = 0x4000_0000;
 const SESSIONS: u32 = 256;
 const RANGES: u32 = 63;
 
+/// More than a killed shim takes to end.
+const ENDING: Duration = Duration::from_secs(30);
+
 /// A value for `node.id_range` that no other test on this machine uses while this lives.
 #[derive(Debug)]
 pub struct IdRange {
@@ -48,6 +51,11 @@ impl IdRange {
             pool,
             _claim: claim,
         })
+    }
+
+    /// Waits for the end of a killed shim that has them, which cleans up first.
+    pub(crate) fn wait_until_unused(&self) {
+        let _ = ids_taken(Path::new(IDS_FILE), self.pool, ENDING);
     }
 
     /// The value in TOML.
