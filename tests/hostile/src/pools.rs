@@ -19,8 +19,7 @@ const SETTLED: Duration = Duration::from_secs(5);
 struct Counter {
     name: &'static str,
     read: fn() -> Option<u64>,
-    /// What a session's 64 processes, its memory, and 4,096 signals and timers explain. After its death
-    /// a sixteenth of it may remain.
+    /// What a session's 64 processes, its memory, and 4,096 signals and timers explain.
     explained: u64,
 }
 
@@ -139,14 +138,33 @@ pub(crate) async fn noise_during<T>(work: impl Future<Output = T>) -> (Vec<u64>,
     }
 }
 
-/// The counters that are above these values by more than a session's limits explain while it lives,
-/// or by more than a dead session may leave.
-fn beyond(before: &Values, noise: &[u64], alive: bool) -> Vec<String> {
+/// What has moved the counters.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Cause {
+    /// A living session.
+    Session,
+    /// One that is dead: the kernel frees some of it later.
+    DeadSession,
+    /// All that are dead after a battery; in all they may leave what a living one takes.
+    DeadSessions,
+}
+
+impl Cause {
+    fn explains(self, counter: &Counter) -> u64 {
+        match self {
+            Self::Session | Self::DeadSessions => counter.explained,
+            Self::DeadSession => counter.explained / 16,
+        }
+    }
+}
+
+/// The counters that are above these values by more than the cause explains.
+fn beyond(before: &Values, noise: &[u64], cause: Cause) -> Vec<String> {
     let moved = COUNTERS.iter().zip(sample()).zip(before).zip(noise);
     moved
         .filter_map(|(((counter, now), before), noise)| {
             let more = now?.saturating_sub((*before)?);
-            let allowed = 2 * noise + counter.explained / if alive { 1 } else { 16 };
+            let allowed = 2 * noise + cause.explains(counter);
             let name = counter.name;
             (more > allowed).then(|| format!("{name}: {more} more, {allowed} explained"))
         })
@@ -155,16 +173,16 @@ fn beyond(before: &Values, noise: &[u64], alive: bool) -> Vec<String> {
 
 /// What a living session takes beyond its limits.
 pub(crate) fn taken(before: &Values, noise: &[u64]) -> Vec<String> {
-    beyond(before, noise, true)
+    beyond(before, noise, Cause::Session)
 }
 
 /// What dead sessions have left after a while.
-pub(crate) async fn left(before: &Values, noise: &[u64]) -> Vec<String> {
+pub(crate) async fn left(before: &Values, noise: &[u64], by: Cause) -> Vec<String> {
     let settled = wait_for(SETTLED, async || {
-        beyond(before, noise, false).is_empty().then_some(())
+        beyond(before, noise, by).is_empty().then_some(())
     });
     match settled.await {
         Some(()) => Vec::new(),
-        None => beyond(before, noise, false),
+        None => beyond(before, noise, by),
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::bystander::Bystander;
 use crate::image;
-use crate::pools;
+use crate::pools::{self, Cause};
 use crate::probes::{How, Probe};
 use crate::world::{ATTACKS, Verdict, World};
 
@@ -82,7 +82,9 @@ pub(crate) async fn all(native: &Native, selected: &[&'static Probe], strict: bo
     let (mut wrong, summary) = bystander.finish(strict).await;
     let (slow, releases) = world.releases.judge(conman_e2e::slowness());
     wrong.extend(slow);
-    let left = pools::left(&before, &pools.noise).await.into_iter();
+    let left = pools::left(&before, &pools.noise, Cause::DeadSessions)
+        .await
+        .into_iter();
     wrong.extend(left.map(|what| format!("the whole battery left {what}")));
     let well = report(selected, &outcomes, &wrong);
     println!("bystander: {summary}");
@@ -239,7 +241,7 @@ async fn outside(
     };
     let took = begun.elapsed();
     if let (Some(before), Ok(Verdict::Held(_))) = (before, &verdict) {
-        let left = pools::left(&before, &pools.noise).await;
+        let left = pools::left(&before, &pools.noise, Cause::DeadSession).await;
         if !left.is_empty() {
             verdict = Ok(Verdict::Reached(format!("it left {}", left.join("; "))));
         }

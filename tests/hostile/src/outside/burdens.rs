@@ -68,7 +68,7 @@ pub(crate) async fn shared_pools(world: &World) -> Verdict {
         let (id, taken) = burdened(world, kind).await;
         let during = pools::taken(&before, &noise);
         world.stop(&id).await;
-        let after = pools::left(&before, &noise).await;
+        let after = pools::left(&before, &noise, pools::Cause::DeadSession).await;
         let after = after
             .into_iter()
             .map(|what| format!("after its death: {what}"));
