@@ -356,7 +356,7 @@ pub(crate) fn not_running(handle: &SessionHandle) -> AccessError {
 }
 
 /// Whether the session ends, or its first process is dead already.
-fn is_going(handle: &SessionHandle) -> bool {
+pub(crate) fn is_going(handle: &SessionHandle) -> bool {
     let process = handle.view().process;
     let is_dead = process.is_none_or(|process| process.is_dead().unwrap_or(false));
     is_dead || handle.is_ending() || handle.state() != SessionState::Running

@@ -5,7 +5,8 @@ use conman_proto::{ExecId, KeptExec, SessionId};
 use conman_runtime::{AttachOptions, ExecPlan, RuntimeError};
 
 use crate::access::{
-    AccessHandle, Running, answering, place, running, unless_going, with_session_end,
+    AccessHandle, Running, answering, failed, is_going, not_running, place, running, unless_going,
+    with_session_end,
 };
 use crate::attached::{Attached, Presence};
 use crate::error::AccessError;
@@ -93,6 +94,10 @@ impl AccessHandle {
         answer: impl Future<Output = Result<T, RuntimeError>>,
     ) -> Result<T, AccessError> {
         let answer = answering(&self.context, of.runtime, action, answer).await;
-        unless_going(&of.handle, answer)
+        // Its commands may show that they were killed with it.
+        match is_going(&of.handle) {
+            true => Err(not_running(&of.handle)),
+            false => answer.map_err(failed(&of.handle.id)),
+        }
     }
 }

@@ -87,8 +87,10 @@ async fn row_44_a_node_that_reaches_etcd_but_not_its_peers_is_shown_and_gets_no_
             "from a cut until all show it",
             u64::try_from(took).expect("short"),
         );
-        let lone = listed(&fleet, LONE, LONE).await;
-        assert_eq!(lone.unreached, ["n1", "n2"]);
+        eventually("it names both", PATIENCE, async || {
+            listed(&fleet, LONE, LONE).await.unreached == ["n1", "n2"]
+        })
+        .await;
         let why = fleet
             .node(LONE)
             .readiness()
