@@ -19,8 +19,9 @@ use crate::ids::IdPool;
 /// The file, on hosts that are not a test's.
 pub const IDS_FILE: &str = "/run/conman.ids";
 
-/// How long a shim that is ending may keep its lock.
-pub const ENDING_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a shim that is ending may keep its lock: on a loaded host the kernel needs seconds to remove what
+/// it had.
+pub const ENDING_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Another conman of this host uses some of the same ids.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use conman_core::ownership::Timing;
 use conman_proto::Generation;
 use conman_registry::{Registry as _, RegistryError, Release};
 use futures_util::future::join_all;
@@ -112,7 +113,12 @@ async fn a_release_that_conflicts_keeps_none_of_the_others_back() {
 async fn transactions_of_releases_do_not_wait_for_each_others_answers() {
     let Some(etcd) = Etcd::start() else { return };
     let proxy = Proxy::to(etcd.address()).await;
-    let a = Node::join(&proxy.url(), "a", patient()).await;
+    // A renewal gives up after twice this time, which a loaded machine needs to look at etcd.
+    let timing = Timing {
+        renew_ms: 5_000,
+        ..patient()
+    };
+    let a = Node::join(&proxy.url(), "a", timing).await;
     // A machine that stands still makes the node give up, which shows nothing.
     until(
         "a second one is sent before the first is answered",
