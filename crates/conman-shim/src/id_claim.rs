@@ -83,14 +83,19 @@ impl fmt::Display for IdsTaken {
 
 /// Locks the ids as long as the file is open. It must be the only one of this process for this path: closing
 /// any other one ends the lock.
-pub(crate) fn claim(path: &Path, pool: IdPool) -> io::Result<Result<File, IdsTaken>> {
+pub(crate) fn claim(
+    path: &Path,
+    pool: IdPool,
+    patience: Duration,
+) -> io::Result<Result<File, IdsTaken>> {
     let file = open(path)?;
     let try_lock = || match fcntl(&file, FcntlArg::F_SETLK(&record(pool))) {
         Ok(_) => Ok(None),
-        Err(Errno::EACCES | Errno::EAGAIN) => holder(&file, pool),
+        // Its lock may have ended since; then the next attempt succeeds.
+        Err(Errno::EACCES | Errno::EAGAIN) => holder(&file, pool).map(|holder| holder.or(Some(0))),
         Err(errno) => Err(errno.into()),
     };
-    Ok(match retry(ENDING_TIMEOUT, try_lock)? {
+    Ok(match retry(patience, try_lock)? {
         None => Ok(file),
         Some(holder) => Err(IdsTaken::find(&file, pool, holder)?),
     })
@@ -124,7 +129,7 @@ fn open(path: &Path) -> io::Result<File> {
         })
 }
 
-/// Repeats until nobody has the ids, for as long as that may take.
+/// Repeats until no process has the ids, for at most `patience`.
 #[expect(
     clippy::disallowed_methods,
     reason = "the shim has no runtime, and serves no client yet"
@@ -224,7 +229,7 @@ mod tests {
 
         drop(other.stdin.take());
         other.wait().expect("it ends");
-        claim(&path, wanted)
+        claim(&path, wanted, Duration::ZERO)
             .expect("a file")
             .expect("nobody has them");
     }

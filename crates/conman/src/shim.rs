@@ -230,19 +230,27 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
     Ok(())
 }
 
+/// Interval between looks for a shim of this installation.
+const CLAIM_POLL: Duration = Duration::from_millis(200);
+
 /// Refuses user ids that another conman of this host uses. A shim that runs has claimed its own.
 pub(crate) fn check_ids(config: &Config) -> Result<()> {
-    let has_shim = || match state_dir::known_instance(&config.state_dir) {
-        Some(_) => connect(&config.state_dir).map(|shim| shim.is_some()),
-        None => Ok(false),
+    let has_shim = || {
+        // One that does not answer is a shim, too.
+        state_dir::known_instance(&config.state_dir).is_some()
+            && !matches!(connect(&config.state_dir), Ok(None))
     };
-    if has_shim()? {
-        return Ok(());
-    }
-    match conman_shim::ids_taken(Path::new(IDS_FILE), config.id_range, ENDING_TIMEOUT)? {
+    let mut waited = Duration::ZERO;
+    loop {
+        if has_shim() {
+            return Ok(());
+        }
         // A shim of this installation claims its ids before it answers.
-        Some(taken) if !has_shim()? => Err(taken.into()),
-        _ => Ok(()),
+        match conman_shim::ids_taken(Path::new(IDS_FILE), config.id_range, CLAIM_POLL)? {
+            Some(taken) if waited >= ENDING_TIMEOUT => return Err(taken.into()),
+            Some(_) => waited += CLAIM_POLL,
+            None => return Ok(()),
+        }
     }
 }
 

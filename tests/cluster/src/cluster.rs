@@ -43,7 +43,7 @@ pub struct Cluster {
 #[derive(Debug)]
 struct Ground {
     layout: Arc<Layout>,
-    _ids: Vec<IdRange>,
+    ids: Vec<IdRange>,
     _turn: Turn,
 }
 
@@ -87,7 +87,7 @@ impl Cluster {
             members: Vec::new(),
             ground: Ground {
                 layout: Arc::clone(&layout),
-                _ids: ids,
+                ids,
                 _turn: turn,
             },
         };
@@ -251,6 +251,9 @@ impl Drop for Ground {
             // A test that leaves something on the machine has failed.
             Err(error) => panic!("a cluster was left behind: {error:#}"),
             Ok(()) => {}
+        }
+        for ids in &self.ids {
+            ids.wait_until_unused();
         }
     }
 }

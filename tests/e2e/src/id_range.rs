@@ -54,7 +54,7 @@ impl IdRange {
     }
 
     /// Waits for the end of a killed shim that has them, which cleans up first.
-    pub(crate) fn wait_until_unused(&self) {
+    pub fn wait_until_unused(&self) {
         let _ = ids_taken(Path::new(IDS_FILE), self.pool, ENDING);
     }
 

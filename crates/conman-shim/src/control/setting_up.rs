@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use conman_linux::{Capabilities, SoleThread, boot_id, inherited_fd, set_effective};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
@@ -35,6 +36,10 @@ use crate::sweeper::Sweeper;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 
+/// A former shim releases its claim a moment after its other locks. Far less than a fleet allows for the restart
+/// of a shim, during which no container is frozen (`timing.shim_restart_ms`, 1 s).
+const CLAIM_WITH_CONTAINERS: Duration = Duration::from_millis(100);
+
 /// The OOM killer never chooses the first (proc_pid_oom_score_adj(5)); the others are fallbacks.
 const OOM_SCORES: [i32; 4] = [-1000, -900, -500, -1];
 
@@ -47,7 +52,8 @@ impl Control {
         // From here on the shim ends only when nothing is left unfenced.
         hold_signals()?;
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
-        let id_claim = claim_ids(&options, !kept.containers.is_empty())?;
+        let has_containers = !kept.containers.is_empty() || doubt.is_some();
+        let id_claim = claim_ids(&options, has_containers)?;
         let listener = listen(&options)?;
         // If the file is replaced meanwhile, the kernel only reports that this program is not there.
         let replacement = Replacement::new(program);
@@ -151,16 +157,26 @@ impl Control {
     }
 }
 
-/// Claims the pool's ids. Containers that live need their shim, even if another conman was started with the same
-/// ids while they had none.
+/// Claims the pool's ids. Containers that live need their shim and its fence at once, even if another conman was
+/// started with the same ids while they had none.
 fn claim_ids(options: &ShimOptions, has_containers: bool) -> io::Result<Option<File>> {
-    match id_claim::claim(&options.ids_file, options.ids)? {
-        Ok(file) => Ok(Some(file)),
-        Err(taken) if has_containers => {
-            tracing::error!(%taken, "containers of two conmans may have the same user ids");
+    let patience = match has_containers {
+        true => CLAIM_WITH_CONTAINERS,
+        false => id_claim::ENDING_TIMEOUT,
+    };
+    let claimed = id_claim::claim(&options.ids_file, options.ids, patience);
+    let claimed =
+        claimed.and_then(|it| it.map_err(|taken| io::Error::new(io::ErrorKind::AddrInUse, taken)));
+    match claimed {
+        Err(error) if has_containers => {
+            tracing::error!(
+                %error,
+                "containers of two conmans may have the same user ids; give one another `node.id_range`, and \
+                 restart it"
+            );
             Ok(None)
         }
-        Err(taken) => Err(io::Error::new(io::ErrorKind::AddrInUse, taken)),
+        claimed => claimed.map(Some),
     }
 }
 

@@ -162,9 +162,6 @@ fn start(arguments: &ServeArgs, settings: Settings) -> Result<()> {
         tokens,
         credentials,
     } = settings;
-    if config.shared.is_some() || config.runtimes().contains(&RuntimeKind::Native) {
-        shim::check_ids(&config)?;
-    }
     let records = FleetRecords::apply(&mut config)?;
     let credentials = credentials.derive(&config.name)?;
     let open_files = prepare_process()?;
@@ -181,6 +178,9 @@ fn start(arguments: &ServeArgs, settings: Settings) -> Result<()> {
         let _entered = runtime.enter();
         Signals::listen().context("cannot watch for signals")?
     };
+    if config.shared.is_some() || config.runtimes().contains(&RuntimeKind::Native) {
+        shim::check_ids(&config)?;
+    }
     // Before anything measures: what is set without a recorder is lost.
     let metrics = {
         let _entered = runtime.enter();

@@ -27,7 +27,7 @@ async fn user_ids_that_another_conman_has_are_refused_with_the_next_free_range()
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
-    // The shim's unit is told the same, which may start before the daemon's.
+    // The shim refuses them too: its unit may start before the daemon's.
     let (code, said) = overlapping.order_shim("--standby");
     assert!(
         code == Some(2) && said.contains("next free range"),
