@@ -134,7 +134,7 @@ impl FleetMap {
     }
 
     /// Whether a node renews its heartbeat.
-    fn renews(&self, name: &str) -> bool {
+    pub(crate) fn renews(&self, name: &str) -> bool {
         self.peer(name).is_some_and(|peer| {
             peer.standing == PeerStanding::Live
                 && Duration::from_millis(peer.heartbeat_ago_ms) < RENEWED_WITHIN

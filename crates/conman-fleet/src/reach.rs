@@ -129,7 +129,8 @@ fn is_probed(map: &FleetMap, peer: &Peer) -> bool {
 
 impl FleetMap {
     async fn probe(self: &Arc<Self>, others: Vec<Node>) {
-        let names: BTreeSet<&str> = others.iter().map(|node| &*node.name).collect();
+        let probed = others.iter().filter(|node| node.address.is_ok());
+        let names: BTreeSet<&str> = probed.map(|node| &*node.name).collect();
         let known = |name: &String, _: &mut PeerReach| names.contains(&**name);
         self.probed().lock().retain(known);
         let sent = Instant::now();
@@ -180,7 +181,11 @@ impl FleetMap {
     pub fn cut_off(&self) -> BTreeSet<String> {
         let peers = self.fleet().peers();
         let own = self.probed().unreached();
-        let reports = peers.iter().filter(|peer| is_probed(self, peer));
+        // What a node reported before it ended or began to leave says nothing about the others.
+        let reports = peers.iter().filter(|peer| {
+            let leaves = peer.announcement.as_ref().is_some_and(|it| it.draining);
+            peer.name == self.me() || (self.renews(&peer.name) && !leaves)
+        });
         let reports = reports.filter_map(|peer| {
             let view = peer.announcement.as_ref()?.view.as_ref()?;
             let unreached = match peer.name == self.me() {

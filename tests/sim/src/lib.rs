@@ -3,7 +3,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `world` | true time, the queue of events, what is asked of the fleet |
+//! | `world` | true time, the queue of events, the requests to the fleet |
 //! | `faults` | what goes wrong, and when |
 //! | `machine` | one machine: its clock, daemon, shim and what passes between them |
 //! | `kernel` | its containers: late starts, freezes and kills that fail, processes in D state |

@@ -1,4 +1,4 @@
-//! True time, the queue of events, and what is asked of the fleet.
+//! True time, the queue of events, and the requests to the fleet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,4 +1,4 @@
-//! Which nodes are cut off from the fleet, by what all nodes report about whom they reach.
+//! Decides which nodes are cut off from the fleet, from the peers that each node reports as unreached.
 //!
 //! ```text
 //! probes ──▶ PeerReach, one for each peer ──▶ report ──registry──▶ cut_off ──▶ placement, readiness
@@ -10,7 +10,7 @@
 //!
 //! While halves of a fleet lose each other, nodes that report before the others may be marked for a moment.
 //!
-//! Invariants: a report breaks pairs of its own node only, so one bad node does not mark others. Two
+//! Invariants: a report breaks pairs of its own node only, so one bad node alone does not mark others. Two
 //! nodes decide nothing, and neither do parts of a fleet of equal size: nobody can know which is right.
 
 use std::collections::BTreeSet;

@@ -287,3 +287,29 @@ async fn row_45_without_dockerd_starts_and_commands_are_refused_and_kills_work()
     docker_runs(&fleet, "later").await;
     fleet.leaves_nothing().await;
 }
+
+/// The last reports of nodes that have ended name nobody, as if they reached each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_not_cut_off_when_most_others_have_ended() {
+    let Some(fleet) = Fleet::shared(Cluster::builder().nodes(3).short()).await else {
+        return;
+    };
+    for node in [1, LONE] {
+        fleet.node(node).kill_daemon().expect("killed");
+    }
+    eventually("both are taken for lost", PATIENCE, async || {
+        assert!(!is_cut_off(&listed(&fleet, 0, 0).await));
+        let mut live = 0;
+        for node in [1, LONE] {
+            let standing = listed(&fleet, 0, node).await.fleet.map(|it| it.standing);
+            live += usize::from(matches!(
+                standing,
+                Some(NodeStanding::Live | NodeStanding::Late)
+            ));
+        }
+        live == 0
+    })
+    .await;
+    let ready = fleet.node(0).readiness().await;
+    assert!(ready.is_ok(), "{ready:?}");
+}
