@@ -46,20 +46,32 @@ pub(crate) fn read(file: impl AsFd) -> io::Result<Vec<Record>> {
         let Some(rest) = left.checked_sub(length) else {
             break;
         };
+        // Many readers end a record at the first newline.
+        if value[..length].contains(&b'\n') {
+            continue;
+        }
         left = rest;
         records.push((format!("{RECORD_PREFIX}{name}"), value[..length].to_vec()));
     }
     Ok(records)
 }
 
-/// Sets the attribute of a record, if it is one that is kept and the file system has attributes.
+/// Sets the attribute of a record, if it is one that is kept and the file system has room for it.
 pub(crate) fn write(file: impl AsFd, record: &str, value: &[u8]) -> io::Result<()> {
     let name = record.strip_prefix(RECORD_PREFIX).unwrap_or_default();
     if !is_kept(name) {
         return Ok(());
     }
     match fsetxattr(file, name, value, XattrFlags::empty()) {
-        Ok(()) | Err(Errno::NOTSUP) => Ok(()),
+        Ok(())
+        | Err(
+            Errno::NOTSUP
+            | Errno::PERM
+            | Errno::ACCESS
+            | Errno::NOSPC
+            | Errno::TOOBIG
+            | Errno::RANGE,
+        ) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }

@@ -6,8 +6,9 @@
 //! written, and ignored when an archive is read.
 //!
 //! No link is followed, also while a hostile program exchanges files for links: directories are entered by
-//! descriptors, and an archive's paths and links lead only to what is below the directory. Memory and depth are
-//! bounded; the caller bounds bytes.
+//! descriptors, and an archive's paths and links lead only to what is below the directory. Depth, links and
+//! directories are bounded in number. The caller bounds bytes, and memory by the process's limits: long names are
+//! read whole.
 
 #![forbid(unsafe_code)]
 

@@ -9,8 +9,9 @@ use rustix::fs::{SeekFrom as Position, seek};
 use rustix::io::Errno;
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
-/// Maximum number of parts. A file with more is written as if it had no holes.
-const MAX_PARTS: usize = 100_000;
+/// Maximum number of parts: readers may take time that grows with its square. A file with more is written as if it
+/// had no holes.
+const MAX_PARTS: usize = 10_000;
 
 /// A part of a file that has data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(crate) struct SparseMap {
 }
 
 impl SparseMap {
-    /// `None` for a file without holes, or on a file system that does not tell.
+    /// `None` for a file without holes, or on a file system that does not report them.
     pub(crate) fn of(file: &File, size: u64) -> io::Result<Option<Self>> {
         let mut parts = Vec::new();
         let mut offset = 0;
@@ -39,7 +40,7 @@ impl SparseMap {
                 Err(errno) => return Err(errno.into()),
             };
             if start == size {
-                // The last part tells the size.
+                // An empty last part states the size.
                 parts.push(Part { start, length: 0 });
                 break;
             }

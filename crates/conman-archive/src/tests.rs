@@ -217,3 +217,73 @@ fn nothing_is_written_outside_of_the_directory() {
     let (_to, outcome) = unpacked(&cut, SpecialBits::Keep);
     assert!(outcome.is_err());
 }
+
+/// An archive with one entry behind these PAX records.
+fn with_records(records: &[(&str, &[u8])], header: &Header) -> Vec<u8> {
+    let mut archive = Builder::new(Vec::new());
+    let records = records.iter().copied();
+    archive.append_pax_extensions(records).expect("in memory");
+    archive.append(header, io::empty()).expect("in memory");
+    archive.into_inner().expect("in memory")
+}
+
+#[test]
+fn sparse_files_that_would_be_written_wrongly_or_for_ever_are_refused() {
+    let mut header = Header::new_gnu();
+    header.set_path("file").expect("short");
+    header.set_mode(0o644);
+    header.set_size(0);
+    header.set_cksum();
+    let pax = with_records(&[("GNU.sparse.major", b"1")], &header);
+    let (_to, outcome) = unpacked(&pax, SpecialBits::Keep);
+    let error = outcome.expect_err("PAX form").to_string();
+    assert!(error.contains("--format=gnu"), "{error}");
+
+    header.set_entry_type(EntryType::GNUSparse);
+    let gnu = header.as_gnu_mut().expect("GNU's form");
+    gnu.set_real_size(1 << 50);
+    gnu.sparse[0].set_offset(1 << 50);
+    gnu.sparse[0].set_length(0);
+    header.set_cksum();
+    let (_to, outcome) = unpacked(&with_records(&[], &header), SpecialBits::Keep);
+    let error = outcome.expect_err("too large").to_string();
+    assert!(error.contains("2 TiB"), "{error}");
+}
+
+#[test]
+fn attributes_that_no_record_can_hold_end_no_copy() {
+    let from = tempdir().expect("a directory");
+    let path = from.path().join("file");
+    fs::write(&path, "content").expect("written");
+    let odd = b"x\n18 path=elsewhere\n";
+    for (name, value) in [("user.odd", &odd[..]), ("user.plain", b"1")] {
+        if setxattr(&path, name, value, XattrFlags::empty()).is_err() {
+            return;
+        }
+    }
+    let (to, outcome) = unpacked(&packed(from.path()), SpecialBits::Keep);
+    assert_eq!(outcome.expect("unpacked").written, 1);
+    let mut value = [0_u8; 64];
+    let path = to.path().join("file");
+    assert_eq!(getxattr(&path, "user.plain", &mut value[..]), Ok(1));
+    assert!(getxattr(&path, "user.odd", &mut value[..]).is_err());
+}
+
+#[test]
+fn directories_that_were_there_keep_their_modes_on_the_way_out_of_a_session() {
+    let from = tempdir().expect("a directory");
+    for name in ["there", "new"] {
+        fs::create_dir(from.path().join(name)).expect("made");
+        mode(&from.path().join(name), 0o777);
+    }
+    let archive = packed(from.path());
+    for (bits, there) in [(SpecialBits::Drop, 0o700), (SpecialBits::Keep, 0o777)] {
+        let to = tempdir().expect("a directory");
+        fs::create_dir(to.path().join("there")).expect("made");
+        mode(&to.path().join("there"), 0o700);
+        let directory = File::open(to.path()).expect("a directory").into();
+        unpack(directory, &archive[..], bits).expect("unpacked");
+        let of = |name| fs::metadata(to.path().join(name)).expect(name).mode() & 0o7777;
+        assert_eq!((of("there"), of("new")), (there, 0o777));
+    }
+}

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -21,14 +21,20 @@ use crate::{BUFFER_BYTES, PERMISSIONS, SKIPPED_COMMENT, attributes};
 /// Maximum bytes between the archive's end and the input's end: tar fills its last record.
 const MAX_PADDING: u64 = 1 << 20;
 
-/// Maximum number of directories that get their own mode and time. Others keep those of their making.
+/// Maximum number of directories that get their own mode and time. Others stay open to their owner.
 const MAX_DIRECTORIES: usize = 100_000;
+
+/// Maximum size of a sparse file: its holes are read, which takes a minute for each some hundred gigabytes.
+const MAX_SPARSE_BYTES: u64 = 2 << 40;
+
+/// The prefix of PAX records of sparse files, whose content is in a form that would be written as it is.
+const PAX_SPARSE: &str = "GNU.sparse.";
 
 /// Maximum bytes of a global header that is read.
 const MAX_COMMENT_BYTES: u64 = 4_096;
 
-/// Whether set-user-id and set-group-id bits are kept. They are not where the archive is less trusted than the
-/// user whom its files will belong to.
+/// Whether set-user-id and set-group-id bits are kept. They are dropped where the archive is less trusted than
+/// the user who will own its files; directories that were there keep their modes then, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialBits {
     Keep,
@@ -79,6 +85,7 @@ pub fn unpack(
             SpecialBits::Keep => PERMISSIONS,
             SpecialBits::Drop => PERMISSIONS & !0o6000,
         },
+        replaces_modes: special_bits == SpecialBits::Keep,
         directories: Vec::new(),
     };
     let mut done = Unpacked::default();
@@ -86,7 +93,8 @@ pub fn unpack(
     for entry in archive.entries().map_err(unreadable)? {
         let mut entry = entry.map_err(unreadable)?;
         if entry.header().entry_type() == EntryType::XGlobalHeader {
-            done.not_packed += not_packed(&mut entry).map_err(unreadable)?;
+            let not_packed = not_packed(&mut entry).map_err(unreadable)?;
+            done.not_packed = done.not_packed.saturating_add(not_packed);
             continue;
         }
         let Some(path) = plain_path(&entry)? else {
@@ -151,6 +159,8 @@ struct Unpacking {
     root: OwnedFd,
     /// The permissions that are kept.
     permissions: u32,
+    /// Whether directories that were there get the archive's modes, times and attributes.
+    replaces_modes: bool,
     /// Directories with their modes and times, which are set once they are filled.
     directories: Vec<(PathBuf, u32, u64)>,
 }
@@ -158,15 +168,19 @@ struct Unpacking {
 impl Unpacking {
     /// `false` for a type that is skipped.
     fn entry(&mut self, path: &Path, entry: &mut Entry<'_, impl Read>) -> io::Result<bool> {
+        let records = records(entry)?;
         let (parent, name) = self.parent(path)?;
         let mode = entry.header().mode().unwrap_or(0o644) & self.permissions;
         let time = entry.header().mtime().unwrap_or(0);
         match entry.header().entry_type() {
             EntryType::Directory => {
-                if let Some(directory) = make_directory(&parent, name)? {
+                let is_new = stat_of(&parent, name).is_none();
+                if let Some(directory) = make_directory(&parent, name)?
+                    && (is_new || self.replaces_modes)
+                {
                     // So that its own entries can be written whatever its mode is.
                     set_mode(&directory, mode | 0o700)?;
-                    set_attributes(&directory, entry)?;
+                    set_attributes(&directory, &records)?;
                     if self.directories.len() < MAX_DIRECTORIES {
                         self.directories.push((path.to_owned(), mode, time));
                     }
@@ -176,7 +190,7 @@ impl Unpacking {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 make_room(&parent, name)?;
                 let file = new_file(&parent, name, entry)?;
-                set_attributes(&file, entry)?;
+                set_attributes(&file, &records)?;
                 fchmod(&file, Mode::from_raw_mode(mode))?;
                 set_time(&parent, name, time)?;
                 Ok(true)
@@ -269,6 +283,12 @@ fn open_directory(parent: &OwnedFd, name: &OsStr) -> io::Result<Option<OwnedFd>>
 /// Writes a file that does not exist yet. The holes of a sparse one stay holes.
 fn new_file(parent: &OwnedFd, name: &OsStr, entry: &mut Entry<'_, impl Read>) -> io::Result<File> {
     let is_sparse = entry.header().entry_type() == EntryType::GNUSparse;
+    if is_sparse && entry.size() > MAX_SPARSE_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "a sparse file of more than 2 TiB; copy what it holds by a command in the session",
+        ));
+    }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(openat(parent, name, flags, Mode::from_raw_mode(0o600))?);
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -291,19 +311,28 @@ fn new_file(parent: &OwnedFd, name: &OsStr, entry: &mut Entry<'_, impl Read>) ->
     Ok(file)
 }
 
-/// Sets the extended attributes of an entry.
-fn set_attributes(
-    file: impl std::os::fd::AsFd,
-    entry: &mut Entry<'_, impl Read>,
-) -> io::Result<()> {
+/// The PAX records of an entry. Those that are damaged are left out.
+fn records(entry: &mut Entry<'_, impl Read>) -> io::Result<Vec<(String, Vec<u8>)>> {
     let Some(records) = entry.pax_extensions()? else {
-        return Ok(());
+        return Ok(Vec::new());
     };
-    for record in records {
-        let record = record?;
-        if let Ok(name) = record.key() {
-            attributes::write(&file, name, record.value_bytes())?;
-        }
+    let records = records.flatten().filter_map(|record| {
+        let name = record.key().ok()?.to_owned();
+        Some((name, record.value_bytes().to_vec()))
+    });
+    let records: Vec<_> = records.collect();
+    if records.iter().any(|(name, _)| name.starts_with(PAX_SPARSE)) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a sparse file in PAX form; pack it with `tar --format=gnu`, or without --sparse",
+        ));
+    }
+    Ok(records)
+}
+
+fn set_attributes(file: impl AsFd, records: &[(String, Vec<u8>)]) -> io::Result<()> {
+    for (name, value) in records {
+        attributes::write(&file, name, value)?;
     }
     Ok(())
 }

@@ -157,6 +157,11 @@ async fn download(context: &Context, from: &Remote<'_>, to: CopyEnd) -> Result<E
     if path.is_dir() {
         let name = Path::new(&from.path).file_name();
         path.extend(name);
+        // An earlier copy may have made it, and a session chooses where its links lead.
+        if name.is_some() && path.is_symlink() {
+            let reason = io::Error::other("is a symbolic link; remove it, or name another target");
+            return Err(local(&path, &reason));
+        }
     }
     let _progress = Progress::start(&context.output, "receiving".to_owned());
     let received = match is_tree {
@@ -214,7 +219,7 @@ async fn receive_tree(context: &Context, body: Incoming, path: &Path) -> Result<
         not_packed,
         ..
     } = unpacked.map_err(|error| local(path, &error))?;
-    warn_of_skipped(context, skipped + not_packed);
+    warn_of_skipped(context, skipped.saturating_add(not_packed));
     Ok(())
 }
 

@@ -235,7 +235,7 @@ fn carry_out(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> Result<()
             let unpacked = unpack(directory, Frames::new(file(input)?), SpecialBits::Keep)?;
             FilesReply::Unpacked {
                 entries: unpacked.written,
-                skipped: unpacked.skipped + unpacked.not_packed,
+                skipped: unpacked.skipped.saturating_add(unpacked.not_packed),
             }
         }
         FilesOrder::MakeDirectory { path, parents } => {
