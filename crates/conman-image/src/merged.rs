@@ -17,6 +17,9 @@ use crate::unpack::{is_opaque, is_whiteout};
 /// Maximum number of symbolic links on the way to a file: the kernel's.
 const MAX_LINKS: u32 = 40;
 
+/// Maximum number of names on the way, those of links included: each is looked for in every layer.
+const MAX_NAMES: u32 = 256;
+
 /// What a name stands for.
 enum Found {
     Nothing,
@@ -28,13 +31,19 @@ enum Found {
 /// Reads at most `limit` bytes of the regular file `path`; `None` if there is none. `roots`: the topmost first.
 ///
 /// # Errors
-/// `ELOOP` after [`MAX_LINKS`] links; a longer file; a directory or a device.
+/// `ELOOP` after [`MAX_LINKS`] links, `ENAMETOOLONG` after [`MAX_NAMES`] names; a longer file; a directory or a
+/// device.
 pub(crate) fn read(roots: &[OwnedFd], path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut resolved = PathBuf::new();
     let mut layer = 0;
     let mut links = 0;
     let mut names: VecDeque<OsString> = path.iter().map(OsStr::to_owned).collect();
+    let mut visited = 0;
     while let Some(name) = names.pop_front() {
+        visited += 1;
+        if visited > MAX_NAMES {
+            return Err(Errno::NAMETOOLONG.into());
+        }
         match name.as_bytes() {
             b"/" => resolved.clear(),
             b"." => {}

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
 
 use crate::merged;
 
@@ -45,6 +46,20 @@ pub enum UserError {
     },
 }
 
+impl UserError {
+    /// Whether the image is as it is, and not the host short of something for a moment.
+    fn is_of_the_image(&self) -> bool {
+        let Self::Read { source, .. } = self else {
+            return false;
+        };
+        let errno = source.raw_os_error().map(Errno::from_raw_os_error);
+        matches!(
+            errno,
+            None | Some(Errno::LOOP | Errno::NAMETOOLONG | Errno::NXIO)
+        )
+    }
+}
+
 /// Resolves `user` (`name`, `uid`, `name:group`, `uid:gid`, or empty for root) against a stack of
 /// directories, the topmost first: an image's [`lower directories`](crate::Image::lower_directories)
 /// as well as one merged root. Symbolic links are resolved inside the stack. A numeric user or group needs
@@ -60,7 +75,7 @@ pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, U
     };
     let wanted = if wanted.is_empty() { "0" } else { wanted };
     let passwd = match read_text(&roots, "/etc/passwd") {
-        Err(_) if id(wanted).is_some() => String::new(),
+        Err(error) if id(wanted).is_some() && error.is_of_the_image() => String::new(),
         read => read?,
     };
     let entry = passwd
@@ -83,7 +98,7 @@ pub fn resolve_user(directories: &[&Path], user: &str) -> Result<ResolvedUser, U
         .filter(|home| home.starts_with('/') && !home.contains('\0'));
     let by_number = group.map_or(id(wanted), id).is_some();
     let group_file = match read_text(&roots, "/etc/group") {
-        Err(_) if by_number => String::new(),
+        Err(error) if by_number && error.is_of_the_image() => String::new(),
         read => read?,
     };
     let groups: Vec<Group<'_>> = group_file.lines().filter_map(Group::parse).collect();
