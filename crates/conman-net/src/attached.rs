@@ -110,7 +110,7 @@ pub fn make(
     let name = link.free_name(&mut inside)?;
     let creation = link.creation(&name, &parent, namespace.file.as_raw_fd());
     netlink
-        .wait(netlink.change_all(vec![Change::Create(creation)]))
+        .wait(netlink.change_with(Change::Create(creation), namespace.file))
         .map_err(|source| match Errno::from_io_error(&source) {
             Some(Errno::OPNOTSUPP) => LinkError::Unsupported(link.module()),
             Some(Errno::EXIST) => LinkError::NameTaken(name.clone()),

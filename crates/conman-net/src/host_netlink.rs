@@ -2,7 +2,7 @@
 //!
 //! The kernel executes a change while it is sent, and waits for its rtnl lock meanwhile. So the connection has a
 //! thread, which drives it and does nothing else that others wait for. Requests of many callers are in flight at
-//! once; the kernel takes them in the order in which they were made.
+//! once: they are queued, and the kernel takes them in the order in which they were made.
 //!
 //! It opens with the first request, in the network namespace of the caller's thread, and again after an error that
 //! has closed it. The thread ends with the last holder of a [`HostNetlink`].
@@ -80,6 +80,23 @@ impl HostNetlink {
             connected.map_err(|_| closed())?
         };
         connection.in_flight(connected).await
+    }
+
+    /// Makes a change that names a descriptor by its number, which is open until the kernel has read it, whether
+    /// the caller still waits or not.
+    pub(crate) async fn change_with(&self, change: Change, named: OwnedFd) -> io::Result<()> {
+        let connection = self.connection()?;
+        let own = connection.clone();
+        let changing = async move {
+            let answers = own.change(vec![change]).await?;
+            drop(named);
+            answers.into_iter().collect::<io::Result<()>>()
+        };
+        let changed = async {
+            let changed = connection.runtime.spawn(changing).await;
+            changed.map_err(|_| closed())?
+        };
+        connection.in_flight(changed).await
     }
 
     /// Makes changes, in this order, and returns an answer for each. The kernel continues after one that fails.
@@ -175,10 +192,13 @@ impl Connection {
 
     async fn in_flight<T>(&self, request: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         let since = Instant::now();
-        let _place = self.places.acquire().await.map_err(|_| closed())?;
-        let in_flight = QUEUE - self.places.available_permits();
-        metrics::gauge!("conman_net_queue").set(u32::try_from(in_flight).unwrap_or(u32::MAX));
-        let answered = tokio::time::timeout(ANSWER_TIMEOUT, request).await;
+        let answered = tokio::time::timeout(ANSWER_TIMEOUT, async {
+            let _place = self.places.acquire().await.map_err(|_| closed())?;
+            let in_flight = QUEUE - self.places.available_permits();
+            metrics::gauge!("conman_net_queue").set(u32::try_from(in_flight).unwrap_or(u32::MAX));
+            request.await
+        });
+        let answered = answered.await;
         metrics::histogram!("conman_net_request_seconds").record(since.elapsed());
         answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
@@ -194,7 +214,7 @@ impl Connection {
     }
 
     async fn change(&self, changes: Vec<Change>) -> io::Result<Vec<io::Result<()>>> {
-        // All are sent before the first answer is awaited.
+        // All are queued before the first answer is awaited.
         let sent = changes.into_iter().map(|change| {
             let (message, flags) = change.into_parts();
             self.send(message, flags | NLM_F_ACK)
