@@ -94,7 +94,7 @@ impl AccessHandle {
         answer: impl Future<Output = Result<T, RuntimeError>>,
     ) -> Result<T, AccessError> {
         let answer = answering(&self.context, of.runtime, action, answer).await;
-        // Its commands may show that they were killed with it.
+        // Also a success: its commands may already have the exit codes of their kill.
         match is_going(&of.handle) {
             true => Err(not_running(&of.handle)),
             false => answer.map_err(failed(&of.handle.id)),

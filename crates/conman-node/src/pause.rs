@@ -63,6 +63,9 @@ pub(crate) async fn pause(
         if handle.pausing.is_paused() {
             return Ok(());
         }
+        // Not sent to a silent runtime: the session runs, and must not need a resume.
+        let sent = answering(context, runtime, "pause", async { Ok(()) });
+        sent.await.map_err(failed(&handle.id))?;
         handle.pausing.set(true);
         let pausing = answering(context, runtime, "pause", runtime.pause(&key));
         if let Err(error) = pausing.await {
@@ -102,9 +105,13 @@ pub(crate) async fn measure_frozen(
     key: &ContainerKey,
     limits: DiskUsage,
 ) -> Result<Option<DiskExcess>, RuntimeError> {
-    let _changing = handle.pausing.changing.lock().await;
-    let freeze = !handle.pausing.is_paused();
-    runtime.excess_disk_usage(key, limits, freeze).await
+    let changing = handle.pausing.changing.lock().await;
+    if handle.pausing.is_paused() {
+        // Connections may resume it meanwhile.
+        drop(changing);
+        return runtime.excess_disk_usage(key, limits, false).await;
+    }
+    runtime.excess_disk_usage(key, limits, true).await
 }
 
 /// Resumes a session; one that is not paused continues.

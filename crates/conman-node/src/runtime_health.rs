@@ -172,7 +172,7 @@ fn silence(kind: RuntimeKind) -> String {
         RuntimeKind::Process => "the runtime",
     };
     format!(
-        "{program} has not answered for {} s: it is stopped, hangs, or gets no processor time; running \
+        "{program} has not answered for {} s: it is starting, stopped, hangs, or gets no processor time; running \
          sessions continue, and starts and commands fail until it answers or is restarted",
         (PATIENCE + LAST_PATIENCE).as_secs()
     )

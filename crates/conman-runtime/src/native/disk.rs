@@ -60,11 +60,11 @@ impl Inner {
         let (inner, own) = (Arc::clone(self), key.clone());
         // A task, so that it is resumed also if the caller gives up.
         let measured = tokio::spawn(async move {
-            let held = inner.hold(&own).await;
-            let excess = match held {
-                Ok(()) => inner.excess_disk_usage(&own, limits).await,
-                Err(error) => Err(error),
-            };
+            // One that does not freeze in time, because it waits for the disk, is measured nevertheless.
+            if let Err(error) = inner.hold(&own).await {
+                tracing::debug!(container = %own, %error, "measuring a session that is not frozen");
+            }
+            let excess = inner.excess_disk_usage(&own, limits).await;
             inner.resume(&own).await.and(excess)
         });
         let panicked = |_| call_failed("measure", key, LinkError::Unexpected);
