@@ -403,8 +403,12 @@ fn shared_memory() -> io::Result<Mount> {
 /// By the container's procfs, while the calling process has all capabilities in its user namespace.
 fn limit_inotify(proc: &Mount) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = openat(proc, INOTIFY_INSTANCES, flags, Mode::empty())?;
-    Ok(rustix::io::write(file, MAX_INOTIFY_INSTANCES).map(drop)?)
+    match openat(proc, INOTIFY_INSTANCES, flags, Mode::empty()) {
+        Ok(file) => Ok(rustix::io::write(file, MAX_INOTIFY_INSTANCES).map(drop)?),
+        // A kernel without inotify.
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// A devpts of the container's, with the ownership that C libraries expect. All users may open `ptmx`.

@@ -110,7 +110,7 @@ impl Runtimes {
 }
 
 /// What `limits.io_*` mean for sessions whose files are in this directory, and the disk's node in `/dev`.
-/// Neither runtime may ignore them.
+/// Neither runtime may ignore those of a session; the weight is that of all native sessions.
 fn io_limits(config: &Config, directory: &Path) -> Result<Option<(PathBuf, IoLimits)>> {
     let io = config.limits.io;
     if io == Io::default() {
