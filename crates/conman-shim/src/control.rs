@@ -82,7 +82,7 @@ pub(crate) struct Control {
     forbidden_starts: ForbiddenStarts,
     ids: IdRanges,
     /// Keeps the pool's ids locked; `None` if another conman has some of them, while containers live.
-    _id_claim: Option<File>,
+    id_claim: Option<File>,
     launching: Launching,
     sweeper: Sweeper,
     clients: Clients,

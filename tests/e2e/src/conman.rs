@@ -313,7 +313,10 @@ impl Conman {
 
     /// Runs `conman shim` with an order for the shim that runs.
     pub fn order_shim(&self, order: &str) -> (Option<i32>, String) {
-        let output = Command::new(crate::binary())
+        // One that serves instead of ending shows as 137.
+        let output = Command::new("timeout")
+            .args(["--signal=KILL", "60"])
+            .arg(crate::binary())
             .args(["shim", order, "--config"])
             .arg(self.config_path())
             .output()

@@ -52,16 +52,16 @@ impl Control {
         // From here on the shim ends only when nothing is left unfenced.
         hold_signals()?;
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
-        let has_containers = !kept.containers.is_empty() || doubt.is_some();
-        let id_claim = claim_ids(&options, has_containers)?;
         let listener = listen(&options)?;
         // If the file is replaced meanwhile, the kernel only reports that this program is not there.
         let replacement = Replacement::new(program);
-        let mut control = Self::build(options, (lock, id_claim), listener, replacement)?;
+        let mut control = Self::build(options, lock, listener, replacement)?;
         control.adopt(kept)?;
         if let Some(doubt) = doubt {
             control.recover(&doubt);
         }
+        let has_containers = control.containers.iter().next().is_some();
+        control.claim_ids(has_containers || control.fence.is_closed())?;
         control.begin()?;
         if acquired == Acquired::AfterWaiting {
             control.replace_if_upgraded();
@@ -74,10 +74,10 @@ impl Control {
         let handover = &mut sealed.handover;
         let lock = File::from(inherited_fd(handover.lock)?);
         let listener = inherited_fd(handover.listener)?;
-        // The replaced program's claim ended when this one was executed.
-        let id_claim = claim_ids(&options, true)?;
         let replacement = Replacement::new(std::env::current_exe()?);
-        let mut control = Self::build(options, (lock, id_claim), listener, replacement)?;
+        let mut control = Self::build(options, lock, listener, replacement)?;
+        // The replaced program's claim ended when this one was executed.
+        control.claim_ids(true)?;
         if let Some(freeze_ms) = handover.freeze_ms {
             control.fence.set_freeze_ms(freeze_ms);
         }
@@ -95,7 +95,7 @@ impl Control {
 
     fn build(
         options: ShimOptions,
-        (lock, id_claim): (File, Option<File>),
+        lock: File,
         listener: OwnedFd,
         replacement: Replacement,
     ) -> io::Result<Self> {
@@ -107,7 +107,7 @@ impl Control {
             cgroups: CgroupOrders::new(&options)?,
             fence: DeadManFence::new(options.freeze_patience, options.frozen_max),
             ids: IdRanges::new(options.ids),
-            _id_claim: id_claim,
+            id_claim: None,
             options,
             sole,
             poller: Poller::new()?,
@@ -126,6 +126,27 @@ impl Control {
             replacement,
             ending_until_ns: None,
         })
+    }
+
+    /// Claims the pool's ids. Containers that live need their shim and its fence at once, even if another conman was
+    /// started with the same ids while they had none.
+    fn claim_ids(&mut self, has_containers: bool) -> io::Result<()> {
+        let patience = match has_containers {
+            true => CLAIM_WITH_CONTAINERS,
+            false => id_claim::ENDING_TIMEOUT,
+        };
+        let claimed = id_claim::claim(&self.options.ids_file, self.options.ids, patience);
+        let claimed = claimed
+            .and_then(|it| it.map_err(|taken| io::Error::new(io::ErrorKind::AddrInUse, taken)));
+        match claimed {
+            Err(error) if has_containers => tracing::error!(
+                %error,
+                "containers of two conmans may have the same user ids; give one another `node.id_range`, and \
+                 restart it"
+            ),
+            claimed => self.id_claim = Some(claimed?),
+        }
+        Ok(())
     }
 
     /// Starts working, once all state is in place.
@@ -154,29 +175,6 @@ impl Control {
         protect();
         // Signals of children that ended in between were lost.
         self.reap_all()
-    }
-}
-
-/// Claims the pool's ids. Containers that live need their shim and its fence at once, even if another conman was
-/// started with the same ids while they had none.
-fn claim_ids(options: &ShimOptions, has_containers: bool) -> io::Result<Option<File>> {
-    let patience = match has_containers {
-        true => CLAIM_WITH_CONTAINERS,
-        false => id_claim::ENDING_TIMEOUT,
-    };
-    let claimed = id_claim::claim(&options.ids_file, options.ids, patience);
-    let claimed =
-        claimed.and_then(|it| it.map_err(|taken| io::Error::new(io::ErrorKind::AddrInUse, taken)));
-    match claimed {
-        Err(error) if has_containers => {
-            tracing::error!(
-                %error,
-                "containers of two conmans may have the same user ids; give one another `node.id_range`, and \
-                 restart it"
-            );
-            Ok(None)
-        }
-        claimed => claimed.map(Some),
     }
 }
 
