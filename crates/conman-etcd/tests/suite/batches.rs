@@ -126,7 +126,7 @@ async fn transactions_of_releases_do_not_wait_for_each_others_answers() {
             let claimed = claimed(&a).await;
             let before = written(&etcd);
             let connections = proxy.connections();
-            proxy.set(Way::Deaf);
+            proxy.set(Way::Held);
             let (registry, batch) = (Arc::clone(&a.registry), releases(&claimed));
             let releasing = tokio::spawn(async move { registry.release(batch).await });
             let mut several = false;

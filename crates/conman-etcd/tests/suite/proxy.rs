@@ -18,6 +18,8 @@ pub(crate) enum Way {
     Open,
     /// What etcd says is swallowed, for ever on the connections that say it.
     Deaf,
+    /// What etcd says is kept until the way is another one.
+    Held,
     /// What etcd says comes at about a megabyte a second.
     Slow,
     /// Nothing goes through, either way.
@@ -95,7 +97,9 @@ async fn carry(client: TcpStream, etcd: SocketAddr, way: watch::Sender<Way>) {
         let mut buffer = vec![0; 65_536];
         let mut swallows = false;
         while let Ok(count @ 1..) = from_server.read(&mut buffer).await {
-            let now = *way.borrow();
+            let mut ways = way.subscribe();
+            let changed = ways.wait_for(|way| *way != Way::Held).await;
+            let now = changed.map_or(Way::Cut, |way| *way);
             if now == Way::Slow {
                 tokio::time::sleep(A_PIECE).await;
             }
