@@ -2,6 +2,7 @@
 
 mod programs;
 mod runner;
+mod standstill;
 
 use std::num::NonZero;
 use std::thread::available_parallelism;

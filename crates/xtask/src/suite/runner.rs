@@ -9,10 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::Pid;
 
 use super::programs::TestProgram;
-use crate::process::target_dir;
+use super::standstill;
+use crate::process::{output, target_dir};
 
 /// The slowest programs. They start first, so that none is left to run alone at the end.
 const FIRST: [&str; 4] = [
@@ -47,6 +48,10 @@ struct Outcome {
     /// Of the program and of all processes that it and its children have waited for.
     processor: Duration,
     counts: Counts,
+    /// Tests that did not pass.
+    failed: Vec<String>,
+    /// Tests that had not begun when the program was killed because it stood still.
+    not_begun: Vec<String>,
 }
 
 /// Tests by result.
@@ -126,7 +131,7 @@ pub(super) fn run(
     let (mut failed, mut flaky) = (Vec::new(), 0);
     for outcome in outcomes.iter().filter(|one| !one.status.success()) {
         if outcome.passes_again(&logs)? {
-            flaky += failed_tests(&outcome.text).len();
+            flaky += outcome.failed.len();
         } else {
             failed.push(outcome.name.clone());
         }
@@ -138,7 +143,7 @@ fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outc
     let name = program.name.clone();
     // A file: a pipe would stay open as long as any process that a test leaves behind.
     let log = logs.join(format!("{}.log", name.replace('/', "-")));
-    let output = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+    let file = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
     println!("     Running {name}");
     let started = Instant::now();
     let mut command = Command::new(&program.path);
@@ -153,15 +158,25 @@ fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outc
     command.env("CARGO_MANIFEST_DIR", &program.directory);
     command.env("CARGO_MANIFEST_PATH", program.directory.join("Cargo.toml"));
     command.stdin(std::process::Stdio::null());
-    command.stderr(output.try_clone().context("sharing a file")?);
-    command.stdout(output);
+    command.stderr(file.try_clone().context("sharing a file")?);
+    command.stdout(file);
     let mut child = command
         .spawn()
         .with_context(|| format!("starting {}", program.path.display()))?;
+    let stood_still = standstill::wait(Pid::from_child(&child), &log)?;
     let processor = processor_time(child.id())?;
     let status = child.wait().context("waiting for a test program")?;
     let text = fs::read(&log).with_context(|| format!("reading {}", log.display()))?;
-    let text = String::from_utf8_lossy(&text).into_owned();
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    let (mut failed, mut not_begun) = (owned(failed_tests(&text)), Vec::new());
+    if let Some(seen) = stood_still {
+        let all = listed_tests(&program, arguments)?;
+        let unfinished = standstill::unfinished(&all, &text);
+        (failed, not_begun) = (owned(unfinished.0), owned(unfinished.1));
+        text.push_str(&seen);
+        text.push_str(&format!("it stood still in {}\n", failed.join(", ")));
+        fs::write(&log, &text).with_context(|| format!("writing {}", log.display()))?;
+    }
     Ok(Outcome {
         name,
         program,
@@ -170,16 +185,29 @@ fn run_one(program: TestProgram, logs: &Path, arguments: &[&str]) -> Result<Outc
         text,
         duration: started.elapsed(),
         processor,
+        failed,
+        not_begun,
     })
 }
 
-/// Waits for the end of a child, without reaping it, and returns the processor time of it and of the processes
-/// that it has waited for.
+fn owned(names: Vec<&str>) -> Vec<String> {
+    names.into_iter().map(str::to_owned).collect()
+}
+
+/// The tests that the program runs with these arguments.
+fn listed_tests(program: &TestProgram, arguments: &[&str]) -> Result<Vec<String>> {
+    let mut command = Command::new(&program.path);
+    command.args(arguments).args(["--list", "--format=terse"]);
+    let listed = output(&mut command)?;
+    let listed = String::from_utf8(listed.stdout).context("reading the names of tests")?;
+    let names = listed
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"));
+    Ok(owned(names.collect()))
+}
+
+/// The processor time of a child that has ended, and of the processes that it has waited for. It is not reaped.
 fn processor_time(child: u32) -> Result<Duration> {
-    let pid = i32::try_from(child).ok().and_then(Pid::from_raw);
-    let pid = pid.context("a process id is positive")?;
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    waitid(WaitId::Pid(pid), options).context("waiting for a test program")?;
     let stat = fs::read_to_string(format!("/proc/{child}/stat")).context("reading its times")?;
     Ok(times_of(&stat))
 }
@@ -195,19 +223,20 @@ fn times_of(stat: &str) -> Duration {
 impl Outcome {
     /// Runs the failed tests once more, alone, and returns whether all of them pass.
     fn passes_again(&self, logs: &Path) -> Result<bool> {
-        let failed = failed_tests(&self.text);
-        if failed.is_empty() || failed.iter().any(|test| test.starts_with(NEVER_AGAIN)) {
+        let is_final = |test: &String| test.starts_with(NEVER_AGAIN);
+        if self.failed.is_empty() || self.failed.iter().any(is_final) {
             return Ok(false);
         }
         let mut arguments = vec!["--exact", "--test-threads=1"];
-        arguments.extend(&failed);
+        let tests = self.failed.iter().chain(&self.not_begun);
+        arguments.extend(tests.map(String::as_str));
         let program = TestProgram {
             name: format!("{}.again", self.name),
             ..self.program.clone()
         };
         let again = run_one(program, logs, &arguments)?;
         if again.status.success() {
-            for test in &failed {
+            for test in &self.failed {
                 println!(
                     "flaky: {} {test}: failed, and passed when it ran alone",
                     self.name
