@@ -1,6 +1,7 @@
 //! What is known of a node only by comparing it with the others.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use conman_fleet::FleetMap;
 use conman_registry::{Peer, PeerStanding};
@@ -10,7 +11,7 @@ use jiff::Timestamp;
 const MAX_CLOCK_AHEAD_MS: i64 = 30_000;
 
 pub(crate) struct FleetWide {
-    pub(crate) cut_off: BTreeSet<String>,
+    pub(crate) cut_off: Arc<BTreeSet<String>>,
     /// How far the clock of the fleet is ahead of this node's: the median of those of all nodes.
     fleet_ahead_ms: i64,
     now: Timestamp,

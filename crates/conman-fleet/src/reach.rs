@@ -42,6 +42,8 @@ const CUT_OFF: &str = "conman_fleet_cut_off";
 pub(crate) struct Probed {
     began: Instant,
     by_name: Mutex<BTreeMap<String, PeerReach>>,
+    /// The verdict after the latest round.
+    cut_off: Mutex<Arc<BTreeSet<String>>>,
 }
 
 impl Probed {
@@ -49,6 +51,7 @@ impl Probed {
         Self {
             began: Instant::now(),
             by_name: Mutex::default(),
+            cut_off: Mutex::default(),
         }
     }
 
@@ -75,10 +78,14 @@ impl Probed {
         unreached.map(|(name, _)| name.clone()).collect()
     }
 
-    /// A panic while the lock is held cannot leave a partial change: each is one map operation.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PeerReach>> {
-        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.by_name)
     }
+}
+
+/// A panic while a lock is held cannot leave a partial change: each is one map operation or assignment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts the task; it runs until `closing`. The node shows which nodes it does not reach, and whether it
@@ -170,17 +177,24 @@ impl FleetMap {
 
     fn publish(&self, status: &StatusHandle) {
         let unreached = self.probed().unreached();
-        let is_cut_off = self.cut_off().contains(self.me());
+        let cut_off = Arc::new(self.judge(&unreached));
+        let is_cut_off = cut_off.contains(self.me());
+        *lock(&self.probed().cut_off) = cut_off;
         metrics::gauge!(UNREACHED).set(f64::from(u32::try_from(unreached.len()).unwrap_or(0)));
         metrics::gauge!(CUT_OFF).set(f64::from(u8::from(is_cut_off)));
         status.set_reach(unreached, is_cut_off);
     }
 
-    /// The live nodes that do not reach most of the nodes that reach each other.
+    /// The live nodes that do not reach most of the nodes that reach each other, as of the latest round of
+    /// probes.
     #[must_use]
-    pub fn cut_off(&self) -> BTreeSet<String> {
+    pub fn cut_off(&self) -> Arc<BTreeSet<String>> {
+        Arc::clone(&lock(&self.probed().cut_off))
+    }
+
+    /// `own`: the nodes that this one does not reach.
+    fn judge(&self, own: &[String]) -> BTreeSet<String> {
         let peers = self.fleet().peers();
-        let own = self.probed().unreached();
         // What a node reported before it ended or began to leave says nothing about the others.
         let reports = peers.iter().filter(|peer| {
             let leaves = peer.announcement.as_ref().is_some_and(|it| it.draining);
@@ -189,7 +203,7 @@ impl FleetMap {
         let reports = reports.filter_map(|peer| {
             let view = peer.announcement.as_ref()?.view.as_ref()?;
             let unreached = match peer.name == self.me() {
-                true => &own,
+                true => own,
                 false => &view.unreached,
             };
             Some(ReachReport {

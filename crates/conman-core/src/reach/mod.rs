@@ -5,13 +5,14 @@
 //! ```
 //! A pair of nodes is connected if neither reports that it does not reach the other. The core is
 //! what is left after the nodes with the most broken pairs were removed, while one of them is without
-//! a connection to more than half of the others. A node outside the core that is connected to less than
-//! half of the core is cut off.
+//! a connection to more than half of the others. If the core has most of the nodes, a node outside that is
+//! connected to less than half of the core is cut off.
 //!
 //! While halves of a fleet lose each other, nodes that report before the others may be marked for a moment.
 //!
-//! Invariants: a report breaks pairs of its own node only, so one bad node alone does not mark others. Two
-//! nodes decide nothing, and neither do parts of a fleet of equal size: nobody can know which is right.
+//! Invariants: a report breaks pairs of its own node only, so one bad node alone does not mark others. Only
+//! a majority of the nodes marks others: two nodes decide nothing, and neither do parts of a fleet of equal
+//! size, or a few nodes that still reach each other.
 
 use std::collections::BTreeSet;
 
@@ -30,8 +31,8 @@ pub struct ReachReport<'a> {
     pub unreached: &'a [String],
 }
 
-/// Returns the nodes that do not reach most of the nodes that reach each other. `reports`: one of each
-/// live node.
+/// Returns the nodes that do not reach most of the nodes that reach each other; none if those are not a
+/// majority. `reports`: one of each live node.
 #[must_use]
 pub fn cut_off<'a>(reports: &[ReachReport<'a>]) -> BTreeSet<&'a str> {
     let mut core: Vec<ReachReport<'a>> = reports.to_vec();
@@ -45,6 +46,9 @@ pub fn cut_off<'a>(reports: &[ReachReport<'a>]) -> BTreeSet<&'a str> {
         }
         let mut broken = broken.into_iter();
         core.retain(|_| broken.next().is_some_and(|count| count < most));
+    }
+    if 2 * core.len() <= reports.len() {
+        return BTreeSet::new();
     }
     let is_out = |one: &&ReachReport<'a>| {
         let is_in_core = core.iter().any(|other| other.node == one.node);
@@ -115,7 +119,15 @@ mod tests {
     }
 
     #[test]
-    fn several_bad_nodes_are_cut_off_while_two_others_reach_each_other() {
-        assert_eq!(verdict("abcd", &[("a", "bcd"), ("b", "acd")]), "ab");
+    fn several_bad_nodes_are_cut_off_while_most_others_reach_each_other() {
+        assert_eq!(verdict("abcde", &[("a", "bcde"), ("b", "acde")]), "ab");
+    }
+
+    #[test]
+    fn two_nodes_that_reach_each_other_do_not_mark_all_the_others() {
+        let names = "abcdefghij";
+        let reaches_nobody: Vec<(&str, &str)> = (0..8).map(|at| (&names[at..=at], names)).collect();
+        assert_eq!(verdict(names, &reaches_nobody), "");
+        assert_eq!(verdict("abcd", &[("a", "bcd"), ("b", "acd")]), "");
     }
 }
