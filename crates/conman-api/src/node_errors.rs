@@ -258,6 +258,7 @@ fn failure_kind(failure: FailureKind) -> Kind {
 fn runtime_kind(error: &RuntimeError) -> Kind {
     match error {
         RuntimeError::Unavailable { .. }
+        | RuntimeError::NotSent { .. }
         | RuntimeError::TimedOut { .. }
         | RuntimeError::Fenced { .. } => Kind::NO_RUNTIME,
         RuntimeError::NoSuchImage { .. } => Kind::NO_SUCH_IMAGE,

@@ -80,8 +80,9 @@ impl RuntimeHealth {
         self.0.values().flat_map(warnings).collect()
     }
 
-    /// Waits for a runtime's answer for as long as the runtime is not silent; nothing is sent to one that is.
-    /// The error means that the request may have been carried out, or may still be. Cancel safe if `answer` is.
+    /// Waits for a runtime's answer for as long as the runtime is not silent. A request to one that is silent is
+    /// [`RuntimeError::NotSent`]. If the runtime falls silent later, the request may have been carried out, or may
+    /// still be. Cancel safe if `answer` is.
     pub(crate) async fn while_it_answers<T>(
         &self,
         runtime: RuntimeKind,
@@ -91,6 +92,13 @@ impl RuntimeHealth {
         let Some(latest) = self.0.get(&runtime) else {
             return answer.await;
         };
+        if let Some(reason) = self.silence(runtime) {
+            return Err(RuntimeError::NotSent {
+                runtime,
+                action,
+                reason,
+            });
+        }
         let mut latest = latest.subscribe();
         tokio::select! {
             biased;
@@ -214,14 +222,18 @@ mod tests {
         let waits = health.while_it_answers(KIND, "start", pending::<Result<(), _>>());
         let is_silent = async { health.note(KIND, true, Some(Err(silence(KIND)))) };
         let (waited, ()) = tokio::join!(waits, is_silent);
-        let error = waited.expect_err("it is silent").to_string();
+        let error = waited.expect_err("it is silent");
+        assert!(error.is_ambiguous(), "it may have been carried out");
+        let error = error.to_string();
         assert!(
             error.contains("the shim has not answered for 3 s"),
             "{error}"
         );
         let unsent = async { panic!("nothing is sent") };
         let refused: Result<(), _> = health.while_it_answers(KIND, "start", unsent).await;
-        assert!(refused.is_err() && health.silence(KIND).is_some());
+        let error = refused.expect_err("it is silent");
+        assert!(!error.is_ambiguous(), "{error}");
+        assert!(health.silence(KIND).is_some());
         assert_eq!(health.answered_ago_ms(KIND), None);
         health.note(KIND, false, None);
         assert_eq!(health.silence(KIND), None);

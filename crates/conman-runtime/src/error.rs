@@ -14,6 +14,13 @@ pub enum RuntimeError {
         action: &'static str,
         reason: String,
     },
+    /// Nothing was sent, because the runtime does not answer.
+    #[error("did not send {runtime} the request to {action}: {reason}")]
+    NotSent {
+        runtime: RuntimeKind,
+        action: &'static str,
+        reason: String,
+    },
     /// There was no answer in time; the request may still take effect.
     #[error("{runtime} did not {action} {subject} within {after_ms} ms")]
     TimedOut {
@@ -96,7 +103,8 @@ impl RuntimeError {
     pub fn is_ambiguous(&self) -> bool {
         match self {
             Self::Unavailable { .. } | Self::TimedOut { .. } => true,
-            Self::NoSuchImage { .. }
+            Self::NotSent { .. }
+            | Self::NoSuchImage { .. }
             | Self::Refused { .. }
             | Self::Fenced { .. }
             | Self::EndedAtOnce { .. }

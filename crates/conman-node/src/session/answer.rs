@@ -59,7 +59,9 @@ impl StepFailure {
             }
             // The spec is not the cause, and the same start may succeed later.
             RuntimeError::TooMany { .. } => (FailureKind::Host, ""),
-            RuntimeError::Fenced { .. } => (FailureKind::RuntimeUnavailable, ""),
+            RuntimeError::NotSent { .. } | RuntimeError::Fenced { .. } => {
+                (FailureKind::RuntimeUnavailable, "")
+            }
             // Its exit code and last output are more useful than any remedy.
             RuntimeError::EndedAtOnce { .. } => (FailureKind::Exited, ""),
             RuntimeError::Exists { .. } => (
