@@ -20,13 +20,16 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
-use rtnetlink::Handle;
+use rtnetlink::proto::{ConnectionHandle, new_connection_with_codec};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::{SocketAddr, TokioSocket};
 use tokio::runtime::{self, Runtime};
 use tokio::sync::Semaphore;
 
 use crate::link_identity::link_index;
 use crate::link_messages::{FoundLink, Link, delete_link, link_named, link_or_none};
 use crate::netlink::{Change, DUMP_ATTEMPTS, RouteSocket, interrupted};
+use crate::netlink_codec::StrictCodec;
 
 /// Requests in flight. One takes a fraction of a millisecond; more callers wait.
 const QUEUE: usize = 1_024;
@@ -38,6 +41,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const IPV6: &str = "/proc/sys/net/ipv6";
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;
+type Handle = ConnectionHandle<RouteNetlinkMessage>;
 
 /// A handle to the host's connection.
 #[derive(Debug, Clone, Default)]
@@ -135,8 +139,16 @@ impl HostNetlink {
     }
 
     /// Blocks until a request is answered.
-    pub(crate) fn wait<T>(&self, request: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-        self.connection()?.runtime.block_on(request)
+    pub(crate) fn wait<T: Send>(
+        &self,
+        request: impl Future<Output = io::Result<T>> + Send,
+    ) -> io::Result<T> {
+        let runtime = self.connection()?.runtime;
+        // The calling thread may belong to a runtime, which cannot wait for another one.
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| runtime.block_on(request));
+            waiting.join().unwrap_or_else(|_| Err(closed()))
+        })
     }
 
     fn connection(&self) -> io::Result<Connection> {
@@ -182,7 +194,8 @@ impl Connection {
             .enable_all()
             .build()?;
         let entered = runtime.enter();
-        let (mut connection, handle, _unsolicited) = rtnetlink::new_connection()?;
+        let opened = new_connection_with_codec::<_, TokioSocket, StrictCodec>(NETLINK_ROUTE)?;
+        let (mut connection, handle, _unsolicited) = opened;
         drop(entered);
         // An answer differs from the end of the connection, and a list's end says whether it was interrupted.
         connection.set_forward_ack(true);
@@ -210,7 +223,9 @@ impl Connection {
     ) -> io::Result<impl Stream<Item = Message> + use<>> {
         let mut message = NetlinkMessage::from(message);
         message.header.flags = NLM_F_REQUEST | flags;
-        self.handle.clone().request(message).map_err(|_| closed())
+        let kernel = SocketAddr::new(0, 0);
+        let sent = self.handle.request(message, kernel);
+        sent.map_err(|_| closed())
     }
 
     async fn change(&self, changes: Vec<Change>) -> io::Result<Vec<io::Result<()>>> {
@@ -309,4 +324,16 @@ pub(crate) fn has_ipv6() -> bool {
 
 fn closed() -> io::Error {
     io::Error::other("the netlink connection was closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_thread_of_a_runtime_may_wait_for_an_answer() {
+        let netlink = HostNetlink::default();
+        let found = netlink.wait(netlink.find("lo"));
+        assert_eq!(found.expect("an answer").expect("it exists").name, "lo");
+    }
 }

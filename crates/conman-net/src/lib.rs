@@ -25,6 +25,7 @@ mod link_watch;
 mod namespace_thread;
 mod namespaces;
 mod netlink;
+mod netlink_codec;
 mod nft_batch;
 mod plane;
 mod pool;

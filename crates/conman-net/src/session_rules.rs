@@ -64,6 +64,7 @@ pub struct Refusals {
 /// the host has then.
 #[derive(Debug, Default)]
 pub struct SessionRules {
+    netlink: HostNetlink,
     refusals: Refusals,
     /// What a class lists is an exception for its sessions.
     listed: BTreeMap<u16, Vec<IpNet>>,
@@ -72,12 +73,13 @@ pub struct SessionRules {
 }
 
 impl SessionRules {
-    pub fn new(refusals: Refusals, classes: &[Class]) -> Self {
+    pub fn new(netlink: HostNetlink, refusals: Refusals, classes: &[Class]) -> Self {
         let listed = |class: &Class| {
             let networks = class.networks.iter().map(|(network, _)| *network);
             (class.number, networks.collect())
         };
         Self {
+            netlink,
             refusals,
             listed: classes.iter().map(listed).collect(),
             compiled: Mutex::default(),
@@ -107,7 +109,9 @@ impl SessionRules {
         if let Some(batch) = compiled.get(&allowed) {
             return Ok(Arc::clone(batch));
         }
-        let host = host_addresses().await.map_err(RulesError::Namespace)?;
+        let host = host_addresses(&self.netlink)
+            .await
+            .map_err(RulesError::Namespace)?;
         let refused = refused(&self.refusals.networks, &host, &allowed);
         let script = script(&refused, &self.refusals.dns);
         let batch = on_thread(move || nft_batch::compile(&script)).await;
@@ -205,10 +209,10 @@ fn script(refused: &[IpNet], dns: &[IpAddr]) -> String {
 "
 }
 
-/// The addresses of all interfaces of the calling thread's network namespace.
-async fn host_addresses() -> io::Result<Vec<IpNet>> {
+/// The addresses of all interfaces of the host.
+async fn host_addresses(netlink: &HostNetlink) -> io::Result<Vec<IpNet>> {
     let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let found = HostNetlink::default().dump(request).await?;
+    let found = netlink.dump(request).await?;
     let attributes = found.into_iter().flat_map(|message| match message {
         RouteNetlinkMessage::NewAddress(address) => address.attributes,
         _ => Vec::new(),

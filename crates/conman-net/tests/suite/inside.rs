@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use conman_net::{Refusals, SessionRules};
+use conman_net::{HostNetlink, Refusals, SessionRules};
 
 use super::namespace::Host;
 
@@ -113,7 +113,7 @@ fn refusals() -> Refusals {
 /// With the addresses of a node.
 pub(super) fn rules(node: &Host, refusals: Refusals) -> SessionRules {
     node.wait(|| async {
-        let rules = SessionRules::new(refusals, &[]);
+        let rules = SessionRules::new(HostNetlink::default(), refusals, &[]);
         rules.check().await.expect("nft accepts them");
         rules
     })

@@ -38,14 +38,18 @@ pub(crate) async fn missing(config: &Config, instance: &str) -> Option<Vec<Strin
     } else if !needs_session_rules(config) {
         return None;
     }
-    let checked = build_session_rules(config).check().await;
+    let rules = build_session_rules(config, HostNetlink::default());
+    let checked = rules.check().await;
     problems.extend(checked.err().map(|error| error_chain(&error)));
     Some(problems)
 }
 
 /// The rules inside sessions. Refuses a host that cannot have them if a template needs them.
-pub(super) async fn session_rules(config: &Config) -> Result<Arc<SessionRules>> {
-    let rules = build_session_rules(config);
+pub(super) async fn session_rules(
+    config: &Config,
+    netlink: &HostNetlink,
+) -> Result<Arc<SessionRules>> {
+    let rules = build_session_rules(config, netlink.clone());
     if needs_session_rules(config) {
         rules.check().await.context(UNUSABLE)?;
     }
@@ -61,7 +65,7 @@ pub(super) fn needs_session_rules(config: &Config) -> bool {
     })
 }
 
-fn build_session_rules(config: &Config) -> SessionRules {
+fn build_session_rules(config: &Config, netlink: HostNetlink) -> SessionRules {
     let special = &config.net.egress.special;
     let resolvers = RESOLVERS
         .iter()
@@ -74,7 +78,7 @@ fn build_session_rules(config: &Config) -> SessionRules {
             .chain(resolvers.flat_map(|text| servers_in(&text)))
             .collect(),
     };
-    SessionRules::new(refusals, &classes(config))
+    SessionRules::new(netlink, refusals, &classes(config))
 }
 
 fn servers_in(resolver: &str) -> Vec<IpAddr> {
@@ -107,10 +111,10 @@ pub(super) struct RunningNetwork {
 pub(super) async fn open(
     config: &Config,
     instance: &Instance,
+    netlink: HostNetlink,
     rules: &Arc<SessionRules>,
 ) -> Result<HostNetwork> {
     let instance = instance.clone();
-    let netlink = HostNetlink::default();
     let interfaces = InterfacePools::new(netlink.clone(), config.net.interfaces.clone());
     let mut native = NativeNetwork {
         interfaces: Arc::new(interfaces),

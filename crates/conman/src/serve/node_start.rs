@@ -39,8 +39,9 @@ pub(super) async fn take_over(
 ) -> Result<Option<StartedNode>> {
     let (starts, name) = (early.starts, early.records.name.take());
     let on_sigterm = config.preempt.on_sigterm;
-    let rules = network::session_rules(config).await?;
-    let network = network::open(config, &state.instance, &rules).await?;
+    let netlink = HostNetlink::default();
+    let rules = network::session_rules(config, &netlink).await?;
+    let network = network::open(config, &state.instance, netlink, &rules).await?;
     let mut runtimes = Runtimes::open(config, state, &network.native)?;
     let netlink = network.netlink.clone();
     // Its first sweep deletes links that no runtime has adopted.
