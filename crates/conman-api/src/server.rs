@@ -5,8 +5,6 @@
 //! One task accepts. Every connection has a tracked task, so that shutdown can stop accepting,
 //! let requests finish for a bounded time, and then close the rest.
 
-mod answer;
-
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,7 +13,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use conman_linux::bound_tcp_buffers;
-use conman_listen::{Begun, HalfCloseable, OpenRequests, Place, Places};
+use conman_listen::{AnswerBody, Begun, HalfCloseable, OpenRequests, Place, Places};
 use conman_vitals::Pulse;
 use http::Request;
 use hyper::body::Incoming;
@@ -28,8 +26,6 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
-
-use answer::Answer;
 
 /// Limits for clients' connections.
 #[derive(Debug, Clone)]
@@ -327,7 +323,7 @@ async fn serve_http<S>(
             if let Some(place) = place {
                 place.answered();
             }
-            response.map(|response| response.map(|body| Answer { body, _open: open }))
+            response.map(|response| response.map(|body| AnswerBody::new(body, open)))
         }
     });
     let connection = http

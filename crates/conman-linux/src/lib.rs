@@ -99,7 +99,7 @@ pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};
 pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
 pub use signal_name::{parse_signal, signal_name};
-pub use socket_buffers::{bound_tcp_buffers, socket_memory, tcp_bytes_acknowledged};
+pub use socket_buffers::{bound_tcp_buffers, socket_memory};
 pub use spread::spread_directories;
 pub use state_file::{
     FORMAT, StateFile, remove_if_present, replace_file, sync_parent, with_suffix,

@@ -59,36 +59,13 @@ pub fn socket_memory(socket: impl AsFd) -> io::Result<u64> {
     Ok(held.iter().sum())
 }
 
-/// Returns how many bytes the peer of a TCP connection has acknowledged so far.
-pub fn tcp_bytes_acknowledged(socket: impl AsFd) -> io::Result<u64> {
-    // linux/tcp.h: `tcpi_bytes_acked` of `struct tcp_info`, since Linux 4.1.
-    const AT: usize = 120;
-    let mut info = [0_u8; AT + size_of::<u64>()];
-    let mut length = length_of(&info);
-    // SAFETY: the kernel writes at most `length` bytes into `info`, which live until the call returns.
-    let outcome = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if outcome != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let bytes = info.last_chunk().copied().unwrap_or_default();
-    Ok(u64::from_ne_bytes(bytes))
-}
-
 fn length_of<T>(value: &T) -> socklen_t {
     socklen_t::try_from(size_of_val(value)).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read as _, Write as _};
+    use std::io::Write as _;
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
@@ -112,23 +89,6 @@ mod tests {
         }
         let held = |socket| socket_memory(socket).expect("measured");
         held(&sender) + held(&receiver)
-    }
-
-    #[test]
-    fn what_the_peer_has_acknowledged_is_counted() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound");
-        let mut sender = TcpStream::connect(address).expect("connected");
-        let (mut receiver, _) = listener.accept().expect("accepted");
-        let before = tcp_bytes_acknowledged(&sender).expect("known");
-        sender.write_all(&[0; 1_000]).expect("written");
-        receiver.read_exact(&mut [0; 1_000]).expect("read");
-        // The acknowledgement may still be on its way.
-        let acknowledged = || tcp_bytes_acknowledged(&sender).expect("known") - before;
-        while acknowledged() < 1_000 {
-            std::thread::yield_now();
-        }
-        assert_eq!(acknowledged(), 1_000);
     }
 
     #[test]

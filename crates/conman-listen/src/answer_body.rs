@@ -3,23 +3,32 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use axum::body::{Body, Bytes};
-use conman_listen::OpenRequest;
-use hyper::body::{Frame, SizeHint};
+use http_body::{Body, Frame, SizeHint};
 
-pub(super) struct Answer {
-    pub(super) body: Body,
-    pub(super) _open: Option<OpenRequest>,
+use crate::OpenRequest;
+
+/// A body that keeps its request open.
+#[derive(Debug)]
+pub struct AnswerBody<B> {
+    body: B,
+    _open: Option<OpenRequest>,
 }
 
-impl hyper::body::Body for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
+impl<B> AnswerBody<B> {
+    /// `open`: `None` if the end of the client's input is to end the request.
+    pub fn new(body: B, open: Option<OpenRequest>) -> Self {
+        Self { body, _open: open }
+    }
+}
+
+impl<B: Body + Unpin> Body for AnswerBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 

@@ -17,13 +17,10 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use conman_core::error_chain;
-use conman_linux::tcp_bytes_acknowledged;
+use conman_listen::{AnswerBody, HalfCloseable, OpenRequests};
 
 use super::buffers::Sockets;
 use super::dial::{DialError, dial};
@@ -35,10 +32,6 @@ use super::tunnel;
 const HEAD: Duration = Duration::from_secs(30);
 /// Maximum size of a head, and of what is buffered of a body.
 const HEAD_BYTES: usize = 64 << 10;
-/// How long a request is continued whose client has ended its sending side and takes nothing.
-const GRACE: Duration = Duration::from_secs(10);
-/// Interval between looks at a client that has sent something.
-const LOOK: Duration = Duration::from_secs(1);
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
@@ -58,23 +51,24 @@ pub(super) async fn serve(session: &Arc<Session>, client: Client) {
         tunnel: Mutex::default(),
         targets: Mutex::default(),
     });
+    let requests = OpenRequests::default();
+    // A client may end its sending side after the request.
+    let stream = HalfCloseable::new(SharedStream(stream), requests.clone());
     let service = service_fn(|request| {
         let (session, connection) = (Arc::clone(session), Arc::clone(&connection));
-        async move { Ok::<_, Infallible>(respond(&session, &connection, request).await) }
+        let open = Some(requests.begin());
+        async move {
+            let response = respond(&session, &connection, request).await;
+            Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, open)))
+        }
     });
-    let serving = hyper::server::conn::http1::Builder::new()
+    let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_BYTES)
-        // A client may end its sending side after the request.
-        .half_close(true)
-        .serve_connection(TokioIo::new(SharedStream(Arc::clone(&stream))), service)
-        .with_upgrades();
-    let served = tokio::select! {
-        served = serving => served,
-        // Cancels the request.
-        () = departed(&stream) => return,
-    };
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
     let tunnel = connection
         .tunnel
         .lock()
@@ -84,29 +78,6 @@ pub(super) async fn serve(session: &Arc<Session>, client: Client) {
         && let Ok(client) = upgrade.await
     {
         tunnel::run(TokioIo::new(client), target).await;
-    }
-}
-
-/// Ready once the client has ended its sending side and has taken nothing for [`GRACE`] since. A client that has
-/// disconnected cannot be told from one that waits for its answer.
-async fn departed(client: &TcpStream) {
-    loop {
-        match client.ready(Interest::READABLE).await {
-            Ok(ready) if !ready.is_read_closed() => {}
-            Ok(_) | Err(_) => break,
-        }
-        // What has arrived is read by the connection's task, or waits for it.
-        sleep(LOOK).await;
-    }
-    let sent = || tcp_bytes_acknowledged(client).unwrap_or_default();
-    let mut before = sent();
-    loop {
-        sleep(GRACE).await;
-        let now = sent();
-        if now == before {
-            return;
-        }
-        before = now;
     }
 }
 
