@@ -2,16 +2,10 @@
 
 use std::time::Duration;
 
-use crate::args::CpuCount;
+use jiff::SpanRelativeTo;
+use jiff::fmt::friendly::SpanParser;
 
-/// Units of a duration in milliseconds; the longest suffix that matches wins.
-const DURATION_UNITS: [(&str, f64); 5] = [
-    ("ms", 1.0),
-    ("s", 1e3),
-    ("m", 60e3),
-    ("h", 3_600e3),
-    ("d", 86_400e3),
-];
+use crate::args::CpuCount;
 
 /// Units of a size in bytes: powers of 1024, as in Docker's `--memory`.
 const SIZE_UNITS: [(&str, f64); 5] = [
@@ -25,22 +19,20 @@ const SIZE_UNITS: [(&str, f64); 5] = [
 /// Greatest whole number that a double represents exactly; more than any real input.
 const MAX_EXACT: f64 = 9_007_199_254_740_991.0;
 
-/// `500ms`, `10s`, `5m`, `2h`, `1d`, with fractions (`1.5h`); a bare `0` is zero.
+/// `500ms`, `10s`, `5m`, `2h`, `1d`, with fractions (`1.5h`) and combined (`1h30m`); a bare `0` is zero.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let refused = || {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let span = SpanParser::new().parse_span(text).ok();
+    let days = SpanRelativeTo::days_are_24_hours();
+    let duration = span.and_then(|span| span.to_duration(days).ok()?.try_into().ok());
+    duration.ok_or_else(|| {
         format!(
             "`{}` is not a duration: write a number and a unit, for example 500ms, 10s, 5m or 2h",
             text.escape_default()
         )
-    };
-    let (number, unit) = split_number(text).ok_or_else(refused)?;
-    let factor = match unit {
-        "" if number == 0.0 => 1.0,
-        unit => factor_of(unit, &DURATION_UNITS).ok_or_else(refused)?,
-    };
-    whole(number * factor)
-        .map(Duration::from_millis)
-        .ok_or_else(refused)
+    })
 }
 
 /// `512`, `256M`, `256MiB`, `1.5g`: bytes, or powers of 1024.
@@ -80,7 +72,7 @@ pub(crate) fn parse_cpus(text: &str) -> Result<CpuCount, String> {
 /// A duration in whole seconds, for fields without a finer unit.
 pub(crate) fn parse_duration_s(text: &str) -> Result<u32, String> {
     let duration = parse_duration(text)?;
-    if duration.subsec_millis() != 0 {
+    if duration.subsec_nanos() != 0 {
         return Err(format!("`{text}` is not a whole number of seconds"));
     }
     u32::try_from(duration.as_secs()).map_err(|_| format!("`{text}` is too long"))
@@ -135,6 +127,7 @@ mod tests {
             ("2h", 7_200_000),
             ("1d", 86_400_000),
             ("1.5s", 1_500),
+            ("1h30m", 5_400_000),
         ] {
             assert_eq!(
                 parse_duration(text),
@@ -152,10 +145,10 @@ mod tests {
             "s",
             "-1s",
             "1e3s",
-            "5 m",
             "5M",
+            "PT5M",
+            "1mo",
             "1.2.3s",
-            "1w",
             "NaNs",
             "99999999999d",
         ] {

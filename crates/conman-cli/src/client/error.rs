@@ -36,7 +36,7 @@ pub(crate) enum ClientError {
     Broken {
         peer: String,
         #[source]
-        source: hyper::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     #[error("{peer} was silent for {after_s} s")]
     TimedOut { peer: String, after_s: u64 },
@@ -53,7 +53,7 @@ pub(crate) enum ClientError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
     #[error("the stream broke off")]
-    Broken(#[source] hyper::Error),
+    Broken(#[source] io::Error),
     #[error("a piece of the stream is larger than {max_bytes} bytes")]
     TooLarge { max_bytes: usize },
 }

@@ -21,7 +21,7 @@ use futures_util::{Stream, StreamExt as _};
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -255,10 +255,7 @@ impl Client {
         B: Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let broken = |source| ClientError::Broken {
-            peer: self.target.to_string(),
-            source,
-        };
+        let broken = |source: hyper::Error| self.broken(source);
         let stream = connection::connect(&self.target).await?;
         let exchange = async {
             let (mut sender, connection) =
@@ -315,24 +312,29 @@ impl Client {
     }
 
     fn body_error(&self, error: Box<dyn std::error::Error + Send + Sync>) -> ClientError {
-        match error.downcast::<hyper::Error>() {
-            Ok(source) => ClientError::Broken {
-                peer: self.target.to_string(),
-                source: *source,
-            },
-            Err(_) => ClientError::TooLarge {
+        match error.downcast::<LengthLimitError>() {
+            Ok(_) => ClientError::TooLarge {
                 max_bytes: MAX_BODY_BYTES,
             },
+            Err(source) => self.broken(source),
+        }
+    }
+
+    /// The connection ended before the answer did.
+    pub(crate) fn broken(
+        &self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> ClientError {
+        ClientError::Broken {
+            peer: self.target.to_string(),
+            source: source.into(),
         }
     }
 
     /// The error of a stream that ended early.
     pub(crate) fn stream_error(&self, error: StreamError) -> ClientError {
         match error {
-            StreamError::Broken(source) => ClientError::Broken {
-                peer: self.target.to_string(),
-                source,
-            },
+            StreamError::Broken(source) => self.broken(source),
             StreamError::TooLarge { max_bytes } => ClientError::TooLarge { max_bytes },
         }
     }

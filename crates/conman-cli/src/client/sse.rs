@@ -1,11 +1,9 @@
 //! Server-sent events, as far as conman's API uses them (WHATWG HTML, section 9.2).
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 
 use super::StreamError;
-use super::lines::take_line;
+use super::lines::Lines;
 
 /// Bound on one event: an event of the journal has a few hundred bytes.
 const MAX_EVENT_BYTES: usize = 1024 * 1024;
@@ -21,54 +19,30 @@ pub(crate) struct SseMessage {
 }
 
 /// The events in a response's body.
-#[derive(Debug)]
 pub(crate) struct SseEvents {
-    body: Incoming,
-    parser: SseParser,
-}
-
-impl SseEvents {
-    pub(crate) fn new(body: Incoming) -> Self {
-        Self {
-            body,
-            parser: SseParser::default(),
-        }
-    }
-
-    /// The next event; `None` at the end of the stream. Cancel safe: a frame is passed to the parser
-    /// as soon as it arrives.
-    pub(crate) async fn next(&mut self) -> Result<Option<SseMessage>, StreamError> {
-        loop {
-            if let Some(message) = self.parser.next()? {
-                return Ok(Some(message));
-            }
-            match self.body.frame().await {
-                Some(Ok(frame)) => self.parser.push(frame.into_data().unwrap_or_default()),
-                Some(Err(error)) => return Err(StreamError::Broken(error)),
-                None => return Ok(None),
-            }
-        }
-    }
-}
-
-/// Lines and fields; no I/O.
-#[derive(Debug, Default)]
-struct SseParser {
-    buffer: BytesMut,
-    searched: usize,
+    lines: Lines,
+    /// What its lines so far say, and whether there is data among them.
     event: SseMessage,
     has_data: bool,
 }
 
-impl SseParser {
-    fn push(&mut self, bytes: Bytes) {
-        self.buffer.extend_from_slice(&bytes);
+impl SseEvents {
+    pub(crate) fn new(body: Incoming) -> Self {
+        Self::of(Lines::new(body))
     }
 
-    /// The next complete event. An incomplete one at the end of the stream is dropped, as the
-    /// standard requires.
-    fn next(&mut self) -> Result<Option<SseMessage>, StreamError> {
-        while let Some(line) = take_line(&mut self.buffer, &mut self.searched)? {
+    fn of(lines: Lines) -> Self {
+        Self {
+            lines,
+            event: SseMessage::default(),
+            has_data: false,
+        }
+    }
+
+    /// The next event; `None` at the end of the stream, where an incomplete one is dropped, as the standard
+    /// requires. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<SseMessage>, StreamError> {
+        while let Some(line) = self.lines.next().await? {
             let line = line.strip_suffix(b"\r").unwrap_or(&line);
             if line.is_empty() {
                 let event = std::mem::take(&mut self.event);
@@ -108,61 +82,62 @@ impl SseParser {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use futures_util::stream;
+
     use super::*;
 
-    fn messages(pieces: &[&str]) -> Vec<SseMessage> {
-        let mut parser = SseParser::default();
+    async fn messages(pieces: &[&str]) -> Result<Vec<SseMessage>, StreamError> {
+        let pieces: Vec<_> = pieces
+            .iter()
+            .map(|piece| Ok(Bytes::copy_from_slice(piece.as_bytes())))
+            .collect();
+        let mut events = SseEvents::of(Lines::of(stream::iter(pieces)));
         let mut messages = Vec::new();
-        for piece in pieces {
-            parser.push(Bytes::copy_from_slice(piece.as_bytes()));
-            while let Some(message) = parser.next().expect("small events") {
-                messages.push(message);
-            }
+        while let Some(message) = events.next().await? {
+            messages.push(message);
         }
-        messages
+        Ok(messages)
     }
 
-    #[test]
-    fn events_are_found_wherever_the_stream_is_cut() {
+    #[tokio::test]
+    async fn events_are_found_wherever_the_stream_is_cut() {
         let text =
             ": hello\n\nid: 7\nevent: journal\ndata: {\"a\":\ndata: 1}\n\nid: 8\r\ndata: x\r\n\r\n";
-        let whole = messages(&[text]);
+        let whole = messages(&[text]).await.expect("small events");
         assert_eq!(whole.len(), 2);
         assert_eq!(whole[0].id.as_deref(), Some("7"));
         assert_eq!(whole[0].name, "journal");
         assert_eq!(whole[0].data, "{\"a\":\n1}");
         assert_eq!(whole[1].data, "x");
         for cut in 0..=text.len() {
-            assert_eq!(
-                messages(&[&text[..cut], &text[cut..]]),
-                whole,
-                "cut at {cut}"
-            );
+            let found = messages(&[&text[..cut], &text[cut..]]).await;
+            assert_eq!(found.expect("small events"), whole, "cut at {cut}");
         }
     }
 
-    #[test]
-    fn an_id_alone_is_told_and_a_comment_is_not() {
-        let told = messages(&[": alive\n\nid: 7\n\nevent: x\n\n"]);
-        assert_eq!(told.len(), 1);
+    #[tokio::test]
+    async fn an_id_alone_is_returned_and_a_comment_is_not() {
+        let found = messages(&[": alive\n\nid: 7\n\nevent: x\n\n"]).await;
+        let found = found.expect("small events");
+        assert_eq!(found.len(), 1);
         assert_eq!(
-            (told[0].id.as_deref(), told[0].data.as_str()),
+            (found[0].id.as_deref(), found[0].data.as_str()),
             (Some("7"), "")
         );
     }
 
-    #[test]
-    fn an_event_without_its_empty_line_is_not_told() {
-        assert_eq!(messages(&["id: 1\ndata: half\n"]), []);
+    #[tokio::test]
+    async fn an_event_without_its_empty_line_is_dropped() {
+        let found = messages(&["id: 1\ndata: half\n"]).await;
+        assert_eq!(found.expect("a small event"), []);
     }
 
-    #[test]
-    fn an_event_of_endlessly_many_lines_is_refused_instead_of_kept() {
-        let mut parser = SseParser::default();
+    #[tokio::test]
+    async fn an_event_of_endlessly_many_lines_is_refused_instead_of_kept() {
         let line = format!("data: {}\n", "x".repeat(64 * 1024));
-        for _ in 0..=MAX_EVENT_BYTES / (64 * 1024) {
-            parser.push(Bytes::from(line.clone()));
-        }
-        assert!(matches!(parser.next(), Err(StreamError::TooLarge { .. })));
+        let lines = vec![&*line; MAX_EVENT_BYTES / (64 * 1024) + 1];
+        let refused = messages(&lines).await;
+        assert!(matches!(refused, Err(StreamError::TooLarge { .. })));
     }
 }

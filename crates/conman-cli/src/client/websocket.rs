@@ -119,13 +119,8 @@ impl Client {
             return Err(self.refusal(response).await);
         }
         check_upgrade(response.headers(), &key, protocol).map_err(not_understood)?;
-        let upgraded =
-            hyper::upgrade::on(&mut response)
-                .await
-                .map_err(|source| ClientError::Broken {
-                    peer: self.target.to_string(),
-                    source,
-                })?;
+        let upgraded = hyper::upgrade::on(&mut response).await;
+        let upgraded = upgraded.map_err(|source| self.broken(source))?;
         let config = WebSocketConfig::default()
             .max_message_size(Some(MAX_MESSAGE_BYTES))
             .max_frame_size(Some(MAX_MESSAGE_BYTES));

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::args::{CopyEnd, CpArgs};
-use crate::client::{ClientError, IMPORT, StreamError, encode};
+use crate::client::{ClientError, IMPORT, encode};
 use crate::failure::{Exit, Failure};
 use crate::human::{count, printable};
 use crate::pieces::{self, Unread};
@@ -266,11 +266,8 @@ async fn each_piece(
 async fn next_piece(context: &Context, body: &mut Incoming) -> Result<Option<Bytes>, Failure> {
     match body.frame().await {
         Some(Ok(frame)) => Ok(Some(frame.into_data().unwrap_or_default())),
-        Some(Err(error)) => {
-            let error = context.client.stream_error(StreamError::Broken(error));
-            Err(Failure::from(error)
-                .next("the copy is incomplete: `conman logs` and `conman why` tell more"))
-        }
+        Some(Err(error)) => Err(Failure::from(context.client.broken(error))
+            .next("the copy is incomplete: `conman logs` and `conman why` tell more")),
         None => Ok(None),
     }
 }
