@@ -2,8 +2,8 @@
 //!
 //! - [`FleetMap`] knows the nodes, and where each session is. [`Locator`] returns the route to a
 //!   session and waits while it starts or moves.
-//! - [`Forwarding`] decides what follows when a node does not serve a request to the API; [`Policy`] is the
-//!   table of kinds of requests.
+//! - [`FleetMap::forward`] is the loop that sends a request to the API to its session's node, and again when that
+//!   node does not serve it; [`Policy`] is the table of kinds of requests.
 //! - [`StartAttempts`] is the loop that requests nodes to start a session. PUT requests,
 //!   connections, restarts and drains use it.
 //! - [`require_acceptance`] finds out when this node joins whether the others accept it.
@@ -43,7 +43,9 @@ mod restarter;
 mod start_attempts;
 
 pub use acceptance::require_acceptance;
-pub use forwarding::{Forwarding, GivenUp, Policy};
+pub use forwarding::{
+    EarlierAttempts, ForwardAttempt, ForwardStep, NotForwarded, Policy, UnreachableNode,
+};
 pub use locate_error::LocateError;
 pub use locator::Locator;
 pub use map::{FleetMap, NoAddress, Node, Owner, PlacementRequest, SessionLocation};

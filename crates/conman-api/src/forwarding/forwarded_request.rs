@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use conman_fleet::{
-    BufferedRequest, CallError, ExpectedGeneration, Forwarding, GivenUp, Node, Policy,
-    SessionLocation,
+    BufferedRequest, CallError, EarlierAttempts, ExpectedGeneration, ForwardAttempt, ForwardStep,
+    Node, NotForwarded, Policy, SessionLocation, UnreachableNode,
 };
 use conman_peer::headers::X_CONMAN_MISDIRECTED;
 use conman_proto::{Generation, SessionId, SessionState, StopReport};
@@ -29,34 +30,7 @@ pub(super) struct ForwardedRequest {
 }
 
 /// Result of an attempt.
-pub(super) enum Step {
-    Answer(Response),
-    /// The session is elsewhere.
-    Moved,
-    /// This node refuses it; another one may accept it.
-    Elsewhere(Response),
-    /// Its node may have ended this generation, but has not confirmed it.
-    Unanswered(UnreachableNode, Generation),
-    /// Its node cannot be reached.
-    Unreachable(UnreachableNode),
-    /// Its node accepts no requests of this one.
-    Refused(ApiError),
-}
-
-/// The results of earlier attempts.
-struct Attempts {
-    fresh: bool,
-    /// The node that was just unreachable; it is not tried again at once.
-    unreached: Option<UnreachableNode>,
-    /// The generation that may have been ended already.
-    deleted: Option<Generation>,
-}
-
-/// A node that cannot be reached, and why.
-pub(super) struct UnreachableNode {
-    node: Arc<str>,
-    why: String,
-}
+pub(super) type Step = ForwardStep<Response, ApiError>;
 
 impl ForwardedRequest {
     pub(super) async fn begin(
@@ -75,57 +49,11 @@ impl ForwardedRequest {
             request,
             next,
         };
-        let mut response = forwarded
-            .run()
-            .await
-            .unwrap_or_else(ApiError::into_response);
+        let (map, id) = (&forwarded.forwarder.map, &forwarded.id);
+        let served = map.forward(id, forwarded.policy(), &forwarded).await;
+        let mut response = served.unwrap_or_else(ApiError::into_response);
         response.headers_mut().remove(&X_CONMAN_MISDIRECTED);
         response
-    }
-
-    async fn run(&self) -> Result<Response, ApiError> {
-        let mut forwarding = Forwarding::new(&self.forwarder.map, &self.id, self.policy());
-        let (mut unreached, mut deleted) = (None, None);
-        loop {
-            let attempts = Attempts {
-                fresh: forwarding.must_read(),
-                unreached: unreached.take(),
-                deleted,
-            };
-            let step = self.step(attempts).await?;
-            let was_cached = forwarding.attempted();
-            match step {
-                Step::Answer(response) => return Ok(response),
-                Step::Moved => forwarding.moved().await.map_err(|_| {
-                    Kind::MOVES.because(format!(
-                        "session `{}` changed its node each time that it was looked up; try again",
-                        self.id
-                    ))
-                })?,
-                Step::Elsewhere(response) => {
-                    if forwarding.moved().await.is_err() {
-                        return Ok(response);
-                    }
-                }
-                Step::Unanswered(node, generation) => {
-                    deleted = Some(generation);
-                    unreached = Some(node);
-                }
-                // Another node may own it.
-                Step::Unreachable(node) if was_cached => unreached = Some(node),
-                Step::Unreachable(node) => match forwarding.unreachable(&node.node).await {
-                    Ok(()) => {}
-                    // It may have been done all the same.
-                    Err(_) if deleted.is_some() => return Err(unanswered(&node.why)),
-                    Err(GivenUp::Crowded) => return Err(crowded(&node)),
-                    Err(GivenUp::Moves | GivenUp::Unreachable) => {
-                        return Err(unreachable(&node.why));
-                    }
-                },
-                Step::Refused(_) if was_cached => {}
-                Step::Refused(error) => return Err(error),
-            }
-        }
     }
 
     fn policy(&self) -> Policy {
@@ -140,64 +68,6 @@ impl ForwardedRequest {
     pub(super) fn is_of_session(&self) -> bool {
         let path = self.request.parts.uri.path();
         path.strip_prefix("/v1/sessions/") == Some(self.id.as_str())
-    }
-
-    /// One attempt; not with a node that was just unreachable.
-    async fn step(&self, attempts: Attempts) -> Result<Step, ApiError> {
-        let Attempts {
-            mut fresh,
-            unreached,
-            deleted,
-        } = attempts;
-        if self.forwarder.node.sessions().is_live(&self.id) {
-            if let Some(deleted) = deleted {
-                return Err(self.started_again(deleted, self.forwarder.map.me()));
-            }
-            if self.is_put() {
-                return Ok(self.here_or_elsewhere().await);
-            }
-            // A start without a generation yet has nothing to report, and another node may be first.
-            self.forwarder.node.sessions().claimed(&self.id).await;
-            if self.forwarder.node.sessions().owns(&self.id) {
-                return Ok(self.here().await);
-            }
-            fresh = true;
-        }
-        let location = self.forwarder.map.locate(&self.id, &mut fresh).await;
-        let location = location.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
-        if let Some(deleted) = deleted {
-            match self.after_delete(deleted, &location) {
-                Some(ended) => return ended,
-                // Nothing has changed.
-                None => fresh = true,
-            }
-        }
-        match location {
-            SessionLocation::There(owner) => match unreached {
-                Some(unreached) if unreached.node == owner.node.name => {
-                    Ok(Step::Unreachable(unreached))
-                }
-                Some(_) | None => self.there(&owner.node, owner.generation).await,
-            },
-            SessionLocation::Here { .. } => Ok(self.here_or_elsewhere().await),
-            SessionLocation::NoOwner
-            | SessionLocation::Released { .. }
-            | SessionLocation::Lost { .. }
-                if self.is_put() =>
-            {
-                self.place().await
-            }
-            SessionLocation::NoOwner => Ok(self.here().await),
-            // Only the registry's answer proves that it has ended.
-            SessionLocation::Released { .. } if !fresh => Ok(Step::Moved),
-            SessionLocation::Released { node, .. } if node == self.forwarder.map.me() => {
-                Ok(self.here().await)
-            }
-            SessionLocation::Released { node, generation } => {
-                self.ended_there(&node, generation).await
-            }
-            SessionLocation::Lost { node, generation } => self.by_record(&node, generation).await,
-        }
     }
 
     /// Calls the handler of this node.
@@ -303,6 +173,69 @@ impl ForwardedRequest {
     }
 }
 
+#[async_trait]
+impl ForwardAttempt for ForwardedRequest {
+    type Answer = Response;
+    type Error = ApiError;
+
+    async fn attempt(&self, earlier: EarlierAttempts) -> Result<Step, ApiError> {
+        let EarlierAttempts {
+            must_read: mut fresh,
+            unreached,
+            deleted,
+        } = earlier;
+        if self.forwarder.node.sessions().is_live(&self.id) {
+            if let Some(deleted) = deleted {
+                return Err(self.started_again(deleted, self.forwarder.map.me()));
+            }
+            if self.is_put() {
+                return Ok(self.here_or_elsewhere().await);
+            }
+            // A start without a generation yet has nothing to report, and another node may be first.
+            self.forwarder.node.sessions().claimed(&self.id).await;
+            if self.forwarder.node.sessions().owns(&self.id) {
+                return Ok(self.here().await);
+            }
+            fresh = true;
+        }
+        let location = self.forwarder.map.locate(&self.id, &mut fresh).await;
+        let location = location.map_err(|error| Kind::NO_REGISTRY.because(chain(&error)))?;
+        if let Some(deleted) = deleted {
+            match self.after_delete(deleted, &location) {
+                Some(ended) => return ended,
+                // Nothing has changed.
+                None => fresh = true,
+            }
+        }
+        match location {
+            SessionLocation::There(owner) => match unreached {
+                Some(unreached) if unreached.node == owner.node.name => {
+                    Ok(Step::Unreachable(unreached))
+                }
+                Some(_) | None => self.there(&owner.node, owner.generation).await,
+            },
+            SessionLocation::Here { .. } => Ok(self.here_or_elsewhere().await),
+            SessionLocation::NoOwner
+            | SessionLocation::Released { .. }
+            | SessionLocation::Lost { .. }
+                if self.is_put() =>
+            {
+                self.place().await
+            }
+            SessionLocation::NoOwner => Ok(self.here().await),
+            // Only the registry's answer proves that it has ended.
+            SessionLocation::Released { .. } if !fresh => Ok(Step::Moved),
+            SessionLocation::Released { node, .. } if node == self.forwarder.map.me() => {
+                Ok(self.here().await)
+            }
+            SessionLocation::Released { node, generation } => {
+                self.ended_there(&node, generation).await
+            }
+            SessionLocation::Lost { node, generation } => self.by_record(&node, generation).await,
+        }
+    }
+}
+
 pub(super) fn stepped(node: &Node, called: Result<Response, CallError>) -> Result<Step, ApiError> {
     match called {
         Ok(response) => Ok(Step::Answer(response)),
@@ -316,10 +249,14 @@ pub(super) fn stepped(node: &Node, called: Result<Response, CallError>) -> Resul
     }
 }
 
-fn crowded(node: &UnreachableNode) -> ApiError {
-    Kind::CROWDED.because(format!(
-        "{}. The limit of requests that wait for unreachable nodes is met; try \
-         again in a moment",
-        node.why
-    ))
+impl From<NotForwarded> for ApiError {
+    fn from(error: NotForwarded) -> Self {
+        let why = error.to_string();
+        match error {
+            NotForwarded::Moves { .. } => Kind::MOVES.because(why),
+            NotForwarded::Crowded(_) => Kind::CROWDED.because(why),
+            NotForwarded::Unreachable(_) => unreachable(&why),
+            NotForwarded::Unanswered(_) => unanswered(&why),
+        }
+    }
 }
