@@ -335,7 +335,7 @@ pub struct PreemptSession {
 pub struct PreemptReport {
     #[schema(value_type = String, format = DateTime)]
     pub noticed_at: Timestamp,
-    /// Who gave the notice: `api`, `admin`, `signal`, `gce`, or `restart` where an earlier daemon had
+    /// Who gave the notice: `api`, `admin`, `signal`, a source such as `gce`, or `restart` where an earlier daemon had
     /// it.
     pub source: String,
     pub sessions: u64,

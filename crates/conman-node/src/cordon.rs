@@ -12,6 +12,7 @@ use conman_proto::EventKind;
 use conman_registry::NewEvent;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
 use crate::context::Context;
 use crate::error::CordonError;
@@ -68,16 +69,26 @@ impl Cordon {
     }
 }
 
+/// Cordons the node for each reason that a source of notices has, until it is aborted.
+pub(crate) async fn on_notice(context: Arc<Context>, mut reasons: mpsc::Receiver<String>) {
+    while let Some(reason) = reasons.recv().await {
+        cordon(&context, Some(&reason)).await;
+    }
+}
+
 /// Admits no new sessions from now on.
-pub(crate) async fn cordon(context: &Arc<Context>) {
+pub(crate) async fn cordon(context: &Arc<Context>, reason: Option<&str>) {
     let cordon = &context.cordon;
     let was_set = cordon.is_set.swap(true, Ordering::AcqRel);
     let mut message = "cordoned: no new sessions; those present stay".to_owned();
+    if let Some(reason) = reason {
+        message = format!("{message} ({reason})");
+    }
     if let Err(error) = cordon.file.set_and_wait(Saved::now()).await {
         message = format!("{message}; a restarted daemon may admit sessions again: {error}");
     }
     if !was_set {
-        tracing::info!("cordoned");
+        tracing::info!(reason, "cordoned");
         context.note(NewEvent::of_node(EventKind::NodeCordoned, message));
     }
 }

@@ -39,10 +39,10 @@ pub enum NodeStartError {
         #[source]
         source: io::Error,
     },
-    #[error("the endpoint of the notice source `{name}`, `{endpoint}`, {rule}")]
-    Endpoint {
+    #[error("the setting of the notice source `{name}`, `{setting}`, {rule}")]
+    NoticeSource {
         name: &'static str,
-        endpoint: String,
+        setting: String,
         rule: String,
     },
 }

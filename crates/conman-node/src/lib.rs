@@ -85,7 +85,7 @@ pub use conman_net::attached::LinkError;
 pub use drain::{DrainHandle, MAX_PARALLEL as MAX_DRAIN_PARALLEL};
 pub use emergency::{
     EmergencyThread, NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions, PendingReport,
-    PreemptionHandle, SIGNAL,
+    PreemptionHandle, SIGNAL, Setting as NoticeSetting,
 };
 pub use error::{
     AccessError, CordonError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere,

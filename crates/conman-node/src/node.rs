@@ -12,7 +12,7 @@ use conman_proto::{EventKind, PreemptRequest, SessionState};
 use conman_registry::{Journal, NewEvent, Registry};
 use conman_runtime::Runtime;
 use conman_vitals::essential;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -40,6 +40,9 @@ const START_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Interval between checks whether a daemon that stops still has clients.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Reasons to cordon the node that wait; each but the first changes nothing.
+const CORDONS: usize = 4;
 
 /// One machine's node: starts, stops, and gives out its handles.
 #[derive(Debug)]
@@ -82,6 +85,7 @@ impl Node {
             .map_err(thread("start the threads of the egress proxy"))?;
         let table = Arc::new(KillTable::default());
         let leave = Arc::new(Leave::new(options.shutdown_delay));
+        let (cordons, cordon_reasons) = mpsc::channel(CORDONS);
         let means = emergency::Means {
             table: Arc::clone(&table),
             leave: Arc::clone(&leave),
@@ -90,6 +94,7 @@ impl Node {
             budget_ms: options.preempt_budget_ms,
             instance: options.instance.clone(),
             file: emergency::preemption_file::start(&options.state_dir).map_err(file_thread)?,
+            cordons,
         };
         let context = Arc::new(Context {
             starts: Arc::new(Semaphore::new(options.limits.max_starting.max(1))),
@@ -119,7 +124,9 @@ impl Node {
         take_over(&context).await?;
         let preemption = emergency.attach(means).await;
         resume_preemption(&context, &preemption).await;
-        let background = spawn_background(&context);
+        let mut background = spawn_background(&context);
+        let cordons = cordon::on_notice(Arc::clone(&context), cordon_reasons);
+        background.push(tokio::spawn(cordons));
         Ok(Arc::new(Self {
             sessions: SessionsHandle::new(Arc::clone(&context)),
             access: AccessHandle::new(Arc::clone(&context)),
@@ -169,7 +176,7 @@ impl Node {
     /// Admits no new sessions from now on, while those present stay and are served. It outlives the
     /// daemon.
     pub async fn cordon(&self) {
-        cordon::cordon(&self.context).await;
+        cordon::cordon(&self.context, None).await;
     }
 
     /// Takes a cordon back.

@@ -8,6 +8,7 @@ mod auth;
 mod bench;
 mod config;
 mod doctor;
+mod notice;
 mod serve;
 mod shim;
 mod state_dir;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
             ConfigCommand::Check { file } => serve::check(file.as_deref()),
         },
         Command::Doctor(arguments) => doctor::run(&arguments, cli.globals.json),
+        Command::Notice(arguments) => notice::run(&arguments, cli.globals.json),
         Command::Bench(arguments) => bench::run(&arguments, cli.globals.json),
         Command::Client(command) => {
             let mut globals = cli.globals;

@@ -76,6 +76,25 @@ pub struct ShimArgs {
     pub stop: bool,
 }
 
+/// Arguments of `conman notice`.
+#[derive(Debug, Clone, Args)]
+pub struct NoticeArgs {
+    #[command(subcommand)]
+    pub command: NoticeCommand,
+}
+
+/// Commands about the sources of preemption notices.
+#[derive(Debug, Clone, Subcommand)]
+pub enum NoticeCommand {
+    /// Ask each source once, also those that `[preempt]` does not switch on; exits with 1 if one that it does
+    /// switch on does not answer
+    Test {
+        /// Configuration file; as for `conman serve` unless given
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+}
+
 /// Arguments of `conman doctor`.
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {

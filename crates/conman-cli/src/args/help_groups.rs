@@ -37,7 +37,9 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ),
     (
         "The node itself",
-        &["serve", "shim", "config", "doctor", "auth", "bench"],
+        &[
+            "serve", "shim", "config", "doctor", "notice", "auth", "bench",
+        ],
     ),
 ];
 

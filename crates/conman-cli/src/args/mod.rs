@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub use daemon::{
     AuthArgs, AuthCommand, BenchArgs, ConfigArgs, ConfigCommand, DoctorArgs, DoctorRuntime,
-    NewTokenArgs, ServeArgs, ShimArgs, TokenScope,
+    NewTokenArgs, NoticeArgs, NoticeCommand, ServeArgs, ShimArgs, TokenScope,
 };
 pub use detach_keys::DetachKeys;
 pub use files::{CopyEnd, CpArgs, DirectoryAddress, LsArgs};
@@ -87,6 +87,8 @@ pub enum Command {
     Config(ConfigArgs),
     /// Show which limits of this host apply to so many sessions
     Doctor(DoctorArgs),
+    /// Look for notices that this machine is about to stop
+    Notice(NoticeArgs),
     /// Run benchmarks, with the program `conman-bench`
     #[command(disable_help_flag = true)]
     Bench(BenchArgs),

@@ -23,6 +23,7 @@ async fn main() -> ExitCode {
         | Command::Auth(_)
         | Command::Config(_)
         | Command::Doctor(_)
+        | Command::Notice(_)
         | Command::Bench(_) => {
             let text = "error: this program is only the client; use `conman` for that";
             // An error of standard error cannot be reported.

@@ -14,15 +14,13 @@
 
 mod claims;
 mod exit_proof;
-mod gce;
 mod handle;
 mod kill_priority;
 mod log;
-mod metadata;
-mod notice_source;
 mod preemption;
 pub(crate) mod preemption_file;
 mod releases;
+mod sources;
 mod thread;
 
 use std::sync::Arc;
@@ -32,7 +30,7 @@ use conman_core::preemption::Origin;
 use conman_proto::PreemptReport;
 use conman_registry::{Journal, Registry};
 use jiff::Timestamp;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use self::preemption_file::PreemptionFile;
@@ -40,7 +38,7 @@ use crate::kill_table::KillTable;
 use crate::leave::Leave;
 
 pub use self::handle::{PendingReport, PreemptionHandle};
-pub use self::notice_source::{NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions};
+pub use self::sources::{NOTICE_SOURCES, NoticeSourceKind, NoticeSourceOptions, Setting};
 pub use self::thread::EmergencyThread;
 
 /// Source of a notice that ends the daemon and says nothing about the machine.
@@ -59,6 +57,8 @@ pub(crate) struct Means {
     pub(crate) budget_ms: u32,
     pub(crate) instance: Instance,
     pub(crate) file: PreemptionFile,
+    /// Reasons to cordon the node, which does it.
+    pub(crate) cordons: mpsc::Sender<String>,
 }
 
 #[derive(Debug)]
@@ -66,6 +66,8 @@ enum Command {
     Preempt(Notice),
     /// The reply confirms that it was carried out.
     Readmit(Origin, Option<oneshot::Sender<()>>),
+    /// The machine may go soon, for this reason.
+    Cordon(String),
     Stop,
 }
 

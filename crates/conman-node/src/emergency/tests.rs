@@ -38,6 +38,7 @@ impl Thread {
             budget_ms: 1_000,
             instance: Instance::new([0xfe; 4]),
             file,
+            cordons: tokio::sync::mpsc::channel(1).0,
         };
         Self {
             work: EmergencyLoop::new(means, Log::start().expect("a thread"), Instant::now()),

@@ -19,8 +19,8 @@ use tokio::time::Instant;
 use super::handle::PreemptionHandle;
 use super::kill_priority::{self, Weight};
 use super::log::Log;
-use super::notice_source::{NoticeSender, NoticeSourceOptions};
 use super::preemption::Execution;
+use super::sources::{NoticeSender, NoticeSourceOptions};
 use super::{Command, Means, Notice};
 use crate::error::NodeStartError;
 use crate::leave::LeaveCause;
@@ -44,13 +44,14 @@ impl EmergencyThread {
     /// no notice is missed.
     pub fn start(sources: &[NoticeSourceOptions]) -> Result<Self, NodeStartError> {
         let mut opened = Vec::new();
-        for NoticeSourceOptions { kind, endpoint } in sources {
-            let source = (kind.open)(endpoint).map_err(|rule| NodeStartError::Endpoint {
-                name: kind.name,
-                endpoint: endpoint.clone(),
+        for source in sources.iter().filter(|source| source.is_on) {
+            let name = source.kind.name;
+            let watcher = source.open().map_err(|rule| NodeStartError::NoticeSource {
+                name,
+                setting: source.setting.join(" "),
                 rule,
             })?;
-            opened.push((kind.name, source));
+            opened.push((name, watcher));
         }
         let failed = |source: io::Error| NodeStartError::Thread {
             action: "start the emergency thread",
@@ -197,6 +198,8 @@ impl EmergencyLoop {
                 // The sender of the order may have stopped waiting.
                 let _ = reply.map(|reply| reply.send(()));
             }
+            // A full queue means that the node is cordoned already, or cannot be now.
+            Command::Cordon(reason) => drop(self.means.cordons.try_send(reason)),
             Command::Stop => return ControlFlow::Break(()),
         }
         ControlFlow::Continue(())

@@ -187,7 +187,8 @@ fn watching(endpoint: &str) -> EmergencyThread {
     let kind = NOTICE_SOURCES.iter().find(|kind| kind.name == "gce");
     let source = NoticeSourceOptions {
         kind: *kind.expect("it is known"),
-        endpoint: endpoint.to_owned(),
+        is_on: true,
+        setting: vec![endpoint.to_owned()],
     };
     EmergencyThread::start(&[source]).expect("a thread")
 }

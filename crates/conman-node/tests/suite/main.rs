@@ -3,6 +3,7 @@
 mod adoption;
 mod drain;
 mod gce;
+mod notices;
 mod preemption;
 mod routes;
 mod sessions;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conman_core::{BindCreation, DEFAULT_BIND_FIRST_ID, SpecPolicy};
-use conman_node::{NOTICE_SOURCES, NoticeSourceOptions};
+use conman_node::{NOTICE_SOURCES, NoticeSetting, NoticeSourceKind, NoticeSourceOptions};
 use conman_proto::RuntimeKind;
 use conman_shim::{IdPool, RANGE_SIZE};
 use toml::de::DeTable;
@@ -363,23 +363,42 @@ fn preempt(section: &Section<'_, '_>) -> Preempt {
     let budget_ms = section
         .integer("budget_ms", 0..=3_600_000)
         .unwrap_or(25_000);
-    let notice_sources = NOTICE_SOURCES.iter().filter_map(|kind| {
-        let watched = section.boolean(kind.name).unwrap_or(false);
-        let endpoint = section.parsed(&format!("{}_endpoint", kind.name), |text| {
-            kind.check(text).map(|()| text.to_owned())
-        });
-        watched.then(|| NoticeSourceOptions {
-            kind: *kind,
-            endpoint: endpoint.unwrap_or_else(|| kind.default_endpoint.to_owned()),
-        })
-    });
-    let notice_sources = notice_sources.collect();
+    let notice_sources = NOTICE_SOURCES
+        .iter()
+        .filter_map(|kind| notice_source(section, *kind))
+        .collect();
     section.finish();
     Preempt {
         on_sigterm,
         budget_ms,
         notice_sources,
     }
+}
+
+/// The source, if it is known where it is.
+fn notice_source(section: &Section<'_, '_>, kind: NoticeSourceKind) -> Option<NoticeSourceOptions> {
+    let checked = |field: &str, setting: Vec<String>| match kind.check(&setting) {
+        Ok(()) => Some(setting),
+        Err(rule) => {
+            section.mistake(field, rule);
+            None
+        }
+    };
+    let (is_on, setting) = match kind.setting {
+        NoticeSetting::Endpoint(default) => {
+            let field = format!("{}_endpoint", kind.name);
+            let endpoint = section.string(&field);
+            let endpoint = checked(&field, vec![endpoint.unwrap_or_else(|| default.to_owned())]);
+            (section.boolean(kind.name).unwrap_or(false), endpoint)
+        }
+        NoticeSetting::Path => (true, checked(kind.name, vec![section.string(kind.name)?])),
+        NoticeSetting::Command => (true, checked(kind.name, section.strings(kind.name)?)),
+    };
+    Some(NoticeSourceOptions {
+        kind,
+        is_on,
+        setting: setting?,
+    })
 }
 
 pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {

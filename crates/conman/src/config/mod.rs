@@ -180,7 +180,7 @@ pub(crate) struct Preempt {
     pub(crate) on_sigterm: OnSigterm,
     /// Time until the machine stops, for a notice that states none.
     pub(crate) budget_ms: u32,
-    /// The sources of preemption notices that are watched.
+    /// The sources of preemption notices, also those that are not watched.
     pub(crate) notice_sources: Vec<NoticeSourceOptions>,
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use conman_e2e::{
-    Api, BUSYBOX, Conman, MetadataServer, docker_shared, eventually, eventually_some,
+    Api, BUSYBOX, Conman, MetadataServer, binary, docker_shared, eventually, eventually_some,
 };
 use conman_proto::{
     Event, EventKind, EventPage, Node, NodeState, PreemptPlan, PreemptReport, SessionList,
@@ -320,4 +320,44 @@ async fn the_notice_of_the_metadata_server_preempts_once_whatever_else_it_says()
     })
     .await;
     assert!(api.ensure("s0", &json!({"template": "tiny"})).await.created);
+}
+
+#[tokio::test]
+async fn sources_of_notices_are_asked_once_and_say_whether_they_answer() {
+    let metadata = MetadataServer::start().await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("conman.toml");
+    // Nobody listens on this port (tcpmux).
+    let nowhere = "http://127.0.0.1:1";
+    let text = format!(
+        "[preempt]\ngce_endpoint = \"{}\"\naws = true\naws_endpoint = \"{nowhere}\"\nazure_endpoint = \
+         \"{nowhere}\"\nfile = \"/no/such/file\"\n",
+        metadata.endpoint()
+    );
+    std::fs::write(&file, text).expect("written");
+    let ask = move || {
+        let output = std::process::Command::new(binary())
+            .args(["notice", "test", "--config"])
+            .arg(&file)
+            .output();
+        output.expect("conman runs")
+    };
+    let asked = tokio::task::spawn_blocking(ask).await.expect("no panic");
+    let text = String::from_utf8_lossy(&asked.stdout);
+    let line = |source: &str| text.lines().find(|line| line.starts_with(source));
+    for (source, words) in [
+        ("aws", "on   silent"),
+        ("azure", "off  silent"),
+        ("gce", "off  answers"),
+        ("gce", "preempted is FALSE"),
+        ("file", "on   answers"),
+        ("switch it on", "`gce = true`"),
+        ("a source that is on", "mend it"),
+    ] {
+        assert!(
+            line(source).is_some_and(|line| line.contains(words)),
+            "{source} {words}: {text}"
+        );
+    }
+    assert_eq!(asked.status.code(), Some(1), "aws is on and silent");
 }
