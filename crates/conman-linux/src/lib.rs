@@ -92,7 +92,7 @@ pub use proc_files::{
     ProcessCGroups, Status, parse_pressure_record, read_proc,
 };
 pub use process_facts::{
-    Lineage, inner_pid, is_namespace_init, raise_nofile, try_is_namespace_init,
+    Lineage, inner_pid, is_namespace_init, lower_limit, raise_nofile, try_is_namespace_init,
 };
 pub use project_quota::ProjectQuotas;
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};

@@ -84,6 +84,20 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
     ))
 }
 
+/// Sets soft and hard limit, unless they are lower.
+///
+/// # Errors
+/// When the kernel refuses the limit.
+pub fn lower_limit(resource: Resource, limit: u64) -> io::Result<()> {
+    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let limit = Some(limit.min(most));
+    let both = Rlimit {
+        current: limit,
+        maximum: limit,
+    };
+    Ok(setrlimit(resource, both)?)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};

@@ -2,11 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::stream_messages::OutputStream;
-use crate::terminal_modes::Modes;
+use conman_shim_protocol::{KEPT_OUTPUT_BYTES, OutputStream};
 
-/// Bytes of output that are kept: several screens of a full-screen program.
-pub const KEPT_OUTPUT_BYTES: usize = 64 * 1_024;
+use crate::terminal_modes::Modes;
 
 /// Changes between the two outputs that are kept; with more, older output is dropped earlier.
 const MAX_RUNS: usize = 4_096;

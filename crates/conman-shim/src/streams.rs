@@ -1,10 +1,10 @@
 //! The streams of a program that the shim keeps: a terminal or pipes, the last output, and its watchers.
 //!
 //! A terminal is one of the host's, so that no container needs its own devpts; its slave belongs to the
-//! container's user. A client that attaches gets a SEQPACKET socket ([`crate::StreamEvent`],
-//! [`crate::StreamInput`]). A program is never slowed by a watcher: each reads from the ring at its own pace,
-//! and one that is too slow is told how much was dropped. Streams die with the shim's process, but survive a
-//! replacement of the shim's program, and the end of the daemon or of a watcher.
+//! container's user. A client that attaches gets a SEQPACKET socket ([`StreamEvent`], [`StreamInput`]). A program
+//! is never slowed by a watcher: each reads from the ring at its own pace, and one that is too slow is told how much
+//! was dropped. Streams die with the shim's process, but survive a replacement of the shim's program, and the end of
+//! the daemon or of a watcher.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,16 +12,16 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use conman_fence::WatcherPlace;
+use conman_shim_protocol::{
+    MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput, TerminalSize, seqpacket,
+};
 use rustix::fs::{Gid, Uid, fchown};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcgetpgrp, tcsetwinsize};
-use serde::{Deserialize, Serialize};
 
 use crate::output_ring::OutputRing;
-use crate::seqpacket;
-use crate::spec::TerminalSize;
-use crate::stream_messages::{MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput};
 
 /// Input that waits for the program to read it; beyond, watchers' input is not read.
 const MAX_INPUT: usize = 16 * 1_024;
@@ -189,33 +189,33 @@ impl Streams {
     }
 
     /// The next message for a watcher; `None` when it has everything.
-    fn next(&self, place: Place) -> Option<(StreamEvent, Place)> {
+    fn next(&self, place: WatcherPlace) -> Option<(StreamEvent, WatcherPlace)> {
         let (start, end) = (self.ring.start(), self.ring.end());
         let wanted = match place {
-            Place::Ended => return None,
-            Place::At(at) if at >= start => {
+            WatcherPlace::Ended => return None,
+            WatcherPlace::At(at) if at >= start => {
                 return match self.ring.piece(at, MESSAGE_BYTES) {
                     Some((stream, bytes)) => {
-                        let next = Place::At(at + bytes.len() as u64);
+                        let next = WatcherPlace::At(at + bytes.len() as u64);
                         Some((StreamEvent::Output(stream, bytes), next))
                     }
-                    None => (self.has_ended()).then_some((StreamEvent::End, Place::Ended)),
+                    None => (self.has_ended()).then_some((StreamEvent::End, WatcherPlace::Ended)),
                 };
             }
-            Place::At(at) => Some(at),
-            Place::New { after } => after,
+            WatcherPlace::At(at) => Some(at),
+            WatcherPlace::New { after } => after,
         };
         let dropped = start.saturating_sub(wanted.unwrap_or(0));
         let at = wanted.unwrap_or(0).clamp(start, end);
         if self.ring.is_terminals() && wanted.is_none_or(|wanted| wanted < start) {
             let offset = end;
             let screen = StreamEvent::Screen(Position { offset, dropped }, self.ring.screen());
-            return Some((screen, Place::At(end)));
+            return Some((screen, WatcherPlace::At(end)));
         }
         let offset = at;
         Some((
             StreamEvent::Position(Position { offset, dropped }),
-            Place::At(at),
+            WatcherPlace::At(at),
         ))
     }
 }
@@ -227,24 +227,13 @@ fn relayed() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((near.into(), far.into()))
 }
 
-/// Which message a watcher gets next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Place {
-    /// Its first: it wants the output from this offset on, or as much as there is.
-    New { after: Option<u64> },
-    /// The output from this offset on.
-    At(u64),
-    /// None.
-    Ended,
-}
-
 /// A watcher of a program's streams.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     /// The container or command.
     pub(crate) name: String,
     pub(crate) socket: OwnedFd,
-    pub(crate) place: Place,
+    pub(crate) place: WatcherPlace,
     /// Its socket is full.
     pub(crate) is_behind: bool,
 }
@@ -265,16 +254,17 @@ impl Watcher {
             }
         }
         match self.place {
-            Place::Ended => Err(io::ErrorKind::UnexpectedEof.into()),
-            Place::New { .. } | Place::At(_) => Ok(()),
+            WatcherPlace::Ended => Err(io::ErrorKind::UnexpectedEof.into()),
+            WatcherPlace::New { .. } | WatcherPlace::At(_) => Ok(()),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use conman_shim_protocol::KEPT_OUTPUT_BYTES;
+
     use super::*;
-    use crate::output_ring::KEPT_OUTPUT_BYTES;
 
     fn at(offset: u64, dropped: u64) -> StreamEvent {
         StreamEvent::Position(Position { offset, dropped })
@@ -285,21 +275,27 @@ mod tests {
         let (mut streams, _far) = Streams::pipes(false).expect("pipes");
         streams.ring.push(OutputStream::Stdout, b"out");
         streams.ring.push(OutputStream::Stderr, b"err");
-        let new = |after| streams.next(Place::New { after });
-        assert_eq!(new(None), Some((at(0, 0), Place::At(0))));
-        assert_eq!(new(Some(4)), Some((at(4, 0), Place::At(4))));
-        assert_eq!(new(Some(99)), Some((at(6, 0), Place::At(6))));
+        let new = |after| streams.next(WatcherPlace::New { after });
+        assert_eq!(new(None), Some((at(0, 0), WatcherPlace::At(0))));
+        assert_eq!(new(Some(4)), Some((at(4, 0), WatcherPlace::At(4))));
+        assert_eq!(new(Some(99)), Some((at(6, 0), WatcherPlace::At(6))));
         let rest = StreamEvent::Output(OutputStream::Stderr, b"rr".to_vec());
-        assert_eq!(streams.next(Place::At(4)), Some((rest, Place::At(6))));
-        assert_eq!(streams.next(Place::At(6)), None);
+        assert_eq!(
+            streams.next(WatcherPlace::At(4)),
+            Some((rest, WatcherPlace::At(6)))
+        );
+        assert_eq!(streams.next(WatcherPlace::At(6)), None);
         let more = vec![b'x'; KEPT_OUTPUT_BYTES];
         streams.ring.push(OutputStream::Stdout, &more);
-        assert_eq!(streams.next(Place::At(4)), Some((at(6, 2), Place::At(6))));
+        assert_eq!(
+            streams.next(WatcherPlace::At(4)),
+            Some((at(6, 2), WatcherPlace::At(6)))
+        );
         streams.outputs.clear();
         let end = streams.ring.end();
         assert_eq!(
-            streams.next(Place::At(end)),
-            Some((StreamEvent::End, Place::Ended))
+            streams.next(WatcherPlace::At(end)),
+            Some((StreamEvent::End, WatcherPlace::Ended))
         );
     }
 
@@ -311,10 +307,13 @@ mod tests {
         let screen = |offset, dropped, bytes: &[u8]| {
             StreamEvent::Screen(Position { offset, dropped }, bytes.to_vec())
         };
-        let new = |after| streams.next(Place::New { after });
-        assert_eq!(new(None), Some((screen(5, 0, b"shown"), Place::At(5))));
-        assert_eq!(new(Some(2)), Some((at(2, 0), Place::At(2))));
-        assert_eq!(new(Some(u64::MAX)), Some((at(5, 0), Place::At(5))));
+        let new = |after| streams.next(WatcherPlace::New { after });
+        assert_eq!(
+            new(None),
+            Some((screen(5, 0, b"shown"), WatcherPlace::At(5)))
+        );
+        assert_eq!(new(Some(2)), Some((at(2, 0), WatcherPlace::At(2))));
+        assert_eq!(new(Some(u64::MAX)), Some((at(5, 0), WatcherPlace::At(5))));
     }
 
     #[test]

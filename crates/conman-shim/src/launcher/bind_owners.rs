@@ -5,12 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use conman_linux::{CloneOptions, Mount, Namespaces, PidFd, SoleThread, clone_process};
+use conman_shim_protocol::{BindSpec, LaunchError, seqpacket};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::launch::map_ids;
-use crate::protocol::LaunchError;
-use crate::seqpacket;
-use crate::spec::BindSpec;
 
 /// Maps the owners of one container's binds.
 pub(super) struct BindOwners<'a> {

@@ -11,6 +11,7 @@ use conman_linux::{
     Capabilities, Features, Interface, Mount, MountAttributes, Namespaces, NewFilesystem,
     become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
+use conman_shim_protocol::{LaunchError, LaunchSpec, encode, seqpacket};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty, setsid};
 use serde::{Deserialize, Serialize};
@@ -18,10 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
 use super::program::{Privileges, execute};
-use crate::protocol::{LaunchError, encode};
 use crate::seccomp_filter::Filter;
-use crate::seqpacket;
-use crate::spec::LaunchSpec;
 
 /// Hidden from containers where the kernel has them: files by /dev/null, directories by an empty one. The
 /// same as Docker's, except for /sys, which is not mounted. In addition, files that show other

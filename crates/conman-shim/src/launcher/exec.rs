@@ -9,23 +9,21 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use conman_fence::Command;
 use conman_linux::{
     CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process, open_in_root,
 };
+use conman_shim_protocol::{LaunchError, STREAMS, encode, seqpacket};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
-use super::Command;
 use super::child::{ChildReport, enter_directory, step, wait_to_go_on, workdir_failed};
 use super::launch::{Launcher, cgroup_failed, offer_to_oom_killer};
 use super::program::{Privileges, execute};
 use super::relay::{Relay, is_socket};
 use super::under_way::{Clock, UnderWay, go_on};
-use crate::protocol::{LaunchError, encode};
-use crate::seqpacket;
-use crate::spec::STREAMS;
 
 /// All namespaces of a container.
 const NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::USER

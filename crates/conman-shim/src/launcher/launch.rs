@@ -7,25 +7,21 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use conman_fence::{ShimOptions, Start};
 use conman_linux::{
     CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, Interface,
     MakeCgroupError, Mount, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
+use conman_shim_protocol::{LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, seqpacket};
 use rustix::fs::OFlags;
 
-use super::Start;
 use super::bind_owners::BindOwners;
 use super::child::{Child, GO, ProcPaths, namespace_step};
 use super::places::Places;
 use super::rootfs::{self, Scratch};
 use super::sweeping::Sweeping;
 use super::under_way::{Clock, Failure, UnderWay, last_words};
-use crate::ids::RANGE_SIZE;
-use crate::options::ShimOptions;
-use crate::protocol::{LaunchError, Phases};
 use crate::seccomp_filter::Filters;
-use crate::seqpacket;
-use crate::spec::{LaunchSpec, NetworkSpec};
 
 /// Bound on the death of a child that was killed during its setup: other starts wait meanwhile. It takes
 /// a millisecond; one that takes longer, for example because it is frozen, is left to the sweeper.

@@ -63,99 +63,22 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use conman_linux::{Capabilities, Features, SoleThread, set_effective};
+use conman_fence::{Order, Report, ShimOptions};
+use conman_linux::{Capabilities, SoleThread, set_effective};
+use conman_shim_protocol::{LaunchError, Phases, decode, encode, seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::{Deserialize, Serialize};
 
-use crate::helper::Helper;
-use crate::options::ShimOptions;
-use crate::protocol::{LaunchError, Phases, decode, encode};
-use crate::seqpacket;
-use crate::spec::{ExecSpec, LaunchSpec};
-pub(crate) use sweeping::Sweep;
 use under_way::{Failure, UnderWay};
 
 /// Containers in setup; further orders wait. Commands do not count: the shim sends few for each
 /// container.
 const MAX_UNDER_WAY: usize = 64;
 
-/// The shim's orders.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Order {
-    Launch(Box<Start>),
-    /// Comes with a pidfd of the container's init and the three streams.
-    Exec(Box<Command>),
-    /// Remove, in the background, what a start of this or of a dead launcher may have left.
-    Sweep(Sweep),
-    /// Lets a killed container die that is throttled.
-    LiftCpuLimit {
-        cgroup: String,
-    },
-}
-
-/// A container to start.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Start {
-    pub(crate) ticket: u64,
-    /// First of the container's own ids.
-    pub(crate) ids: u32,
-    pub(crate) spec: LaunchSpec,
-}
-
-/// A command to run in a container.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Command {
-    pub(crate) ticket: u64,
-    /// The container's.
-    pub(crate) cgroup: String,
-    /// New owner of its pipes: user and group on the host, where they are known.
-    pub(crate) owner: Option<(u32, u32)>,
-    pub(crate) spec: ExecSpec,
-}
-
-/// The launcher's reports.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Report {
-    /// The launcher works; sent once, first.
-    Ready {
-        features: Features,
-    },
-    /// The launcher cannot work; sent instead.
-    Broken {
-        error: LaunchError,
-    },
-    /// The shim has a new child. Comes before the child can do anything.
-    Cloned {
-        ticket: u64,
-        pid: i32,
-    },
-    Running {
-        ticket: u64,
-        phases: Phases,
-    },
-    /// The shim has a new child that is only reaped. Sent before the child can end.
-    Helper {
-        pid: i32,
-    },
-    /// No process of it is left, and everything that can be removed is removed.
-    Swept {
-        ticket: u64,
-    },
-    /// Nothing of it is left except a zombie where it was cloned; with `left`, something may live, and must
-    /// be swept.
-    Failed {
-        ticket: u64,
-        error: LaunchError,
-        left: bool,
-    },
-}
-
-/// Forks the launcher.
-pub(crate) fn start(sole: &SoleThread, options: &ShimOptions) -> io::Result<Helper> {
-    Helper::start(sole, c"shim-launcher", |socket| serve(socket, options))
-}
-
-fn serve(socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
+/// Serves the shim until its end of the socket closes.
+///
+/// # Errors
+/// When the socket fails.
+pub(crate) fn serve(socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
     // To open the namespaces of its clones; the shim does not have it.
     set_effective(Capabilities::SYS_PTRACE, true)?;
     // Sessions inherit it, and wait less for each other.

@@ -1,20 +1,18 @@
 //! The network step of a launch: what a container's first process does with its network.
 //!
 //! A container has a network namespace with a loopback interface, unless it shares the host's. If it is to
-//! have a link as well, the client makes it meanwhile ([`crate::link_socket`]).
+//! have a link as well, the client makes it meanwhile ([`conman_shim_protocol::link_socket`]).
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use conman_linux::{Mount, Namespaces, bring_loopback_up, unshare_namespaces};
+use conman_shim_protocol::{LaunchError, LaunchSpec, NetworkSpec, link_socket};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::child::{namespace_step, step};
-use crate::link_socket;
-use crate::protocol::LaunchError;
-use crate::spec::{LaunchSpec, NetworkSpec};
 
 /// First port that needs no capability, in the container's own network namespace; below /proc.
 const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";

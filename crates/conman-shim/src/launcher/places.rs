@@ -11,6 +11,7 @@ use conman_linux::{
     CloneOptions, Mount, MountAttributes, Namespaces, NewFilesystem, SoleThread, clone_process,
     unshare_namespaces,
 };
+use conman_shim_protocol::LaunchError;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, openat, unlinkat,
 };
@@ -20,8 +21,6 @@ use rustix::mount::{
 };
 use rustix::process::{WaitOptions, chdir, pivot_root, waitpid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-
-use crate::protocol::LaunchError;
 
 /// Where the new root is assembled; a directory that every host has.
 pub(super) const BENCH: &str = "/tmp";

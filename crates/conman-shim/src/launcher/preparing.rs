@@ -13,6 +13,7 @@ use std::fs::create_dir;
 use std::io;
 use std::path::Path;
 
+use conman_fence::ShimOptions;
 use conman_linux::{
     CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process, replace_file,
 };
@@ -20,7 +21,6 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{WaitOptions, waitpid};
 
 use super::places::{BENCH, new_tmpfs};
-use crate::options::ShimOptions;
 
 /// Superblocks of a container: its overlay, its procfs, its message queues (an IPC namespace's), its
 /// terminals.

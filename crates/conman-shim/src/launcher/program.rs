@@ -4,20 +4,19 @@ use std::ffi::{CString, NulError};
 use std::io;
 use std::path::Path;
 
+use conman_linux::lower_limit;
 use conman_linux::{
     Capabilities, become_user, bound_capabilities, close_on_exec_from, limit_capabilities,
     no_new_privileges,
 };
+use conman_shim_protocol::{Hardening, LaunchError, ProgramSpec};
 use nix::errno::Errno;
 use nix::unistd::execve;
 use rustix::fs::Mode;
 use rustix::process::Resource;
 
 use super::child::step;
-use crate::helper::lower_limit;
-use crate::protocol::LaunchError;
 use crate::seccomp_filter::Filter;
-use crate::spec::{Hardening, ProgramSpec};
 
 /// Search path for commands when `PATH` is not set.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";

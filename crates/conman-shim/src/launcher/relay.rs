@@ -11,6 +11,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use conman_linux::{CloneOptions, SessionCgroup, SoleThread, clone_process, inherited_fd};
+use conman_shim_protocol::{LaunchError, STREAMS, seqpacket};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
@@ -18,9 +19,6 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 use super::child::{step, wait_to_go_on};
 use super::launch::offer_to_oom_killer;
 use super::under_way::go_on;
-use crate::protocol::LaunchError;
-use crate::seqpacket;
-use crate::spec::STREAMS;
 
 /// Bytes that are copied at once.
 const PIECE_BYTES: usize = 16 * 1_024;

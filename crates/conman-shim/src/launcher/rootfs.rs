@@ -8,14 +8,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use conman_linux::{Features, Interface, Mount, MountAttributes, NewFilesystem};
+use conman_shim_protocol::{LaunchError, RootSpec};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::chdir;
 
 use super::places::{LAYERS, OVERLAY};
-use crate::protocol::LaunchError;
-use crate::spec::RootSpec;
 
 /// Directories below `scratch`.
 const UPPER: &str = "upper";

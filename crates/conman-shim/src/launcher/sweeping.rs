@@ -6,12 +6,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use conman_fence::Sweep;
 use conman_linux::{Cgroups, Freezer, remove_tree_partly};
 use rustix::event::{Timespec, poll};
-use serde::{Deserialize, Serialize};
 
 /// Entries removed in one step: some milliseconds.
 const ENTRIES_A_STEP: usize = 512;
@@ -26,14 +26,6 @@ const CGROUP_TRIES: u32 = 50;
 /// Bound on a start's wait for remains of an earlier one in the same place. A client that gives each
 /// start its own place does not wait.
 const PLACE_PATIENCE: Duration = Duration::from_secs(5);
-
-/// What one start may have left.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Sweep {
-    pub(crate) ticket: u64,
-    pub(crate) cgroup: String,
-    pub(crate) scratch: PathBuf,
-}
 
 #[derive(Debug)]
 struct Begun {

@@ -9,11 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use conman_linux::PidFd;
+use conman_shim_protocol::{LaunchError, Phases, decode, seqpacket};
 
 use super::child::{ChildReport, GO, step};
 use super::launch::Made;
-use crate::protocol::{LaunchError, Phases, decode};
-use crate::seqpacket;
 
 /// Bound on the process's part: a fraction of a millisecond, unless the disk below the overlay stalls,
 /// the memory limit is too small even for it, or a client freezes its container.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 const FILTER: &str = include_str!("../seccomp_profile.rs");
-const SPEC: &str = include_str!("../spec.rs");
+const SPEC: &str = include_str!("../../../conman-shim-protocol/src/spec.rs");
 
 /// Where a generated part begins and ends in the page.
 const BEGIN: &str = "<!-- generated: cargo test -p conman-shim security_page -->\n";

@@ -63,6 +63,7 @@ const NEEDS: &[(&str, &[Need])] = &[
         ],
     ),
     ("conman-etcd", &[Etcd]),
+    ("conman-fence", &[PYTHON]),
     ("conman-hostile", &[BUSYBOX, PYTHON, Conman]),
     ("conman-image", &[BUSYBOX, Docker, Images, REGISTRY]),
     ("conman-linux", &[BUSYBOX]),

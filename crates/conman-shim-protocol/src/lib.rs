@@ -1,0 +1,38 @@
+//! What the shim and its clients send to each other: requests, replies, what a client orders to be launched, the
+//! streams of kept commands, and the files that both use.
+//!
+//! JSON messages over SEQPACKET sockets, each message bounded ([`MAX_MESSAGE_BYTES`]) and decoded as a whole;
+//! descriptors are sent with the messages. JSON, because a shim outlives upgrades of its clients: unknown fields
+//! are ignored and new ones have defaults.
+//!
+//! The crate has no task, no thread and no state. Clients depend on it and on nothing else of the shim, so that
+//! the daemon contains no launcher.
+#![forbid(unsafe_code)]
+
+mod client;
+mod files;
+mod id_pool;
+pub mod link_socket;
+pub mod log_times;
+mod messages;
+pub mod seqpacket;
+pub mod socket;
+mod spec;
+mod stream_messages;
+
+pub use client::{Client, ClientError};
+pub use files::{ByteRange, FilesFailure, FilesOrder, FilesReply};
+pub use id_pool::{IdPool, LEAST_ID, RANGE_SIZE, SHARED_IDS};
+pub use messages::{
+    COMMANDS_PAGE, Call, CallError, CommandView, ContainerState, ContainerView, DecodeError,
+    FenceState, LaunchError, MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION,
+    decode, encode,
+};
+pub use spec::{
+    BindSpec, ExecSpec, Hardening, KEPT_SEPARATOR, KeptCommandSpec, KeptStreamsSpec, LOG_BYTES,
+    LaunchSpec, MAX_BINDS, MAX_LABEL_BYTES, MAX_LAYERS, NetworkSpec, ProgramSpec, RootSpec,
+    STREAMS, SpecError, TerminalSize, check_name,
+};
+pub use stream_messages::{
+    KEPT_OUTPUT_BYTES, MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput,
+};
