@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use conman_proto::{
-    FieldError, IdleAction, Network, PortRange, ResolvedSpec, RuntimeKind, SessionId,
-    SessionRequest,
-};
+use conman_proto::{FieldError, IdleAction, ResolvedSpec, RuntimeKind, SessionId, SessionRequest};
 
 use crate::bind::Bind;
 use crate::nearest::nearest;
@@ -16,9 +13,11 @@ use crate::{image_reference, preempt_signal};
 mod egress;
 mod limits;
 mod mistakes;
+mod network;
 mod patch;
 mod program;
 
+pub use network::{MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S};
 pub use patch::patched;
 pub(crate) use program::is_label_key;
 pub use program::{
@@ -28,17 +27,12 @@ pub use program::{
 
 use limits::{cpus, disk, memory, pids, ptys, within};
 use mistakes::{Mistakes, quote};
+use network::{network, port, ports, ready_path, ready_timeout_s};
 
 /// Maximum number of binds.
 pub const MAX_BINDS: usize = 32;
-/// Maximum length of `ready_path` in bytes.
-pub const MAX_READY_PATH_BYTES: usize = 2_048;
-/// Maximum readiness timeout, in seconds.
-pub const MAX_READY_TIMEOUT_S: u32 = 600;
 /// Maximum `preempt_grace_ms`.
 pub const MAX_PREEMPT_GRACE_MS: u32 = 60_000;
-/// Maximum number of entries of `ports`; each may be a range.
-const MAX_PORTS: usize = 64;
 /// Value of the image if the runtime needs none.
 const NO_IMAGE: &str = "none";
 
@@ -260,87 +254,6 @@ fn image(
     image
 }
 
-fn port(base: &SessionRequest, request: &SessionRequest, mistakes: &mut Mistakes) -> Option<u16> {
-    let port = request.port.or(base.port).flatten();
-    if port == Some(0) {
-        mistakes.add("port", "must be 1 to 65535, or null for no port");
-    }
-    port
-}
-
-/// A template's ports are dropped with its port, like its `ready_path`.
-fn ports(
-    base: &SessionRequest,
-    request: &SessionRequest,
-    port: Option<u16>,
-    mistakes: &mut Mistakes,
-) -> Vec<PortRange> {
-    let inherited = base
-        .ports
-        .as_ref()
-        .filter(|_| port.is_some() || request.port.is_none());
-    let ports = request.ports.as_ref().or(inherited);
-    let ports = ports.cloned().unwrap_or_default();
-    if ports.len() > MAX_PORTS {
-        let given = ports.len();
-        mistakes.add(
-            "ports",
-            format!("has {given} entries; {MAX_PORTS} are allowed"),
-        );
-    }
-    ports
-}
-
-/// A template's path is dropped with its port if the request sets no port; a path in the request
-/// itself is then a contradiction.
-fn ready_path(
-    base: &SessionRequest,
-    request: &SessionRequest,
-    port: Option<u16>,
-    whole: bool,
-    mistakes: &mut Mistakes,
-) -> Option<String> {
-    let own = request.ready_path.as_ref().or_else(|| {
-        base.ready_path
-            .as_ref()
-            .filter(|_| port.is_some() || request.port.is_none())
-    })?;
-    if whole && port.is_none() {
-        mistakes.add(
-            "ready_path",
-            "needs a port: without one a session is ready once it runs",
-        );
-    }
-    let visible = own
-        .bytes()
-        .all(|byte| byte.is_ascii_graphic() && byte != b'#');
-    if !own.starts_with('/') || !visible || own.len() > MAX_READY_PATH_BYTES {
-        mistakes.add(
-            "ready_path",
-            format!(
-                "must begin with `/` and be at most {MAX_READY_PATH_BYTES} visible ASCII \
-                 characters without `#`; percent-encode others"
-            ),
-        );
-    }
-    Some(own.clone())
-}
-
-fn ready_timeout_s(
-    policy: &SpecPolicy,
-    base: &SessionRequest,
-    request: &SessionRequest,
-    mistakes: &mut Mistakes,
-) -> u32 {
-    within(
-        "ready_timeout_s",
-        request.ready_timeout_s.or(base.ready_timeout_s),
-        policy.default_ready_timeout_s,
-        (1, MAX_READY_TIMEOUT_S),
-        mistakes,
-    )
-}
-
 fn tty(
     base: &SessionRequest,
     request: &SessionRequest,
@@ -419,46 +332,6 @@ fn binds(
         }
     }
     resolved
-}
-
-/// A request can always give up its template's network for `loopback`.
-fn network(
-    base: &SessionRequest,
-    request: &SessionRequest,
-    runtime: RuntimeKind,
-    mistakes: &mut Mistakes,
-) -> Network {
-    let given = request.network.as_ref().or(base.network.as_ref());
-    let network = given.cloned().unwrap_or_default();
-    let traits = network.traits();
-    if !runtime_traits(runtime).has_network(traits) {
-        mistakes.add(
-            "network",
-            format!("the {runtime} runtime has no `{network}`"),
-        );
-    } else if traits.leads_out && base.network.as_ref() != Some(&network) {
-        let message = format!("only a template can give the network `{network}`");
-        mistakes.add("network", message);
-    }
-    if traits.shares_host {
-        // conman connects its clients to these ports, and any program of the node may listen there.
-        let changed = [
-            (
-                "port",
-                request.port.is_some_and(|port| Some(port) != base.port),
-            ),
-            (
-                "ports",
-                request.ports.is_some() && request.ports != base.ports,
-            ),
-        ];
-        for (field, _) in changed.iter().filter(|(_, changed)| *changed) {
-            let message =
-                "is a port of the node in the network `host`: only the template can set it";
-            mistakes.add(*field, message);
-        }
-    }
-    network
 }
 
 /// A grace period without a signal would only delay the kill.

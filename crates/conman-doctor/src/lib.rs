@@ -10,6 +10,7 @@
 //! counters. No task runs here, and everything that is read is bounded.
 #![forbid(unsafe_code)]
 
+mod advice;
 mod checks;
 mod diagnosis;
 mod fix;

@@ -1,6 +1,7 @@
 //! Pools of the host that no limit of a session bounds, and whose exhaustion by one session others notice.
 
-use crate::checks::{advised, advised_setting, setting};
+use crate::advice::{advised, advised_setting};
+use crate::checks::setting;
 use crate::diagnosis::{Check, Remedy};
 use crate::footprint::Footprint;
 use crate::host::Host;

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::RateLimitedLog;
-use futures_util::future::BoxFuture;
 use http::uri::PathAndQuery;
 use prost::Message;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -15,8 +14,11 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+mod connections;
 mod method;
+mod sign_in;
 
+use connections::Connections;
 pub(super) use method::MAX_BULK_BYTES;
 use method::{AUTHENTICATE, COMPACT, Lines, MAX_ANSWER_BYTES, Method, RANGE, RENEWAL, TXN, WATCH};
 
@@ -26,16 +28,12 @@ use super::figures;
 use super::seen::Seen;
 use super::shared::boot_time;
 use super::wire::{
-    AuthenticateRequest, AuthenticateResponse, CompactionRequest, CompactionResponse, RangeRequest,
-    RangeResponse, ResponseHeader, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest,
-    WatchResponse,
+    CompactionRequest, CompactionResponse, RangeRequest, RangeResponse, ResponseHeader, TxnRequest,
+    TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
 /// A renewal's answer counts until this multiple of the timeout has passed: about F.
 const LATE_FACTOR: f64 = 2.5;
-
-/// Pause after a failed try to sign in: every call of this node would try.
-const SIGN_IN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Interval between repeated warnings about an endpoint.
 const REPEAT_AFTER: Duration = Duration::from_mins(10);
@@ -63,50 +61,11 @@ impl Headed for TxnResponse {
     }
 }
 
-#[derive(Debug, Default)]
-struct Way {
-    endpoints: Vec<Endpoint>,
-    /// One connection per endpoint, made on first use, replaced when it hangs.
-    lines: Vec<Channel>,
-    /// The same for [`Lines::Bulk`].
-    bulk: Vec<Channel>,
-}
-
-impl Way {
-    fn new(endpoints: Vec<Endpoint>) -> Self {
-        Self {
-            endpoints,
-            ..Self::default()
-        }
-    }
-
-    fn lines(&mut self, which: Lines) -> &mut Vec<Channel> {
-        let lines = match which {
-            Lines::Common => &mut self.lines,
-            Lines::Bulk => &mut self.bulk,
-        };
-        if lines.is_empty() {
-            *lines = self.endpoints.iter().map(Endpoint::connect_lazy).collect();
-        }
-        lines
-    }
-
-    /// Calls that are still under way on the old connection are abandoned.
-    fn replace(&mut self, which: Lines, index: usize) {
-        let Some(endpoint) = self.endpoints.get(index).cloned() else {
-            return;
-        };
-        if let Some(line) = self.lines(which).get_mut(index) {
-            *line = endpoint.connect_lazy();
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Client {
     /// The endpoints' names in messages.
     names: Vec<String>,
-    way: Mutex<Way>,
+    connections: Mutex<Connections>,
     /// The endpoint in use.
     current: AtomicUsize,
     /// Rate limit of warnings about endpoints that fail.
@@ -140,7 +99,7 @@ impl Client {
         let name = |endpoint: &Endpoint| format!("etcd at {}", endpoint.uri());
         Ok(Self {
             names: endpoints.iter().map(name).collect(),
-            way: Mutex::new(Way::new(endpoints)),
+            connections: Mutex::new(Connections::new(endpoints)),
             current: AtomicUsize::new(0),
             warnings: RateLimitedLog::new(REPEAT_AFTER),
             patience,
@@ -157,7 +116,7 @@ impl Client {
     /// password may be configured here before it is set in etcd.
     pub(super) fn renew(&self, access: &EtcdAccess) -> Result<(), AccessError> {
         let endpoints = endpoints(access, self.patience)?;
-        *self.way() = Way::new(endpoints);
+        *self.connections() = Connections::new(endpoints);
         let credentials = access.credentials.clone();
         *self
             .credentials
@@ -167,8 +126,10 @@ impl Client {
     }
 
     /// A panic while the lock is held cannot leave a partial change.
-    fn way(&self) -> MutexGuard<'_, Way> {
-        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn credentials(&self) -> Option<EtcdCredentials> {
@@ -342,7 +303,7 @@ impl Client {
             self.name(index),
             self.patience.as_millis()
         );
-        self.way().replace(method.lines, index);
+        self.connections().replace(method.lines, index);
         // A large read may be slow; renewals detect an endpoint that hangs.
         if method.max_answer_bytes == MAX_ANSWER_BYTES {
             self.pass_over(index, &reason);
@@ -388,71 +349,10 @@ impl Client {
         }
     }
 
-    /// One at a time; a caller that waited uses the token of the one before.
-    fn sign_in(&self) -> BoxFuture<'_, Result<(), CallError>> {
-        Box::pin(self.signed_in())
-    }
-
-    async fn signed_in(&self) -> Result<(), CallError> {
-        let Some(credentials) = self.credentials() else {
-            return Ok(());
-        };
-        let before = self.token();
-        let mut failed = self.signing_in.lock().await;
-        if self.token() != before {
-            return Ok(());
-        }
-        if let Some((at, error)) = &*failed
-            && at.elapsed() < SIGN_IN_PAUSE
-        {
-            return Err(error.clone());
-        }
-        let signed_in = self.authenticate(&credentials).await;
-        *failed = signed_in
-            .as_ref()
-            .err()
-            .map(|error| (Instant::now(), error.clone()));
-        signed_in
-    }
-
-    async fn authenticate(&self, credentials: &EtcdCredentials) -> Result<(), CallError> {
-        let request = AuthenticateRequest {
-            name: credentials.user.clone(),
-            password: credentials.password.clone(),
-        };
-        let answered: Result<AuthenticateResponse, _> = self.once(AUTHENTICATE, request).await;
-        let answer = answered.map_err(|error| match error {
-            CallError::Refused { reason } => CallError::Refused {
-                reason: format!(
-                    "user `{}` cannot sign in ({reason}); see `registry.user` and \
-                     `registry.password_file`",
-                    credentials.user
-                ),
-            },
-            // Signing in has no lasting effect, so the call itself has none.
-            CallError::NotSent { reason }
-            | CallError::Full { reason }
-            | CallError::Unknown { reason }
-            | CallError::Late { reason }
-            | CallError::TooLong { reason }
-            | CallError::Stale { reason } => CallError::NotSent { reason },
-        })?;
-        let token = answer.token.parse().map_err(|_| CallError::Refused {
-            reason: "etcd's token is not a valid header value".to_owned(),
-        })?;
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
-        Ok(())
-    }
-
-    fn token(&self) -> Option<MetadataValue<Ascii>> {
-        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
-        token.clone()
-    }
-
     /// The endpoint in use and the connection to it.
     fn line(&self, which: Lines) -> (usize, Channel) {
         let index = self.current.load(Ordering::Relaxed) % self.names.len();
-        (index, self.way().lines(which)[index].clone())
+        (index, self.connections().lines(which)[index].clone())
     }
 
     /// Selects the next endpoint, and logs why. Otherwise a wrong certificate or a dead member would

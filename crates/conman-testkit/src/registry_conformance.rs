@@ -8,18 +8,20 @@ use std::future::Future;
 use std::sync::Arc;
 
 use conman_core::EndCause;
-use conman_proto::{Generation, ResolvedSpec, RuntimeKind, SessionId};
-use jiff::Timestamp;
+use conman_proto::{Generation, SessionId};
 
-use conman_registry::{
-    ContainerIdentity, Ending, Phase, Phases, RecordState, Registry, RegistryError, Release,
-    SessionRecord,
+use conman_registry::{Ending, RecordState, Registry, RegistryError, Release, SessionRecord};
+
+mod concurrency;
+mod samples;
+
+use concurrency::{
+    any_runtime_may_release, changes_of_many_sessions_at_once_do_not_mix,
+    of_simultaneous_claims_one_wins,
 };
-
-use crate::specs::resolved_spec;
-
-/// How many callers claim one session at once.
-const RACERS: usize = 100;
+pub use samples::spec;
+use samples::{claim, container, get, release, running};
+pub(crate) use samples::{ending, id};
 
 /// How many sessions the batched release covers.
 const BATCH: usize = 200;
@@ -445,86 +447,6 @@ async fn records_are_listed_by_id(registry: &dyn Registry) {
     }
 }
 
-async fn of_simultaneous_claims_one_wins(registry: Arc<dyn Registry>) {
-    let racers: Vec<_> = (0..RACERS)
-        .map(|_| {
-            let registry = Arc::clone(&registry);
-            tokio::spawn(async move { registry.claim(&id("contested"), &spec("race")).await })
-        })
-        .collect();
-    let mut won = Vec::new();
-    let mut refused = Vec::new();
-    for racer in racers {
-        match racer.await.expect("a claim does not panic") {
-            Ok(record) => won.push(record.generation),
-            Err(RegistryError::Owned { generation, .. }) => refused.push(generation),
-            Err(other) => panic!("a racing claim failed otherwise: {other}"),
-        }
-    }
-    assert_eq!(won.len(), 1, "{} claims won", won.len());
-    assert!(
-        refused.iter().all(|owner| *owner == won[0]),
-        "the losers were told another owner"
-    );
-}
-
-async fn changes_of_many_sessions_at_once_do_not_mix(registry: Arc<dyn Registry>) {
-    let lives: Vec<_> = (0..RACERS)
-        .map(|index| {
-            let registry = Arc::clone(&registry);
-            let id = id(&format!("life-{index}"));
-            tokio::spawn(async move {
-                let mut generations = Vec::new();
-                for _ in 0..3 {
-                    let generation = claim(&*registry, &id).await.generation;
-                    generations.push(generation);
-                    registry
-                        .set_container(&id, generation, &container(1))
-                        .await
-                        .expect("noted");
-                    registry
-                        .set_state(&id, generation, running())
-                        .await
-                        .expect("noted");
-                    release(&*registry, &id, generation, ending("over"))
-                        .await
-                        .expect("released");
-                }
-                generations
-            })
-        })
-        .collect();
-    for life in lives {
-        let generations = life.await.expect("a life does not panic");
-        assert!(
-            generations.is_sorted_by(|a, b| a < b),
-            "a session's generations grow"
-        );
-    }
-    let listed = registry.list().await.expect("listed");
-    assert_eq!(listed.len(), RACERS, "every session has its record");
-    assert!(
-        listed.iter().all(|record| record.state.is_ended()),
-        "and every one has ended"
-    );
-}
-
-/// The preemption thread releases sessions on a separate runtime while the others may be blocked.
-/// Here the runtime that runs the suite is blocked meanwhile.
-fn any_runtime_may_release(registry: Arc<dyn Registry>) {
-    let released = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        runtime
-            .expect("a runtime without timers or I/O")
-            .block_on(async {
-                let id = id("elsewhere");
-                let generation = claim(&*registry, &id).await.generation;
-                release(&*registry, &id, generation, ending("elsewhere")).await
-            })
-    });
-    released.join().expect("no panic").expect("released");
-}
-
 async fn every_change(
     registry: &dyn Registry,
     id: &SessionId,
@@ -549,91 +471,4 @@ async fn every_change(
         ),
         ("forget", registry.forget(id, generation).await),
     ])
-}
-
-async fn claim(registry: &dyn Registry, id: &SessionId) -> SessionRecord {
-    let record = registry
-        .claim(id, &spec("suite"))
-        .await
-        .expect("the session can be claimed");
-    assert_eq!(record.id, *id, "the record is that of the session");
-    record
-}
-
-async fn release(
-    registry: &dyn Registry,
-    id: &SessionId,
-    generation: Generation,
-    ending: Ending,
-) -> Result<(), RegistryError> {
-    let batch = vec![Release {
-        id: id.clone(),
-        generation,
-        ending,
-    }];
-    let mut results = registry.release(batch).await;
-    assert_eq!(results.len(), 1, "one entry, one result");
-    results.remove(0)
-}
-
-async fn get(registry: &dyn Registry, id: &SessionId) -> Option<SessionRecord> {
-    registry.get(id).await.expect("a record can be read")
-}
-
-pub(crate) fn id(name: &str) -> SessionId {
-    name.parse().expect("the name is a DNS label")
-}
-
-pub fn spec(template: &str) -> ResolvedSpec {
-    ResolvedSpec {
-        template: Some(template.to_owned()),
-        command: vec!["sleep".to_owned()],
-        args: vec!["infinity".to_owned()],
-        env: BTreeMap::from([("KEY".to_owned(), "value with \"quotes\" and ü".to_owned())]),
-        port: Some(8080),
-        memory_bytes: Some(u64::MAX),
-        cpus: Some(0.1 + 0.2),
-        ..resolved_spec(RuntimeKind::Process, "conformance:suite")
-    }
-}
-
-fn container(pid: i32) -> ContainerIdentity {
-    ContainerIdentity {
-        container_id: format!("container-{pid}"),
-        pid,
-        start_time_ticks: u64::MAX,
-        boot_id: "00000000-0000-0000-0000-000000000000".to_owned(),
-    }
-}
-
-fn phases() -> Phases {
-    let started_at = Timestamp::from_nanosecond(1_234_567_890_123_456_789).expect("in range");
-    Phases::from(vec![Phase {
-        name: "create".into(),
-        started_at,
-        duration_ms: 1.0 / 3.0,
-    }])
-}
-
-fn running() -> RecordState {
-    let started_at = Timestamp::from_nanosecond(1_234_567_890_987_654_321).expect("in range");
-    RecordState::Running {
-        started_at,
-        paused: false,
-        phases: phases(),
-    }
-}
-
-pub(crate) fn ending(reason: &str) -> Ending {
-    let ended_at = Timestamp::from_nanosecond(1_234_567_899_000_000_001).expect("in range");
-    Ending {
-        cause: None,
-        failed_phase: None,
-        failed: false,
-        reason: reason.to_owned(),
-        exit_code: Some(137),
-        ended_at,
-        started_at: Some(ended_at),
-        phases: phases(),
-    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use conman_proto::OnNodeLoss;
+use conman_proto::{Network, OnNodeLoss};
 use proptest::prelude::*;
 
 use super::mistakes::{MAX_MISTAKES, has_control};
