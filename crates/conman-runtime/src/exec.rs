@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use conman_proto::{ExecStatus, RuntimeKind, TerminalSize};
-use conman_shim::FilesOrder;
+use conman_shim_protocol::FilesOrder;
 use futures_util::stream::BoxStream;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};

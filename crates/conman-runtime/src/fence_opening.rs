@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_shim::{FenceState, Reply, Request};
+use conman_shim_protocol::{FenceState, Reply, Request};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::ContainerKey;

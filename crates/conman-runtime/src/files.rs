@@ -4,7 +4,7 @@ use std::io;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use conman_proto::ExecStatus;
-use conman_shim::{FilesFailure, FilesReply};
+use conman_shim_protocol::{FilesFailure, FilesReply};
 use futures_util::{Stream, stream};
 use tokio::sync::{mpsc, oneshot};
 

@@ -25,7 +25,7 @@ mod shim_link;
 mod shim_lookups;
 
 pub use attached_channels::TERMINAL_SIZE;
-pub use conman_shim::{ByteRange, FilesFailure, FilesOrder, FilesReply};
+pub use conman_shim_protocol::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use docker::{DockerFence, DockerOptions, DockerRuntime, DockerTimeouts};
 pub use error::RuntimeError;
 pub use exec::{Exec, ExecIo, ExecPlan, LogChunk, LogOptions, OutputStream};

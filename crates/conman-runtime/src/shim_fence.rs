@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::ownership::{BootTime, FenceHolds, FenceLinkError, FenceNews, Slot, SlotView};
-use conman_shim::{CallError, ContainerView, FenceState, Reply, Request};
+use conman_shim_protocol::{CallError, ContainerView, FenceState, Reply, Request};
 use tokio::sync::Notify;
 
 use crate::fence_opening::{FenceOpener, NAMES};
@@ -271,7 +271,7 @@ fn name(slot: &Slot) -> String {
 
 #[cfg(test)]
 mod tests {
-    use conman_shim::ContainerState;
+    use conman_shim_protocol::ContainerState;
 
     use super::*;
 

@@ -20,7 +20,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use conman_shim::{CallError, ContainerView, FenceState, Reply, Request, VERSION, socket};
+use conman_shim_protocol::{CallError, ContainerView, FenceState, Reply, Request, VERSION, socket};
 use tokio::time::{Instant, sleep};
 
 use crate::ContainerKey;

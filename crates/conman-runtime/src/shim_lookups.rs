@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_shim::{CommandView, ContainerView, Reply, Request};
+use conman_shim_protocol::{CommandView, ContainerView, Reply, Request};
 use tokio::time::timeout;
 
 use crate::ContainerKey;

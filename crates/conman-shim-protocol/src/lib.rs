@@ -5,8 +5,7 @@
 //! descriptors are sent with the messages. JSON, because a shim outlives upgrades of its clients: unknown fields
 //! are ignored and new ones have defaults.
 //!
-//! The crate has no task, no thread and no state. Clients depend on it and on nothing else of the shim, so that
-//! the daemon contains no launcher.
+//! The crate has no task, no thread and no state. Clients use it and nothing else of the shim.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -28,15 +28,7 @@ mod tests;
 use conman_fence::ShimParts;
 
 pub use conman_fence::{ENDING_TIMEOUT, IDS_FILE, IdsTaken, LastHold, ShimOptions, ids_taken};
-pub use conman_shim_protocol::{
-    BindSpec, ByteRange, COMMANDS_PAGE, Call, CallError, Client, ClientError, CommandView,
-    ContainerState, ContainerView, DecodeError, ExecSpec, FenceState, FilesFailure, FilesOrder,
-    FilesReply, Hardening, IdPool, KEPT_OUTPUT_BYTES, KeptCommandSpec, KeptStreamsSpec, LOG_BYTES,
-    LaunchError, LaunchSpec, MAX_BINDS, MAX_INPUT_BYTES, MAX_LABEL_BYTES, MAX_LAYERS,
-    MAX_MESSAGE_BYTES, Message, NetworkSpec, OutputStream, PAGE, Phases, Position, ProgramSpec,
-    RANGE_SIZE, Reply, Request, RootSpec, SHARED_IDS, SpecError, StreamEvent, StreamInput,
-    TerminalSize, VERSION, decode, encode, link_socket, log_times, socket,
-};
+pub use conman_shim_protocol::*;
 
 /// Runs the shim, as [`conman_fence::run`] describes.
 ///

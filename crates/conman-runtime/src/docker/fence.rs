@@ -17,7 +17,7 @@ use std::time::Duration;
 use conman_core::{error_chain, naming};
 use conman_linux::{PidFd, ProcessError};
 use conman_proto::RuntimeKind;
-use conman_shim::{CallError, Request};
+use conman_shim_protocol::{CallError, Request};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use conman_proto::{ExecId, ExecStatus, OutputPosition, TerminalSize};
-use conman_shim::{
+use conman_shim_protocol::{
     CallError, MAX_INPUT_BYTES, Position, Reply, Request, StreamEvent, StreamInput, socket,
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -46,8 +46,8 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Converts a size for the shim.
-pub(super) fn shim_size(size: TerminalSize) -> conman_shim::TerminalSize {
-    conman_shim::TerminalSize {
+pub(super) fn shim_size(size: TerminalSize) -> conman_shim_protocol::TerminalSize {
+    conman_shim_protocol::TerminalSize {
         rows: size.rows,
         cols: size.columns,
     }
@@ -292,8 +292,8 @@ async fn carry_output(
         let (position, piece) = match event {
             StreamEvent::Output(stream, bytes) => {
                 let stream = match stream {
-                    conman_shim::OutputStream::Stdout => OutputStream::Stdout,
-                    conman_shim::OutputStream::Stderr => OutputStream::Stderr,
+                    conman_shim_protocol::OutputStream::Stdout => OutputStream::Stdout,
+                    conman_shim_protocol::OutputStream::Stderr => OutputStream::Stderr,
                 };
                 (None, Some(AttachedOutput::Output(stream, bytes.into())))
             }

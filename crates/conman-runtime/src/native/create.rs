@@ -4,7 +4,7 @@ use std::path::Path;
 
 use conman_core::naming::{self, CgroupDriver};
 use conman_image::ImageGuard;
-use conman_shim::{BindSpec, Hardening, LaunchSpec, RootSpec};
+use conman_shim_protocol::{BindSpec, Hardening, LaunchSpec, RootSpec};
 
 use super::Inner;
 use super::attach::shim_size;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_net::Plane;
-use conman_shim::{ContainerState, ContainerView};
+use conman_shim_protocol::{ContainerState, ContainerView};
 use tokio::sync::oneshot;
 
 use super::kept_commands::is_kept;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
-use conman_shim::{ExecSpec, FilesOrder, Hardening, Reply, Request};
+use conman_shim_protocol::{ExecSpec, FilesOrder, Hardening, Reply, Request};
 use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -135,7 +135,7 @@ impl Inner {
         &self,
         key: &ContainerKey,
         plan: &ExecPlan,
-    ) -> Result<(conman_shim::ProgramSpec, Hardening), RuntimeError> {
+    ) -> Result<(conman_shim_protocol::ProgramSpec, Hardening), RuntimeError> {
         let dir = self.store.container(key);
         let stored = dir.plan()?.ok_or_else(|| RuntimeError::NoSuchContainer {
             subject: key.to_string(),

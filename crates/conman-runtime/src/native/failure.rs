@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_proto::RuntimeKind;
-use conman_shim::{CallError, LaunchError};
+use conman_shim_protocol::{CallError, LaunchError};
 use rustix::io::Errno;
 
 use crate::RuntimeError;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_linux::{PidFd, Signal};
 use conman_proto::{ExecId, KeptExec};
-use conman_shim::{
+use conman_shim_protocol::{
     CallError, CommandView, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, MAX_LABEL_BYTES,
     ProgramSpec, Reply, Request,
 };

@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use conman_linux::remove_if_present;
 use conman_proto::{Generation, SessionId};
-use conman_shim::log_times::{self, LogMark};
+use conman_shim_protocol::log_times::{self, LogMark};
 
 use crate::shared::container_files::if_present;
 use crate::shared::log_files;

@@ -14,7 +14,7 @@ use conman_core::error_chain;
 use conman_net::egress::EgressSockets;
 use conman_net::{Addresses, InterfacePools, Namespace, Plane, SessionRules, class_of};
 use conman_proto::{LinkTarget, Network, ResolvedSpec};
-use conman_shim::{NetworkSpec, link_socket};
+use conman_shim_protocol::{NetworkSpec, link_socket};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;

@@ -45,7 +45,7 @@ use conman_linux::{
     ResourceUsage, Signal,
 };
 use conman_proto::RuntimeKind;
-use conman_shim::{ContainerState, Reply, Request};
+use conman_shim_protocol::{ContainerState, Reply, Request};
 
 use crate::fence_opening::FenceOpener;
 use crate::shared::blocking::on_blocking_thread;

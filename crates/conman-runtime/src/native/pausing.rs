@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use conman_linux::Freezer;
 use conman_proto::RuntimeKind;
-use conman_shim::{Reply, Request};
+use conman_shim_protocol::{Reply, Request};
 use tokio::time::{Instant, sleep};
 
 use super::failure::{call_failed, milliseconds};

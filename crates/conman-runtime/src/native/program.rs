@@ -5,7 +5,7 @@ use std::path::Path;
 use conman_image::{ImageConfig, resolve_user};
 use conman_linux::{CgroupLimits, IoLimits};
 use conman_proto::ResolvedSpec;
-use conman_shim::ProgramSpec;
+use conman_shim_protocol::ProgramSpec;
 
 use super::failure::refused;
 use crate::shared::container_files::{egress_environment, generation_environment};

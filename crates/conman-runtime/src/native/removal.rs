@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use conman_shim::{CallError, Request};
+use conman_shim_protocol::{CallError, Request};
 
 use super::failure::call_failed;
 use super::{Inner, away, store};

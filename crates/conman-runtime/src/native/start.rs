@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_linux::Mount;
 use conman_proto::RuntimeKind;
-use conman_shim::{CallError, LaunchSpec, NetworkSpec, Phases, Reply, Request};
+use conman_shim_protocol::{CallError, LaunchSpec, NetworkSpec, Phases, Reply, Request};
 use futures_util::stream::StreamExt;
 
 use super::ends::{End, end};

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use conman_image::ImageId;
 use conman_linux::{remove_if_present, spread_directories};
 use conman_proto::Generation;
-use conman_shim::LaunchSpec;
+use conman_shim_protocol::LaunchSpec;
 use serde::{Deserialize, Serialize};
 
 use super::link::StoredLink;

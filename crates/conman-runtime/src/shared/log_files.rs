@@ -1,7 +1,7 @@
 //! Reads a container's log files, optionally only their last lines, and follows them.
 //!
 //! Where outputs are in separate files, past output comes ordered by output, not by time. A
-//! line's timestamp is the time at which the shim noticed it ([`conman_shim::log_times`]), or else at which it
+//! line's timestamp is the time at which the shim noticed it ([`conman_shim_protocol::log_times`]), or else at which it
 //! was read. A file may begin with a hole, where the
 //! oldest part was discarded to keep it bounded: reading continues with the first whole line
 //! after it. A file that is truncated while it is followed, for example by a program that reopens
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_shim::log_times::{self, LogMark};
+use conman_shim_protocol::log_times::{self, LogMark};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use rustix::fs::{OFlags, SeekFrom};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_linux::Features;
-use conman_shim::{Call, Message, Reply, Request, encode, socket};
+use conman_shim_protocol::{Call, Message, Reply, Request, encode, socket};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
