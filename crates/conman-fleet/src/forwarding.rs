@@ -21,7 +21,7 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::FleetMap;
-use crate::hold::{CutOff, pause};
+use crate::node_waits::{CutOff, pause};
 
 /// How much longer than the takeover delay a request waits for a session whose node cannot be
 /// reached: other nodes may have begun to count later, and the session must be claimed after that.

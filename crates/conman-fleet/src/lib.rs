@@ -26,13 +26,13 @@
 
 mod acceptance;
 mod forwarding;
-mod hold;
 mod hold_metrics;
 mod locate_error;
 mod locator;
 mod lost_nodes;
 mod map;
 pub mod node_api;
+mod node_waits;
 mod own_route;
 mod passage;
 mod peer_backend;

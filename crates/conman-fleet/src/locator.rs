@@ -30,9 +30,9 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::restart::LostSession;
 use self::shared_waits::SharedWait;
-use crate::hold::pause;
 use crate::hold_metrics::{self, Cause, Held};
 use crate::locate_error::{has_ended, is_elsewhere};
+use crate::node_waits::pause;
 use crate::{FleetMap, LocateError, NoAddress, Owner, PeerBackend, SessionLocation, own_route};
 
 /// Look-ups of one call. Each but the first comes after a wait, and reads the registry.

@@ -17,12 +17,12 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::context::Context;
 use crate::error::{AccessError, NotHere, RouteError};
-use crate::hold::{self, Held};
 use crate::links;
 use crate::pause;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle};
+use crate::start_waits::{self, Held};
 use crate::stats;
 
 /// Exit code of a command that SIGKILL has ended.
@@ -53,8 +53,8 @@ impl AccessHandle {
         }
         let began = Instant::now();
         let held = Held::begin(&context.held, &handle, &context.options.limits)?;
-        let bound = hold::bound(context, &handle);
-        let route = hold::wait_for_route(context, handle, may_start);
+        let bound = start_waits::bound(context, &handle);
+        let route = start_waits::wait_for_route(context, handle, may_start);
         let route = timeout_at(began + bound, route).await;
         drop(held);
         metrics::histogram!("conman_session_hold_duration_seconds")

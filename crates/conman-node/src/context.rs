@@ -17,7 +17,6 @@ use crate::cordon::Cordon;
 use crate::drain::Drain;
 use crate::end_orders::EndOrders;
 use crate::events::session_event;
-use crate::hold::HeldCount;
 use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
 use crate::leave::Leave;
@@ -25,6 +24,7 @@ use crate::options::NodeOptions;
 use crate::revival::Relocate;
 use crate::runtime_health::RuntimeHealth;
 use crate::session_table::SessionTable;
+use crate::start_waits::HeldCount;
 
 #[derive(Debug)]
 pub(crate) struct Context {

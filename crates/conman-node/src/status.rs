@@ -9,8 +9,8 @@ use jiff::Timestamp;
 
 use crate::context::Context;
 use crate::disk_watch;
-use crate::hold::held_now;
 use crate::host_limits::HostLimit;
+use crate::start_waits::held_now;
 use crate::view::Counts;
 
 /// A node's state, load and problems. Cheap to clone.

@@ -1,4 +1,5 @@
-//! Holds requests until their session can be reached.
+//! Holds requests until their session can be reached: the one place that bounds them, in number and in time. Why a
+//! look-up takes long is its own matter: it waits for a node (`conman-fleet`) or for a start (`conman-node`).
 
 use std::future::Future;
 use std::task::Poll;

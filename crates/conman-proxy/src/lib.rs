@@ -47,6 +47,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod agent_check;
 mod answer;
 mod backend;
 mod body;
@@ -69,6 +70,7 @@ mod route;
 mod upgrade;
 mod worker;
 
+pub use agent_check::{AgentSource, BalancedLoad, Share, answer_agent_checks};
 pub use confine::is_server_order;
 pub use options::{ADDED_HEAD_BYTES, ADDED_HEADERS, ProxyOptions, is_domain};
 pub use peers::{OwnSessions, PeerFront};

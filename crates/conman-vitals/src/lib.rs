@@ -4,6 +4,7 @@
 //!   service manager starts another, and the shim's fence stays armed meanwhile.
 //! - [`Vitals`] knows when each has last shown progress, through its [`Pulse`]. The code that sends
 //!   heartbeats for the process calls [`Vitals::still`] first.
+//! - [`CrashLoopBackoff`] keeps a daemon whose starts fail repeatedly from holding its sessions for ever.
 //!
 //! No tasks and no channels: each pulse is a time behind a mutex that is held only for an assignment.
 //!
@@ -22,7 +23,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
+mod crash_loop;
 mod failpoint;
+
+pub use crash_loop::CrashLoopBackoff;
 
 /// How long an essential task may show no progress. Longer than the longest turn of any on a loaded
 /// machine; together with the unit's `WatchdogSec` it is the time after which a daemon that hangs is

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::node_requests::NodeAnswer;
 use super::{LOST_NODE_INTERVAL, Locator};
-use crate::hold::{LONGEST_PAUSE, pause};
+use crate::node_waits::{LONGEST_PAUSE, pause};
 use crate::{LocateError, SessionLocation, node_api};
 
 impl Locator {

@@ -11,8 +11,8 @@ use tokio::time::sleep;
 
 use super::Locator;
 use super::node_requests::NodeAnswer;
-use crate::hold::pause;
 use crate::locate_error::{is_of_another, reasons};
+use crate::node_waits::pause;
 use crate::start_attempts::MAX_CANDIDATES;
 use crate::{
     Attempt, LocateError, Missing, PlacementRequest, SessionLocation, StartAttempts, StartOn,

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::{Awaited, Locator};
 use crate::LocateError;
-use crate::hold::CutOff;
+use crate::node_waits::CutOff;
 
 /// Most sessions that are waited for at a time.
 const MAX_SHARED_WAITS: usize = 10_000;

@@ -9,8 +9,8 @@ use conman_registry::RegistryError;
 
 use super::node_requests::NodeAnswer;
 use super::{FormerNode, Locator};
-use crate::hold::pause;
 use crate::locate_error::is_elsewhere;
+use crate::node_waits::pause;
 use crate::{Attempt, LocateError, Missing, PlacementRequest, StartAttempts, StartOn, node_api};
 
 /// Attempts to read a record while the registry does not answer.

@@ -13,10 +13,10 @@ use tokio::sync::{Semaphore, watch};
 use super::leaving::Leaving;
 use super::live_spec::LiveSpec;
 use super::view::View;
-use crate::hold::HeldCount;
 use crate::kill_table::Fate;
 use crate::oom_kills::OomKills;
 use crate::pause::Pausing;
+use crate::start_waits::HeldCount;
 
 /// Clients attached to one session at a time, over all its terminals, including those that follow the log
 /// of a session with a terminal. Low enough that no session takes all of the shim's places.

@@ -9,10 +9,8 @@
 //! Signals are handled on the emergency thread, so that SIGTERM works when everything else hangs.
 //! A watch channel carries the stop order from there to the main task.
 
-mod agent;
 mod announce;
 mod directory;
-mod false_starts;
 mod fleet;
 mod gate;
 mod host_room;
@@ -31,7 +29,6 @@ mod runtimes;
 mod service_manager;
 mod services;
 mod signals;
-mod stalls;
 mod state;
 mod template_reload;
 mod trouble;
@@ -48,16 +45,16 @@ use conman_cli::ServeArgs;
 use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, error_chain as chain};
 use conman_linux::Cgroups;
-use conman_node::Node;
+use conman_node::{HostStalls, Node};
 use conman_proto::RuntimeKind;
 use conman_shim::IdsTaken;
+use conman_vitals::CrashLoopBackoff;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, OnSigterm};
 use crate::shim;
-use false_starts::FalseStarts;
 use listeners::Listeners;
 use network::RunningNetwork;
 use node_start::{StartedNode, take_over};
@@ -66,7 +63,6 @@ use renewal::Renewal;
 use runtimes::Runtimes;
 use services::{AuthSources, Services, Serving};
 use signals::{Signals, Stopped};
-use stalls::Stalls;
 use state::State;
 use template_reload::TemplateReload;
 use upkeep::{install_metrics, keep_heap_small};
@@ -189,10 +185,10 @@ fn start(arguments: &ServeArgs, settings: Settings) -> Result<()> {
     let shared = config.shared.as_ref();
     let starts = shared.map(|shared| {
         let takeover = Duration::from_millis(shared.timing.takeover_ms);
-        FalseStarts::new(&config.state_dir, takeover)
+        CrashLoopBackoff::new(&config.state_dir, takeover)
     });
     if let Some(starts) = &starts
-        && !runtime.block_on(starts.wait_unless_ended(&mut signals.ending))
+        && !runtime.block_on(starts.wait(signals.ending.next(), service_manager::goes_on))
     {
         if config.preempt.on_sigterm == OnSigterm::Preempt {
             let instance = crate::state_dir::instance(&config.state_dir)?;
@@ -246,7 +242,7 @@ fn administrator(config: &Config) -> Result<Option<Arc<AdminToken>>> {
 #[derive(Default)]
 struct FleetRecords {
     name: Option<name::Settled>,
-    stalls: Option<Stalls>,
+    stalls: Option<HostStalls>,
 }
 
 impl FleetRecords {
@@ -259,7 +255,7 @@ impl FleetRecords {
         crate::state_dir::prepare(&config.state_dir)?;
         let boot_id = conman_linux::boot_id().context("cannot read the id of this boot")?;
         let name = name::settle(config, boot_id);
-        let stalls = Stalls::open(&config.state_dir);
+        let stalls = HostStalls::open(&config.state_dir);
         if let Some(shared) = &mut config.shared
             && shared.derives_takeover
         {
@@ -314,7 +310,7 @@ fn protect_from_oom_killer() {
 struct EarlyStart<'a> {
     signals: Signals,
     records: FleetRecords,
-    starts: Option<&'a FalseStarts>,
+    starts: Option<&'a CrashLoopBackoff>,
     metrics: PrometheusHandle,
 }
 
@@ -345,7 +341,9 @@ async fn serve(
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
     if let (Some(stalls), Some(shared)) = (early.records.stalls, &config.shared) {
-        stalls.watch(&shared.timing, node.status().clone())?;
+        stalls
+            .watch(&shared.timing, node.status().clone())
+            .context("cannot watch for stalls of this host")?;
     }
     let closing = CancellationToken::new();
     let reloads = signals::Reloads {

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use conman_node::{Leave, Node, StatusHandle};
+use conman_node::{Leave, Node, StatusHandle, host_load};
 use conman_proto::NodeState;
-use conman_proxy::Readiness;
+use conman_proxy::{AgentSource, BalancedLoad, Readiness, Share};
 use conman_registry::Standing;
 use conman_vitals::Vitals;
 
 /// The node's state for load balancers. Cheap to clone and to read.
 #[derive(Debug, Clone)]
 pub(super) struct NodeReadiness {
-    pub(super) status: StatusHandle,
+    status: StatusHandle,
     vitals: Vitals,
     leave: Arc<Leave>,
 }
@@ -42,6 +42,29 @@ impl NodeReadiness {
                 }
                 Standing::Alone | Standing::Live => Readiness::Ready,
                 Standing::Joining { .. } | Standing::Late | Standing::Fenced => Readiness::Lapsed,
+            },
+        }
+    }
+}
+
+impl AgentSource for NodeReadiness {
+    fn answer_probe(&self) -> Readiness {
+        Self::answer_probe(self)
+    }
+
+    fn load(&self) -> BalancedLoad {
+        let (view, host) = (self.status.view(), host_load());
+        let limit = view.host_limit.as_ref().map(|limit| limit.max_sessions);
+        let places = limit.map_or(view.max_sessions, |limit| limit.min(view.max_sessions));
+        BalancedLoad {
+            cpu_pressure_percent: host.cpu_pressure_percent,
+            memory: Share {
+                free: host.memory_available_bytes,
+                all: host.memory_total_bytes,
+            },
+            places: Share {
+                free: places.saturating_sub(view.sessions()),
+                all: places,
             },
         }
     }

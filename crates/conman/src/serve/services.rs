@@ -13,13 +13,12 @@ use conman_fleet::{FleetMap, Locator, run_reach, run_restarter};
 use conman_image::ImageKeeper;
 use conman_node::Node;
 use conman_peer::PeerClient;
-use conman_proxy::Proxy;
+use conman_proxy::{Proxy, answer_agent_checks};
 use conman_vitals::essential;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::agent;
 use super::directory::NodeDirectory;
 use super::listeners::{Listeners, SocketPath};
 use super::peers::{self, Credentials, PeerApi};
@@ -82,7 +81,12 @@ impl Services<'_> {
         let directory = NodeDirectory::new(access, readiness.clone(), locator);
         let proxy = start_proxy(&self, &listeners, directory)?;
         if let Some(address) = config.listen.agent {
-            agent::run(address, &config.state_dir, readiness, self.closing.clone()).await?;
+            let closing = self.closing.clone();
+            answer_agent_checks(address, &config.state_dir, readiness, closing)
+                .await
+                .with_context(|| {
+                    format!("cannot listen on {address} for HAProxy's agent check; change `listen.agent`")
+                })?;
         }
         let api_address = listeners.api.local_addr();
         let api_address = api_address.context("cannot read the API's address")?;

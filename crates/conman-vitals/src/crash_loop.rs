@@ -6,6 +6,7 @@
 //! shim's fence stops what runs.
 
 use std::fs;
+use std::future::Future;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -13,9 +14,6 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-
-use super::service_manager;
-use super::signals::EndingSignals;
 
 /// Failures in a row without a wait; they may be transient.
 const MOST: u32 = 3;
@@ -29,16 +27,19 @@ const AMPLE: Duration = Duration::from_secs(60);
 /// Interval between checks whether to wait on, and reports to the service manager.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// The starts of this node that failed after it had joined its fleet.
 #[derive(Debug)]
-pub(super) struct FalseStarts {
+pub struct CrashLoopBackoff {
     file: PathBuf,
     wait: Duration,
     /// When this start began to count.
     counted: OnceLock<Instant>,
 }
 
-impl FalseStarts {
-    pub(super) fn new(state_dir: &Path, takeover: Duration) -> Self {
+impl CrashLoopBackoff {
+    /// `takeover`: how long another node waits before it takes over from this one.
+    #[must_use]
+    pub fn new(state_dir: &Path, takeover: Duration) -> Self {
         Self {
             file: state_dir.join("failed-starts"),
             wait: LEAST_WAIT.max(takeover * 4),
@@ -46,8 +47,14 @@ impl FalseStarts {
         }
     }
 
-    /// Waits if too many starts have failed; `false` if the daemon is stopped meanwhile.
-    pub(super) async fn wait_unless_ended(&self, ending: &mut EndingSignals) -> bool {
+    /// Delays joining the fleet if too many starts have failed, so that other nodes can take over. Returns
+    /// `false` if the daemon is stopped meanwhile. `extend` is called repeatedly during the wait, with how much
+    /// longer the start takes at least, and why.
+    pub async fn wait(
+        &self,
+        stopped: impl Future<Output = &'static str>,
+        extend: impl Fn(Duration, &str),
+    ) -> bool {
         let failed = self.count();
         if failed < MOST {
             return true;
@@ -62,18 +69,19 @@ impl FalseStarts {
         );
         tokio::select! {
             // Cancel safe: it only checks.
-            () = self.wait_out() => true,
-            name = ending.next() => {
+            () = self.wait_out(extend) => true,
+            // Cancel safe: nothing else waits for it then.
+            name = stopped => {
                 tracing::info!("stopping: {name}, during the wait before joining the fleet");
                 false
             }
         }
     }
 
-    async fn wait_out(&self) {
+    async fn wait_out(&self, extend: impl Fn(Duration, &str)) {
         let until = Instant::now() + self.wait;
         while Instant::now() < until && self.count() >= MOST {
-            service_manager::goes_on(LOOK * 5, "its last starts failed: others may take over");
+            extend(LOOK * 5, "its last starts failed: others may take over");
             sleep(LOOK).await;
         }
     }
@@ -81,7 +89,7 @@ impl FalseStarts {
     /// Call it when the node begins to renew its ownership. The start counts as failed until it
     /// serves, since a crash may leave no time to record it. A start that has not come so far has
     /// blocked no takeover, so it does not count.
-    pub(super) fn joined(&self) {
+    pub fn joined(&self) {
         if self.counted.set(Instant::now()).is_err() {
             return;
         }
@@ -90,7 +98,7 @@ impl FalseStarts {
 
     /// Call it when the daemon is stopped before it serves. That is no failure, unless the start took
     /// too long: the service manager stops a start that hangs.
-    pub(super) fn stopped(&self) {
+    pub fn stopped(&self) {
         if self
             .counted
             .get()
@@ -115,7 +123,7 @@ impl FalseStarts {
     }
 
     /// Call it when the daemon serves.
-    pub(super) fn started(&self) {
+    pub fn started(&self) {
         match fs::remove_file(&self.file) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 let path = self.file.display();
@@ -134,11 +142,12 @@ impl FalseStarts {
 
 #[cfg(test)]
 mod tests {
-    use super::super::signals::Signals;
+    use std::future::pending;
+
     use super::*;
 
-    fn starts(dir: &Path) -> FalseStarts {
-        FalseStarts::new(dir, Duration::from_secs(12))
+    fn starts(dir: &Path) -> CrashLoopBackoff {
+        CrashLoopBackoff::new(dir, Duration::from_secs(12))
     }
 
     /// A start that fails after joining.
@@ -149,14 +158,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_node_whose_starts_fail_in_a_row_stays_away_for_some_time() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut signals = Signals::listen().expect("listened");
-        let mut waited = async || {
+        let waited = async || {
             let began = Instant::now();
-            assert!(
-                starts(dir.path())
-                    .wait_unless_ended(&mut signals.ending)
-                    .await
-            );
+            assert!(starts(dir.path()).wait(pending(), |_, _| ()).await);
             began.elapsed()
         };
         for _ in 0..MOST {
@@ -195,17 +199,29 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_removes_the_file_has_the_node_start_at_once() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut signals = Signals::listen().expect("listened");
         for _ in 0..MOST {
             fails(dir.path());
         }
         let waiting = starts(dir.path());
         let began = Instant::now();
-        let (goes_on, ()) = tokio::join!(waiting.wait_unless_ended(&mut signals.ending), async {
+        let (goes_on, ()) = tokio::join!(waiting.wait(pending(), |_, _| ()), async {
             sleep(LOOK * 3).await;
             fs::remove_file(&waiting.file).expect("removed");
         });
         assert!(goes_on);
         assert!(began.elapsed() < LEAST_WAIT / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_is_stopped_during_the_wait_does_not_join() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for _ in 0..MOST {
+            fails(dir.path());
+        }
+        let stopped = async {
+            sleep(LOOK).await;
+            "SIGTERM"
+        };
+        assert!(!starts(dir.path()).wait(stopped, |_, _| ()).await);
     }
 }

@@ -1,5 +1,4 @@
-//! Answers HAProxy's agent check (`listen.agent`): one line for each connection, with a weight from the
-//! node's load.
+//! Answers HAProxy's agent check: one line for each connection, with a weight from the node's load.
 //!
 //! One task serves one connection at a time and reads nothing, so clients that stay, or are many,
 //! cost nothing. The line fits into the empty send buffer of a new socket.
@@ -9,18 +8,13 @@ use std::path::Path;
 use std::time::Duration;
 use std::{fs, io};
 
-use anyhow::{Context as _, Result};
-use conman_proto::Node;
-use conman_proxy::Readiness;
-use conman_registry::NodeLoad;
 use conman_vitals::essential;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::announce::host_load;
-use super::readiness::NodeReadiness;
+use crate::Readiness;
 
 /// The task's name in the log when it ends.
 const NAME: &str = "agent";
@@ -36,16 +30,43 @@ const SCARCE: f64 = 0.2;
 /// is on a machine that left, or on a new one with its name, and HAProxy may still drain the name.
 const UNDRAINED: &str = "agent-undrained";
 
-/// Answers at `address` until `closing`.
-pub(super) async fn run(
+/// A quantity that bounds a node, and how much of it is free, in any unit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Share {
+    pub free: u64,
+    /// 0 if it is unknown, which bounds nothing.
+    pub all: u64,
+}
+
+/// What a node's weight is computed from.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct BalancedLoad {
+    /// Share of the time in which a task waited for a processor.
+    pub cpu_pressure_percent: f64,
+    pub memory: Share,
+    /// Sessions.
+    pub places: Share,
+}
+
+/// What an agent check is answered from. It must not wait.
+pub trait AgentSource: Send + 'static {
+    /// The node's state; it also notes that a load balancer has probed the node.
+    fn answer_probe(&self) -> Readiness;
+
+    fn load(&self) -> BalancedLoad;
+}
+
+/// Answers at `address` until `closing`. `state_dir` keeps whether HAProxy drains this node.
+///
+/// # Errors
+/// The address cannot be bound.
+pub async fn answer_agent_checks(
     address: SocketAddr,
     state_dir: &Path,
-    readiness: NodeReadiness,
+    source: impl AgentSource,
     closing: CancellationToken,
-) -> Result<()> {
-    let listener = TcpListener::bind(address).await.with_context(|| {
-        format!("cannot listen on {address} for HAProxy's agent check; change `listen.agent`")
-    })?;
+) -> io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
     let undrained = state_dir.join(UNDRAINED);
     let mut saved = undrained.exists();
     let mut agent = Agent {
@@ -56,10 +77,9 @@ pub(super) async fn run(
         loop {
             match listener.accept().await {
                 Ok((mut client, _)) => {
-                    let view = readiness.status.view();
-                    let state = readiness.answer_probe();
+                    let state = source.answer_probe();
                     let now = Instant::now();
-                    let line = agent.line(state, &view, &host_load(), now);
+                    let line = agent.line(state, &source.load(), now);
                     let is_undrained = agent.is_undrained(now);
                     if std::mem::replace(&mut saved, is_undrained) != is_undrained {
                         let undrained = undrained.clone();
@@ -102,9 +122,9 @@ struct Agent {
 }
 
 impl Agent {
-    fn line(&mut self, state: Readiness, view: &Node, load: &NodeLoad, now: Instant) -> String {
+    fn line(&mut self, state: Readiness, load: &BalancedLoad, now: Instant) -> String {
         let weight = match state {
-            Readiness::Ready => weight(view, load),
+            Readiness::Ready => weight(load),
             // Not zero: all nodes may be in this state.
             Readiness::Lapsed => 1,
             Readiness::CutOff
@@ -141,18 +161,13 @@ impl Agent {
     clippy::cast_sign_loss,
     reason = "a rough share between 0 and 1"
 )]
-fn weight(view: &Node, load: &NodeLoad) -> u32 {
-    let share = |free: u64, all: u64| match all {
+fn weight(load: &BalancedLoad) -> u32 {
+    let share = |share: Share| match share.all {
         0 => 1.0,
-        _ => free as f64 / all as f64 / SCARCE,
+        all => share.free as f64 / all as f64 / SCARCE,
     };
-    let places = view.host_limit.as_ref().map_or(view.max_sessions, |host| {
-        host.max_sessions.min(view.max_sessions)
-    });
     let idle = 1.0 - load.cpu_pressure_percent / 100.0;
-    let scarcest = idle
-        .min(share(load.memory_available_bytes, load.memory_total_bytes))
-        .min(share(places.saturating_sub(view.sessions()), places));
+    let scarcest = idle.min(share(load.memory)).min(share(load.places));
     (scarcest.clamp(0.01, 1.0) * 100.0).round() as u32
 }
 
@@ -160,31 +175,28 @@ fn weight(view: &Node, load: &NodeLoad) -> u32 {
 mod tests {
     use super::*;
 
-    fn node(taken: u64) -> Node {
-        Node {
-            sessions_running: taken,
-            max_sessions: 100,
-            ..Node::unannounced("n1")
-        }
-    }
-
-    fn load(pressure: f64, available: u64) -> NodeLoad {
-        NodeLoad {
+    fn load(pressure: f64, memory: u64, taken: u64) -> BalancedLoad {
+        BalancedLoad {
             cpu_pressure_percent: pressure,
-            memory_available_bytes: available,
-            memory_total_bytes: 1_000,
-            ..NodeLoad::default()
+            memory: Share {
+                free: memory,
+                all: 1_000,
+            },
+            places: Share {
+                free: 100 - taken,
+                all: 100,
+            },
         }
     }
 
     #[test]
     fn the_weight_follows_what_is_scarcest() {
-        assert_eq!(weight(&node(0), &load(0.0, 1_000)), 100);
-        assert_eq!(weight(&node(80), &load(0.0, 200)), 100);
-        assert_eq!(weight(&node(0), &load(30.0, 1_000)), 70);
-        assert_eq!(weight(&node(0), &load(30.0, 100)), 50);
-        assert_eq!(weight(&node(95), &load(30.0, 100)), 25);
-        assert_eq!(weight(&node(100), &load(100.0, 0)), 1);
+        assert_eq!(weight(&load(0.0, 1_000, 0)), 100);
+        assert_eq!(weight(&load(0.0, 200, 80)), 100);
+        assert_eq!(weight(&load(30.0, 1_000, 0)), 70);
+        assert_eq!(weight(&load(30.0, 100, 0)), 50);
+        assert_eq!(weight(&load(30.0, 100, 95)), 25);
+        assert_eq!(weight(&load(100.0, 0, 100)), 1);
     }
 
     #[test]
@@ -193,7 +205,7 @@ mod tests {
         let began = Instant::now();
         let mut at = |state, seconds| {
             let now = began + Duration::from_secs(seconds);
-            agent.line(state, &node(0), &load(0.0, 1_000), now)
+            agent.line(state, &load(0.0, 1_000, 0), now)
         };
         assert_eq!(at(Readiness::Ready, 0), "up 100%\n");
         assert_eq!(at(Readiness::Lapsed, 1), "up 1%\n");
@@ -220,7 +232,7 @@ mod tests {
         let began = Instant::now();
         let mut at = |seconds| {
             let now = began + Duration::from_secs(seconds);
-            let line = agent.line(Readiness::Ready, &node(0), &load(0.0, 1_000), now);
+            let line = agent.line(Readiness::Ready, &load(0.0, 1_000, 0), now);
             (line, agent.is_undrained(now))
         };
         assert_eq!(at(0), ("ready up 100%\n".to_owned(), false));

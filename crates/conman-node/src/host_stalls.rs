@@ -5,21 +5,22 @@
 //! act. It lives as long as the process. A process that was stopped by a signal gets SIGCONT when it goes
 //! on, which shows that the daemon stood still, and not the host.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
 use conman_core::ownership::Timing;
 use conman_linux::StateFile;
-use conman_node::StatusHandle;
 use conman_proto::NodeTakeover;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::status::StatusHandle;
 
 /// File in the state directory.
 const FILE: &str = "longest-stall";
@@ -55,13 +56,15 @@ impl LongestStall {
 
 /// The record of the longest stall in the state directory.
 #[derive(Debug)]
-pub(super) struct Stalls {
+pub struct HostStalls {
     file: StateFile,
     longest: LongestStall,
 }
 
-impl Stalls {
-    pub(super) fn open(state_dir: &Path) -> Self {
+impl HostStalls {
+    /// Opens the record. Without a readable one there was no stall.
+    #[must_use]
+    pub fn open(state_dir: &Path) -> Self {
         let file = StateFile::new(state_dir.join(FILE));
         let longest = file.read::<LongestStall>().unwrap_or_else(|error| {
             tracing::warn!(%error, path = %file.path().display(), "cannot read the longest stall");
@@ -74,13 +77,18 @@ impl Stalls {
         }
     }
 
-    pub(super) fn longest_ms(&self) -> u64 {
+    /// The longest stall of the last week, in milliseconds.
+    #[must_use]
+    pub fn longest_ms(&self) -> u64 {
         self.longest.stall_ms
     }
 
     /// Starts the thread. The node shows the longest stall next to what `timing` bears.
+    ///
+    /// # Errors
+    /// SIGCONT cannot be watched, or there is no thread.
     #[expect(clippy::disallowed_methods, reason = "a thread that only sleeps")]
-    pub(super) fn watch(mut self, timing: &Timing, status: StatusHandle) -> Result<()> {
+    pub fn watch(mut self, timing: &Timing, status: StatusHandle) -> io::Result<()> {
         let mut takeover = NodeTakeover {
             takeover_ms: timing.takeover_ms,
             longest_stall_ms: self.longest.stall_ms,
@@ -108,7 +116,7 @@ impl Stalls {
             }
         };
         let thread = thread::Builder::new().name("conman-stalls".to_owned());
-        thread.spawn(watch).context("cannot start a thread")?;
+        thread.spawn(watch)?;
         Ok(())
     }
 
@@ -126,9 +134,9 @@ impl Stalls {
 }
 
 /// Set by each SIGCONT.
-fn watch_continued() -> Result<Arc<AtomicBool>> {
+fn watch_continued() -> io::Result<Arc<AtomicBool>> {
     let kind = SignalKind::from_raw(Signal::CONT.as_raw());
-    let mut signals = signal(kind).context("cannot watch for SIGCONT")?;
+    let mut signals = signal(kind)?;
     let continued = Arc::<AtomicBool>::default();
     let noted = Arc::clone(&continued);
     tokio::spawn(async move {
@@ -157,7 +165,7 @@ mod tests {
     #[test]
     fn the_longest_stall_of_a_week_is_kept_across_restarts() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut stalls = Stalls::open(directory.path());
+        let mut stalls = HostStalls::open(directory.path());
         assert_eq!(stalls.longest_ms(), 0);
         let now = unix_s();
         let mut take = |ms, unix_s| stalls.longest.take(ms, unix_s, || false);
@@ -168,7 +176,7 @@ mod tests {
         for (unix_s, found_ms) in [(now, 300), (now - VALID_S - 60, 0)] {
             stalls.longest.unix_s = unix_s;
             stalls.file.write(&stalls.longest).expect("written");
-            let next = Stalls::open(directory.path());
+            let next = HostStalls::open(directory.path());
             assert_eq!(next.longest_ms(), found_ms);
         }
     }
