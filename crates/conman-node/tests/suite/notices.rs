@@ -1,6 +1,9 @@
 //! Notices of other clouds, of a file and of a command, by peers that behave as the vendors' documentation says.
 
+use std::io::Read as _;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -250,6 +253,136 @@ fn a_command_that_prints_is_obeyed_and_started_again_when_it_ends() {
     );
 }
 
+/// systemd-logind, on a bus of its own.
+struct Logind {
+    shuts_down: bool,
+    /// The other end of the inhibitor; it reads to the end once that is closed.
+    inhibitor: Shared<Option<UnixStream>>,
+}
+
+#[zbus::interface(name = "org.freedesktop.login1.Manager")]
+impl Logind {
+    fn inhibit(
+        &self,
+        what: &str,
+        _who: &str,
+        _why: &str,
+        mode: &str,
+    ) -> zbus::fdo::Result<zbus::OwnedFd> {
+        if (what, mode) != ("shutdown", "delay") {
+            return Err(zbus::fdo::Error::InvalidArgs(format!("{what} {mode}")));
+        }
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        *lock(&self.inhibitor) = Some(ours);
+        Ok(OwnedFd::from(theirs).into())
+    }
+
+    #[zbus(property, name = "InhibitDelayMaxUSec")]
+    fn inhibit_delay_max_usec(&self) -> u64 {
+        5_000_000
+    }
+
+    #[zbus(property)]
+    fn preparing_for_shutdown(&self) -> bool {
+        self.shuts_down
+    }
+
+    #[zbus(signal)]
+    async fn prepare_for_shutdown(
+        emitter: &zbus::object_server::SignalEmitter<'_>,
+        start: bool,
+    ) -> zbus::Result<()>;
+}
+
+/// A bus that ends with this.
+struct Bus(std::process::Child);
+
+impl Bus {
+    fn start(address: &str) -> Self {
+        let mut bus = std::process::Command::new("dbus-daemon")
+            .args([
+                "--session",
+                "--nofork",
+                "--nopidfile",
+                "--print-address",
+                "--address",
+            ])
+            .arg(address)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("dbus-daemon, of the package of this name");
+        let mut line = String::new();
+        let output = bus.stdout.take().expect("a pipe");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("read");
+        Self(bus)
+    }
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        self.0.kill().expect("it is ours");
+        self.0.wait().expect("it ends");
+    }
+}
+
+#[test]
+fn a_shutdown_waits_until_everything_is_released_and_may_be_cancelled() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let address = format!("unix:path={}", text(&directory.path().join("bus")));
+    let _bus = Bus::start(&address);
+    let runtime = tokio::runtime::Runtime::new().expect("tokio");
+    let inhibitor = Shared::<Option<UnixStream>>::default();
+    let logind = Logind {
+        shuts_down: false,
+        inhibitor: Arc::clone(&inhibitor),
+    };
+    let connection = runtime.block_on(async {
+        zbus::connection::Builder::address(address.as_str())
+            .serve_at("/org/freedesktop/login1", logind)
+            .name("org.freedesktop.login1")
+            .build()
+            .await
+            .expect("on the bus")
+    });
+    let announce = |start: bool| {
+        runtime.block_on(async {
+            let server = connection.object_server();
+            let interface = server
+                .interface::<_, Logind>("/org/freedesktop/login1")
+                .await;
+            let interface = interface.expect("served");
+            interface.get_mut().await.shuts_down = start;
+            let announced = Logind::prepare_for_shutdown(interface.signal_emitter(), start).await;
+            announced.expect("sent");
+        });
+    };
+    let options = source("logind", &[&address]);
+    let probed = runtime.block_on(options.probe());
+    assert_eq!(probed.as_deref(), Ok("no notice; it may be delayed by 5 s"));
+    *lock(&inhibitor) = None;
+
+    let stage = Stage::new();
+    let daemon = boot(&stage, options);
+    daemon.start("alice", &idle());
+    let held = || lock(&inhibitor).take();
+    let mut inhibited = eventually("an inhibitor", held);
+    announce(true);
+    let mut end = Vec::new();
+    inhibited.read_to_end(&mut end).expect("it is closed");
+    // Then it is released, whatever the shutdown does next.
+    assert!(daemon.record("alice").state.is_ended());
+    let shown = daemon.await_state("alice", SessionState::Stopped);
+    let reason = shown.reason.unwrap_or_default();
+    assert!(
+        reason.contains("logind shuts this machine down"),
+        "{reason}"
+    );
+
+    announce(false);
+    await_node(&daemon, NodeState::Live);
+    eventually("another inhibitor", held);
+}
+
 #[test]
 fn a_source_that_is_not_there_says_why() {
     let runtime = tokio::runtime::Runtime::new().expect("tokio");
@@ -258,6 +391,8 @@ fn a_source_that_is_not_there_says_why() {
         ("azure", "http://127.0.0.1:1", "cannot connect"),
         ("gce", "http://127.0.0.1:1", "cannot connect"),
         ("gce", "https://example", "must be http://HOST"),
+        ("logind", "unix:path=/no/such/bus", "No such file"),
+        ("logind", "somewhere", "is no address of a bus"),
         ("file", "relative", "must be an absolute path"),
         ("command", "/no/such/program", "No such file"),
         ("command", "/bin/true", "it ends at once"),

@@ -81,7 +81,7 @@ const NEEDS: &[(&str, &[Need])] = &[
             Package("python3-httpx"),
         ],
     ),
-    ("conman-node", &[BUSYBOX]),
+    ("conman-node", &[BUSYBOX, Package("dbus-daemon")]),
     ("conman-proxy", &[BUSYBOX]),
     (
         "conman-runtime",

@@ -331,7 +331,7 @@ async fn sources_of_notices_are_asked_once_and_say_whether_they_answer() {
     let nowhere = "http://127.0.0.1:1";
     let text = format!(
         "[preempt]\ngce_endpoint = \"{}\"\naws = true\naws_endpoint = \"{nowhere}\"\nazure_endpoint = \
-         \"{nowhere}\"\nfile = \"/no/such/file\"\n",
+         \"{nowhere}\"\nfile = \"/no/such/file\"\nlogind_endpoint = \"unix:path=/no/such/bus\"\n",
         metadata.endpoint()
     );
     std::fs::write(&file, text).expect("written");
@@ -351,6 +351,7 @@ async fn sources_of_notices_are_asked_once_and_say_whether_they_answer() {
         ("gce", "off  answers"),
         ("gce", "preempted is FALSE"),
         ("file", "on   answers"),
+        ("logind", "off  silent"),
         ("switch it on", "`gce = true`"),
         ("a source that is on", "mend it"),
     ] {

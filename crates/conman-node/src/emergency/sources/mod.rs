@@ -9,6 +9,7 @@ mod command;
 mod file;
 mod gce;
 mod http;
+mod logind;
 
 use std::time::Duration;
 
@@ -24,8 +25,14 @@ use super::{Command, Notice};
 use crate::error::PreemptError;
 
 /// All kinds of sources.
-pub const NOTICE_SOURCES: &[NoticeSourceKind] =
-    &[aws::KIND, azure::KIND, command::KIND, file::KIND, gce::KIND];
+pub const NOTICE_SOURCES: &[NoticeSourceKind] = &[
+    aws::KIND,
+    azure::KIND,
+    command::KIND,
+    file::KIND,
+    gce::KIND,
+    logind::KIND,
+];
 
 /// First pause after a failure; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
