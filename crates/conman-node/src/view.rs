@@ -21,7 +21,8 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         created_at: view.created_at,
     };
     Session {
-        state: state(context, handle),
+        // Of the same moment as the rest.
+        state: shown(context, handle, view.state),
         reason: view.reason,
         end: view.end,
         exit_code: view.exit_code,
@@ -36,7 +37,11 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
 
 /// The state that is shown and counted.
 pub(crate) fn state(context: &Context, handle: &SessionHandle) -> SessionState {
-    match handle.state() {
+    shown(context, handle, handle.state())
+}
+
+fn shown(context: &Context, handle: &SessionHandle, state: SessionState) -> SessionState {
+    match state {
         // While fenced, nothing of this node runs until its ownership is renewed.
         SessionState::Starting | SessionState::Running if context.is_fenced() => {
             SessionState::Frozen

@@ -54,7 +54,7 @@ impl Attached {
              for a in 169.254.169.254 100.100.100.200 168.63.129.16 10.88.0.7 10.88.0.8 192.0.2.1 198.41.0.10; do
                  ip address add $a/32 dev lo
              done
-             ip address add fd00:ec2::254/128 dev lo; ip address add fd20:ce::254/128 dev lo",
+             ip address add fd00:ec2::254/128 dev lo nodad; ip address add fd20:ce::254/128 dev lo nodad",
         );
         let (mut servers, mut datagrams) = (Vec::new(), Vec::new());
         for address in REFUSED.iter().chain(&REACHED) {
