@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 /// Several times what the longest test takes on a slow machine.
-const LONGEST_SILENCE: Duration = Duration::from_mins(10);
+const LONGEST_SILENCE: Duration = Duration::from_mins(15);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Waits until a test program has ended, and returns where it stood still if it had to be killed.
