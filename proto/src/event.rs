@@ -261,9 +261,9 @@ pub struct SessionInFleet {
     pub takers: Vec<String>,
     /// Why others would not; empty while it is owned.
     pub refused: Vec<NodeReason>,
-    /// Nodes whose journals could not be asked, so that what they know is missing.
-    pub unasked: Vec<NodeReason>,
-    /// Why the registry could not be asked.
+    /// Nodes whose journals could not be read, so that their events are missing.
+    pub unreachable_nodes: Vec<NodeReason>,
+    /// Why the registry could not be read.
     pub registry_error: Option<String>,
 }
 
@@ -278,7 +278,7 @@ pub enum SessionOwnership {
     Released,
     /// Its node was declared dead: whoever claims it gets it.
     Lost,
-    /// The registry could not be asked.
+    /// The registry could not be read.
     Unknown,
 }
 

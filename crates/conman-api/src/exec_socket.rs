@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::web_socket::{End, Receiver, Sender, close, pings, receive, send};
+use crate::web_socket::{Receiver, Sender, SocketEnd, close, pings, receive, send};
 
 /// Connects `socket` with a running command until either ends.
 pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: CancellationToken) {
@@ -79,7 +79,7 @@ async fn connect<T>(
         // frame queues behind it in the socket's buffer.
         end = carry_output(&mut sender, from_command, message) => end,
         // Cancel safe: it holds nothing.
-        () = shutdown.cancelled() => End::ShuttingDown,
+        () = shutdown.cancelled() => SocketEnd::ShuttingDown,
     };
     close(sender, receiver, &end).await;
 }
@@ -88,13 +88,13 @@ async fn connect<T>(
 pub(crate) async fn report(socket: WebSocket, status: ExecStatus) {
     let (mut sender, receiver) = socket.split();
     let end = match send(&mut sender, framed(ExecChannel::Status, &json(&status))).await {
-        Ok(()) => End::Finished,
+        Ok(()) => SocketEnd::Finished,
         Err(end) => end,
     };
     close(sender, receiver, &end).await;
 }
 
-async fn carry_input(receiver: &mut Receiver, to_command: ToCommand) -> End {
+async fn carry_input(receiver: &mut Receiver, to_command: ToCommand) -> SocketEnd {
     let ToCommand { input, resize } = to_command;
     let mut input = Some(input);
     loop {
@@ -103,7 +103,7 @@ async fn carry_input(receiver: &mut Receiver, to_command: ToCommand) -> End {
             Err(end) => return end,
         };
         let Some(channel) = payload.first() else {
-            return End::Violation("a message begins with its channel");
+            return SocketEnd::Violation("a message begins with its channel");
         };
         let data = payload.slice(1..);
         match ExecChannel::try_from(*channel) {
@@ -119,7 +119,9 @@ async fn carry_input(receiver: &mut Receiver, to_command: ToCommand) -> End {
             Ok(ExecChannel::Resize) => {
                 let size = serde_json::from_slice::<TerminalSize>(&data).ok();
                 let Some(size) = size.filter(|size| size.columns > 0 && size.rows > 0) else {
-                    return End::Violation("a resize carries columns and rows, not 0, as JSON");
+                    return SocketEnd::Violation(
+                        "a resize carries columns and rows, not 0, as JSON",
+                    );
                 };
                 // If the queue is full, the next resize corrects the size.
                 let _ = resize.try_send(size);
@@ -132,7 +134,7 @@ async fn carry_input(receiver: &mut Receiver, to_command: ToCommand) -> End {
                 | ExecChannel::Position,
             )
             | Err(_) => {
-                return End::Violation("only stdin (0) and resize (4) come from a client");
+                return SocketEnd::Violation("only stdin (0) and resize (4) come from a client");
             }
         }
     }
@@ -142,7 +144,7 @@ async fn carry_output<T>(
     sender: &mut Sender,
     (mut output, mut status): (mpsc::Receiver<T>, oneshot::Receiver<ExecStatus>),
     as_message: impl Fn(T) -> Message,
-) -> End {
+) -> SocketEnd {
     let mut pings = pings();
     loop {
         let message = tokio::select! {
@@ -172,7 +174,7 @@ async fn carry_output<T>(
         }
     };
     match send(sender, framed(ExecChannel::Status, &json(&status))).await {
-        Ok(()) => End::Finished,
+        Ok(()) => SocketEnd::Finished,
         Err(end) => end,
     }
 }

@@ -6,7 +6,7 @@ use conman_node::{SessionsHandle, StatusHandle};
 use conman_proto::{NodeInFleet, NodeLoad, Session, SessionList, SessionState};
 use conman_registry::{FleetSession, Peer, PeerStanding, SessionRecord};
 
-use crate::fleet_wide::FleetWide;
+use crate::fleet_comparison::FleetComparison;
 use crate::node_errors::chain;
 
 /// Records per page of the registry.
@@ -127,10 +127,10 @@ pub(crate) fn warnings(map: &FleetMap) -> Vec<String> {
 /// All nodes, ordered by name.
 pub(crate) fn nodes(own: &StatusHandle, map: &FleetMap) -> Vec<conman_proto::Node> {
     let peers = map.fleet().peers();
-    let fleet_wide = FleetWide::of(map, &peers);
+    let fleet_comparison = FleetComparison::of(map, &peers);
     let shown = peers
         .iter()
-        .map(|peer| show_node(own, map, &fleet_wide, peer));
+        .map(|peer| show_node(own, map, &fleet_comparison, peer));
     let mut nodes: Vec<_> = shown.collect();
     if !peers.iter().any(|peer| peer.name == map.me()) {
         // It has not joined yet.
@@ -145,7 +145,7 @@ pub(crate) fn node(own: &StatusHandle, map: &FleetMap, name: &str) -> Option<con
     let name = if name == "self" { map.me() } else { name };
     let peers = map.fleet().peers();
     let peer = peers.iter().find(|peer| peer.name == name)?;
-    Some(show_node(own, map, &FleetWide::of(map, &peers), peer))
+    Some(show_node(own, map, &FleetComparison::of(map, &peers), peer))
 }
 
 /// Of a node that is not heard of, what it announced last is not so any more: nothing of it runs, and once it
@@ -173,7 +173,7 @@ fn leave_what_runs(view: &mut conman_proto::Node, standing: PeerStanding) {
 fn show_node(
     own: &StatusHandle,
     map: &FleetMap,
-    fleet_wide: &FleetWide,
+    fleet_comparison: &FleetComparison,
     peer: &Peer,
 ) -> conman_proto::Node {
     let mine = peer.name == map.me();
@@ -190,8 +190,8 @@ fn show_node(
     view.fleet = Some(NodeInFleet {
         standing: map.standing(peer),
         draining: announced.is_some_and(|announced| announced.draining),
-        cut_off: fleet_wide.cut_off.contains(&peer.name),
-        clock_ahead_ms: fleet_wide.clock_ahead_ms(peer),
+        cut_off: fleet_comparison.cut_off.contains(&peer.name),
+        clock_ahead_ms: fleet_comparison.clock_ahead_ms(peer),
         announced_ago_ms: announced.map(|_| peer.announced_ago_ms),
         peer_url: announced.and_then(|announced| announced.peer_url.clone()),
         labels: announced

@@ -57,14 +57,14 @@ pub(crate) async fn gather(
     for (name, answer) in answers {
         match answer {
             Ok(timeline) => add(&mut all, timeline),
-            Err(why) => fleet.unasked.push(NodeReason { node: name, why }),
+            Err(why) => fleet.unreachable_nodes.push(NodeReason { node: name, why }),
         }
     }
     let owner = lost
         .iter()
         .find(|peer| fleet.node.as_deref() == Some(&*peer.name));
     if let Some(owner) = owner {
-        fleet.unasked.push(NodeReason {
+        fleet.unreachable_nodes.push(NodeReason {
             node: owner.name.clone(),
             why: "it was declared dead".to_owned(),
         });
@@ -114,7 +114,7 @@ async fn ownership(node: &Node, map: &FleetMap, id: &SessionId) -> SessionInFlee
         generation: None,
         takers: Vec::new(),
         refused: Vec::new(),
-        unasked: Vec::new(),
+        unreachable_nodes: Vec::new(),
         registry_error: None,
     };
     let located = match timeout(ANSWER_TIMEOUT, map.locate_fresh(id)).await {

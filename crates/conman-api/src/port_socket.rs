@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::sync::CancellationToken;
 
-use crate::web_socket::{End, Receiver, Sender, close, pings, receive, send};
+use crate::web_socket::{Receiver, Sender, SocketEnd, close, pings, receive, send};
 
 /// Most bytes of a message to the client.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -33,13 +33,13 @@ pub(crate) async fn carry(
         // As in a conversation with a command.
         end = from_port(&mut sender, from_session) => end,
         // Cancel safe: it holds nothing.
-        () = shutdown.cancelled() => End::ShuttingDown,
+        () = shutdown.cancelled() => SocketEnd::ShuttingDown,
     };
     drop(activity);
     close(sender, receiver, &end).await;
 }
 
-async fn to_port(receiver: &mut Receiver, mut session: OwnedWriteHalf) -> End {
+async fn to_port(receiver: &mut Receiver, mut session: OwnedWriteHalf) -> SocketEnd {
     loop {
         // A session that has closed its direction is noticed by the other loop.
         let _ = match receive(receiver).await {
@@ -50,7 +50,7 @@ async fn to_port(receiver: &mut Receiver, mut session: OwnedWriteHalf) -> End {
     }
 }
 
-async fn from_port(sender: &mut Sender, mut session: OwnedReadHalf) -> End {
+async fn from_port(sender: &mut Sender, mut session: OwnedReadHalf) -> SocketEnd {
     let mut pings = pings();
     let mut buffer = BytesMut::new();
     loop {
@@ -69,7 +69,7 @@ async fn from_port(sender: &mut Sender, mut session: OwnedReadHalf) -> End {
         }
     }
     match send(sender, Message::Binary(Bytes::new())).await {
-        Ok(()) => End::Finished,
+        Ok(()) => SocketEnd::Finished,
         Err(end) => end,
     }
 }

@@ -36,7 +36,7 @@ pub(crate) type Sender = SplitSink<WebSocket, Message>;
 pub(crate) type Receiver = SplitStream<WebSocket>;
 
 /// Why the conversation ended, which decides how it is closed.
-pub(crate) enum End {
+pub(crate) enum SocketEnd {
     /// Everything was sent.
     Finished,
     /// The client closed, disappeared or stopped reading: nothing is sent any more.
@@ -86,33 +86,35 @@ pub(crate) fn pings() -> Interval {
 }
 
 /// The client's next binary message.
-pub(crate) async fn receive(receiver: &mut Receiver) -> Result<Bytes, End> {
+pub(crate) async fn receive(receiver: &mut Receiver) -> Result<Bytes, SocketEnd> {
     loop {
         match timeout(SILENCE, receiver.next()).await {
             Ok(Some(Ok(Message::Binary(payload)))) => return Ok(payload),
             // The socket answers pings.
             Ok(Some(Ok(Message::Ping(_) | Message::Pong(_)))) => {}
             Ok(Some(Ok(Message::Text(_)))) => {
-                return Err(End::Violation("text messages have no meaning here"));
+                return Err(SocketEnd::Violation("text messages have no meaning here"));
             }
-            Ok(Some(Ok(Message::Close(_)) | Err(_)) | None) | Err(_) => return Err(End::Gone),
+            Ok(Some(Ok(Message::Close(_)) | Err(_)) | None) | Err(_) => {
+                return Err(SocketEnd::Gone);
+            }
         }
     }
 }
 
-pub(crate) async fn send(sender: &mut Sender, message: Message) -> Result<(), End> {
+pub(crate) async fn send(sender: &mut Sender, message: Message) -> Result<(), SocketEnd> {
     match timeout(SILENCE, sender.send(message)).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) | Err(_) => Err(End::Gone),
+        Ok(Err(_)) | Err(_) => Err(SocketEnd::Gone),
     }
 }
 
-pub(crate) async fn close(mut sender: Sender, mut receiver: Receiver, end: &End) {
+pub(crate) async fn close(mut sender: Sender, mut receiver: Receiver, end: &SocketEnd) {
     let (code, reason) = match end {
-        End::Finished => (close_code::NORMAL, ""),
-        End::Gone => return,
-        End::Violation(reason) => (close_code::POLICY, *reason),
-        End::ShuttingDown => (close_code::RESTART, "conman is restarting"),
+        SocketEnd::Finished => (close_code::NORMAL, ""),
+        SocketEnd::Gone => return,
+        SocketEnd::Violation(reason) => (close_code::POLICY, *reason),
+        SocketEnd::ShuttingDown => (close_code::RESTART, "conman is restarting"),
     };
     let frame = CloseFrame {
         code,

@@ -45,7 +45,7 @@ pub struct Timing {
 
 /// State of a life.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum LifeState {
     Starting(Step),
     Running {
         generation: Generation,
@@ -143,7 +143,7 @@ pub enum Action {
 /// The state machine of one life. See the module documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lifecycle {
-    state: State,
+    state: LifeState,
     timing: Timing,
     create_sent: bool,
 }
@@ -153,7 +153,7 @@ impl Lifecycle {
     #[must_use]
     pub fn start(timing: Timing) -> (Self, Vec<Action>) {
         let life = Self {
-            state: State::Starting(Step::Claiming),
+            state: LifeState::Starting(Step::Claiming),
             timing,
             create_sent: false,
         };
@@ -164,7 +164,7 @@ impl Lifecycle {
     #[must_use]
     pub fn adopt(timing: Timing, generation: Generation, pid: i32) -> Self {
         Self {
-            state: State::Running { generation, pid },
+            state: LifeState::Running { generation, pid },
             timing,
             create_sent: true,
         }
@@ -186,7 +186,7 @@ impl Lifecycle {
             deadline_ms,
         };
         let life = Self {
-            state: State::Starting(step),
+            state: LifeState::Starting(step),
             timing,
             create_sent: true,
         };
@@ -206,7 +206,7 @@ impl Lifecycle {
         let remains = Remains::UnansweredStart { generation };
         let stop = Stop::begin(now_ms, timing, cause, remains, &mut actions);
         let life = Self {
-            state: State::Stopping(stop),
+            state: LifeState::Stopping(stop),
             timing,
             create_sent: true,
         };
@@ -216,7 +216,7 @@ impl Lifecycle {
 
     /// The current state.
     #[must_use]
-    pub fn state(&self) -> &State {
+    pub fn state(&self) -> &LifeState {
         &self.state
     }
 
@@ -224,10 +224,10 @@ impl Lifecycle {
     #[must_use]
     pub fn generation(&self) -> Option<Generation> {
         match &self.state {
-            State::Starting(step) => step.generation(),
-            State::Running { generation, .. } => Some(*generation),
-            State::Stopping(stop) | State::Stuck(stop) => stop.remains.generation(),
-            State::Ended { generation, .. } => *generation,
+            LifeState::Starting(step) => step.generation(),
+            LifeState::Running { generation, .. } => Some(*generation),
+            LifeState::Stopping(stop) | LifeState::Stuck(stop) => stop.remains.generation(),
+            LifeState::Ended { generation, .. } => *generation,
         }
     }
 
@@ -236,17 +236,17 @@ impl Lifecycle {
     #[must_use]
     pub fn public_state(&self) -> SessionState {
         match &self.state {
-            State::Starting(_) => SessionState::Starting,
-            State::Running { .. } => SessionState::Running,
-            State::Stopping(_) => SessionState::Stopping,
-            State::Stuck(_) => SessionState::Stuck,
-            State::Ended { cause, .. } => cause.outcome(None).state(),
+            LifeState::Starting(_) => SessionState::Starting,
+            LifeState::Running { .. } => SessionState::Running,
+            LifeState::Stopping(_) => SessionState::Stopping,
+            LifeState::Stuck(_) => SessionState::Stuck,
+            LifeState::Ended { cause, .. } => cause.outcome(None).state(),
         }
     }
 
     /// Sets the cause of an end that looked like the program's.
     pub fn attribute(&mut self, by: EndCause, why: &str) {
-        if let State::Stopping(stop) | State::Stuck(stop) = &mut self.state
+        if let LifeState::Stopping(stop) | LifeState::Stuck(stop) = &mut self.state
             && !matches!(stop.cause, Cause::Asked(..))
         {
             stop.cause = Cause::Asked(by, why.to_owned());
@@ -257,10 +257,10 @@ impl Lifecycle {
     #[must_use]
     pub fn deadline_ms(&self) -> Option<u64> {
         match &self.state {
-            State::Starting(Step::Probing { deadline_ms, .. }) => Some(*deadline_ms),
-            State::Starting(_) | State::Running { .. } | State::Ended { .. } => None,
-            State::Stopping(stop) => Some(stop.next_try_ms.min(stop.late_ms)),
-            State::Stuck(stop) => Some(stop.next_try_ms),
+            LifeState::Starting(Step::Probing { deadline_ms, .. }) => Some(*deadline_ms),
+            LifeState::Starting(_) | LifeState::Running { .. } | LifeState::Ended { .. } => None,
+            LifeState::Stopping(stop) => Some(stop.next_try_ms.min(stop.late_ms)),
+            LifeState::Stuck(stop) => Some(stop.next_try_ms),
         }
     }
 
@@ -270,27 +270,29 @@ impl Lifecycle {
         let before = self.public_state();
         let mut actions = Vec::new();
         // A container that was created late is left over; no release waited for it.
-        if matches!(self.state, State::Ended { .. })
+        if matches!(self.state, LifeState::Ended { .. })
             && matches!(event, Event::Created | Event::CreateFailed(_))
         {
             return vec![Action::Cleanup];
         }
         match std::mem::replace(&mut self.state, PLACEHOLDER) {
-            State::Starting(step) => self.state = self.starting(now_ms, step, event, &mut actions),
-            State::Running { generation, pid } => {
+            LifeState::Starting(step) => {
+                self.state = self.starting(now_ms, step, event, &mut actions)
+            }
+            LifeState::Running { generation, pid } => {
                 self.state = self.running(now_ms, generation, pid, event, &mut actions);
             }
-            State::Stopping(stop) => {
+            LifeState::Stopping(stop) => {
                 let stop = stop.on(now_ms, self.timing, event, &mut actions);
                 self.state = self.settle(now_ms, stop, &mut actions);
             }
-            State::Stuck(stop) => {
+            LifeState::Stuck(stop) => {
                 self.state = match stop.on(now_ms, self.timing, event, &mut actions) {
-                    Ok(stop) => State::Stuck(stop),
+                    Ok(stop) => LifeState::Stuck(stop),
                     ended => self.settle(now_ms, ended, &mut actions),
                 };
             }
-            ended @ State::Ended { .. } => self.state = ended,
+            ended @ LifeState::Ended { .. } => self.state = ended,
         }
         if self.public_state() != before {
             actions.push(Action::Publish);
@@ -305,7 +307,7 @@ impl Lifecycle {
         pid: i32,
         event: Event,
         actions: &mut Vec<Action>,
-    ) -> State {
+    ) -> LifeState {
         match event {
             Event::StopAsked(by, why) => {
                 let remains = Remains::Process { generation, pid };
@@ -320,13 +322,19 @@ impl Lifecycle {
             Event::ReleasedElsewhere(by, why) => {
                 self.ended(Some(generation), Cause::Asked(by, why), actions)
             }
-            _ => State::Running { generation, pid },
+            _ => LifeState::Running { generation, pid },
         }
     }
 
     /// The end is decided: starts what remains to be done before the release.
-    fn end(&self, now_ms: u64, cause: Cause, remains: Remains, actions: &mut Vec<Action>) -> State {
-        State::Stopping(Stop::begin(now_ms, self.timing, cause, remains, actions))
+    fn end(
+        &self,
+        now_ms: u64,
+        cause: Cause,
+        remains: Remains,
+        actions: &mut Vec<Action>,
+    ) -> LifeState {
+        LifeState::Stopping(Stop::begin(now_ms, self.timing, cause, remains, actions))
     }
 
     fn settle(
@@ -334,10 +342,10 @@ impl Lifecycle {
         now_ms: u64,
         stop: Result<Stop, (Option<Generation>, Cause)>,
         actions: &mut Vec<Action>,
-    ) -> State {
+    ) -> LifeState {
         match stop {
-            Ok(stop) if now_ms >= stop.late_ms => State::Stuck(stop),
-            Ok(stop) => State::Stopping(stop),
+            Ok(stop) if now_ms >= stop.late_ms => LifeState::Stuck(stop),
+            Ok(stop) => LifeState::Stopping(stop),
             Err((generation, cause)) => self.ended(generation, cause, actions),
         }
     }
@@ -347,16 +355,16 @@ impl Lifecycle {
         generation: Option<Generation>,
         cause: Cause,
         actions: &mut Vec<Action>,
-    ) -> State {
+    ) -> LifeState {
         if self.create_sent {
             actions.push(Action::Cleanup);
         }
-        State::Ended { generation, cause }
+        LifeState::Ended { generation, cause }
     }
 }
 
 /// Replaces the state while a transition computes the next one.
-const PLACEHOLDER: State = State::Starting(Step::Claiming);
+const PLACEHOLDER: LifeState = LifeState::Starting(Step::Claiming);
 
 #[cfg(test)]
 mod tests;

@@ -35,7 +35,7 @@ const LONGEST_PAUSE_MS: u64 = 30_000;
 
 /// State of a session that has no live owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum Ownerless {
     /// Its node was declared dead before it gave the session up.
     NodeGone,
     /// Its node has given it up, or was about to.
@@ -63,8 +63,8 @@ pub enum Verdict {
 /// ended by itself has not lost its node. A session whose restart failed still lacks the node it
 /// lost.
 #[must_use]
-pub fn lost_by(spec: &ResolvedSpec, end: End) -> Option<NodeLoss> {
-    told_loss(end).or_else(|| failed_restart(spec, end).map(|restarted| restarted.because))
+pub fn lost_by(spec: &ResolvedSpec, end: Ownerless) -> Option<NodeLoss> {
+    reported_loss(end).or_else(|| failed_restart(spec, end).map(|restarted| restarted.because))
 }
 
 /// Restart data for the record of a start that a connection requests: why the session lost its
@@ -76,7 +76,7 @@ pub fn lost_by(spec: &ResolvedSpec, end: End) -> Option<NodeLoss> {
 #[must_use]
 pub fn asked_for(
     spec: &ResolvedSpec,
-    end: End,
+    end: Ownerless,
     from: Option<&str>,
     gone: bool,
     now: Timestamp,
@@ -85,7 +85,7 @@ pub fn asked_for(
         return Some(failed.clone());
     }
     Some(Restarted {
-        because: told_loss(end).or(gone.then_some(NodeLoss::Lost))?,
+        because: reported_loss(end).or(gone.then_some(NodeLoss::Lost))?,
         from: from?.to_owned(),
         count: 0,
         since: now,
@@ -100,8 +100,8 @@ pub fn was_last(spec: &ResolvedSpec) -> bool {
 }
 
 /// The loss given by the end itself.
-fn told_loss(end: End) -> Option<NodeLoss> {
-    let End::Ended { cause, .. } = end else {
+fn reported_loss(end: Ownerless) -> Option<NodeLoss> {
+    let Ownerless::Ended { cause, .. } = end else {
         return Some(NodeLoss::Lost);
     };
     match cause {
@@ -122,10 +122,10 @@ fn told_loss(end: End) -> Option<NodeLoss> {
 }
 
 /// The restart that this end is the failure of, if the program did not cause it.
-fn failed_restart(spec: &ResolvedSpec, end: End) -> Option<&Restarted> {
+fn failed_restart(spec: &ResolvedSpec, end: Ownerless) -> Option<&Restarted> {
     let failed = matches!(
         end,
-        End::Ended {
+        Ownerless::Ended {
             // Without an exit code, the program is not known to have caused it.
             cause: EndCause::Unrecorded | EndCause::StartFailed | EndCause::Exited,
             ran: false,
@@ -147,7 +147,7 @@ pub fn judge(
     spec: &ResolvedSpec,
     created_at: Timestamp,
     node: &str,
-    end: End,
+    end: Ownerless,
     now: Timestamp,
 ) -> Verdict {
     if spec.on_node_loss != OnNodeLoss::Restart {
@@ -157,7 +157,7 @@ pub fn judge(
         return Verdict::No;
     }
     let failed = || failed_restart(spec, end).map(|last| (last.because, last.from.as_str()));
-    let lost = told_loss(end).map(|loss| (loss, node)).or_else(failed);
+    let lost = reported_loss(end).map(|loss| (loss, node)).or_else(failed);
     let Some((because, from)) = lost else {
         return Verdict::No;
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use conman_proto::ResolvedSpec;
 use jiff::Timestamp;
 
-use crate::restart::{End, lost_by};
+use crate::restart::{Ownerless, lost_by};
 
 /// Ended sessions and lost nodes can be looked up for a day.
 const ENDED_KEPT: Duration = Duration::from_hours(24);
@@ -58,7 +58,7 @@ impl Retention {
     pub fn removal(
         &self,
         spec: &ResolvedSpec,
-        end: End,
+        end: Ownerless,
         ended_at: Option<Timestamp>,
         fenced_at: Option<Timestamp>,
         now: Timestamp,
@@ -91,7 +91,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn removal(
-        end: End,
+        end: Ownerless,
         ended_ago: Option<Duration>,
         fenced_ago: Option<Duration>,
     ) -> Option<Removal> {
@@ -107,8 +107,8 @@ mod tests {
         Retention::default().removal(&spec, end, ended_at, fenced_at, now)
     }
 
-    fn ended(cause: EndCause) -> End {
-        End::Ended {
+    fn ended(cause: EndCause) -> Ownerless {
+        Ownerless::Ended {
             cause,
             ran: true,
             exit_code: None,
@@ -138,7 +138,7 @@ mod tests {
             assert_eq!(removal(9 * DAY, Some(7 * DAY - SECOND)), None);
             assert_eq!(removal(7 * DAY, Some(7 * DAY)), Some(Removal::Forget));
         }
-        let owned = |fenced_ago| removal(End::NodeGone, None, fenced_ago);
+        let owned = |fenced_ago| removal(Ownerless::NodeGone, None, fenced_ago);
         assert_eq!(owned(Some(7 * DAY - SECOND)), None);
         assert_eq!(owned(Some(7 * DAY)), Some(Removal::End));
         assert_eq!(owned(None), None);

@@ -138,11 +138,11 @@ impl Keys {
         self.below("lost-node/", name)
     }
 
-    pub(super) fn told(&self, session: &str) -> Vec<u8> {
+    pub(super) fn details(&self, session: &str) -> Vec<u8> {
         self.below("session/", session)
     }
 
-    pub(super) fn all_told(&self) -> Vec<u8> {
+    pub(super) fn all_details(&self) -> Vec<u8> {
         self.below("session/", "")
     }
 

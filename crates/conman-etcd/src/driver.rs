@@ -302,8 +302,8 @@ impl<'a> Serving<'a> {
             Action::Store { op, request } => self.prepare(op, request),
             Action::Start(slot) => {
                 // The caller is gone: nothing was sent, so nothing has to die first.
-                if let Some(told) = self.claims.started(&slot, &self.shared) {
-                    self.releases.give_back(told);
+                if let Some(details) = self.claims.started(&slot, &self.shared) {
+                    self.releases.give_back(details);
                     self.inbox.push_back(Event::DeathCertificate(slot));
                 }
             }

@@ -176,13 +176,13 @@ async fn next(
 
 /// `None` when the driver is gone.
 async fn reconnect(link: &dyn FenceLink, news: &mpsc::Sender<FenceEvent>) -> Option<FenceHolds> {
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         match link.connect().await {
             Ok(holds) => return Some(holds),
-            Err(error) if !told => {
+            Err(error) if !is_logged => {
                 tracing::error!(%error, "lost the connection to the fence; reconnecting");
-                told = true;
+                is_logged = true;
             }
             Err(_) => {}
         }
@@ -234,7 +234,7 @@ mod tests {
             if !matches!(order, FenceOrder::Thaw { .. }) {
                 return Ok(());
             }
-            let reason = "as told".to_owned();
+            let reason = "as ordered".to_owned();
             match self.fates[self.thaws.fetch_add(1, Ordering::Relaxed)] {
                 Fate::Done => Ok(()),
                 Fate::Refused => Err(FenceLinkError::Refused { reason }),
@@ -251,7 +251,7 @@ mod tests {
 
     /// For each thaw order, after which the connection breaks: whether the driver sees the fence as
     /// fired. A failed order breaks the connection too.
-    async fn told_fired(fates: &[Fate]) -> Vec<bool> {
+    async fn reported_fired(fates: &[Fate]) -> Vec<bool> {
         let link = Arc::new(Open {
             fates: fates.to_vec(),
             thaws: AtomicUsize::new(0),
@@ -262,7 +262,7 @@ mod tests {
         let pulse = Pulse::unwatched(NAME);
         let task = run(Arc::clone(&link) as _, Arc::clone(&queue), sender, pulse);
         let task = tokio::spawn(task);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut at = 0;
         for (index, fate) in fates.iter().enumerate() {
             let thaw = FenceOrder::Thaw {
@@ -286,22 +286,25 @@ mod tests {
                         connection, fired, ..
                     } => {
                         at = connection;
-                        told.push(fired);
+                        reported.push(fired);
                         break;
                     }
                 }
             }
         }
         task.abort();
-        told
+        reported
     }
 
     #[tokio::test]
     async fn a_thaw_that_may_have_come_to_some_alone_is_called_for_again() {
         use Fate::{Done, Hangs, Lost, Refused};
-        assert_eq!(told_fired(&[Done, Done]).await, [false, false]);
+        assert_eq!(reported_fired(&[Done, Done]).await, [false, false]);
         // Until one was executed completely.
         let fates = [Lost, Refused, Hangs, Done, Done];
-        assert_eq!(told_fired(&fates).await, [true, true, true, false, false]);
+        assert_eq!(
+            reported_fired(&fates).await,
+            [true, true, true, false, false]
+        );
     }
 }

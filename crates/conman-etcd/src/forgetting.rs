@@ -20,7 +20,7 @@ use super::wire::{self, TxnRequest};
 use conman_registry::ForgetError;
 
 /// A node that cannot claim anything unless it comes back, and its keys.
-struct Gone {
+struct LostNode {
     node: String,
     record: Vec<u8>,
     /// Keys, and the revisions that wrote them: 0 for none.
@@ -39,7 +39,7 @@ pub(super) async fn forget(shared: &Shared, node: &str) -> Result<(), ForgetErro
 }
 
 /// Reads whether a node is fenced.
-async fn look(shared: &Shared, node: &str) -> Result<Gone, ForgetError> {
+async fn look(shared: &Shared, node: &str) -> Result<LostNode, ForgetError> {
     let keys = &shared.store.keys;
     let record = Key::Node(node.into());
     let names = [
@@ -63,15 +63,15 @@ async fn look(shared: &Shared, node: &str) -> Result<Gone, ForgetError> {
         Some((_, _, revision)) => *revision,
         None => 0,
     });
-    Ok(Gone {
+    Ok(LostNode {
         node,
         record,
         kept: names.into_iter().zip(revisions).collect(),
     })
 }
 
-async fn put_aside(shared: &Shared, gone: Gone, owners: &Owners) -> Result<(), ForgetError> {
-    let Gone { node, record, kept } = gone;
+async fn put_aside(shared: &Shared, gone: LostNode, owners: &Owners) -> Result<(), ForgetError> {
+    let LostNode { node, record, kept } = gone;
     if let Some((count, first)) = owners.get(&node) {
         return Err(ForgetError::Owns {
             node,

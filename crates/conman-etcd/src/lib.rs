@@ -276,7 +276,7 @@ impl EtcdRegistry {
             let read = notes::read(&shared, &id).await;
             read.map_err(|error| notes::unavailable(&error.to_string()))
         });
-        let unchanged = found.await?.filter(|now| now.told.record == *record);
+        let unchanged = found.await?.filter(|now| now.details.record == *record);
         let revision = unchanged.and_then(|now| now.mod_revision);
         revision.ok_or_else(|| RegistryError::Changed {
             id: record.id.clone(),
@@ -422,14 +422,14 @@ impl Registry for EtcdRegistry {
 
     async fn get(&self, id: &SessionId) -> Result<Option<SessionRecord>, RegistryError> {
         if let Some(mine) = self.shared.mine(id) {
-            return Ok(Some(mine.told.record));
+            return Ok(Some(mine.details.record));
         }
         let (shared, id) = (Arc::clone(&self.shared), id.clone());
         self.run(async move {
             let found = notes::read(&shared, &id).await.map_err(notes::not_read)?;
             Ok(found.map(|found| {
                 shared.note_revision(&found);
-                found.told.record
+                found.details.record
             }))
         })
         .await
@@ -440,9 +440,9 @@ impl Registry for EtcdRegistry {
         let (shared, commands) = (Arc::clone(&self.shared), self.commands.clone());
         self.run_list(async move {
             let listed = listing::mine(&shared).await?;
-            for slot in listed.untold {
+            for slot in listed.undescribed {
                 let (reply, answer) = oneshot::channel();
-                let command = Command::EndUntold { slot, reply };
+                let command = Command::EndUndescribed { slot, reply };
                 commands.send(command).await.map_err(|_| closed())?;
                 answer.await.map_err(|_| closed())??;
             }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::client::MAX_BULK_BYTES;
 use super::codec::{self, Keys, SessionDetails};
 use super::notes::not_read;
-use super::records::{Mine, Since};
+use super::records::{OwnRecord, Since};
 use super::shared::Shared;
 use super::store::Entry;
 use conman_registry::{FleetSession, RegistryError, SessionPage, SessionRecord};
@@ -27,7 +27,7 @@ const ENOUGH_BYTES: usize = MAX_BULK_BYTES;
 pub(super) struct Listed {
     pub(super) records: Vec<SessionRecord>,
     /// Owned sessions without a usable record: their containers must be ended.
-    pub(super) untold: Vec<Slot>,
+    pub(super) undescribed: Vec<Slot>,
 }
 
 /// Reads all records of this node and caches those that it owns. Records of other nodes are not
@@ -36,7 +36,7 @@ pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Listed, RegistryError> 
     let (parent, since) = (shared.store.keys.owned(), shared.since());
     let entries = shared.store.all_below(&parent).await.map_err(not_read)?;
     let reads = Arc::clone(shared);
-    let (names, mut owned) = elsewhere(move || told_by_me(&reads, &entries)).await?;
+    let (names, mut owned) = elsewhere(move || own_keys(&reads, &entries)).await?;
     let (mut records, mut unreadable, mut rest) = (Vec::new(), Unreadable::new(), &names[..]);
     while !rest.is_empty() {
         let (entries, count) = shared.store.records_at(rest).await.map_err(not_read)?;
@@ -49,7 +49,7 @@ pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Listed, RegistryError> 
         records.extend(some);
         unreadable.extend(others);
     }
-    let mut untold = Vec::new();
+    let mut undescribed = Vec::new();
     for (session, generation) in owned {
         if let Some(record) = remembered(shared, &session, generation) {
             records.push(record);
@@ -60,11 +60,14 @@ pub(super) async fn mine(shared: &Arc<Shared>) -> Result<Listed, RegistryError> 
             generation,
         };
         let why = unreadable.remove(&session);
-        tell_untold(shared, &slot, why.as_deref());
-        untold.push(slot);
+        log_undescribed(shared, &slot, why.as_deref());
+        undescribed.push(slot);
     }
     records.sort_by(|a, b| a.id.cmp(&b.id));
-    Ok(Listed { records, untold })
+    Ok(Listed {
+        records,
+        undescribed,
+    })
 }
 
 /// Generations by session.
@@ -72,7 +75,7 @@ type Owned = BTreeMap<String, u64>;
 
 /// The record keys of the sessions that this node owns or owned last, and of those whose ownership
 /// cannot be read; and the sessions that it owns.
-fn told_by_me(shared: &Shared, owned: &[Entry]) -> (Vec<Vec<u8>>, Owned) {
+fn own_keys(shared: &Shared, owned: &[Entry]) -> (Vec<Vec<u8>>, Owned) {
     let keys = &shared.store.keys;
     let (parent, kind) = (keys.owned(), Key::Session("".into()));
     let (mut names, mut mine) = (Vec::new(), Owned::new());
@@ -88,19 +91,19 @@ fn told_by_me(shared: &Shared, owned: &[Entry]) -> (Vec<Vec<u8>>, Owned) {
                 mine.insert(name.clone(), ownership.generation);
             }
         }
-        names.push(keys.told(&name));
+        names.push(keys.details(&name));
     }
     (names, mine)
 }
 
 /// The cached record of a session, whatever etcd has.
 fn remembered(shared: &Shared, session: &str, generation: u64) -> Option<SessionRecord> {
-    let record = shared.mine(&session.parse().ok()?)?.told.record;
+    let record = shared.mine(&session.parse().ok()?)?.details.record;
     (record.generation.get() == generation).then_some(record)
 }
 
-fn tell_untold(shared: &Shared, slot: &Slot, why: Option<&str>) {
-    let key = shared.store.keys.told(&slot.session);
+fn log_undescribed(shared: &Shared, slot: &Slot, why: Option<&str>) {
+    let key = shared.store.keys.details(&slot.session);
     let key = String::from_utf8_lossy(&key);
     let Slot {
         session,
@@ -129,21 +132,21 @@ fn take_mine(
     entries: Vec<Entry>,
     since: Since,
 ) -> (Vec<SessionRecord>, Unreadable) {
-    let parent = shared.store.keys.all_told();
+    let parent = shared.store.keys.all_details();
     let (mut records, mut unreadable) = (Vec::new(), Unreadable::new());
     for (key, bytes, revision) in entries {
-        let told = match told_of(shared, &key, &bytes) {
-            Ok(told) if told.node == *shared.me => told,
+        let details = match details_of(shared, &key, &bytes) {
+            Ok(details) if details.node == *shared.me => details,
             Ok(_) => continue,
             Err(why) => {
                 unreadable.extend(Keys::name_in(&parent, &key).map(|name| (name, why)));
                 continue;
             }
         };
-        records.push(told.record.clone());
-        if !told.record.state.is_ended() {
-            let mine = Mine {
-                told,
+        records.push(details.record.clone());
+        if !details.record.state.is_ended() {
+            let mine = OwnRecord {
+                details,
                 mod_revision: Some(revision),
             };
             shared.note_read(mine, since);
@@ -158,10 +161,10 @@ pub(super) async fn page(
     after: Option<SessionId>,
     limit: usize,
 ) -> Result<SessionPage, RegistryError> {
-    let parent = shared.store.keys.all_told();
+    let parent = shared.store.keys.all_details();
     let mut from = parent.clone();
     if let Some(after) = after {
-        from = shared.store.keys.told(after.as_str());
+        from = shared.store.keys.details(after.as_str());
         from.push(0);
     }
     let limit = limit.clamp(1, MAX_SESSION_PAGE);
@@ -206,10 +209,10 @@ pub(super) async fn page(
 
 fn with(mut page: SessionPage, shared: &Shared, entries: &[Entry]) -> SessionPage {
     for (key, bytes, _) in entries {
-        match told_of(shared, key, bytes) {
-            Ok(told) => page.sessions.push(FleetSession {
-                node: told.node,
-                record: told.record,
+        match details_of(shared, key, bytes) {
+            Ok(details) => page.sessions.push(FleetSession {
+                node: details.node,
+                record: details.record,
             }),
             Err(unreadable) if page.unreadable.len() < MAX_UNREADABLE => {
                 page.unreadable.push(unreadable);
@@ -231,12 +234,12 @@ async fn elsewhere<T: Send + 'static>(
 }
 
 /// Parses a record, or returns why it cannot be used, which is logged once.
-fn told_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<SessionDetails, String> {
+fn details_of(shared: &Shared, key: &[u8], bytes: &[u8]) -> Result<SessionDetails, String> {
     let parsed: Result<SessionDetails, _> = codec::parse(key, bytes);
-    let name = Keys::name_in(&shared.store.keys.all_told(), key);
+    let name = Keys::name_in(&shared.store.keys.all_details(), key);
     let why = match parsed {
-        Ok(told) if name.as_deref() == Some(told.record.id.as_str()) => return Ok(told),
-        Ok(told) => format!("it describes session {}", told.record.id),
+        Ok(details) if name.as_deref() == Some(details.record.id.as_str()) => return Ok(details),
+        Ok(details) => format!("it describes session {}", details.record.id),
         Err(error) => error.to_string(),
     };
     let key = String::from_utf8_lossy(key).into_owned();

@@ -38,7 +38,7 @@ const CALL_BOUND: Duration = Duration::from_secs(30);
 const REPEAT_AFTER: Duration = Duration::from_mins(10);
 
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownNode {
     record: NodeRecord,
     /// A part of it cannot be read, and including it in a read with other nodes would hide them: it
     /// is not observed.
@@ -55,7 +55,7 @@ struct Known {
 
 #[derive(Debug, Default)]
 pub(super) struct Membership {
-    known: Mutex<HashMap<String, Known>>,
+    known: Mutex<HashMap<String, KnownNode>>,
     /// This node's announcement, once it has one.
     announcement: Mutex<Option<Announcement>>,
     /// Sent when a node's record has appeared, changed or gone.
@@ -83,8 +83,8 @@ impl Membership {
             })
             .collect();
         let (me, incarnation) = me;
-        let told = self.told();
-        if incarnation != 0 || told.is_some() {
+        let announced = self.own_announcement();
+        if incarnation != 0 || announced.is_some() {
             let index = peers.iter().position(|peer| peer.name == me);
             let mut own = match index {
                 Some(index) => peers.swap_remove(index),
@@ -100,7 +100,7 @@ impl Membership {
                 },
             };
             // Anything else stored is from an earlier life.
-            own.announcement = told;
+            own.announcement = announced;
             own.is_late = false;
             own.heartbeat_ago_ms = 0;
             own.announced_ago_ms = 0;
@@ -122,7 +122,7 @@ impl Membership {
         changed
     }
 
-    fn told(&self) -> Option<Announcement> {
+    fn own_announcement(&self) -> Option<Announcement> {
         let now = self.announcement.lock();
         now.unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -146,12 +146,12 @@ impl Membership {
     }
 
     /// Whether an announcement of a node is stored.
-    fn is_told_of(&self, name: &str) -> bool {
+    fn is_announced(&self, name: &str) -> bool {
         self.known().get(name).is_some_and(|one| one.text.is_some())
     }
 
     /// A panic while the lock is held cannot leave a partial change.
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, KnownNode>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,12 +168,12 @@ impl Membership {
                 record,
                 fenced_at,
                 heartbeat,
-                is_told_of,
+                is_announced,
                 text,
                 odd,
                 patience_ms,
             } = read;
-            let one = known.entry(name).or_insert_with(|| Known {
+            let one = known.entry(name).or_insert_with(|| KnownNode {
                 record,
                 odd,
                 heartbeat,
@@ -199,7 +199,7 @@ impl Membership {
                     one.text_revision = revision;
                     one.text_at = now;
                 }
-                None if is_told_of => {}
+                None if is_announced => {}
                 None => (one.text, one.text_revision) = (None, 0),
             }
         }
@@ -259,7 +259,7 @@ fn is_news(before: &Announcement, after: &Announcement) -> bool {
     settled(before) != settled(after)
 }
 
-fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
+fn standing(known: &KnownNode, now: BootTime, fence_ms: u64) -> PeerStanding {
     match known.record.state {
         NodeState::Fenced => PeerStanding::Fenced,
         NodeState::Live if now.since(known.heartbeat_at) > fence_ms => PeerStanding::Silent,
@@ -269,7 +269,7 @@ fn standing(known: &Known, now: BootTime, fence_ms: u64) -> PeerStanding {
 
 /// Like a node that considers itself late: half of its fence timeout has passed. Nodes are read
 /// once in each renewal interval.
-fn is_late(known: &Known, now: BootTime, timing: &Timing) -> bool {
+fn is_late(known: &KnownNode, now: BootTime, timing: &Timing) -> bool {
     let age_ms = now.since(known.heartbeat_at);
     standing(known, now, timing.fence_ms) == PeerStanding::Live
         && age_ms > timing.fence_ms / 2 + timing.renew_ms
@@ -329,7 +329,7 @@ pub(super) async fn run(
 mod tests {
     use super::*;
 
-    fn told(label: &str) -> Announcement {
+    fn announcement(label: &str) -> Announcement {
         Announcement {
             templates: vec![label.to_owned()],
             ..Announcement::default()
@@ -423,8 +423,8 @@ mod tests {
         let joined = &membership.peers(("b", 7), &Timing::default())[0];
         assert_eq!((joined.name.as_str(), joined.incarnation), ("b", 7));
         assert_eq!(joined.announcement, None);
-        assert!(membership.announce(told("one")));
-        assert!(!membership.announce(told("one")));
+        assert!(membership.announce(announcement("one")));
+        assert!(!membership.announce(announcement("one")));
         let names = |peers: &[Peer]| -> Vec<String> {
             peers.iter().map(|peer| peer.name.clone()).collect()
         };
@@ -434,7 +434,7 @@ mod tests {
             (peers[0].incarnation, peers[0].standing),
             (7, PeerStanding::Live)
         );
-        assert_eq!(peers[0].announcement, Some(told("one")));
+        assert_eq!(peers[0].announcement, Some(announcement("one")));
 
         // The value read back from etcd is older.
         let record = NodeRecord {
@@ -443,7 +443,7 @@ mod tests {
         };
         let text = PeerText {
             incarnation: 8,
-            announcement: told("one"),
+            announcement: announcement("one"),
         };
         let read = ["c", "b", "a"].map(|name| {
             let text = Some((text.clone(), 1));
@@ -456,13 +456,17 @@ mod tests {
             )
         });
         membership.take(boot_time(), read.into());
-        membership.announce(told("two"));
+        membership.announce(announcement("two"));
         let peers = membership.peers(("b", 8), &Timing::default());
         assert_eq!(names(&peers), ["a", "b", "c"]);
         let labels: Vec<_> = peers.iter().map(|peer| peer.announcement.clone()).collect();
         assert_eq!(
             labels,
-            [Some(told("one")), Some(told("two")), Some(told("one"))]
+            [
+                Some(announcement("one")),
+                Some(announcement("two")),
+                Some(announcement("one"))
+            ]
         );
     }
 }

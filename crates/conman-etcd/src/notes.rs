@@ -7,7 +7,7 @@ use conman_proto::{Generation, SessionId};
 use tokio::time::{Instant, sleep};
 
 use super::codec::{self, SessionDetails};
-use super::records::Mine;
+use super::records::OwnRecord;
 use super::shared::{Shared, name};
 use super::store::{Additions, ReadError};
 use super::wire::{self, TxnRequest};
@@ -40,7 +40,7 @@ pub(super) async fn change(
                 }
             },
         };
-        let record = mine.as_ref().map(|mine| &mine.told.record);
+        let record = mine.as_ref().map(|mine| &mine.details.record);
         let record = match rules::apply(id, generation, record, change)? {
             Effect::Put(record) => *record,
             Effect::Keep | Effect::Remove => {
@@ -57,22 +57,22 @@ pub(super) async fn change(
             shared.not_mine(id, generation);
             continue;
         };
-        let told = SessionDetails {
+        let details = SessionDetails {
             record,
-            ..mine.told
+            ..mine.details
         };
-        let key = shared.store.keys.told(id.as_str());
+        let key = shared.store.keys.details(id.as_str());
         let request = TxnRequest {
             compare: vec![
-                shared.is_mine(&told),
+                shared.is_mine(&details),
                 wire::unchanged_since(key.clone(), revision),
             ],
-            success: vec![wire::put(key, codec::text(&told))],
+            success: vec![wire::put(key, codec::text(&details))],
         };
         let written = shared.store.transact_queued(request).await;
         if written.answer == Answer::Committed {
-            let mine = Mine {
-                told,
+            let mine = OwnRecord {
+                details,
                 mod_revision: Some(written.revision),
             };
             if was_known {
@@ -89,15 +89,15 @@ pub(super) async fn change(
 }
 
 /// The record of a session, whichever node owns it.
-pub(super) async fn read(shared: &Shared, id: &SessionId) -> Result<Option<Mine>, ReadError> {
-    let key = shared.store.keys.told(id.as_str());
+pub(super) async fn read(shared: &Shared, id: &SessionId) -> Result<Option<OwnRecord>, ReadError> {
+    let key = shared.store.keys.details(id.as_str());
     let (entries, _) = shared.store.get_queued(&[key]).await?;
     let Some((name, bytes, revision)) = entries.into_iter().flatten().next() else {
         return Ok(None);
     };
-    let told = codec::parse(&name, &bytes)?;
-    Ok(Some(Mine {
-        told,
+    let details = codec::parse(&name, &bytes)?;
+    Ok(Some(OwnRecord {
+        details,
         mod_revision: Some(revision),
     }))
 }
@@ -115,26 +115,29 @@ pub(super) async fn forget(
         let keys = &shared.store.keys;
         let (own, floor) = (Key::Session(name(id)), Key::Floor);
         let read = async {
-            let told = keys.told(id.as_str());
-            let (told, answer) = shared
+            let details = keys.details(id.as_str());
+            let (details, answer) = shared
                 .store
-                .get_with(told, vec![own.clone(), floor])
+                .get_with(details, vec![own.clone(), floor])
                 .await?;
-            let told = told.map(|(name, bytes, _)| codec::parse::<SessionDetails>(&name, &bytes));
-            Ok::<_, ReadError>((told.transpose()?, answer))
+            let details =
+                details.map(|(name, bytes, _)| codec::parse::<SessionDetails>(&name, &bytes));
+            Ok::<_, ReadError>((details.transpose()?, answer))
         };
-        let (told, answer) = match read.await {
+        let (details, answer) = match read.await {
             Ok(read) => read,
             Err(error) => {
                 retry(shared, deadline, &error.to_string()).await?;
                 continue;
             }
         };
-        if told.is_none() && sent {
+        if details.is_none() && sent {
             // An earlier attempt succeeded, but its answer was lost.
             return Ok(());
         }
-        let record = told.as_ref().map(|told: &SessionDetails| &told.record);
+        let record = details
+            .as_ref()
+            .map(|details: &SessionDetails| &details.record);
         rules::apply(id, generation, record, &Change::Forget)?;
         let current = match answer.value(&own) {
             Some(Value::Session(ownership)) => ownership.clone(),
@@ -154,7 +157,7 @@ pub(super) async fn forget(
         };
         let additions = Additions {
             compare: Vec::new(),
-            write: vec![wire::delete(shared.store.keys.told(id.as_str()))],
+            write: vec![wire::delete(shared.store.keys.details(id.as_str()))],
         };
         let collected = collect(&name(id), &current, floor);
         let written = shared.store.commit(&collected, additions).await;

@@ -19,8 +19,8 @@ const MAX_TAKEN_OUT: usize = 10_000;
 
 /// A record that this node owns, as it was last read or written.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Mine {
-    pub(super) told: SessionDetails,
+pub(super) struct OwnRecord {
+    pub(super) details: SessionDetails,
     /// The revision that wrote it; `None` after a lost answer.
     pub(super) mod_revision: Option<i64>,
 }
@@ -29,9 +29,9 @@ pub(super) struct Mine {
 /// revision is a claim, the first of its generation.
 type Age = (Generation, Option<i64>);
 
-impl Mine {
+impl OwnRecord {
     fn age(&self) -> Age {
-        (self.told.record.generation, self.mod_revision)
+        (self.details.record.generation, self.mod_revision)
     }
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Since(u64);
 
 /// What is remembered of an evicted session.
 #[derive(Debug, Clone, Copy)]
-struct Gone {
+struct Evicted {
     since: Since,
     /// Older records are out of date.
     latest: Option<Age>,
@@ -49,15 +49,15 @@ struct Gone {
 
 #[derive(Debug, Default)]
 pub(super) struct Records {
-    known: HashMap<SessionId, Mine>,
+    known: HashMap<SessionId, OwnRecord>,
     now: Since,
-    gone: HashMap<SessionId, Gone>,
+    gone: HashMap<SessionId, Evicted>,
     /// Since when all other records may have been evicted.
     all_gone: Since,
 }
 
 impl Records {
-    pub(super) fn of(&self, id: &SessionId) -> Option<&Mine> {
+    pub(super) fn of(&self, id: &SessionId) -> Option<&OwnRecord> {
         self.known.get(id)
     }
 
@@ -67,9 +67,9 @@ impl Records {
     }
 
     /// Caches a record that this node has just become the owner of.
-    pub(super) fn note(&mut self, mine: Mine) {
-        let id = &mine.told.record.id;
-        let known = self.known.get(id).map(Mine::age);
+    pub(super) fn note(&mut self, mine: OwnRecord) {
+        let id = &mine.details.record.id;
+        let known = self.known.get(id).map(OwnRecord::age);
         if known.max(self.gone(id).latest) <= Some(mine.age()) {
             self.known.insert(id.clone(), mine);
         }
@@ -77,10 +77,10 @@ impl Records {
 
     /// Caches a changed record, unless it was evicted or changed again meanwhile: answers may
     /// arrive in another order than the requests were sent.
-    pub(super) fn note_changed(&mut self, mine: Mine) {
-        let id = &mine.told.record.id;
+    pub(super) fn note_changed(&mut self, mine: OwnRecord) {
+        let id = &mine.details.record.id;
         match self.known.get_mut(id) {
-            Some(known) if known.told.record.generation != mine.told.record.generation => {}
+            Some(known) if known.details.record.generation != mine.details.record.generation => {}
             Some(known) if known.age() < mine.age() => *known = mine,
             Some(_) => {}
             None => self.outdate(id, mine.age()),
@@ -90,8 +90,8 @@ impl Records {
     /// Caches a record that was read. Returns whether this record, or the cached one, is the newest
     /// known. `false` if the record was evicted since the read was sent, because it may have ended,
     /// or if a newer one was written meanwhile; it must then be read again.
-    pub(super) fn note_read(&mut self, mine: Mine, since: Since) -> bool {
-        let id = &mine.told.record.id;
+    pub(super) fn note_read(&mut self, mine: OwnRecord, since: Since) -> bool {
+        let id = &mine.details.record.id;
         let gone = self.gone(id);
         match self.known.get_mut(id) {
             Some(known) if known.age() < mine.age() => *known = mine,
@@ -110,14 +110,14 @@ impl Records {
         // Answers that are on their way must not be cached either, whether the record was cached or
         // not.
         self.now.0 += 1;
-        let is = |mine: &Mine| mine.told.record.generation == generation;
-        let known = self.known.get(id).map(Mine::age);
+        let is = |mine: &OwnRecord| mine.details.record.generation == generation;
+        let known = self.known.get(id).map(OwnRecord::age);
         if self.known.get(id).is_some_and(is) {
             self.known.remove(id);
         }
         let latest = self.gone(id).latest.max(known);
         let since = self.now;
-        self.remember(id, Gone { since, latest });
+        self.remember(id, Evicted { since, latest });
     }
 
     pub(super) fn clear(&mut self) {
@@ -127,8 +127,8 @@ impl Records {
         self.known.clear();
     }
 
-    fn gone(&self, id: &SessionId) -> Gone {
-        let other = Gone {
+    fn gone(&self, id: &SessionId) -> Evicted {
+        let other = Evicted {
             since: self.all_gone,
             latest: None,
         };
@@ -139,10 +139,10 @@ impl Records {
     fn outdate(&mut self, id: &SessionId, age: Age) {
         let gone = self.gone(id);
         let latest = gone.latest.max(Some(age));
-        self.remember(id, Gone { latest, ..gone });
+        self.remember(id, Evicted { latest, ..gone });
     }
 
-    fn remember(&mut self, id: &SessionId, gone: Gone) {
+    fn remember(&mut self, id: &SessionId, gone: Evicted) {
         if self.gone.len() >= MAX_TAKEN_OUT && !self.gone.contains_key(id) {
             self.now.0 += 1;
             self.all_gone = self.now;
@@ -165,9 +165,9 @@ mod tests {
     }
 
     /// A record written by this revision.
-    fn mine(number: u64, mod_revision: impl Into<Option<i64>>) -> Mine {
-        Mine {
-            told: SessionDetails {
+    fn mine(number: u64, mod_revision: impl Into<Option<i64>>) -> OwnRecord {
+        OwnRecord {
+            details: SessionDetails {
                 node: "a".to_owned(),
                 incarnation: 1,
                 record: SessionRecord {
@@ -189,7 +189,7 @@ mod tests {
 
     fn known(records: &Records) -> Option<(u64, Option<i64>)> {
         let mine = records.of(&alice())?;
-        Some((mine.told.record.generation.get(), mine.mod_revision))
+        Some((mine.details.record.generation.get(), mine.mod_revision))
     }
 
     /// Claimed by revision 5.
@@ -343,7 +343,7 @@ mod tests {
         records.note_changed(mine(1, 7));
         let named = |number: usize| {
             let mut other = mine(1, 7);
-            other.told.record.id = format!("s{number}").parse().expect("an id");
+            other.details.record.id = format!("s{number}").parse().expect("an id");
             other
         };
         for number in 0..MAX_TAKEN_OUT {

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use conman_registry::fleet_mark;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Kept {
+struct StoredMark {
     /// 0 before the first answer.
     cluster_id: u64,
     revision: i64,
@@ -36,17 +36,17 @@ struct Kept {
 #[derive(Debug)]
 pub(super) struct Seen {
     file: StateFile,
-    state: Mutex<State>,
+    state: Mutex<SeenState>,
     /// Serializes writes of the file.
     keeping: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SeenState {
     /// Why the latest answer was not trusted.
     refused: Option<String>,
-    now: Kept,
-    written: Kept,
+    now: StoredMark,
+    written: StoredMark,
     /// Do not write the file yet: a later daemon would trust this store by it, although the floor
     /// is not raised yet.
     held_back: bool,
@@ -54,7 +54,7 @@ struct State {
     heartbeats: BTreeMap<NodeName, i64>,
 }
 
-impl State {
+impl SeenState {
     /// Notes why the store is refused, and logs it once.
     fn refuse(&mut self, reason: String) -> String {
         if self.refused.is_none() {
@@ -71,10 +71,10 @@ impl Seen {
     pub(super) fn open(state_dir: &Path, forget: bool) -> io::Result<Self> {
         let file = StateFile::new(state_dir.join(fleet_mark::SEEN));
         let kept = match forget {
-            true => Kept::default(),
+            true => StoredMark::default(),
             false => file.read()?.unwrap_or_default(),
         };
-        let state = State {
+        let state = SeenState {
             refused: None,
             now: kept,
             written: kept,
@@ -201,7 +201,7 @@ impl Seen {
     /// Whether the saved state, though older, distinguishes this store from one that is restored
     /// later.
     pub(super) fn is_known(&self) -> bool {
-        let State { now, written, .. } = *self.state();
+        let SeenState { now, written, .. } = *self.state();
         written.cluster_id != 0
             && (written.cluster_id, written.went_back) == (now.cluster_id, now.went_back)
     }
@@ -224,7 +224,7 @@ impl Seen {
     }
 
     /// A panic while the lock is held cannot leave a partial change.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SeenState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

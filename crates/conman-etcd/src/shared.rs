@@ -14,7 +14,7 @@ use super::codec::SessionDetails;
 use super::events::Events;
 use super::figures;
 use super::orders::Orders;
-use super::records::{Mine, Records, Since};
+use super::records::{OwnRecord, Records, Since};
 use super::store::Store;
 use super::wire::{self, Compare};
 use conman_registry::{Located, RegistryError, SessionRecord, Standing};
@@ -138,7 +138,7 @@ impl Shared {
         RegistryError::Unavailable { reason }
     }
 
-    pub(super) fn mine(&self, id: &SessionId) -> Option<Mine> {
+    pub(super) fn mine(&self, id: &SessionId) -> Option<OwnRecord> {
         self.records().of(id).cloned()
     }
 
@@ -146,18 +146,18 @@ impl Shared {
         self.records().since()
     }
 
-    pub(super) fn note_mine(&self, mine: Mine) {
+    pub(super) fn note_mine(&self, mine: OwnRecord) {
         self.records().note(mine);
     }
 
-    pub(super) fn note_changed(&self, mine: Mine) {
+    pub(super) fn note_changed(&self, mine: OwnRecord) {
         self.records().note_changed(mine);
     }
 
     /// Returns the newest known record; `None` where the record that was read is out of date.
-    pub(super) fn note_read(&self, mine: Mine, since: Since) -> Option<Mine> {
+    pub(super) fn note_read(&self, mine: OwnRecord, since: Since) -> Option<OwnRecord> {
         let mut records = self.records();
-        let id = mine.told.record.id.clone();
+        let id = mine.details.record.id.clone();
         let is_present = records.note_read(mine, since);
         is_present.then(|| records.of(&id).cloned()).flatten()
     }
@@ -202,11 +202,11 @@ impl Shared {
     }
 
     /// Remembers the revision that wrote a record.
-    pub(super) fn note_revision(&self, read: &Mine) {
+    pub(super) fn note_revision(&self, read: &OwnRecord) {
         let Some(revision) = read.mod_revision else {
             return;
         };
-        let record = &read.told.record;
+        let record = &read.details.record;
         let Some(hash) = self.hash(record) else {
             return;
         };
@@ -230,25 +230,25 @@ impl Shared {
 
     /// Whether this unreadable record has not been logged and should be.
     pub(super) fn is_news(&self, key: &str) -> bool {
-        let told = self.unreadable.lock();
-        let mut told = told.unwrap_or_else(PoisonError::into_inner);
-        told.len() < MAX_UNREADABLE && told.insert(key.to_owned())
+        let logged = self.unreadable.lock();
+        let mut logged = logged.unwrap_or_else(PoisonError::into_inner);
+        logged.len() < MAX_UNREADABLE && logged.insert(key.to_owned())
     }
 
     /// Compares that this node owns the session by exactly this claim.
-    pub(super) fn is_mine(&self, told: &SessionDetails) -> Compare {
+    pub(super) fn is_mine(&self, details: &SessionDetails) -> Compare {
         let ownership = Ownership {
             owner: self.me.clone(),
-            incarnation: told.incarnation,
-            generation: told.record.generation.get(),
+            incarnation: details.incarnation,
+            generation: details.record.generation.get(),
             state: OwnedState::Owned,
         };
-        let key = self.store.keys.of(&Key::Session(name(&told.record.id)));
+        let key = self.store.keys.of(&Key::Session(name(&details.record.id)));
         let stored = self.store.stored(&key, &Value::Session(ownership));
         wire::is(key, Some(stored))
     }
 
-    pub(super) fn told(&self, incarnation: u64, record: SessionRecord) -> SessionDetails {
+    pub(super) fn details(&self, incarnation: u64, record: SessionRecord) -> SessionDetails {
         SessionDetails {
             node: self.me.to_string(),
             incarnation,

@@ -69,12 +69,12 @@ impl Cause {
 
 /// A waiting request; counted until dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldRequest {
     cause: Cause,
     began: Instant,
 }
 
-impl Held {
+impl HeldRequest {
     #[must_use]
     pub(crate) fn new(cause: Cause) -> Self {
         metrics::gauge!(HELD, "cause" => cause.as_str()).increment(1.0);
@@ -85,7 +85,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldRequest {
     fn drop(&mut self) {
         let cause = self.cause.as_str();
         metrics::gauge!(HELD, "cause" => cause).decrement(1.0);
@@ -176,7 +176,10 @@ mod tests {
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, || {
             describe();
-            let held = [Held::new(Cause::Silent), Held::new(Cause::Silent)];
+            let held = [
+                HeldRequest::new(Cause::Silent),
+                HeldRequest::new(Cause::Silent),
+            ];
             let shown = recorder.handle().render();
             assert!(shown.contains("conman_held{cause=\"silent\"} 2"), "{shown}");
             assert!(

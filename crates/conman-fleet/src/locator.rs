@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::restart::LostSession;
 use self::shared_waits::SharedWait;
-use crate::hold_metrics::{self, Cause, Held};
+use crate::hold_metrics::{self, Cause, HeldRequest};
 use crate::locate_error::{has_ended, is_elsewhere};
 use crate::node_waits::pause;
 use crate::{FleetMap, LocateError, NoAddress, Owner, PeerBackend, SessionLocation, own_route};
@@ -149,7 +149,7 @@ impl Locator {
                 None => match self.map.locate_now(id, &mut fresh).await {
                     Ok(location) => location,
                     Err(RegistryError::Unavailable { .. }) => {
-                        let _held = Held::new(Cause::Registry);
+                        let _held = HeldRequest::new(Cause::Registry);
                         self.wait_for(id, Awaited::Registry).await?;
                         continue;
                     }
@@ -257,7 +257,7 @@ impl Locator {
             return route;
         }
         let fenced = self.map.fleet().standing().borrow().is_frozen();
-        let _held = Held::new(match fenced {
+        let _held = HeldRequest::new(match fenced {
             true => Cause::Fenced,
             false => Cause::Starting,
         });
@@ -282,10 +282,10 @@ impl Locator {
     }
 
     /// Counts a request that waits for a session that is or was on this node.
-    fn held(&self, node: &str, otherwise: Cause) -> Held {
+    fn held(&self, node: &str, otherwise: Cause) -> HeldRequest {
         let peers = self.map.fleet().peers();
         let peer = peers.iter().find(|peer| peer.name == node);
-        Held::new(Cause::of(peer, otherwise))
+        HeldRequest::new(Cause::of(peer, otherwise))
     }
 
     fn route_to(&self, id: &SessionId, owner: Owner, address: PeerAddress) -> Route {

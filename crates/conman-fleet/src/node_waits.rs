@@ -10,7 +10,7 @@ use conman_registry::{PeerStanding, RegistryError};
 use tokio::sync::SemaphorePermit;
 use tokio::time::{sleep, timeout};
 
-use crate::hold_metrics::{Cause, Held};
+use crate::hold_metrics::{Cause, HeldRequest};
 use crate::{FleetMap, NoAddress, Node, SessionLocation};
 
 /// Pause between two attempts, at first and at most.
@@ -40,7 +40,7 @@ pub struct CutOff;
 /// The place of a request that waits for a node.
 #[derive(Debug)]
 pub struct Waiting<'map> {
-    _held: Held,
+    _held: HeldRequest,
     _place: SemaphorePermit<'map>,
 }
 
@@ -57,7 +57,7 @@ impl FleetMap {
         let place = self.places.try_acquire().ok()?;
         let peer = self.peer(node);
         Some(Waiting {
-            _held: Held::new(Cause::of(peer.as_ref(), Cause::Silent)),
+            _held: HeldRequest::new(Cause::of(peer.as_ref(), Cause::Silent)),
             _place: place,
         })
     }

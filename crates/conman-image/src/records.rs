@@ -26,7 +26,7 @@ const SUFFIX: &str = ".json";
 const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct StoredImage {
     names: Vec<ImageName>,
     image: ImageRecord,
 }
@@ -41,7 +41,7 @@ pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
     }
     let mut outcome = Ok(());
     for (id, image) in &index.images {
-        let kept = Kept {
+        let kept = StoredImage {
             names: names.remove(id).unwrap_or_default(),
             image: image.clone(),
         };
@@ -59,7 +59,7 @@ pub(crate) fn follow(index: &Index, directory: &Path) -> io::Result<()> {
     outcome
 }
 
-fn write(records: &Path, id: &ImageId, kept: &Kept) -> io::Result<()> {
+fn write(records: &Path, id: &ImageId, kept: &StoredImage) -> io::Result<()> {
     let json = serde_json::to_vec(kept)?;
     let path = records.join(format!("{}{SUFFIX}", id.hex()));
     let present = File::open(&path).and_then(|file| read_bounded(file, MAX_RECORD_BYTES));
@@ -101,7 +101,7 @@ pub(crate) fn index(directory: &Path) -> io::Result<Index> {
     Ok(index)
 }
 
-fn read(path: &Path) -> io::Result<Kept> {
+fn read(path: &Path) -> io::Result<StoredImage> {
     Ok(serde_json::from_slice(&read_bounded(
         File::open(path)?,
         MAX_RECORD_BYTES,

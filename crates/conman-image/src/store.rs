@@ -69,13 +69,13 @@ pub(crate) struct Inner {
     pub(crate) directory: PathBuf,
     pub(crate) limits: ImageLimits,
     pub(crate) layers: Layers,
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
     /// Held for its lock.
     _lock: File,
 }
 
 #[derive(Clone, Debug, Default)]
-struct State {
+struct StoreState {
     index: Index,
     pins: BTreeMap<ImageId, usize>,
 }
@@ -136,7 +136,7 @@ impl ImageStore {
                 layers,
                 directory: directory.to_owned(),
                 limits,
-                state: Mutex::new(State {
+                state: Mutex::new(StoreState {
                     index,
                     pins: BTreeMap::new(),
                 }),
@@ -207,7 +207,7 @@ impl ImageStore {
 
     fn pin_found(
         &self,
-        state: &mut State,
+        state: &mut StoreState,
         image: Image,
         asked: &dyn fmt::Display,
     ) -> Result<ImageGuard, StoreError> {
@@ -314,7 +314,7 @@ impl ImageStore {
 impl Inner {
     /// The index is replaced as a whole and changes do not panic half-way, so a poisoned lock still
     /// guards a valid state.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StoreState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -327,7 +327,7 @@ impl Inner {
         self.image(index, index.names.get(name)?)
     }
 
-    fn summary(&self, state: &State, id: &ImageId) -> Option<ImageSummary> {
+    fn summary(&self, state: &StoreState, id: &ImageId) -> Option<ImageSummary> {
         let image = self.image(&state.index, id)?;
         let record = state.index.images.get(id)?;
         let (names, in_use) = (state.index.names_of(id), state.pins.contains_key(id));
@@ -335,7 +335,7 @@ impl Inner {
     }
 
     /// The file first: a change that cannot be written does not take effect in memory either.
-    fn commit(&self, state: &mut State, index: Index) -> Result<(), StoreError> {
+    fn commit(&self, state: &mut StoreState, index: Index) -> Result<(), StoreError> {
         index
             .store(&self.directory)
             .map_err(failed("write the index of", &self.directory))?;

@@ -118,7 +118,7 @@ impl Crowd {
 }
 
 impl Leave {
-    pub(crate) async fn told(self: Arc<Self>) {
+    pub(crate) async fn must_leave(self: Arc<Self>) {
         self.notify.notified().await;
         if self.stays.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;

@@ -142,7 +142,7 @@ impl Place {
             .map(|newcomer| Arc::clone(&newcomer.leave));
         async move {
             match leave {
-                Some(leave) => leave.told().await,
+                Some(leave) => leave.must_leave().await,
                 None => std::future::pending().await,
             }
         }

@@ -22,7 +22,7 @@ use crate::pause;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle};
-use crate::start_waits::{self, Held};
+use crate::start_waits::{self, HeldConnection};
 use crate::stats;
 
 /// Exit code of a command that SIGKILL has ended.
@@ -52,7 +52,7 @@ impl AccessHandle {
             return Ok(route);
         }
         let began = Instant::now();
-        let held = Held::begin(&context.held, &handle, &context.options.limits)?;
+        let held = HeldConnection::begin(&context.held, &handle, &context.options.limits)?;
         let bound = start_waits::bound(context, &handle);
         let route = start_waits::wait_for_route(context, handle, may_start);
         let route = timeout_at(began + bound, route).await;
@@ -153,7 +153,7 @@ impl AccessHandle {
         } = running(&self.context, id)?;
         let began = runtime.exec(&key, plan);
         let began = answering(&self.context, runtime, "run a command in", began).await;
-        let mut io = unless_going(&handle, began)?;
+        let mut io = unless_ending(&handle, began)?;
         io.status = with_session_end(handle, io.status);
         Ok(io)
     }
@@ -175,7 +175,7 @@ impl AccessHandle {
         let guard = handle.activity.begin();
         let began = runtime.files(&key, order, user);
         let began = answering(&self.context, runtime, "reach the files of", began).await;
-        Ok((unless_going(&handle, began)?, guard))
+        Ok((unless_ending(&handle, began)?, guard))
     }
 
     /// Attaches a link to a running session.
@@ -270,8 +270,8 @@ pub(crate) fn to_running(
     }
     let (generation, process) = {
         let view = handle.view.borrow();
-        let is_going = handle.is_ending() || handle.leaving.is_shut();
-        if view.state != SessionState::Running || is_going {
+        let is_ending_or_dead = handle.is_ending() || handle.leaving.is_shut();
+        if view.state != SessionState::Running || is_ending_or_dead {
             return Ok(None);
         }
         (view.generation, view.process.clone())
@@ -356,7 +356,7 @@ pub(crate) fn not_running(handle: &SessionHandle) -> AccessError {
 }
 
 /// Whether the session ends, or its first process is dead already.
-pub(crate) fn is_going(handle: &SessionHandle) -> bool {
+pub(crate) fn is_ending_or_dead(handle: &SessionHandle) -> bool {
     let process = handle.view().process;
     let is_dead = process.is_none_or(|process| process.is_dead().unwrap_or(false));
     is_dead || handle.is_ending() || handle.state() != SessionState::Running
@@ -370,7 +370,7 @@ pub(crate) fn with_session_end(
     let (sender, status) = oneshot::channel();
     tokio::spawn(async move {
         let Ok(mut ended) = ended.await else { return };
-        if ended.exit_code == Some(KILLED) && is_going(&handle) {
+        if ended.exit_code == Some(KILLED) && is_ending_or_dead(&handle) {
             let reason = handle.view().reason.unwrap_or_default();
             let why = match reason.as_str() {
                 "" => "the session ended".to_owned(),
@@ -388,13 +388,13 @@ pub(crate) fn with_session_end(
 
 /// A session that ends meanwhile is not running, whatever the runtime says: it only sees that the container is
 /// gone.
-pub(crate) fn unless_going<T>(
+pub(crate) fn unless_ending<T>(
     handle: &SessionHandle,
     result: Result<T, RuntimeError>,
 ) -> Result<T, AccessError> {
     match result {
         Ok(done) => Ok(done),
-        Err(_) if is_going(handle) => Err(not_running(handle)),
+        Err(_) if is_ending_or_dead(handle) => Err(not_running(handle)),
         Err(source) => Err(failed(&handle.id)(source)),
     }
 }

@@ -22,7 +22,7 @@ use crate::context::Context;
 use crate::drain::signalled::DrainSignal;
 use crate::ensure::kill_entry;
 use crate::error::NodeStartError;
-use crate::kill_table::Stage;
+use crate::kill_table::StartStage;
 use crate::session::{self, Beginning, SessionHandle, StopOrder, View};
 
 mod gone;
@@ -88,7 +88,7 @@ async fn records(context: &Context) -> Result<Vec<SessionRecord>, NodeStartError
                 tracing::warn!(error, "cannot list the registry's records; retrying");
                 sleep(ASK_AGAIN).await;
             }
-            told => return told.map_err(NodeStartError::Records),
+            read => return read.map_err(NodeStartError::Records),
         }
     }
 }
@@ -102,8 +102,8 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
         let finding = examine(&record)?;
         found.push((record, finding));
     }
-    let told = told(context).await;
-    let mut gone = release_gone(context, &found, &told).await?;
+    let signals = drain_signals(context).await;
+    let mut gone = release_gone(context, &found, &signals).await?;
     let paused = paused(context, &found).await;
     let mut adopted = Adopted::default();
     let mut none_may_obey = true;
@@ -119,7 +119,7 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                     other => other,
                 };
                 // Each record is of another session, and no other task starts a life yet.
-                let signal = told.get(&key(&record)).filter(|signal| signal.holds());
+                let signal = signals.get(&key(&record)).filter(|signal| signal.holds());
                 none_may_obey &= signal.is_none();
                 take_on(
                     context,
@@ -224,9 +224,9 @@ fn key(record: &SessionRecord) -> ContainerKey {
 }
 
 /// Sessions that an earlier daemon's drain signalled, and why.
-async fn told(context: &Context) -> HashMap<ContainerKey, DrainSignal> {
-    let told = context.drain.signalled.clone();
-    let read = tokio::task::spawn_blocking(move || told.read()).await;
+async fn drain_signals(context: &Context) -> HashMap<ContainerKey, DrainSignal> {
+    let signalled = context.drain.signalled.clone();
+    let read = tokio::task::spawn_blocking(move || signalled.read()).await;
     read.unwrap_or_else(|error| Err(io::Error::other(error)))
         .unwrap_or_else(|error| {
             tracing::warn!(
@@ -275,8 +275,8 @@ fn take_on(
         });
     }
     let stage = match handle.view().process {
-        Some(process) => Stage::Running(generation, process),
-        None => Stage::Sent(generation),
+        Some(process) => StartStage::Running(generation, process),
+        None => StartStage::Sent(generation),
     };
     let runtime = context.runtime(record.spec.runtime).cloned();
     let entry = kill_entry(&handle, stage, runtime);

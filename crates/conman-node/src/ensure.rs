@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::context::Context;
 use crate::error::{EnsureError, FailureKind, StopError};
-use crate::kill_table::{KillEntry, Stage};
+use crate::kill_table::{KillEntry, StartStage};
 use crate::session::{self, Beginning, Failure, SessionHandle, View, reason_of_deleted};
 use crate::session_table::Admission;
 
@@ -179,7 +179,7 @@ fn admit(context: &Arc<Context>, id: &SessionId, spec: &ResolvedSpec) -> Admissi
                 return Err(error);
             }
             refuse_silent_runtime(context, id, spec)?;
-            let entry = kill_entry(handle, Stage::Claiming, Some(Arc::clone(runtime)));
+            let entry = kill_entry(handle, StartStage::Claiming, Some(Arc::clone(runtime)));
             context
                 .table
                 .admit(id, entry)
@@ -210,7 +210,7 @@ fn missing_labels(context: &Context, spec: &ResolvedSpec) -> Option<String> {
 /// The kill table's entry of a life.
 pub(crate) fn kill_entry(
     handle: &SessionHandle,
-    stage: Stage,
+    stage: StartStage,
     runtime: Option<Arc<dyn conman_runtime::Runtime>>,
 ) -> KillEntry {
     let spec = handle.spec();

@@ -5,8 +5,8 @@ use conman_proto::{ExecId, KeptExec, SessionId};
 use conman_runtime::{AttachOptions, ExecPlan, RuntimeError};
 
 use crate::access::{
-    AccessHandle, Running, answering, failed, is_going, not_running, place, running, unless_going,
-    with_session_end,
+    AccessHandle, Running, answering, failed, is_ending_or_dead, not_running, place, running,
+    unless_ending, with_session_end,
 };
 use crate::attached::{Attached, Presence};
 use crate::error::AccessError;
@@ -34,7 +34,7 @@ impl AccessHandle {
         };
         let attached = runtime.attach(&key, exec, options);
         let attached = answering(&self.context, runtime, "attach to", attached).await;
-        let mut io = unless_going(&handle, attached)?;
+        let mut io = unless_ending(&handle, attached)?;
         io.status = with_session_end(handle, io.status);
         Ok(Attached { io, presence })
     }
@@ -44,21 +44,22 @@ impl AccessHandle {
         self.awake(id).await?;
         let kept = running(&self.context, id)?;
         let begun = kept.runtime.keep_exec(&kept.key, plan);
-        self.about_kept(&kept, "run a command in", begun).await
+        self.kept_answer(&kept, "run a command in", begun).await
     }
 
     /// Returns the kept commands of a running session, the oldest first.
     pub async fn kept_execs(&self, id: &SessionId) -> Result<Vec<KeptExec>, AccessError> {
         let kept = running(&self.context, id)?;
         let listed = kept.runtime.kept_execs(&kept.key);
-        self.about_kept(&kept, "list the commands of", listed).await
+        self.kept_answer(&kept, "list the commands of", listed)
+            .await
     }
 
     /// Returns one of them.
     pub async fn kept_exec(&self, id: &SessionId, exec: ExecId) -> Result<KeptExec, AccessError> {
         let kept = running(&self.context, id)?;
         let found = kept.runtime.kept_exec(&kept.key, exec);
-        self.about_kept(&kept, "look up a command of", found).await
+        self.kept_answer(&kept, "look up a command of", found).await
     }
 
     /// Sends a signal to the first process of a kept command.
@@ -70,7 +71,7 @@ impl AccessHandle {
     ) -> Result<(), AccessError> {
         let kept = running(&self.context, id)?;
         let sent = kept.runtime.signal_exec(&kept.key, exec, signal);
-        match self.about_kept(&kept, "signal a command of", sent).await? {
+        match self.kept_answer(&kept, "signal a command of", sent).await? {
             true => Ok(()),
             false => Err(AccessError::ExecEnded {
                 id: id.clone(),
@@ -83,11 +84,11 @@ impl AccessHandle {
     pub async fn end_exec(&self, id: &SessionId, exec: ExecId) -> Result<(), AccessError> {
         let kept = running(&self.context, id)?;
         let ended = kept.runtime.end_exec(&kept.key, exec);
-        self.about_kept(&kept, "end a command of", ended).await
+        self.kept_answer(&kept, "end a command of", ended).await
     }
 
     /// Waits for what the runtime of a running session answers about kept commands.
-    async fn about_kept<T>(
+    async fn kept_answer<T>(
         &self,
         of: &Running<'_>,
         action: &'static str,
@@ -95,7 +96,7 @@ impl AccessHandle {
     ) -> Result<T, AccessError> {
         let answer = answering(&self.context, of.runtime, action, answer).await;
         // Also a success: its commands may already have the exit codes of their kill.
-        match is_going(&of.handle) {
+        match is_ending_or_dead(&of.handle) {
             true => Err(not_running(&of.handle)),
             false => answer.map_err(failed(&of.handle.id)),
         }

@@ -9,7 +9,7 @@
 //! operations and never across an await, a system call or a message, so neither can keep the other
 //! waiting.
 //!
-//! A start is sent to the runtime only after its entry has [`Stage::Sent`], and no entry gets that stage
+//! A start is sent to the runtime only after its entry has [`StartStage::Sent`], and no entry gets that stage
 //! once the table is closed. Hence a closed table has every container that exists or may still appear.
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ use crate::session::{Leaving, StopOrder};
 
 /// How far the start of a container has come.
 #[derive(Debug, Clone)]
-pub(crate) enum Stage {
+pub(crate) enum StartStage {
     /// The registry has been asked for a generation.
     Claiming,
     /// Recorded; the runtime has not been asked to start anything.
@@ -39,7 +39,7 @@ pub(crate) enum Stage {
     Running(Generation, Arc<PidFd>),
 }
 
-impl Stage {
+impl StartStage {
     pub(crate) fn generation(&self) -> Option<Generation> {
         match self {
             Self::Claiming => None,
@@ -62,7 +62,7 @@ pub(crate) enum Fate {
 /// One session, with all that is needed to kill it.
 #[derive(Debug, Clone)]
 pub(crate) struct KillEntry {
-    pub(crate) stage: Stage,
+    pub(crate) stage: StartStage,
     /// `None` for a runtime that is no longer configured.
     pub(crate) runtime: Option<Arc<dyn Runtime>>,
     /// Signal sent first on preemption, and the time between it and SIGKILL.
@@ -123,7 +123,7 @@ impl KillTable {
 
     /// The claim was answered.
     pub(crate) fn reserve(&self, id: &SessionId, generation: Generation) -> Result<(), Closed> {
-        self.advance(id, Stage::Reserved(generation))
+        self.advance(id, StartStage::Reserved(generation))
     }
 
     /// Asks whether the start may be sent to the runtime; after a refusal it never may.
@@ -133,7 +133,7 @@ impl KillTable {
             return Err(closed.clone());
         }
         if let Some(entry) = inner.entries.get_mut(id) {
-            entry.stage = Stage::Sent(generation);
+            entry.stage = StartStage::Sent(generation);
         }
         Ok(())
     }
@@ -146,10 +146,10 @@ impl KillTable {
         generation: Generation,
         process: Arc<PidFd>,
     ) -> Result<(), Closed> {
-        self.advance(id, Stage::Running(generation, process))
+        self.advance(id, StartStage::Running(generation, process))
     }
 
-    fn advance(&self, id: &SessionId, stage: Stage) -> Result<(), Closed> {
+    fn advance(&self, id: &SessionId, stage: StartStage) -> Result<(), Closed> {
         let mut inner = self.lock();
         if let Some(entry) = inner.entries.get_mut(id) {
             entry.stage = stage;

@@ -6,7 +6,7 @@ use conman_core::preempt::{PreemptCandidate, plan};
 use conman_linux::signal_name;
 use conman_proto::{PreemptPlan, SessionId};
 
-use crate::kill_table::{KillEntry, KillTable, Stage};
+use crate::kill_table::{KillEntry, KillTable, StartStage};
 
 /// A session's grace within the notice's budget.
 pub(crate) fn grace(id: &SessionId, entry: &KillEntry, budget_ms: u32) -> Duration {
@@ -34,8 +34,8 @@ fn candidate(id: &SessionId, entry: &KillEntry) -> Option<PreemptCandidate> {
         id: id.clone(),
         generation: entry.stage.generation()?,
         pid: match &entry.stage {
-            Stage::Running(_, process) => Some(process.pid()),
-            Stage::Claiming | Stage::Reserved(_) | Stage::Sent(_) => None,
+            StartStage::Running(_, process) => Some(process.pid()),
+            StartStage::Claiming | StartStage::Reserved(_) | StartStage::Sent(_) => None,
         },
         signal: signal.and_then(signal_name).map(str::to_owned),
         grace_ms: grace.map_or(0, |grace| {

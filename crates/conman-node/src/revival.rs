@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use conman_core::EndCause;
-use conman_core::restart::{self, End, Verdict};
+use conman_core::restart::{self, Ownerless, Verdict};
 use conman_proto::{Generation, ResolvedSpec, SessionId, SessionState};
 use conman_registry::{RecordState, RegistryError, SessionRecord};
 use jiff::Timestamp;
@@ -28,16 +28,16 @@ pub trait Relocate: Send + Sync + std::fmt::Debug + 'static {
 
 /// How the session of a record without an owner ended.
 #[must_use]
-pub fn end_of(record: &SessionRecord) -> End {
+pub fn end_of(record: &SessionRecord) -> Ownerless {
     let Some(cause) = record.state.end_cause() else {
-        return End::NodeGone;
+        return Ownerless::NodeGone;
     };
     let (ran, exit_code) = match &record.state {
         RecordState::Ended(ending) => (ending.started_at.is_some(), ending.exit_code),
         // It was to end before its node was lost, for the reason that counts.
         _ => (true, None),
     };
-    End::Ended {
+    Ownerless::Ended {
         cause,
         ran,
         exit_code,

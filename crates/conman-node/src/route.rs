@@ -56,7 +56,7 @@ impl SessionRoute {
     /// Whether the session takes no more connections because it was signalled to stop: it is on its way to
     /// another node, and a client waits for that. Only a signalled session is checked.
     pub async fn has_closed(&self) -> bool {
-        if !self.leaving.is_told() || self.leaving.is_shut() {
+        if !self.leaving.is_signalled() || self.leaving.is_shut() {
             return self.leaving.is_shut();
         }
         let asked = timeout(SHUT_PATIENCE, self.connect(self.port)).await;

@@ -28,12 +28,12 @@ pub(crate) fn held_now(count: &HeldCount) -> usize {
 
 /// A held connection, which counts for its session and for the node until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldConnection {
     _node: HeldCount,
     _session: HeldCount,
 }
 
-impl Held {
+impl HeldConnection {
     /// Of connections that begin at the same moment, each may take the last place.
     pub(crate) fn begin(
         node: &HeldCount,
@@ -222,7 +222,7 @@ mod tests {
             max_held_per_session: 2,
             ..NodeLimits::default()
         };
-        let hold = |session: &SessionHandle| Held::begin(&node, session, &limits);
+        let hold = |session: &SessionHandle| HeldConnection::begin(&node, session, &limits);
 
         let first = hold(&alice).expect("room");
         let second = hold(&alice).expect("room");

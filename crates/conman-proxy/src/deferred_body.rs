@@ -14,12 +14,12 @@ use tokio::sync::oneshot;
 /// (`100 Continue`). Until then, the claim can be revoked and given to another node.
 #[derive(Debug)]
 pub(crate) struct DeferredBody {
-    state: Mutex<State>,
+    state: Mutex<ClaimState>,
     size: SizeHint,
 }
 
 #[derive(Debug)]
-struct State {
+struct ClaimState {
     body: Option<Incoming>,
     /// Number of the valid claim.
     claim: u64,
@@ -43,7 +43,7 @@ impl DeferredBody {
     pub(crate) fn new(body: Incoming) -> Arc<Self> {
         Arc::new(Self {
             size: body.size_hint(),
-            state: Mutex::new(State {
+            state: Mutex::new(ClaimState {
                 body: Some(body),
                 claim: 0,
                 holder: None,

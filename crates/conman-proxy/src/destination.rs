@@ -23,7 +23,7 @@ const TO_NODE: KeepLimits = KeepLimits {
 
 /// The end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum End {
+pub(crate) enum ConnectionTarget {
     Session(SessionId, Option<u16>),
     Peer(Arc<str>),
     Api,
@@ -35,15 +35,15 @@ pub(crate) enum End {
 /// generation's can never carry a request of a newer one, or vice versa. Connections to a node
 /// carry requests for all of its sessions, each with its generation, and are separated by the
 /// node's incarnation and by this node's certificates.
-pub(crate) type Pool = conman_peer::Pool<End, RequestBody>;
+pub(crate) type Pool = conman_peer::Pool<ConnectionTarget, RequestBody>;
 
-pub(crate) type Lease = conman_peer::Lease<End, RequestBody>;
-pub(crate) type Destination = conman_peer::Destination<End>;
+pub(crate) type Lease = conman_peer::Lease<ConnectionTarget, RequestBody>;
+pub(crate) type Destination = conman_peer::Destination<ConnectionTarget>;
 
 pub(crate) fn pool(idle_timeout: Duration) -> Arc<Pool> {
     Arc::new(Pool::new(idle_timeout, |end| match end {
-        End::Session(..) => TO_SESSION,
-        End::Peer(_) | End::Api => TO_NODE,
+        ConnectionTarget::Session(..) => TO_SESSION,
+        ConnectionTarget::Peer(_) | ConnectionTarget::Api => TO_NODE,
     }))
 }
 
@@ -52,14 +52,14 @@ pub(crate) fn of(route: &Route) -> Destination {
     let (key, version) = match &route.way {
         Way::Session => {
             let port = route.port.map(|request| request.port);
-            let key = End::Session(route.session.clone(), port);
+            let key = ConnectionTarget::Session(route.session.clone(), port);
             (key, (route.generation.get(), 0))
         }
         Way::Peer { node, incarnation } => {
             let version = (*incarnation, route.backend.certificates());
-            (End::Peer(Arc::clone(node)), version)
+            (ConnectionTarget::Peer(Arc::clone(node)), version)
         }
-        Way::Api => (End::Api, (0, 0)),
+        Way::Api => (ConnectionTarget::Api, (0, 0)),
     };
     Destination { key, version }
 }

@@ -24,7 +24,7 @@ use crate::outgoing::{Arrived, Outgoing, TrustedOrigin};
 use crate::peer_request::{self, Wait};
 use crate::peers::PeerTarget;
 use crate::upgrade::{self, Offer};
-use crate::worker::{ClientConnection, Front, Stage};
+use crate::worker::{ClientConnection, Front, ProxyStage};
 use crate::{Directory, Gate, PeerFront, PortRequest, ProxyOptions, Route, Verdict, Way, hold};
 
 /// How often a session that closed its port before it ended is looked up again.
@@ -52,7 +52,7 @@ pub(crate) async fn serve(
     let ambiguous = coded && matches!(&*client.worker.front, Front::Clients { .. });
     // An upgraded connection is not one for further requests.
     let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-    let leaves = !upgraded && *client.worker.stage.borrow() >= Stage::Announced;
+    let leaves = !upgraded && *client.worker.stage.borrow() >= ProxyStage::Announced;
     if ambiguous || leaves {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
@@ -96,7 +96,7 @@ async fn from_client(
     }
     let offer = Offer::of(&mut parts, !body.is_end_stream());
     // A tunnel would be closed at once, and the client might come back each second.
-    if offer.is_some() && *worker.stage.borrow() >= Stage::Closing {
+    if offer.is_some() && *worker.stage.borrow() >= ProxyStage::Closing {
         return Err(Unforwarded::Leaving);
     }
     let wait = Wait {

@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::ProxyOptions;
 use crate::answer;
 use crate::meters::{Meters, Refused};
-use crate::worker::{Accepted, Admission, Front, Stage};
+use crate::worker::{Accepted, Admission, Front, ProxyStage};
 
 /// Pause after an accept error that would recur at once, for example `EMFILE`.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -73,14 +73,14 @@ impl Acceptor {
     }
 
     /// Runs until the proxy drains or stops; then the listening socket is closed.
-    pub(crate) async fn run(mut self, mut stage: watch::Receiver<Stage>, pulse: &Pulse) {
+    pub(crate) async fn run(mut self, mut stage: watch::Receiver<ProxyStage>, pulse: &Pulse) {
         loop {
             let next = async {
                 tokio::select! {
                     // Cancel safe: a connection that is not accepted stays in the kernel's queue.
                     accepted = self.listener.accept() => Some(accepted),
                     // Watch channels keep their value; a dropped sender is the end, too.
-                    _ = stage.wait_for(|stage| *stage >= Stage::Draining) => None,
+                    _ = stage.wait_for(|stage| *stage >= ProxyStage::Draining) => None,
                 }
             };
             match pulse.idle(next).await {

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use crate::destination;
 use crate::listener::{Acceptor, WorkerQueue};
 use crate::meters::Meters;
-use crate::worker::{self, Front, RefusalLog, Stage, WorkerContext};
+use crate::worker::{self, Front, ProxyStage, RefusalLog, WorkerContext};
 use crate::{Directory, Gate, PeerFront, ProxyOptions};
 
 /// Connections queued for one worker. They are taken at once, so a few suffice. If a worker is
@@ -27,7 +27,7 @@ const WORKER_QUEUE: usize = 128;
 #[derive(Debug)]
 pub struct Proxy {
     local_addr: SocketAddr,
-    stage: Arc<watch::Sender<Stage>>,
+    stage: Arc<watch::Sender<ProxyStage>>,
     /// Every thread holds a sender until it ends; nothing is ever sent.
     ended: mpsc::Receiver<()>,
     meters: Arc<Meters>,
@@ -83,7 +83,7 @@ impl Proxy {
         let refusals = Arc::new(RefusalLog::default());
         let max_held = options.max_held.min(Semaphore::MAX_PERMITS);
         let hold_places = Arc::new(Semaphore::new(max_held));
-        let (stage, stage_seen) = watch::channel(Stage::Serving);
+        let (stage, stage_seen) = watch::channel(ProxyStage::Serving);
         // Only its end is used.
         let (alive, ended) = mpsc::channel(1);
         let mut workers = Vec::with_capacity(options.workers);
@@ -154,12 +154,12 @@ impl Proxy {
         tokio::spawn(async move {
             loop {
                 let follows = match *departure.borrow_and_update() {
-                    Departure::Staying => Stage::Serving,
-                    Departure::Announced => Stage::Announced,
-                    Departure::Closing => Stage::Closing,
+                    Departure::Staying => ProxyStage::Serving,
+                    Departure::Announced => ProxyStage::Announced,
+                    Departure::Closing => ProxyStage::Closing,
                 };
                 stage.send_if_modified(|present| {
-                    let changes = *present < Stage::Draining && *present != follows;
+                    let changes = *present < ProxyStage::Draining && *present != follows;
                     if changes {
                         *present = follows;
                     }
@@ -180,12 +180,12 @@ impl Proxy {
     /// Stops accepting, closes the tunnels with 1012, lets open requests end for at most `patience`,
     /// and then closes the rest.
     pub async fn shutdown(mut self, patience: Duration) {
-        self.stage.send_replace(Stage::Draining);
+        self.stage.send_replace(ProxyStage::Draining);
         if tokio::time::timeout(patience, self.ended.recv())
             .await
             .is_err()
         {
-            self.stage.send_replace(Stage::Stopped);
+            self.stage.send_replace(ProxyStage::Stopped);
             self.ended.recv().await;
         }
     }

@@ -22,7 +22,7 @@ use crate::client_io::ClientIo;
 use crate::destination::Lease;
 use crate::forward::{self, bad_answer, session_response};
 use crate::peer_request::{self, Tried};
-use crate::worker::{ClientConnection, PanicGuard, Stage};
+use crate::worker::{ClientConnection, PanicGuard, ProxyStage};
 use crate::{Route, SubprotocolAnswer, Way};
 
 /// How long a tunnel whose session has disappeared waits for the reason.
@@ -186,10 +186,10 @@ fn spawn_tunnel(
 
 /// Ready once the proxy closes this tunnel: `after` the node begins to close connections, or at once
 /// when the proxy stops.
-async fn is_closed(mut stage: watch::Receiver<Stage>, after: Duration) {
+async fn is_closed(mut stage: watch::Receiver<ProxyStage>, after: Duration) {
     // A dropped sender is the end, too.
-    let _ = stage.wait_for(|stage| *stage >= Stage::Closing).await;
-    let stopped = stage.wait_for(|stage| *stage >= Stage::Draining);
+    let _ = stage.wait_for(|stage| *stage >= ProxyStage::Closing).await;
+    let stopped = stage.wait_for(|stage| *stage >= ProxyStage::Draining);
     let _ = tokio::time::timeout(after, stopped).await;
 }
 

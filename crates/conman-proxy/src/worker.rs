@@ -33,7 +33,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The proxy's life stage, in the order in which it goes through them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub(crate) enum ProxyStage {
     Serving,
     /// Answers ask clients to connect again.
     Announced,
@@ -85,7 +85,7 @@ pub(crate) struct WorkerContext {
     pub(crate) refusals: Arc<RefusalLog>,
     /// Connections and tunnels.
     pub(crate) tasks: TaskTracker,
-    pub(crate) stage: watch::Receiver<Stage>,
+    pub(crate) stage: watch::Receiver<ProxyStage>,
 }
 
 /// The clients of a listener.
@@ -196,7 +196,7 @@ pub(crate) async fn run(
                 // Cancel safe: a missed tick comes with the next turn.
                 _ = sweep.tick() => context.pool.sweep(),
                 // Cancel safe: watch channels keep their value.
-                _ = stage.wait_for(|stage| *stage == Stage::Stopped) => {
+                _ = stage.wait_for(|stage| *stage == ProxyStage::Stopped) => {
                     return ControlFlow::Break(());
                 }
                 // Cancel safe: it stays ready once the tracker is closed and empty.
@@ -270,7 +270,7 @@ async fn begin(worker: &WorkerContext, stream: Stream) -> io::Result<Option<Begu
     let mut stage = worker.stage.clone();
     let draining = async {
         // Watch channels keep their value; a dropped sender is the end, too.
-        let _ = stage.wait_for(|stage| *stage >= Stage::Draining).await;
+        let _ = stage.wait_for(|stage| *stage >= ProxyStage::Draining).await;
     };
     let options = &worker.options;
     conman_listen::begin(
@@ -292,7 +292,7 @@ async fn serve_http(
     let io = ClientIo::new(begun, Arc::clone(&exchanges), &worker.options);
     let mut stage = worker.stage.clone();
     // Its answers ask the client to connect again, which may know no other node.
-    let is_late = *stage.borrow() >= Stage::Closing;
+    let is_late = *stage.borrow() >= ProxyStage::Closing;
     let mut http = Builder::new();
     // `ClientIo` bounds the time, and distinguishes an idle connection from a slow head.
     http.header_read_timeout(None)
@@ -322,7 +322,7 @@ async fn serve_http(
             // First, so that no answer after the shutdown promises another request.
             biased;
             // Watch channels keep their value; a dropped sender is the end, too.
-            _ = stage.wait_for(|stage| *stage >= Stage::Closing) => {}
+            _ = stage.wait_for(|stage| *stage >= ProxyStage::Closing) => {}
             // Polled again below if the other arm is first.
             ended = connection.as_mut() => return Ok(ended?),
         }

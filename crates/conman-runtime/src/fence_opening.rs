@@ -36,27 +36,27 @@ pub enum FenceOpener {
 
 /// Which of the containers under a fleet's fence this node still owns.
 #[derive(Debug, Default)]
-pub struct Recorded(Mutex<Known>);
+pub struct Recorded(Mutex<KnownContainers>);
 
 #[derive(Debug, Clone, Default)]
-enum Known {
+enum KnownContainers {
     /// The records have not been read.
     #[default]
     Nothing,
     /// The records name these.
     Own(BTreeSet<String>),
     /// The fence was checked since. These are not in the records; all others are, or started later.
-    Strange(BTreeSet<String>),
+    NotRecorded(BTreeSet<String>),
 }
 
 impl Recorded {
     /// Call it once the records have been read. `keys`: the recorded containers that still run.
     pub fn are(&self, keys: impl IntoIterator<Item = ContainerKey>) {
-        *self.known() = Known::Own(keys.into_iter().map(|key| name(&key)).collect());
+        *self.known() = KnownContainers::Own(keys.into_iter().map(|key| name(&key)).collect());
     }
 
     /// A panic while the lock is held cannot leave half a change.
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownContainers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -98,15 +98,15 @@ async fn open_recorded(
     let state = state(connection, patience).await?;
     let known = recorded.known().clone();
     if state == FenceState::Unarmed {
-        if let Known::Own(own) = known {
+        if let KnownContainers::Own(own) = known {
             // Later containers are this node's as well, should the fence close later.
             let strange = sessions(connection, patience).await?.into_iter();
             let strange = strange.filter(|name| !own.contains(name)).collect();
-            *recorded.known() = Known::Strange(strange);
+            *recorded.known() = KnownContainers::NotRecorded(strange);
         }
         return Ok(());
     }
-    if matches!(known, Known::Nothing) {
+    if matches!(known, KnownContainers::Nothing) {
         tracing::warn!(
             ?state,
             "the shim's fence is a fleet's, but this node is in none; \
@@ -121,9 +121,9 @@ async fn open_recorded(
     let (mut own, mut strange) = (Vec::new(), BTreeSet::new());
     for name in sessions(connection, patience).await? {
         let is_own = match &known {
-            Known::Nothing => false,
-            Known::Own(names) => names.contains(&name),
-            Known::Strange(names) => !names.contains(&name),
+            KnownContainers::Nothing => false,
+            KnownContainers::Own(names) => names.contains(&name),
+            KnownContainers::NotRecorded(names) => !names.contains(&name),
         };
         match is_own {
             true => own.push(name),
@@ -137,7 +137,7 @@ async fn open_recorded(
         "the shim's fence is a fleet's, but this node is in none; recorded sessions continue, \
          the rest may run elsewhere and stay frozen until they are removed"
     );
-    *recorded.known() = Known::Strange(strange);
+    *recorded.known() = KnownContainers::NotRecorded(strange);
     let mut chunks = own.chunks(NAMES).rev();
     let last = chunks.next().unwrap_or_default();
     let until_ns = boottime_ns().saturating_add(MORE_TO_COME_NS);

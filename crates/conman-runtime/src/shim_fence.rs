@@ -26,7 +26,7 @@ const NS_IN_MS: u64 = 1_000_000;
 #[derive(Debug)]
 pub struct ShimFence {
     link: Link,
-    ear: Arc<NewsBuffer>,
+    news: Arc<NewsBuffer>,
     current: Mutex<Option<Arc<Connection>>>,
     freeze_ms: Option<u64>,
     /// The shim waits for less than `freeze_ms`; the next deadline sets the configured time.
@@ -58,17 +58,17 @@ impl NewsBuffer {
 
 impl NotificationHandler for NewsBuffer {
     /// The runtimes deal with ends.
-    fn hear(&self, _ended: &ContainerView) -> bool {
+    fn on_container_end(&self, _ended: &ContainerView) -> bool {
         true
     }
 
-    fn hear_fence(&self, state: FenceState) {
+    fn on_fence_state(&self, state: FenceState) {
         if is_closed(state) {
             self.add(FenceNews::Fired);
         }
     }
 
-    fn hear_end(&self) {
+    fn on_connection_end(&self) {
         self.add(FenceNews::Lost);
     }
 }
@@ -80,11 +80,11 @@ impl ShimFence {
     /// publication in the registry, and a shorter one at once.
     #[must_use]
     pub fn new(socket: PathBuf, shim: Option<ShimCommand>, freeze_ms: Option<u64>) -> Self {
-        let ear = Arc::<NewsBuffer>::default();
-        let hearer = Arc::clone(&ear) as Arc<dyn NotificationHandler>;
+        let news = Arc::<NewsBuffer>::default();
+        let handler = Arc::clone(&news) as Arc<dyn NotificationHandler>;
         Self {
-            link: Link::new(socket, shim, Some(hearer), FenceOpener::Registry),
-            ear,
+            link: Link::new(socket, shim, Some(handler), FenceOpener::Registry),
+            news,
             current: Mutex::default(),
             freeze_ms,
             waits_less: AtomicBool::new(false),
@@ -101,7 +101,7 @@ impl ShimFence {
             self.waits_less.store(waits_less, Ordering::Relaxed);
         }
         // News of earlier connections; the state of the new one covers them.
-        self.ear.heard().clear();
+        self.news.heard().clear();
         let fired = match ask(&connection, &Request::Fence).await? {
             Reply::Fence { state } => is_closed(state),
             _ => return Err(failure(LinkError::Unexpected)),
@@ -165,10 +165,10 @@ impl ShimFence {
     /// The next news since [`Self::look`]. Cancel safe: it is removed when it is returned.
     pub async fn news(&self) -> FenceNews {
         loop {
-            let next = self.ear.heard().pop_front();
+            let next = self.news.heard().pop_front();
             match next {
                 Some(news) => return news,
-                None => self.ear.more.notified().await,
+                None => self.news.more.notified().await,
             }
         }
     }

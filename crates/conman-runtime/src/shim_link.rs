@@ -53,13 +53,13 @@ pub(crate) const REMEDY_FOR_FULL: &str = "stop some sessions, or try again in a 
 /// Receives the shim's notifications.
 pub(crate) trait NotificationHandler: std::fmt::Debug + Send + Sync {
     /// Returns `false` if the shim may forget the end at once.
-    fn hear(&self, ended: &ContainerView) -> bool;
+    fn on_container_end(&self, ended: &ContainerView) -> bool;
 
     /// The fence has changed its state.
-    fn hear_fence(&self, _state: FenceState) {}
+    fn on_fence_state(&self, _state: FenceState) {}
 
     /// The connection ended; called before any call on it fails.
-    fn hear_end(&self) {}
+    fn on_connection_end(&self) {}
 }
 
 /// The name of a session's container.

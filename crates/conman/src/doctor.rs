@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
             );
         }
         if let Some(applied) = &applied {
-            crate::tell(&told(applied));
+            crate::tell(&applied_text(applied));
         }
     }
     let failed = applied.is_some_and(|applied| !applied.failed.is_empty());
@@ -179,7 +179,7 @@ fn network_text(missing: &[String]) -> String {
     }
 }
 
-fn told(applied: &Applied) -> String {
+fn applied_text(applied: &Applied) -> String {
     let set = applied.set.iter().map(|setting| format!("set {setting}"));
     let file = applied
         .file

@@ -8,7 +8,7 @@ use conman_core::ownership::{Event, Key, OwnedState, SessionName, Slot, SlotView
 use conman_core::preemption::{
     self, Action, Certificate, ExitProof, KillResult, Origin, Preemption,
 };
-use conman_core::preemption::{ReleaseResult, Stage};
+use conman_core::preemption::{ReleaseResult, TableStage};
 
 use crate::world::{Ev, HEAL_MS, World};
 
@@ -78,20 +78,20 @@ impl EmergencyThread {
     }
 
     /// `None` for what the table does not have, as what only the registry says to be this node's.
-    fn stage(&self, slot: &Slot, grace_ms: u64, shares_files: bool) -> Option<Stage> {
+    fn stage(&self, slot: &Slot, grace_ms: u64, shares_files: bool) -> Option<TableStage> {
         let generation = slot.generation;
         if self.running.contains(slot) {
             let grace = Duration::from_millis(grace_ms);
-            Some(Stage::Running {
+            Some(TableStage::Running {
                 generation,
                 grace,
                 shares_files,
             })
         } else if self.sent.contains(slot) {
-            Some(Stage::Sent { generation })
+            Some(TableStage::Sent { generation })
         } else {
             let withheld = self.withheld.contains(slot);
-            withheld.then_some(Stage::Reserved { generation })
+            withheld.then_some(TableStage::Reserved { generation })
         }
     }
 }
@@ -252,7 +252,7 @@ impl World {
     }
 
     /// What the daemon knows to exist or to be possible.
-    fn kill_table(&mut self, node: usize) -> Vec<(SessionName, Stage)> {
+    fn kill_table(&mut self, node: usize) -> Vec<(SessionName, TableStage)> {
         let grace_ms = [0, 0, 300, 1_500][self.random.range(0, 3) as usize];
         let machine = &self.machines[node];
         let Some(daemon) = &machine.daemon else {
@@ -260,7 +260,7 @@ impl World {
         };
         let stage = |session: &SessionName| {
             let generation = match daemon.stake(session)? {
-                Stake::Claiming => return Some(Stage::Claiming),
+                Stake::Claiming => return Some(TableStage::Claiming),
                 Stake::Held { generation } | Stake::Ending { generation, .. } => generation,
                 Stake::Checking => return None,
             };

@@ -138,7 +138,7 @@ mod tests {
     use crate::story::tests::session;
 
     /// The report about generation 3 on n1, if any.
-    fn told(session: &Session) -> Option<String> {
+    fn end_report(session: &Session) -> Option<String> {
         let followed = Followed {
             id: "alice".parse().expect("a name"),
             generation: Generation::new(3).expect("not zero"),
@@ -160,7 +160,7 @@ mod tests {
         use SessionState::{Failed, Frozen, Running, Starting, Stopped, Stopping};
 
         for state in [Starting, Running, Frozen] {
-            assert_eq!(told(&session(3, state, None)), None, "{state}");
+            assert_eq!(end_report(&session(3, state, None)), None, "{state}");
         }
         for (state, reason) in [
             (Stopped, None),
@@ -171,7 +171,7 @@ mod tests {
                 Some("the program ended by itself, with exit code 1"),
             ),
         ] {
-            let ended = told(&session(3, state, reason));
+            let ended = end_report(&session(3, state, reason));
             assert_eq!(ended.as_deref(), Some("ended"), "{reason:?}");
         }
         use EndCause::{Drained, NodeLost, Preempted};
@@ -192,20 +192,20 @@ mod tests {
         ] {
             let mut gone = session(3, state, Some(reason));
             gone.end = cause.map(|cause| SessionEnd { cause, phase: None });
-            let text = told(&gone).expect("told");
+            let text = end_report(&gone).expect("told");
             for part in ["alice", "node n1", reason, "`conman logs -f alice`"] {
                 assert!(text.contains(part), "{part}: {text}");
             }
             assert!(text.contains("`conman run alice`"), "{text}");
             gone.spec.on_node_loss = OnNodeLoss::Restart;
-            let text = told(&gone).expect("told");
+            let text = end_report(&gone).expect("told");
             assert!(text.contains("the fleet starts it"), "{text}");
             assert!(!text.contains("conman run"), "{text}");
         }
         for state in [Starting, Running, Stopped] {
             let mut next = session(4, state, None);
             "n2".clone_into(&mut next.node);
-            let text = told(&next).expect("told");
+            let text = end_report(&next).expect("told");
             let now = format!("generation 4 is {state} on node n2");
             for part in ["node n1 (generation 3) is gone", &now] {
                 assert!(text.contains(part), "{part}: {text}");

@@ -24,7 +24,7 @@ pub(super) async fn run(context: &Context, args: &RunArgs) -> Result<Exit, Failu
     if args.rm {
         return run_rm::run(context, args, &answer.value).await;
     }
-    let exit = tell(context, args, &answer)?;
+    let exit = report(context, args, &answer)?;
     if args.interactive {
         let args = AttachArgs {
             exec: None,
@@ -90,7 +90,7 @@ async fn watch(context: &Context, path: &str, progress: &Progress) -> std::conve
     }
 }
 
-fn tell(
+fn report(
     context: &Context,
     args: &RunArgs,
     answer: &Answer<EnsureResponse>,

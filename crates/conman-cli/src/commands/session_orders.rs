@@ -12,17 +12,17 @@ use crate::failure::{Exit, Failure};
 
 pub(super) async fn pause(context: &Context, args: &SessionArgs) -> Result<Exit, Failure> {
     let answer = order::<Session>(context, args, "pause", PROMPT).await?;
-    told(context, &answer, &answer.value)
+    report(context, &answer, &answer.value)
 }
 
 pub(super) async fn resume(context: &Context, args: &SessionArgs) -> Result<Exit, Failure> {
     let answer = order::<Session>(context, args, "resume", PROMPT).await?;
-    told(context, &answer, &answer.value)
+    report(context, &answer, &answer.value)
 }
 
 pub(super) async fn restart(context: &Context, args: &SessionArgs) -> Result<Exit, Failure> {
     let answer = order::<EnsureResponse>(context, args, "restart", START).await?;
-    told(context, &answer, &answer.value.session)
+    report(context, &answer, &answer.value.session)
 }
 
 pub(super) async fn update(context: &Context, args: &UpdateArgs) -> Result<Exit, Failure> {
@@ -54,7 +54,7 @@ async fn order<T: DeserializeOwned>(
     answer.map_err(|error| Failure::from(error).about(args.id.as_str()))
 }
 
-fn told<T>(context: &Context, answer: &Answer<T>, session: &Session) -> Result<Exit, Failure> {
+fn report<T>(context: &Context, answer: &Answer<T>, session: &Session) -> Result<Exit, Failure> {
     let output = &context.output;
     if output.json {
         output.value(&answer.raw)?;

@@ -37,7 +37,7 @@ pub(super) async fn run(context: &Context, args: &WhyArgs) -> Result<Exit, Failu
         None => client.get::<Node>("/v1/nodes/self").await.ok(),
     };
     let node = node.map(|node| node.state);
-    let story = Story::tell(session.as_ref(), &timeline.value, node, Timestamp::now());
+    let story = Story::new(session.as_ref(), &timeline.value, node, Timestamp::now());
     let output = &context.output;
     if output.json {
         output.value(&json!({ "id": id, "story": story, "timeline": timeline.raw }))?;

@@ -69,8 +69,8 @@ pub(super) fn facts(timeline: &Timeline) -> Vec<String> {
             "The registry cannot be asked which node owns it: {error}"
         ));
     }
-    if !fleet.unasked.is_empty() {
-        let nodes = listed(&fleet.unasked);
+    if !fleet.unreachable_nodes.is_empty() {
+        let nodes = listed(&fleet.unreachable_nodes);
         facts.push(format!("Events may be missing, of: {nodes}"));
     }
     facts

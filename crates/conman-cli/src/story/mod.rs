@@ -37,7 +37,7 @@ pub(crate) struct Story {
 impl Story {
     /// Builds the story. `session` is `None` if the node forgot the session and only its journal
     /// has it; `node` is the state of a node outside a fleet.
-    pub(crate) fn tell(
+    pub(crate) fn new(
         session: Option<&Session>,
         timeline: &Timeline,
         node: Option<NodeState>,

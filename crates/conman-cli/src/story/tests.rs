@@ -104,13 +104,13 @@ impl Scene {
     }
 
     /// The story as `conman why` prints it, without the blanks that align it.
-    fn told(&self, session: Option<&Session>, now_ms: i64) -> String {
-        self.told_with(session, None, now_ms)
+    fn text(&self, session: Option<&Session>, now_ms: i64) -> String {
+        self.text_with(session, None, now_ms)
     }
 
     /// The same where the node is outside a fleet.
-    fn told_with(&self, session: Option<&Session>, node: Option<NodeState>, now_ms: i64) -> String {
-        let story = Story::tell(session, &self.0, node, at(now_ms)).to_string();
+    fn text_with(&self, session: Option<&Session>, node: Option<NodeState>, now_ms: i64) -> String {
+        let story = Story::new(session, &self.0, node, at(now_ms)).to_string();
         let lines = story.lines().map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
             words.join(" ")
@@ -196,7 +196,7 @@ fn a_session_that_runs() {
     running.started_at = Some(at(810));
     let scene = started().at(60_000, SessionAdopted, "taken over from an earlier daemon");
     assert_told(
-        &scene.told(Some(&running), 200_000),
+        &scene.text(Some(&running), 200_000),
         "\
 alice is running on n1, for 3 min 19 s
 Generation 7 was requested at 2026-03-01 12:00:00.000 UTC (3 min 20 s ago)
@@ -222,7 +222,7 @@ fn a_session_whose_node_was_preempted() {
         .at(3_600_042, SessionDead, "its PID namespace is empty")
         .at(3_600_051, SessionReleased, "preempted");
     assert_told(
-        &scene.told(Some(&stopped), 3_660_000),
+        &scene.text(Some(&stopped), 3_660_000),
         "\
 alice is stopped on n1: its node was preempted
 Reason: preempted: preemption notice
@@ -252,27 +252,27 @@ fn a_session_that_the_fleet_restarted_and_one_that_it_will() {
         count: 2,
         since: at(0),
     });
-    let told = started().told(Some(&running), 3_660_000);
+    let told = started().text(Some(&running), 3_660_000);
     let fact = "The fleet restarted it automatically (2 in a row): n3, where it was, was lost";
     assert!(told.lines().any(|line| line == fact), "{told}");
 
     if let Some(restarted) = &mut running.spec.restarted {
         restarted.count = 0;
     }
-    let told = started().told(Some(&running), 3_660_000);
+    let told = started().text(Some(&running), 3_660_000);
     let fact = "A connection started it again: n3, where it was, was lost";
     assert!(told.lines().any(|line| line == fact), "{told}");
 
     let reason = "preempted: preemption notice";
     let mut stopped = ended(SessionState::Stopped, reason, EndCause::Preempted, None);
     stopped.spec.on_node_loss = OnNodeLoss::Restart;
-    let told = started().told(Some(&stopped), 3_660_000);
+    let told = started().text(Some(&stopped), 3_660_000);
     let advice = "\nThe fleet starts it on another node automatically";
     assert!(told.contains(advice), "{told}");
     let why = "no longer restarted: 5 restarts followed each other within 10 minutes; the \
                next one is by hand";
     let scene = started().at(3_600_060, RestartGivenUp, why);
-    let told = scene.told(Some(&stopped), 3_660_000);
+    let told = scene.text(Some(&stopped), 3_660_000);
     assert!(told.contains(&format!("restart_given_up {why}")), "{told}");
     assert!(told.contains(AGAIN) && !told.contains(advice), "{told}");
 }
@@ -286,7 +286,7 @@ fn a_session_that_is_stuck() {
     let scene = started()
         .at(90_000, SessionKilled, "SIGKILL: stopped through the API")
         .at(95_000, SessionStuck, reason);
-    let told = scene.told(Some(&stuck), 120_000);
+    let told = scene.text(Some(&stuck), 120_000);
     let told = told.replace(reason, "<reason>");
     assert_told(
         &told,
@@ -320,7 +320,7 @@ fn a_session_whose_program_was_killed_for_its_memory() {
         .at(20_004, SessionReleased, "exited")
         .at(21_000, CleanupFailed, "docker does not answer.");
     let memory = "It may have needed more than its 256 MiB of memory";
-    let told = scene.told(Some(&failed), 30_000);
+    let told = scene.text(Some(&failed), 30_000);
     for part in [
         "alice failed on n1: its program ended, with exit code 137 (SIGKILL: mostly the memory \
          limit)\n",
@@ -332,14 +332,14 @@ fn a_session_whose_program_was_killed_for_its_memory() {
         assert!(told.contains(part), "{part}: {told}");
     }
     failed.exit_code = Some(1);
-    let told = scene.told(Some(&failed), 30_000);
+    let told = scene.text(Some(&failed), 30_000);
     assert!(!told.contains(memory), "{told}");
 }
 
 #[test]
 fn advice_fits_every_state_and_cause() {
     let advice = |session: &Session| {
-        let story = started().told(Some(session), 9_000);
+        let story = started().text(Some(session), 9_000);
         let (_, advice) = story.split_once("\nNext:\n").expect("advice");
         advice.to_owned()
     };
@@ -391,7 +391,7 @@ fn a_session_that_its_node_forgot_is_told_from_the_journal_alone() {
         .at(700_012, SessionReleased, "idle for 600 s")
         .because(EndCause::Idle);
     assert_told(
-        &scene.told(None, 900_000),
+        &scene.text(None, 900_000),
         "\
 alice was forgotten by its node; it ended because it had no connections
 Generation 7 was requested at 2026-03-01 12:00:00.000 UTC (15 min ago)
@@ -430,7 +430,7 @@ fn what_others_wrote_cannot_drive_the_terminal() {
     let mut running = session(7, SessionState::Running, None);
     running.url = Some(hostile.to_owned());
     for shown in [failed, running] {
-        let story = Story::tell(Some(&shown), &scene.0, None, at(1_000));
+        let story = Story::new(Some(&shown), &scene.0, None, at(1_000));
         let told = story.to_string();
         assert!(!told.contains(['\u{1b}', '\u{7}']), "{told}");
         for part in [

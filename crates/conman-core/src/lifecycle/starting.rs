@@ -2,7 +2,7 @@
 
 use conman_proto::Generation;
 
-use super::{Action, Cause, Event, Lifecycle, Remains, State, Stop};
+use super::{Action, Cause, Event, LifeState, Lifecycle, Remains, Stop};
 
 /// Progress of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Lifecycle {
         step: Step,
         event: Event,
         actions: &mut Vec<Action>,
-    ) -> State {
+    ) -> LifeState {
         let next = match (step, event) {
             (Step::Claiming, Event::Claimed(generation)) => {
                 self.create_sent = true;
@@ -95,11 +95,11 @@ impl Lifecycle {
                 },
                 Event::Ready,
             ) => {
-                return State::Running { generation, pid };
+                return LifeState::Running { generation, pid };
             }
             (step, event) => return self.interrupted(now_ms, step, event, actions),
         };
-        State::Starting(next)
+        LifeState::Starting(next)
     }
 
     /// Ends a start that was stopped, failed or takes too long; any other event changes nothing.
@@ -109,7 +109,7 @@ impl Lifecycle {
         step: Step,
         event: Event,
         actions: &mut Vec<Action>,
-    ) -> State {
+    ) -> LifeState {
         let (cause, remains) = match (step, event) {
             (_, Event::StopAsked(by, why)) => (Cause::Asked(by, why), step.remains()),
             (_, Event::ReleasedElsewhere(by, why)) => {
@@ -126,7 +126,7 @@ impl Lifecycle {
             (Step::Holding { .. }, Event::HoldFailed(why)) => {
                 let cause = Cause::StartFailed(why.clone());
                 let stop = Stop::begin(now_ms, self.timing, cause, step.remains(), actions);
-                return State::Stopping(stop.failed(now_ms, self.timing, why));
+                return LifeState::Stopping(stop.failed(now_ms, self.timing, why));
             }
             (Step::Launching { generation }, Event::StartFailed(why)) => {
                 (Cause::StartFailed(why), Remains::Nothing { generation })
@@ -150,7 +150,7 @@ impl Lifecycle {
                 let why = format!("the program was not ready within {seconds} s");
                 (Cause::StartFailed(why), step.remains())
             }
-            (step, _) => return State::Starting(step),
+            (step, _) => return LifeState::Starting(step),
         };
         self.end(now_ms, cause, remains, actions)
     }

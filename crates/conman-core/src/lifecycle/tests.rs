@@ -71,7 +71,7 @@ fn an_undisturbed_start_runs_after_six_answers() {
     }
     assert_eq!(
         life.state(),
-        &State::Running {
+        &LifeState::Running {
             generation: generation(),
             pid: 9
         }
@@ -93,7 +93,7 @@ fn a_running_session_that_is_stopped_is_killed_certified_and_released_in_that_or
     let cause = Cause::Asked(EndCause::Deleted, "wanted".to_owned());
     assert_eq!(
         life.state(),
-        &State::Ended {
+        &LifeState::Ended {
             generation: Some(generation()),
             cause
         }
@@ -278,7 +278,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 fn is_ending(life: &Lifecycle) -> bool {
     matches!(
         life.state(),
-        State::Stopping(_) | State::Stuck(_) | State::Ended { .. }
+        LifeState::Stopping(_) | LifeState::Stuck(_) | LifeState::Ended { .. }
     )
 }
 
@@ -304,7 +304,7 @@ proptest! {
         for (event, passed_ms) in events {
             now_ms += passed_ms;
             let was_ending = is_ending(&life);
-            let was_ended = matches!(life.state(), State::Ended { .. });
+            let was_ended = matches!(life.state(), LifeState::Ended { .. });
             let asked = matches!(event, Event::StopAsked(..));
             let actions = life.on(now_ms, event.clone());
             proven |= is_proof(&event);
@@ -323,7 +323,7 @@ proptest! {
                     }
                     Action::Release => prop_assert!(proven, "released without proof by {event:?}"),
                     Action::Cleanup => {
-                        let over = matches!(life.state(), State::Ended { .. });
+                        let over = matches!(life.state(), LifeState::Ended { .. });
                         prop_assert!(over, "cleaned up alive");
                     },
                     other => prop_assert!(!was_ended, "{other:?} after the end"),
@@ -332,8 +332,8 @@ proptest! {
             if asked && !was_ending && held {
                 prop_assert!(killed, "a held process outlived the decision to end");
             }
-            let idle = matches!(life.state(), State::Running { .. } | State::Ended { .. })
-                || matches!(life.state(), State::Starting(step) if !matches!(step, Step::Probing { .. }));
+            let idle = matches!(life.state(), LifeState::Running { .. } | LifeState::Ended { .. })
+                || matches!(life.state(), LifeState::Starting(step) if !matches!(step, Step::Probing { .. }));
             prop_assert_eq!(life.deadline_ms().is_none(), idle);
         }
         prop_assert!(starts <= 1 && creates <= 1);
@@ -347,12 +347,12 @@ proptest! {
     ) {
         let mut world = World::new(luck);
         world.run();
-        prop_assert_eq!(world.alive, matches!(world.life.state(), State::Running { .. }));
-        if let State::Running { .. } = world.life.state() {
+        prop_assert_eq!(world.alive, matches!(world.life.state(), LifeState::Running { .. }));
+        if let LifeState::Running { .. } = world.life.state() {
             world.event(asked("wanted"));
             world.run();
         }
-        prop_assert!(matches!(world.life.state(), State::Ended { .. }), "{:?}", world.life);
+        prop_assert!(matches!(world.life.state(), LifeState::Ended { .. }), "{:?}", world.life);
         prop_assert!(!world.alive && !world.may_appear);
     }
 }

@@ -88,7 +88,7 @@ enum Freezer {
 }
 
 #[derive(Debug, Clone)]
-struct Held {
+struct FencedSlot {
     freezer: Freezer,
     /// Found by this shim at its start: a freeze ordered by the previous shim may still take
     /// effect.
@@ -99,7 +99,7 @@ struct Held {
     retry_at: BootTime,
 }
 
-impl Held {
+impl FencedSlot {
     /// A slot in which nothing exists or can appear: it is not opened before it is forgotten.
     const SHUT: Self = Self {
         freezer: Freezer::Thawed,
@@ -162,7 +162,7 @@ impl Held {
 pub struct Fence {
     timing: Timing,
     kept: Kept,
-    slots: BTreeMap<Slot, Held>,
+    slots: BTreeMap<Slot, FencedSlot>,
     /// No slot needs a check before this.
     wake: Option<BootTime>,
 }
@@ -182,7 +182,7 @@ impl Fence {
     #[must_use]
     pub fn restored(timing: Timing, kept: Kept, now: BootTime, found: Vec<SlotView>) -> Self {
         let held = |view: SlotView| {
-            let held = Held {
+            let held = FencedSlot {
                 freezer: match view.frozen {
                     true => Freezer::Frozen {
                         since: kept.fired.unwrap_or(now),
@@ -211,7 +211,7 @@ impl Fence {
     #[must_use]
     pub fn condemned_before(mut self, slots: impl IntoIterator<Item = Slot>) -> Self {
         for slot in slots {
-            self.slots.entry(slot).or_insert(Held::SHUT).condemned = true;
+            self.slots.entry(slot).or_insert(FencedSlot::SHUT).condemned = true;
         }
         self
     }
@@ -243,7 +243,7 @@ impl Fence {
 
     #[must_use]
     pub fn view(&self) -> Vec<SlotView> {
-        let view = |(slot, held): (&Slot, &Held)| SlotView {
+        let view = |(slot, held): (&Slot, &FencedSlot)| SlotView {
             slot: slot.clone(),
             present: held.present,
             frozen: matches!(held.freezer, Freezer::Frozen { .. }),
@@ -274,7 +274,7 @@ impl Fence {
             FenceEvent::FreezeAll => self.fire(now, &mut actions),
             FenceEvent::Condemn(slot) => self.condemn(now, slot, &mut actions),
             FenceEvent::Forget(slot) => {
-                if self.slots.get(&slot).is_some_and(Held::is_gone) {
+                if self.slots.get(&slot).is_some_and(FencedSlot::is_gone) {
                     self.slots.remove(&slot);
                 }
             }
@@ -308,7 +308,7 @@ impl Fence {
             actions.push(FenceAction::Refused(slot));
             return;
         }
-        let held = Held {
+        let held = FencedSlot {
             freezer: Freezer::Thawed,
             found: false,
             present: false,
@@ -340,7 +340,7 @@ impl Fence {
     /// A slot that was never opened, or was forgotten, is certified at once, and is not opened
     /// before it is forgotten again.
     fn condemn(&mut self, now: BootTime, slot: Slot, actions: &mut Vec<FenceAction>) {
-        let held = self.slots.entry(slot.clone()).or_insert(Held::SHUT);
+        let held = self.slots.entry(slot.clone()).or_insert(FencedSlot::SHUT);
         held.condemned = true;
         held.retry_at = now;
         if held.is_gone() {

@@ -28,7 +28,7 @@ pub enum Step {
 }
 
 #[derive(Debug, Clone)]
-enum State {
+enum RejoinState {
     Idle {
         due: BootTime,
     },
@@ -47,7 +47,7 @@ pub struct Rejoin {
     /// Sent and not known to have failed.
     unresolved: Vec<(Heartbeat, BootTime)>,
     read: Option<(Option<NodeRecord>, Option<Heartbeat>, Option<u64>)>,
-    state: State,
+    state: RejoinState,
 }
 
 /// Maximum number of ambiguous attempts remembered; an older one that is read back is overwritten.
@@ -63,17 +63,17 @@ impl Rejoin {
             next_attempt,
             unresolved: Vec::new(),
             read: None,
-            state: State::Idle { due: now },
+            state: RejoinState::Idle { due: now },
         }
     }
 
     pub fn due(&mut self, now: BootTime, timing: &Timing) -> Option<Request> {
         match self.state {
-            State::Idle { due } if now >= due => {}
+            RejoinState::Idle { due } if now >= due => {}
             _ => return None,
         }
         let Some((record, heartbeat, said)) = self.read.take() else {
-            self.state = State::Asking;
+            self.state = RejoinState::Asking;
             return Some(Request::Read(vec![
                 Key::Node(self.me.clone()),
                 Key::Heartbeat(self.me.clone()),
@@ -83,7 +83,7 @@ impl Rejoin {
         let before = record.map_or(0, |record| record.incarnation);
         let Some(incarnation) = before.checked_add(1) else {
             // Only an operator can repair it; it is read again until then.
-            self.state = State::Idle {
+            self.state = RejoinState::Idle {
                 due: now.plus(timing.retry_ms),
             };
             return None;
@@ -102,7 +102,7 @@ impl Rejoin {
         let silence_ms = said
             .filter(|_| live_before)
             .map_or(own, |said| own.max(said));
-        self.state = State::Committing {
+        self.state = RejoinState::Committing {
             mine,
             sent_at: now,
             silence_ms,
@@ -131,7 +131,7 @@ impl Rejoin {
     pub fn answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Step {
         match (&self.state, answer) {
             (
-                State::Committing {
+                RejoinState::Committing {
                     mine,
                     sent_at,
                     silence_ms,
@@ -142,9 +142,9 @@ impl Rejoin {
                 sent_at: *sent_at,
                 silence_ms: Some(*silence_ms),
             },
-            (State::Asking, Answer::Values(_)) => {
+            (RejoinState::Asking, Answer::Values(_)) => {
                 let (record, heartbeat) = answer.node(&self.me);
-                self.state = State::Idle { due: now };
+                self.state = RejoinState::Idle { due: now };
                 let ours = self.unresolved.iter().find(|(sent, _)| {
                     Some(*sent) == heartbeat
                         && record
@@ -164,7 +164,7 @@ impl Rejoin {
                 Step::Wait
             }
             _ => {
-                self.state = State::Idle {
+                self.state = RejoinState::Idle {
                     due: now.plus(timing.retry_ms),
                 };
                 Step::Wait

@@ -20,7 +20,7 @@ use super::{
 const MAX_UNRESOLVED: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
+enum RenewalState {
     Idle { due: BootTime },
     Sent { attempt: u64 },
     Unresolved { due: BootTime },
@@ -58,7 +58,7 @@ pub struct Renewal {
     next_attempt: u64,
     /// Send instants of `known` and of every later attempt, one of which may still be read back.
     sent: BTreeMap<u64, BootTime>,
-    state: State,
+    state: RenewalState,
 }
 
 impl Renewal {
@@ -71,7 +71,7 @@ impl Renewal {
             known: first.attempt,
             next_attempt: first.attempt + 1,
             sent: BTreeMap::from([(first.attempt, sent_at)]),
-            state: State::Idle {
+            state: RenewalState::Idle {
                 due: sent_at.plus(timing.renew_ms),
             },
         }
@@ -91,7 +91,7 @@ impl Renewal {
     /// The request that is due; `now` must have been read before it is sent.
     pub fn due(&mut self, now: BootTime) -> Option<(Renewing, Request)> {
         match self.state {
-            State::Idle { due } if now >= due => {
+            RenewalState::Idle { due } if now >= due => {
                 let attempt = self.next_attempt;
                 self.next_attempt += 1;
                 self.sent.insert(attempt, now);
@@ -100,15 +100,15 @@ impl Renewal {
                     let oldest = self.sent.keys().nth(1).copied();
                     oldest.map(|oldest| self.sent.remove(&oldest));
                 }
-                self.state = State::Sent { attempt };
+                self.state = RenewalState::Sent { attempt };
                 let request = Request::Commit(self.transaction(attempt));
                 Some((Renewing::Commit { attempt }, request))
             }
-            State::Unresolved { due } if now >= due => {
+            RenewalState::Unresolved { due } if now >= due => {
                 let attempt = self.next_attempt;
                 // So that no two reads have the same number.
                 self.next_attempt += 1;
-                self.state = State::Reading { attempt };
+                self.state = RenewalState::Reading { attempt };
                 let keys = vec![Key::Node(self.me.clone()), Key::Heartbeat(self.me.clone())];
                 Some((Renewing::Read { attempt }, Request::Read(keys)))
             }
@@ -151,7 +151,7 @@ impl Renewal {
     ) -> Renewed {
         match request {
             Renewing::Commit { attempt } => self.commit_answered(now, attempt, answer, timing),
-            Renewing::Read { attempt } if self.state == (State::Reading { attempt }) => {
+            Renewing::Read { attempt } if self.state == (RenewalState::Reading { attempt }) => {
                 self.read_answered(now, answer, timing)
             }
             Renewing::Read { .. } => Renewed::NotYet,
@@ -165,10 +165,10 @@ impl Renewal {
         answer: &Answer,
         timing: &Timing,
     ) -> Renewed {
-        let is_awaited = self.state == (State::Sent { attempt });
+        let is_awaited = self.state == (RenewalState::Sent { attempt });
         match answer {
             // A later attempt is under way, whose answer decides what follows.
-            Answer::Committed if !is_awaited && matches!(self.state, State::Sent { .. }) => {
+            Answer::Committed if !is_awaited && matches!(self.state, RenewalState::Sent { .. }) => {
                 self.stands(attempt, timing).unwrap_or(Renewed::NotYet)
             }
             Answer::Committed => {
@@ -181,13 +181,13 @@ impl Renewal {
             _ if !is_awaited => Renewed::NotYet,
             Answer::Unavailable => {
                 self.sent.remove(&attempt);
-                self.state = State::Idle {
+                self.state = RenewalState::Idle {
                     due: now.plus(self.pause_ms(now, timing)),
                 };
                 Renewed::NotYet
             }
             _ => {
-                self.state = State::Unresolved { due: now };
+                self.state = RenewalState::Unresolved { due: now };
                 Renewed::NotYet
             }
         }
@@ -195,7 +195,7 @@ impl Renewal {
 
     fn read_answered(&mut self, now: BootTime, answer: &Answer, timing: &Timing) -> Renewed {
         if !matches!(answer, Answer::Values(_)) {
-            self.state = State::Unresolved {
+            self.state = RenewalState::Unresolved {
                 due: now.plus(self.pause_ms(now, timing)),
             };
             return Renewed::NotYet;
@@ -221,7 +221,7 @@ impl Renewal {
 
     /// R after the send instant of what stands in the registry, and not sooner than a pause after a
     /// later attempt that did not take effect.
-    fn next(&self, now: BootTime, timing: &Timing) -> State {
+    fn next(&self, now: BootTime, timing: &Timing) -> RenewalState {
         let known_at = self.sent.get(&self.known).copied().unwrap_or(now);
         let regular = known_at.plus(timing.renew_ms);
         let due = match self.sent.last_key_value() {
@@ -230,7 +230,7 @@ impl Renewal {
             }
             _ => regular,
         };
-        State::Idle { due }
+        RenewalState::Idle { due }
     }
 
     /// Between two attempts that fail: short as long as the deadline can be met.

@@ -50,7 +50,7 @@ pub fn run_time(budget: Duration) -> Duration {
 
 /// How far the start of a session has come, in the driver's table of what must be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum TableStage {
     /// The registry was asked for a generation.
     Claiming,
     /// Recorded; no start was sent.
@@ -109,7 +109,7 @@ pub enum Event {
     /// The table has a new entry or stage. May be lost: the table is polled as well.
     TableChanged,
     /// Answer to [`Action::ReadTable`]: every entry.
-    Table(Vec<(SessionName, Stage)>),
+    Table(Vec<(SessionName, TableStage)>),
     /// Everything that the last table led to was done, and took so long.
     TableHandled { took: Duration },
     /// Answer to [`Action::Warn`], if the signal could not be sent.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::target::{Progress, Target};
-use super::{Action, Certificate, Event, KillResult, Outcome, ReleaseResult, Stage};
+use super::{Action, Certificate, Event, KillResult, Outcome, ReleaseResult, TableStage};
 use crate::ownership::{SessionName, Slot};
 
 /// Minimum interval between polls of sessions that are still starting.
@@ -186,9 +186,9 @@ impl Run {
     }
 
     /// The table, whose entries change only for sessions that are still starting.
-    fn table(&mut self, entries: Vec<(SessionName, Stage)>, actions: &mut Vec<Action>) {
+    fn table(&mut self, entries: Vec<(SessionName, TableStage)>, actions: &mut Vec<Action>) {
         self.table_was_read = true;
-        let entries: BTreeMap<SessionName, Stage> = entries.into_iter().collect();
+        let entries: BTreeMap<SessionName, TableStage> = entries.into_iter().collect();
         let uncertain = self
             .targets
             .iter()
@@ -217,7 +217,7 @@ impl Run {
     fn take_over(
         &mut self,
         session: SessionName,
-        stage: Stage,
+        stage: TableStage,
         to_kill: &mut Vec<Slot>,
         actions: &mut Vec<Action>,
     ) {
@@ -231,14 +231,14 @@ impl Run {
             generation,
         };
         match stage {
-            Stage::Claiming => {}
+            TableStage::Claiming => {}
             // A closed table lets no start be sent, so it has no process and gets none.
-            Stage::Reserved { generation } => self.never_ran(slot(generation)),
-            Stage::Sent { generation } => {
+            TableStage::Reserved { generation } => self.never_ran(slot(generation)),
+            TableStage::Sent { generation } => {
                 self.set(&session, Progress::Sent(generation));
                 actions.push(Action::Search(slot(generation)));
             }
-            Stage::Running {
+            TableStage::Running {
                 generation,
                 grace,
                 shares_files,

@@ -29,8 +29,8 @@ fn begun() -> Preemption {
     machine
 }
 
-fn running(session: &str, grace_ms: u64) -> (SessionName, Stage) {
-    let stage = Stage::Running {
+fn running(session: &str, grace_ms: u64) -> (SessionName, TableStage) {
+    let stage = TableStage::Running {
         generation: 1,
         grace: ms(grace_ms),
         shares_files: session == "shares",
@@ -56,7 +56,7 @@ fn certify(machine: &mut Preemption, now: u64, slot: Slot) -> Vec<Action> {
 #[test]
 fn all_are_killed_before_anything_else_and_released_by_their_certificates() {
     let mut machine = begun();
-    let sent = ("b".into(), Stage::Sent { generation: 1 });
+    let sent = ("b".into(), TableStage::Sent { generation: 1 });
     let table = vec![running("a", 0), sent, running("c", 0)];
     assert_eq!(
         machine.on(ms(0), Event::Table(table)),
@@ -86,7 +86,7 @@ fn all_are_killed_before_anything_else_and_released_by_their_certificates() {
 #[test]
 fn a_release_is_repeated_until_it_is_recorded_or_refused() {
     let mut machine = begun();
-    let table = vec![("a".into(), Stage::Reserved { generation: 7 })];
+    let table = vec![("a".into(), TableStage::Reserved { generation: 7 })];
     let release = vec![Action::Release(vec![slot("a", 7)])];
     assert_eq!(machine.on(ms(0), Event::Table(table)), release);
     let answer = |result| Event::ReleasesAnswered(vec![(slot("a", 7), result)]);
@@ -133,7 +133,7 @@ fn a_grace_ends_with_a_kill_and_a_second_notice_shortens_it() {
 fn a_claim_is_found_in_the_registry_or_given_up_after_a_while() {
     for found in [true, false] {
         let mut machine = begun();
-        let table = vec![("a".into(), Stage::Claiming)];
+        let table = vec![("a".into(), TableStage::Claiming)];
         assert_eq!(machine.on(ms(0), Event::Table(table.clone())), []);
         machine
             .on(ms(0), Event::TableHandled { took: ms(1) })
@@ -234,12 +234,12 @@ fn any_slot() -> impl Strategy<Value = Slot> {
     ("[ab]", 1_u64..3).prop_map(|(session, generation)| slot(&session, generation))
 }
 
-fn any_stage() -> impl Strategy<Value = Stage> {
+fn any_stage() -> impl Strategy<Value = TableStage> {
     prop_oneof![
-        Just(Stage::Claiming),
-        (1_u64..3).prop_map(|generation| Stage::Reserved { generation }),
-        (1_u64..3).prop_map(|generation| Stage::Sent { generation }),
-        (1_u64..3, 0_u64..30).prop_map(|(generation, grace)| Stage::Running {
+        Just(TableStage::Claiming),
+        (1_u64..3).prop_map(|generation| TableStage::Reserved { generation }),
+        (1_u64..3).prop_map(|generation| TableStage::Sent { generation }),
+        (1_u64..3, 0_u64..30).prop_map(|(generation, grace)| TableStage::Running {
             generation,
             grace: ms(grace),
             shares_files: grace % 2 == 0,
@@ -296,7 +296,7 @@ proptest! {
                 Event::Certificates(of) => proven.extend(of.iter().map(|(slot, _)| slot.clone())),
                 Event::ClaimsFound(of) => proven.extend(of.clone()),
                 Event::Table(entries) => for (session, stage) in entries {
-                    if let Stage::Reserved { generation } = stage {
+                    if let TableStage::Reserved { generation } = stage {
                         proven.insert(slot(session, *generation));
                     }
                 },

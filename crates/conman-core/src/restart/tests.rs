@@ -37,28 +37,28 @@ fn after(count: u32, since: i64) -> ResolvedSpec {
     }
 }
 
-fn stopped(cause: EndCause) -> End {
-    End::Ended {
+fn stopped(cause: EndCause) -> Ownerless {
+    Ownerless::Ended {
         cause,
         ran: true,
         exit_code: None,
     }
 }
 
-const FAILED_START: End = End::Ended {
+const FAILED_START: Ownerless = Ownerless::Ended {
     cause: EndCause::StartFailed,
     ran: false,
     exit_code: None,
 };
 
-fn verdict(spec: &ResolvedSpec, end: End) -> Verdict {
+fn verdict(spec: &ResolvedSpec, end: Ownerless) -> Verdict {
     judge(spec, at(NOW - 100), "n1", end, at(NOW))
 }
 
 #[test]
 fn what_lost_its_node_is_restarted_where_its_spec_says_so() {
     let ends = [
-        (End::NodeGone, NodeLoss::Lost),
+        (Ownerless::NodeGone, NodeLoss::Lost),
         (stopped(EndCause::Preempted), NodeLoss::Preempted),
         (stopped(EndCause::Drained), NodeLoss::Drained),
         (stopped(EndCause::NodeLost), NodeLoss::Lost),
@@ -86,14 +86,14 @@ fn a_session_whose_time_is_over_is_not_restarted_automatically() {
         expires_at: Some(at(second)),
         ..spec(OnNodeLoss::Restart)
     };
-    assert_eq!(verdict(&until(NOW), End::NodeGone), Verdict::No);
-    let later = verdict(&until(NOW + 1), End::NodeGone);
+    assert_eq!(verdict(&until(NOW), Ownerless::NodeGone), Verdict::No);
+    let later = verdict(&until(NOW + 1), Ownerless::NodeGone);
     assert!(matches!(later, Verdict::Restart(_)), "{later:?}");
 }
 
 #[test]
 fn what_was_stopped_or_ended_by_itself_stays_so() {
-    let exited = |ran| End::Ended {
+    let exited = |ran| Ownerless::Ended {
         cause: EndCause::Exited,
         ran,
         exit_code: Some(1),
@@ -173,7 +173,7 @@ fn what_took_its_node_stays_known_until_a_start_that_a_connection_asked_for_succ
 
 #[test]
 fn a_restart_that_the_registry_took_too_long_for_is_tried_again() {
-    let unrecorded = End::Ended {
+    let unrecorded = Ownerless::Ended {
         cause: EndCause::Unrecorded,
         ran: false,
         exit_code: None,
@@ -190,11 +190,11 @@ fn a_session_that_is_restarted_too_often_in_a_short_time_is_given_up() {
     let given_up = Verdict::GivenUp {
         count: MAX_RESTARTS,
     };
-    for end in [End::NodeGone, FAILED_START] {
+    for end in [Ownerless::NodeGone, FAILED_START] {
         assert_eq!(verdict(&often, end), given_up);
     }
     let long_ago = after(MAX_RESTARTS, NOW - 101 - WINDOW_S);
-    let Verdict::Restart(next) = verdict(&long_ago, End::NodeGone) else {
+    let Verdict::Restart(next) = verdict(&long_ago, Ownerless::NodeGone) else {
         panic!("it has run for long since");
     };
     assert_eq!((next.count, next.since), (1, at(NOW)));

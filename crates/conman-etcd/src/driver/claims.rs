@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::super::codec::SessionDetails;
 use super::super::notes;
-use super::super::records::Mine;
+use super::super::records::OwnRecord;
 use super::super::shared::{Shared, name};
 use super::Reply;
 use conman_registry::{RecordState, RegistryError, SessionRecord};
@@ -26,7 +26,7 @@ struct Claim {
     created_at: Timestamp,
     /// Number of the transaction sent last.
     op: Option<u64>,
-    told: Option<SessionDetails>,
+    details: Option<SessionDetails>,
     revision: Option<i64>,
     forwarded: Option<NodeName>,
     /// Why etcd refuses it.
@@ -68,7 +68,7 @@ impl Claims {
             reply,
             created_at: Timestamp::now(),
             op: None,
-            told: None,
+            details: None,
             revision: None,
             forwarded: None,
             refused: None,
@@ -85,7 +85,7 @@ impl Claims {
     }
 
     /// The record that is written with a claim's transaction.
-    pub(super) fn told(
+    pub(super) fn details(
         &mut self,
         op: u64,
         session: &SessionName,
@@ -101,17 +101,17 @@ impl Claims {
             container: None,
             created_at: claim.created_at,
         };
-        let told = shared.told(ownership.incarnation, record);
+        let details = shared.details(ownership.incarnation, record);
         claim.op = Some(op);
         claim.revision = None;
-        claim.told = Some(told.clone());
-        Some(told)
+        claim.details = Some(details.clone());
+        Some(details)
     }
 
     /// The record of a claim that is under way.
     pub(super) fn of(&self, slot: &Slot) -> Option<SessionDetails> {
-        let told = self.under_way.get(&slot.session)?.told.clone()?;
-        (told.record.generation.get() == slot.generation).then_some(told)
+        let details = self.under_way.get(&slot.session)?.details.clone()?;
+        (details.record.generation.get() == slot.generation).then_some(details)
     }
 
     pub(super) fn refused(&mut self, op: u64, reason: &str) {
@@ -133,22 +133,22 @@ impl Claims {
     /// The session is now this node's. Returns its record when the caller is gone.
     pub(super) fn started(&mut self, slot: &Slot, shared: &Shared) -> Option<SessionDetails> {
         let claim = self.under_way.remove(&slot.session)?;
-        let told = claim.told?;
-        let record = told.record.clone();
+        let details = claim.details?;
+        let record = details.record.clone();
         for other in claim.others {
             let _ = other.send(Err(RegistryError::Owned {
                 id: record.id.clone(),
                 generation: record.generation,
             }));
         }
-        shared.note_mine(Mine {
-            told: told.clone(),
+        shared.note_mine(OwnRecord {
+            details: details.clone(),
             mod_revision: claim.revision,
         });
         shared.note_location(&record.id, None);
         match claim.reply.send(Ok(record)) {
             Ok(()) => None,
-            Err(_) => Some(told),
+            Err(_) => Some(details),
         }
     }
 

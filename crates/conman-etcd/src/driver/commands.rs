@@ -32,7 +32,7 @@ pub(in super::super) enum Command {
         releases: Vec<(Release, Reply<()>)>,
     },
     /// Ends a session that this node owns without a record.
-    EndUntold {
+    EndUndescribed {
         slot: Slot,
         reply: Reply<()>,
     },
@@ -43,7 +43,7 @@ pub(super) fn refuse(command: Command, shared: &Shared) {
         Command::Claim { reply, .. } => {
             let _ = reply.send(Err(shared.unavailable()));
         }
-        Command::MayStart { reply, .. } | Command::EndUntold { reply, .. } => {
+        Command::MayStart { reply, .. } | Command::EndUndescribed { reply, .. } => {
             let _ = reply.send(Err(shared.unavailable()));
         }
         Command::Release { releases } => {
@@ -80,8 +80,8 @@ impl Serving<'_> {
                     self.release(release, reply);
                 }
             }
-            Command::EndUntold { slot, reply } => {
-                self.end_untold(slot);
+            Command::EndUndescribed { slot, reply } => {
+                self.end_undescribed(slot);
                 let _ = reply.send(Ok(()));
             }
         }
@@ -89,7 +89,7 @@ impl Serving<'_> {
 
     /// If it is still held, no other node may claim it before it is proven dead. In any other state
     /// the protocol ends it automatically.
-    fn end_untold(&mut self, slot: Slot) {
+    fn end_undescribed(&mut self, slot: Slot) {
         let generation = slot.generation;
         if self.protocol.stake(&slot.session) == Some(Stake::Held { generation }) {
             self.inbox.push_back(Event::StopAsked(slot.session));
@@ -101,7 +101,7 @@ impl Serving<'_> {
             session: name(&id),
             generation: generation.get(),
         };
-        // A preemption that is over was told of this claim before its caller was: what it gave up must
+        // A preemption that is over learned of this claim before its caller did: what it gave up must
         // not run, because its certificate counts.
         if self.releases.is_certified(&slot) {
             self.inbox.push_back(Event::DeathCertificate(slot));
@@ -134,8 +134,8 @@ impl Serving<'_> {
     /// then writes the record in a transaction.
     fn release(&mut self, release: Release, reply: Reply<()>) {
         match self.shared.mine(&release.id) {
-            Some(mine) if mine.told.record.generation == release.generation => {
-                let certified = self.releases.begin(mine.told, release, reply);
+            Some(mine) if mine.details.record.generation == release.generation => {
+                let certified = self.releases.begin(mine.details, release, reply);
                 self.inbox.extend(certified.map(Event::DeathCertificate));
             }
             _ => {

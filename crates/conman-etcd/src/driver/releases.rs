@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 
 use super::super::codec::SessionDetails;
 use super::super::notes;
-use super::super::records::{Mine, Since};
+use super::super::records::{OwnRecord, Since};
 use super::super::shared::{Shared, boot_time, name};
 use super::super::store::ReadError;
 use super::Reply;
@@ -25,7 +25,7 @@ const PATIENCE_MS: u64 = 5_000;
 #[derive(Debug)]
 struct Pending {
     release: Release,
-    told: SessionDetails,
+    details: SessionDetails,
     waiting: Vec<Reply<()>>,
     since: BootTime,
     /// Why etcd refuses it.
@@ -46,7 +46,7 @@ pub(super) struct Looked {
     /// Nothing has been tried yet.
     first: bool,
     since: Since,
-    found: Result<Option<Mine>, ReadError>,
+    found: Result<Option<OwnRecord>, ReadError>,
 }
 
 /// Reads the record of a release that is not cached.
@@ -73,7 +73,7 @@ impl Releases {
     /// Registers a release. Returns the slot to certify, unless that is under way.
     pub(super) fn begin(
         &mut self,
-        told: SessionDetails,
+        details: SessionDetails,
         release: Release,
         reply: Reply<()>,
     ) -> Option<Slot> {
@@ -83,7 +83,7 @@ impl Releases {
             return None;
         }
         let pending = Pending {
-            told: ended(told, release.ending.clone()),
+            details: ended(details, release.ending.clone()),
             release,
             waiting: vec![reply],
             since: boot_time(),
@@ -94,21 +94,21 @@ impl Releases {
     }
 
     /// Releases a start whose caller is gone.
-    pub(super) fn give_back(&mut self, told: SessionDetails) {
+    pub(super) fn give_back(&mut self, details: SessionDetails) {
         let release = Release {
-            id: told.record.id.clone(),
-            generation: told.record.generation,
+            id: details.record.id.clone(),
+            generation: details.record.generation,
             ending: abandoned(),
         };
-        self.keep(told, release);
+        self.keep(details, release);
     }
 
     /// Registers a release without a waiting caller, unless there is one.
-    fn keep(&mut self, told: SessionDetails, release: Release) {
+    fn keep(&mut self, details: SessionDetails, release: Release) {
         self.pending
             .entry(slot(&release))
             .or_insert_with(|| Pending {
-                told: ended(told, release.ending.clone()),
+                details: ended(details, release.ending.clone()),
                 release,
                 waiting: Vec::new(),
                 since: boot_time(),
@@ -149,12 +149,12 @@ impl Releases {
                 // A newer record must not be overwritten: the caller tries again.
                 let present = shared.note_read(mine, since);
                 let generation = release.generation;
-                let Some(mine) = present.filter(|now| now.told.record.generation == generation)
+                let Some(mine) = present.filter(|now| now.details.record.generation == generation)
                 else {
                     let _ = reply.send(Err(shared.unavailable()));
                     return Vec::new();
                 };
-                let Some(slot) = self.begin(mine.told, release, reply) else {
+                let Some(slot) = self.begin(mine.details, release, reply) else {
                     return Vec::new();
                 };
                 // Owned by the registry; a protocol that does not know it has to read first.
@@ -167,7 +167,7 @@ impl Releases {
                 let _ = reply.send(Err(shared.unavailable()));
                 // Whenever the protocol gives it up, this is how it ended.
                 if let Some(mine) = mine {
-                    self.keep(mine.told, release);
+                    self.keep(mine.details, release);
                 }
                 vec![Event::DeathCertificate(slot)]
             }
@@ -185,20 +185,20 @@ impl Releases {
     }
 
     /// The record that is written with a release's transaction.
-    pub(super) fn told(
+    pub(super) fn details(
         &self,
         slot: &Slot,
         claims: &Claims,
         shared: &Shared,
     ) -> Option<SessionDetails> {
         if let Some(pending) = self.pending.get(slot) {
-            return Some(pending.told.clone());
+            return Some(pending.details.clone());
         }
         // A claim that was found to be ours too late to be used.
         let known = claims.of(slot).or_else(|| {
             let id = slot.session.parse().ok()?;
-            let told = shared.mine(&id)?.told;
-            (told.record.generation.get() == slot.generation).then_some(told)
+            let details = shared.mine(&id)?.details;
+            (details.record.generation.get() == slot.generation).then_some(details)
         })?;
         let ending = unheard(&known.record);
         Some(ended(known, ending))
@@ -294,14 +294,18 @@ fn slot(release: &Release) -> Slot {
 }
 
 /// The effect of a release on the record that was read.
-fn judge(release: &Release, read: Option<&Mine>, shared: &Shared) -> Result<Effect, RegistryError> {
-    let record = read.map(|mine| &mine.told.record);
+fn judge(
+    release: &Release,
+    read: Option<&OwnRecord>,
+    shared: &Shared,
+) -> Result<Effect, RegistryError> {
+    let record = read.map(|mine| &mine.details.record);
     match read {
         Some(mine)
-            if mine.told.node != *shared.me
-                && mine.told.record.generation == release.generation =>
+            if mine.details.node != *shared.me
+                && mine.details.record.generation == release.generation =>
         {
-            Err(superseded(release, mine.told.record.generation))
+            Err(superseded(release, mine.details.record.generation))
         }
         _ => {
             let change = Change::Release(release.ending.clone());
@@ -318,11 +322,11 @@ fn superseded(release: &Release, current: Generation) -> RegistryError {
     }
 }
 
-fn ended(told: SessionDetails, mut ending: Ending) -> SessionDetails {
-    let mut told = told;
-    rules::keep_deleted(&told.record, &mut ending.cause);
-    told.record.state = RecordState::Ended(ending);
-    told
+fn ended(details: SessionDetails, mut ending: Ending) -> SessionDetails {
+    let mut details = details;
+    rules::keep_deleted(&details.record, &mut ending.cause);
+    details.record.state = RecordState::Ended(ending);
+    details
 }
 
 /// The ending of a session whose end was not reported.

@@ -60,7 +60,7 @@ impl Serving<'_> {
                     self.rejoins.push(op);
                 }
                 (Key::Session(session), Some(Value::Session(ownership))) => {
-                    self.tell(op, session, ownership, &mut additions);
+                    self.add_details(op, session, ownership, &mut additions);
                 }
                 _ => {}
             }
@@ -85,33 +85,33 @@ impl Serving<'_> {
         }
     }
 
-    fn tell(
+    fn add_details(
         &mut self,
         op: u64,
         session: &SessionName,
         ownership: &Ownership,
         additions: &mut Additions,
     ) {
-        let told = match ownership.state {
+        let details = match ownership.state {
             OwnedState::Owned => {
                 if let Some(revision) = self.claims.read(session) {
-                    let key = self.shared.store.keys.told(session);
+                    let key = self.shared.store.keys.details(session);
                     let unchanged = wire::unchanged_since(key, revision);
                     additions.compare.push(unchanged);
                 }
-                self.claims.told(op, session, ownership, &self.shared)
+                self.claims.details(op, session, ownership, &self.shared)
             }
             OwnedState::Released => {
                 let slot = Slot {
                     session: session.clone(),
                     generation: ownership.generation,
                 };
-                self.releases.told(&slot, &self.claims, &self.shared)
+                self.releases.details(&slot, &self.claims, &self.shared)
             }
         };
-        if let Some(told) = told {
-            let key = self.shared.store.keys.told(session);
-            additions.write.push(wire::put(key, codec::text(&told)));
+        if let Some(details) = details {
+            let key = self.shared.store.keys.details(session);
+            additions.write.push(wire::put(key, codec::text(&details)));
         }
     }
 

@@ -69,7 +69,7 @@ mod tests {
     }
 
     /// Whether a watch with this hint causes a read, and whether the watch continues.
-    fn told_by(hint: Result<WatchResponse, Status>) -> (bool, bool) {
+    fn effect_of(hint: Result<WatchResponse, Status>) -> (bool, bool) {
         let hurry = Notify::new();
         // More hints may come.
         let hints = stream::iter([hint]).chain(stream::pending());
@@ -86,11 +86,11 @@ mod tests {
             compact_revision: 7,
             ..WatchResponse::default()
         };
-        assert_eq!(told_by(Ok(canceled)), (true, false), "compacted away");
+        assert_eq!(effect_of(Ok(canceled)), (true, false), "compacted away");
         let gone = Err(Status::unavailable("the line is gone"));
-        assert_eq!(told_by(gone), (true, false), "the line is gone");
-        assert_eq!(told_by(Ok(hint(Some("news")))), (true, true));
-        assert_eq!(told_by(Ok(hint(Some("else")))), (false, true));
-        assert_eq!(told_by(Ok(hint(None))), (false, true));
+        assert_eq!(effect_of(gone), (true, false), "the line is gone");
+        assert_eq!(effect_of(Ok(hint(Some("news")))), (true, true));
+        assert_eq!(effect_of(Ok(hint(Some("else")))), (false, true));
+        assert_eq!(effect_of(Ok(hint(None))), (false, true));
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct OneRead {
     pub(super) fenced_at: Option<Timestamp>,
     pub(super) heartbeat: Option<Heartbeat>,
     /// Whether there is an announcement, which may be unreadable.
-    pub(super) is_told_of: bool,
+    pub(super) is_announced: bool,
     /// With the revision that wrote it.
     pub(super) text: Option<(PeerText, i64)>,
     pub(super) odd: bool,
@@ -31,7 +31,7 @@ impl OneRead {
             record,
             fenced_at: None,
             heartbeat: None,
-            is_told_of: false,
+            is_announced: false,
             text: None,
             odd: false,
             patience_ms: 0,
@@ -110,7 +110,7 @@ fn add_announcements(read: &mut Read, parent: &[u8], entries: Vec<Entry>) -> Vec
         let Some(one) = read.get_mut(&name) else {
             continue;
         };
-        one.is_told_of = true;
+        one.is_announced = true;
         // A newer version may publish more than this one can read.
         match codec::parse::<PeerText>(&key, &bytes) {
             Ok(text) => one.text = Some((text, revision)),

@@ -17,13 +17,13 @@ const ANNOUNCE_AGAIN_MS: u64 = 5_000;
 fn is_worth_telling(before: &PeerText, after: &PeerText) -> bool {
     let settled = |one: &PeerText| {
         let mut settled = one.clone();
-        let told = &mut settled.announcement;
-        told.load = NodeLoad {
-            sessions: told.load.sessions,
-            starting: told.load.starting,
+        let announced = &mut settled.announcement;
+        announced.load = NodeLoad {
+            sessions: announced.load.sessions,
+            starting: announced.load.starting,
             ..NodeLoad::default()
         };
-        if let Some(view) = &mut told.view {
+        if let Some(view) = &mut announced.view {
             (view.connections, view.host_limit) = (0, None);
         }
         settled
@@ -41,9 +41,9 @@ pub(super) async fn tell(
         return;
     }
     let key = shared.store.keys.peer(&shared.me);
-    let Some(announcement) = membership.told() else {
+    let Some(announcement) = membership.own_announcement() else {
         // An earlier life's announcement is out of date.
-        if membership.is_told_of(&shared.me) {
+        if membership.is_announced(&shared.me) {
             let request = TxnRequest {
                 compare: Vec::new(),
                 success: vec![wire::delete(key)],
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use conman_registry::Announcement;
 
-    fn told(label: &str) -> Announcement {
+    fn announcement(label: &str) -> Announcement {
         Announcement {
             templates: vec![label.to_owned()],
             ..Announcement::default()
@@ -88,12 +88,12 @@ mod tests {
     }
 
     #[test]
-    fn what_flutters_is_told_with_the_rest_only() {
+    fn what_flutters_is_announced_with_the_rest_only() {
         let before = PeerText {
             incarnation: 1,
             announcement: Announcement {
                 view: Some(shown()),
-                ..told("one")
+                ..announcement("one")
             },
         };
         let differs = |change: &dyn Fn(&mut PeerText)| {
@@ -133,7 +133,7 @@ mod tests {
             announcement: Announcement {
                 peer_url: Some("http://10.0.0.1:7702".to_owned()),
                 view: Some(shown()),
-                ..told("one")
+                ..announcement("one")
             },
         };
         let written = codec::text(&text);

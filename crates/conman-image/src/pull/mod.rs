@@ -103,14 +103,14 @@ struct Shared {
     config: PullConfig,
     downloads: Downloads,
     permits: Semaphore,
-    flights: Mutex<HashMap<Flight, watch::Receiver<State>>>,
+    flights: Mutex<HashMap<Flight, watch::Receiver<PullState>>>,
 }
 
 type Flight = (String, ImageName);
 type Outcome = Result<Image, Arc<PullError>>;
 
 #[derive(Clone, Debug, Default)]
-struct State {
+struct PullState {
     progress: PullProgress,
     outcome: Option<Outcome>,
 }
@@ -186,7 +186,7 @@ impl Puller {
         &self,
         reference: &Reference,
         name: &ImageName,
-    ) -> Result<watch::Receiver<State>, PullError> {
+    ) -> Result<watch::Receiver<PullState>, PullError> {
         let flight = (reference.whole(), name.clone());
         let mut flights = self.shared.flights();
         if let Some(states) = flights.get(&flight) {
@@ -195,7 +195,7 @@ impl Puller {
         if flights.len() >= MAX_FLIGHTS {
             return Err(PullError::Busy { limit: MAX_FLIGHTS });
         }
-        let (sender, receiver) = watch::channel(State::default());
+        let (sender, receiver) = watch::channel(PullState::default());
         flights.insert(flight.clone(), receiver.clone());
         drop(flights);
         let landing = Landing {
@@ -248,7 +248,7 @@ impl Drop for Landing {
 
 impl Shared {
     /// Changes of the map do not panic half-way.
-    fn flights(&self) -> MutexGuard<'_, HashMap<Flight, watch::Receiver<State>>> {
+    fn flights(&self) -> MutexGuard<'_, HashMap<Flight, watch::Receiver<PullState>>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -256,7 +256,7 @@ impl Shared {
         self: &Arc<Self>,
         reference: &Reference,
         name: &ImageName,
-        states: &watch::Sender<State>,
+        states: &watch::Sender<PullState>,
     ) -> Result<Image, PullError> {
         let aborted = || PullError::Aborted {
             reference: reference.to_string(),
@@ -301,7 +301,7 @@ impl Shared {
         remote: &Remote,
         plan: &Plan,
         blobs: &[(Digest, u64)],
-        states: &watch::Sender<State>,
+        states: &watch::Sender<PullState>,
     ) -> Result<(), PullError> {
         let store = self.store.clone();
         let layers: Vec<_> = plan.layers.iter().copied().zip(blobs.to_vec()).collect();

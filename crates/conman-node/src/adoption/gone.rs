@@ -22,7 +22,7 @@ const FENCED_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What became of the sessions whose init is proven dead.
 #[derive(Debug, Default)]
-pub(super) struct Gone {
+pub(super) struct DeadSessions {
     pub(super) released: HashMap<SessionId, Ending>,
     /// Their lives release them, and retry.
     pub(super) unreleased: HashMap<SessionId, Ending>,
@@ -34,8 +34,8 @@ pub(super) struct Gone {
 pub(super) async fn release_gone(
     context: &Context,
     found: &[(SessionRecord, Finding)],
-    told: &HashMap<ContainerKey, DrainSignal>,
-) -> Result<Gone, NodeStartError> {
+    signals: &HashMap<ContainerKey, DrainSignal>,
+) -> Result<DeadSessions, NodeStartError> {
     let until = Instant::now() + FENCED_PATIENCE;
     let gone = found
         .iter()
@@ -48,23 +48,23 @@ pub(super) async fn release_gone(
                 ending: gone_ending(
                     record,
                     *fenced.as_ref().unwrap_or(&false),
-                    told.get(&key(record)),
+                    signals.get(&key(record)),
                 ),
             };
             (release, fenced.is_ok())
         });
     let asked: Vec<(Release, bool)> = stream::iter(gone).buffered(QUESTIONS).collect().await;
-    let untold = asked.iter().filter(|(_, told)| !told).count();
-    if untold > 0 {
+    let unanswered = asked.iter().filter(|(_, answered)| !answered).count();
+    if unanswered > 0 {
         tracing::warn!(
-            sessions = untold,
+            sessions = unanswered,
             patience = ?FENCED_PATIENCE,
             "the runtimes did not report in time whether the fence killed these sessions; they are \
              recorded as having exited and are not restarted automatically"
         );
     }
     let gone: Vec<Release> = asked.into_iter().map(|(release, _)| release).collect();
-    let mut sorted = Gone::default();
+    let mut sorted = DeadSessions::default();
     if gone.is_empty() {
         return Ok(sorted);
     }
@@ -125,7 +125,7 @@ async fn was_fenced(context: &Context, record: &SessionRecord) -> bool {
 }
 
 /// The ending of a session whose process died while no daemon ran. Its exit code is unknown.
-fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>) -> Ending {
+fn gone_ending(record: &SessionRecord, fenced: bool, signal: Option<&DrainSignal>) -> Ending {
     let (failed, cause, reason) = match &record.state {
         RecordState::Running { .. } | RecordState::Starting if booted_since(record) => {
             (false, EndCause::NodeLost, rebooted())
@@ -133,7 +133,7 @@ fn gone_ending(record: &SessionRecord, fenced: bool, told: Option<&DrainSignal>)
         RecordState::Running { .. } | RecordState::Starting if fenced => {
             (false, EndCause::NodeLost, FENCED.to_owned())
         }
-        RecordState::Running { .. } | RecordState::Starting if let Some(signal) = told => {
+        RecordState::Running { .. } | RecordState::Starting if let Some(signal) = signal => {
             (false, EndCause::Drained, signal.why.clone())
         }
         RecordState::Running { .. } => {

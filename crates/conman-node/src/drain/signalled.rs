@@ -158,32 +158,32 @@ mod tests {
     #[tokio::test]
     async fn a_line_that_was_cut_costs_only_itself() {
         let dir = tempfile::tempdir().expect("a directory");
-        let told = SignalledSessions::new(dir.path());
-        assert!(told.read().expect("none yet").is_empty());
+        let signalled = SignalledSessions::new(dir.path());
+        assert!(signalled.read().expect("none yet").is_empty());
         let signal = || DrainSignal::new("drained: new kernel", 60_000);
-        told.note(&key("ann"), signal()).await.expect("noted");
-        let whole = fs::read(&told.file).expect("read");
+        signalled.note(&key("ann"), signal()).await.expect("noted");
+        let whole = fs::read(&signalled.file).expect("read");
         let cut = &whole[..whole.len() - 5];
-        fs::write(&told.file, [&whole[..], cut].concat()).expect("cut");
-        told.note(&key("ben"), signal()).await.expect("noted");
-        let all = told.read().expect("read");
+        fs::write(&signalled.file, [&whole[..], cut].concat()).expect("cut");
+        signalled.note(&key("ben"), signal()).await.expect("noted");
+        let all = signalled.read().expect("read");
         assert_eq!(all.len(), 2, "{all:?}");
         let ben = &all[&key("ben")];
         assert!(ben.holds() && ben.why == "drained: new kernel", "{ben:?}");
-        told.clear().expect("cleared");
-        assert!(told.read().expect("none").is_empty());
+        signalled.clear().expect("cleared");
+        assert!(signalled.read().expect("none").is_empty());
     }
 
     #[tokio::test]
     async fn a_disk_that_hangs_delays_no_signal_for_long() {
         let dir = tempfile::tempdir().expect("a directory");
-        let told = SignalledSessions::new(dir.path());
-        let hangs = Arc::clone(&told.writing).lock_owned().await;
+        let signalled = SignalledSessions::new(dir.path());
+        let hangs = Arc::clone(&signalled.writing).lock_owned().await;
         let signal = || DrainSignal::new("drained: new kernel", 60_000);
-        let slow = told.note(&key("ann"), signal()).await;
+        let slow = signalled.note(&key("ann"), signal()).await;
         let slow = slow.expect_err("its signal waits no longer");
         assert_eq!(slow.kind(), ErrorKind::TimedOut);
         drop(hangs);
-        told.note(&key("ben"), signal()).await.expect("noted");
+        signalled.note(&key("ben"), signal()).await.expect("noted");
     }
 }

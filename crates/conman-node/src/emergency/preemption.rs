@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ownership::{SessionName, Slot};
-use conman_core::preemption::{Action, Certificate, Event, ReleaseResult, Stage};
+use conman_core::preemption::{Action, Certificate, Event, ReleaseResult, TableStage};
 use conman_core::{EndCause, PREEMPTED};
 use conman_linux::{KeptNamespaces, PidFd};
 use conman_proto::{EventKind, Generation, SessionId};
@@ -185,14 +185,14 @@ impl Execution {
         for (id, entry) in entries {
             let name = name(&id);
             let stage = match &entry.stage {
-                kill_table::Stage::Claiming => Stage::Claiming,
-                kill_table::Stage::Reserved(generation) => Stage::Reserved {
+                kill_table::StartStage::Claiming => TableStage::Claiming,
+                kill_table::StartStage::Reserved(generation) => TableStage::Reserved {
                     generation: generation.get(),
                 },
-                kill_table::Stage::Sent(generation) => Stage::Sent {
+                kill_table::StartStage::Sent(generation) => TableStage::Sent {
                     generation: generation.get(),
                 },
-                kill_table::Stage::Running(generation, _) => Stage::Running {
+                kill_table::StartStage::Running(generation, _) => TableStage::Running {
                     generation: generation.get(),
                     shares_files: entry.shares_files,
                     grace: match entry.warning {
@@ -211,7 +211,7 @@ impl Execution {
     /// before its start was answered.
     fn remember(&mut self, name: &SessionName, id: SessionId, entry: KillEntry) {
         let process = match &entry.stage {
-            kill_table::Stage::Running(_, process) => Some(Arc::clone(process)),
+            kill_table::StartStage::Running(_, process) => Some(Arc::clone(process)),
             _ => None,
         };
         let earlier = self.sessions.remove(name).and_then(|one| one.process);

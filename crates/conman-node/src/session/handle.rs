@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use conman_core::EndCause;
-use conman_core::restart::{End, lost_by, was_last};
+use conman_core::restart::{Ownerless, lost_by, was_last};
 use conman_core::{Activity, Closing};
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::Ending;
@@ -134,7 +134,7 @@ impl SessionHandle {
     /// a connection.
     pub(crate) fn is_lost(&self) -> bool {
         let view = self.view.borrow();
-        let end = End::Ended {
+        let end = Ownerless::Ended {
             cause: view.cause().unwrap_or(EndCause::Unknown),
             ran: view.started_at.is_some(),
             exit_code: view.exit_code,

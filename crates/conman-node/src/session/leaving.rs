@@ -7,7 +7,7 @@ use crate::session::handle::StopOrder;
 
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
-    told: AtomicBool,
+    signalled: AtomicBool,
     /// Why an exit in this time counts as ordered, if it does.
     order: OnceLock<StopOrder>,
     shut: AtomicBool,
@@ -15,19 +15,19 @@ pub(crate) struct Leaving {
 
 impl Leaving {
     /// It is about to be signalled; the caller decides how its end is reported.
-    pub(crate) fn tell(&self) {
-        self.told.store(true, Ordering::Relaxed);
+    pub(crate) fn signal(&self) {
+        self.signalled.store(true, Ordering::Relaxed);
     }
 
     /// It is about to be signalled: an exit after that has this reason. The first one counts.
     pub(crate) fn order(&self, order: StopOrder) {
         // A later one changes nothing.
         let _ = self.order.set(order);
-        self.tell();
+        self.signal();
     }
 
-    pub(crate) fn is_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.signalled.load(Ordering::Relaxed)
     }
 
     pub(crate) fn ordered(&self) -> Option<&StopOrder> {

@@ -26,19 +26,19 @@ pub(super) struct Publisher {
     /// The emergency thread released it and reports that, or another node owns it already.
     elsewhere: bool,
     /// Number of the start's phases that the journal has.
-    told_phases: usize,
+    published_phases: usize,
 }
 
 impl Publisher {
     pub(super) fn new(context: Arc<Context>, handle: Arc<SessionHandle>) -> Self {
-        let told_phases = handle.view().phases.len();
+        let published_phases = handle.view().phases.len();
         Self {
             context,
             handle,
             killed: false,
             finished: false,
             elsewhere: false,
-            told_phases,
+            published_phases,
         }
     }
 
@@ -106,8 +106,8 @@ impl Publisher {
 
     /// Events of the phases that the journal does not have yet.
     fn phase_events(&mut self, generation: Generation, phases: &[Phase]) -> Vec<NewEvent> {
-        let new = phases.get(self.told_phases..).unwrap_or_default();
-        self.told_phases = phases.len();
+        let new = phases.get(self.published_phases..).unwrap_or_default();
+        self.published_phases = phases.len();
         new.iter()
             // Steps of a phase are shown only with the session: five more lines for each start.
             .filter(|phase| !phase.name.contains('.'))
@@ -323,7 +323,7 @@ impl Publisher {
             Cause::StartFailed(_) => "start_failed",
             Cause::ExitedEarly => "exited_early",
             Cause::Exited => "exited",
-            Cause::Asked(..) => "asked",
+            Cause::Asked(..) => "requested",
         };
         metrics::counter!("conman_sessions_ended_total", "cause" => cause).increment(1);
     }

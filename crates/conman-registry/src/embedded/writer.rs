@@ -53,7 +53,7 @@ pub(super) struct Writer {
 
 /// The changes of one transaction.
 #[derive(Debug, Default)]
-struct Stage {
+struct StagedChanges {
     records: BTreeMap<SessionId, Option<Arc<SessionRecord>>>,
     writes: Writes,
     answers: Vec<Answer>,
@@ -122,9 +122,9 @@ impl Writer {
         }
         // Before every batch, not only before claims: a commit may shrink the file and free the
         // blocks beyond its end.
-        let mut stage = Stage {
+        let mut stage = StagedChanges {
             no_room: self.room.ensure().err(),
-            ..Stage::default()
+            ..StagedChanges::default()
         };
         self.stage_abandoned(&mut stage);
         // The places in the queue become free with the commit, which bounds memory.
@@ -133,7 +133,7 @@ impl Writer {
             self.stage(&mut stage, request);
             places.push(place);
         }
-        let Stage {
+        let StagedChanges {
             records,
             writes,
             answers,
@@ -157,7 +157,7 @@ impl Writer {
 
     /// Releases claims whose callers were gone before the answer: no container can exist for them,
     /// and nothing else would release them.
-    fn stage_abandoned(&mut self, stage: &mut Stage) {
+    fn stage_abandoned(&mut self, stage: &mut StagedChanges) {
         for (id, generation) in self.abandoned.clone() {
             let why = "the start was given up before it was recorded";
             let ending = Ending::now(true, EndCause::StartFailed, why);
@@ -167,7 +167,7 @@ impl Writer {
         }
     }
 
-    fn stage(&mut self, stage: &mut Stage, request: Request) {
+    fn stage(&mut self, stage: &mut StagedChanges, request: Request) {
         match request {
             Request::Claim {
                 id,
@@ -210,7 +210,7 @@ impl Writer {
 
     fn claim(
         &mut self,
-        stage: &mut Stage,
+        stage: &mut StagedChanges,
         id: &SessionId,
         spec: ResolvedSpec,
         read: Option<&SessionRecord>,
@@ -244,7 +244,7 @@ impl Writer {
 
     fn change(
         &mut self,
-        stage: &mut Stage,
+        stage: &mut StagedChanges,
         id: &SessionId,
         generation: Generation,
         change: &Change,
@@ -275,7 +275,7 @@ impl Writer {
     }
 
     /// The record as changed by this transaction so far.
-    fn current(&self, stage: &Stage, id: &SessionId) -> Option<Arc<SessionRecord>> {
+    fn current(&self, stage: &StagedChanges, id: &SessionId) -> Option<Arc<SessionRecord>> {
         match stage.records.get(id) {
             Some(staged) => staged.clone(),
             None => self.mirror.get(id),

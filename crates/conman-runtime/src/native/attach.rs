@@ -23,7 +23,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::ends::End;
+use super::ends::ProcessEnd;
 use super::failure::call_failed;
 use super::{Inner, away, kept_commands, no_such_container, store};
 use crate::attached_channels::{AttachedEnds, attached_channels};
@@ -81,7 +81,7 @@ impl Inner {
         &self,
         key: &ContainerKey,
         exec: ExecId,
-    ) -> Result<(String, oneshot::Receiver<End>), RuntimeError> {
+    ) -> Result<(String, oneshot::Receiver<ProcessEnd>), RuntimeError> {
         let name = kept_commands::name(key, exec);
         // Before it can end.
         let end = self.ends.wait(&name);
@@ -226,7 +226,7 @@ async fn say(socket: &UnixStream, input: &StreamInput) -> io::Result<()> {
 }
 
 /// Runs until the program ends or the client detaches.
-async fn carry(watcher: Watcher, ends: AttachedEnds, mut end: oneshot::Receiver<End>) {
+async fn carry(watcher: Watcher, ends: AttachedEnds, mut end: oneshot::Receiver<ProcessEnd>) {
     let AttachedEnds {
         mut input,
         output: to,
@@ -268,8 +268,8 @@ async fn carry(watcher: Watcher, ends: AttachedEnds, mut end: oneshot::Receiver<
     };
     drop(to);
     let ended = match told {
-        Some(End(Some(code))) => exited(code),
-        Some(End(None)) => unknown("how it ended is unknown: the shim that ran it has gone"),
+        Some(ProcessEnd(Some(code))) => exited(code),
+        Some(ProcessEnd(None)) => unknown("how it ended is unknown: the shim that ran it has gone"),
         None => unknown("its program has closed its streams; it may still run without them"),
     };
     // The caller may have stopped waiting.

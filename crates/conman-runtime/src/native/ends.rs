@@ -12,21 +12,21 @@ use crate::shim_link::NotificationHandler;
 
 /// An end, with the exit code if it is known, in a shell's encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct End(pub(super) Option<i32>);
+pub(super) struct ProcessEnd(pub(super) Option<i32>);
 
 /// Ends of containers are stored until they are forgotten. Ends of commands are only sent to waiting
 /// callers; the shim knows those of kept commands.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    state: Mutex<State>,
+    state: Mutex<EndsState>,
     /// Told when a container has ended.
     plane: Option<Arc<Plane>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    ended: HashMap<String, End>,
-    waiting: HashMap<String, Vec<oneshot::Sender<End>>>,
+struct EndsState {
+    ended: HashMap<String, ProcessEnd>,
+    waiting: HashMap<String, Vec<oneshot::Sender<ProcessEnd>>>,
 }
 
 impl Ends {
@@ -38,7 +38,7 @@ impl Ends {
     }
 
     /// A panic while the lock is held cannot leave half a change: each is a few map operations.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EndsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,13 +63,13 @@ impl Ends {
     }
 
     /// The end of a container that has ended.
-    pub(super) fn of(&self, name: &str) -> Option<End> {
+    pub(super) fn of(&self, name: &str) -> Option<ProcessEnd> {
         self.lock().ended.get(name).copied()
     }
 
     /// Receives the end of a container or command, at once if it is known. A kept command may have ended
     /// before.
-    pub(super) fn wait(&self, name: &str) -> oneshot::Receiver<End> {
+    pub(super) fn wait(&self, name: &str) -> oneshot::Receiver<ProcessEnd> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
         if let Some(end) = state.ended.get(name) {
@@ -92,19 +92,19 @@ impl Ends {
 
 impl NotificationHandler for Ends {
     /// The end of an earlier daemon's command, which no caller waits for, may be forgotten.
-    fn hear(&self, container: &ContainerView) -> bool {
+    fn on_container_end(&self, container: &ContainerView) -> bool {
         let waited = self.record(container);
         waited || container.exec_in.is_none() || is_kept(&container.name)
     }
 }
 
 /// `None` if it has not ended.
-pub(super) fn end(state: ContainerState) -> Option<End> {
+pub(super) fn end(state: ContainerState) -> Option<ProcessEnd> {
     match state {
         ContainerState::Launching | ContainerState::Running => None,
-        ContainerState::Exited { code } => Some(End(Some(code))),
-        ContainerState::Signalled { signal } => Some(End(Some(128 + signal))),
-        ContainerState::Lost => Some(End(None)),
+        ContainerState::Exited { code } => Some(ProcessEnd(Some(code))),
+        ContainerState::Signalled { signal } => Some(ProcessEnd(Some(128 + signal))),
+        ContainerState::Lost => Some(ProcessEnd(None)),
     }
 }
 
@@ -130,12 +130,12 @@ mod tests {
         assert!(!ends.record(&view("a.1", None, ContainerState::Running)));
         assert_eq!((before.try_recv().ok(), ends.of("a.1")), (None, None));
         assert!(ends.record(&view("a.1", None, ContainerState::Signalled { signal: 9 })));
-        assert_eq!(before.try_recv(), Ok(End(Some(137))));
-        assert_eq!(ends.wait("a.1").try_recv(), Ok(End(Some(137))));
+        assert_eq!(before.try_recv(), Ok(ProcessEnd(Some(137))));
+        assert_eq!(ends.wait("a.1").try_recv(), Ok(ProcessEnd(Some(137))));
         ends.forget("a.1");
         assert_eq!(ends.of("a.1"), None);
         assert!(!ends.record(&view("a.1", None, ContainerState::Lost)));
-        assert_eq!(ends.of("a.1"), Some(End(None)));
+        assert_eq!(ends.of("a.1"), Some(ProcessEnd(None)));
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
         let ended = ContainerState::Exited { code: 3 };
         assert!(ends.record(&view("exec.1.1", Some("a.1"), ended)));
         assert!(!ends.record(&view("exec.1.2", Some("a.1"), ended)));
-        assert_eq!(waiting.try_recv(), Ok(End(Some(3))));
+        assert_eq!(waiting.try_recv(), Ok(ProcessEnd(Some(3))));
         assert_eq!(ends.of("exec.1.1"), None);
     }
 }

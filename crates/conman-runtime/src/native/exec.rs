@@ -17,7 +17,7 @@ use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::ends::End;
+use super::ends::ProcessEnd;
 use super::failure::{call_failed, start_failed};
 use super::program;
 use super::{Inner, NativeRuntime};
@@ -187,7 +187,7 @@ struct Running {
     name: String,
     /// `None` when it had ended before a pidfd was opened.
     process: Option<Arc<PidFd>>,
-    end: oneshot::Receiver<End>,
+    end: oneshot::Receiver<ProcessEnd>,
 }
 
 impl Running {
@@ -197,19 +197,19 @@ impl Running {
             let process = process.filter(|process| process.is_dead().unwrap_or(false));
             // Cancel safe: an end that is not received stays in the channel.
             if let Ok(told) = timeout(END_INTERVAL, &mut self.end).await {
-                return status(told.unwrap_or(End(None)));
+                return status(told.unwrap_or(ProcessEnd(None)));
             }
             // Its end would have been reported, unless the shim that knew it has gone.
             if let Some(process) = process {
                 self.inner.ends.forget(&self.name);
                 let ended = process.ended().ok().flatten();
-                return status(End(ended.map(|ended| ended.code())));
+                return status(ProcessEnd(ended.map(|ended| ended.code())));
             }
         }
     }
 }
 
-fn status(End(code): End) -> ExecStatus {
+fn status(ProcessEnd(code): ProcessEnd) -> ExecStatus {
     match code {
         Some(code) => exited(code),
         None => ExecStatus {

@@ -16,11 +16,11 @@ pub(super) struct Images {
     store: ImageStore,
     /// The layer below every image, in the store.
     base: Option<PathBuf>,
-    held: Mutex<Held>,
+    held: Mutex<UsedImages>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct UsedImages {
     images: HashMap<ImageId, (ImageGuard, usize)>,
     users: HashMap<ContainerKey, ImageId>,
     /// Layers of containers whose image the store no longer knows.
@@ -117,7 +117,7 @@ impl Images {
     }
 
     /// A panic while the lock is held can at most keep an image for too long.
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, UsedImages> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::attach::shim_size;
-use super::ends::{End, end};
+use super::ends::{ProcessEnd, end};
 use super::failure::{call_failed, milliseconds, start_failed};
 use super::{NativeRuntime, away, store};
 use crate::kept_streams::no_such_exec;
@@ -96,7 +96,7 @@ fn view(command: &CommandView) -> Option<KeptExec> {
         started_at: description.started_at,
         pid: command.inner_pid,
         running: ended.is_none(),
-        exit_code: ended.and_then(|End(code)| code),
+        exit_code: ended.and_then(|ProcessEnd(code)| code),
         timed_out: command.timed_out,
         output_bytes: command.output_bytes,
     })

@@ -58,7 +58,7 @@ use crate::{
     ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, RunningContainer,
     RuntimeError, RuntimeInfo, Started,
 };
-use ends::{End, Ends, end};
+use ends::{Ends, ProcessEnd, end};
 use failure::call_failed;
 pub use host_ports::HostPorts;
 use images::Images;
@@ -458,7 +458,7 @@ impl Inner {
             container_id: self.container_id(&key),
             key,
             pid: alive.or(lost),
-            exit_code: ended.and_then(|End(code)| code),
+            exit_code: ended.and_then(|ProcessEnd(code)| code),
         }
     }
 }

@@ -10,7 +10,7 @@ use conman_proto::RuntimeKind;
 use conman_shim_protocol::{CallError, LaunchSpec, NetworkSpec, Phases, Reply, Request};
 use futures_util::stream::StreamExt;
 
-use super::ends::{End, end};
+use super::ends::{ProcessEnd, end};
 use super::failure::{call_failed, milliseconds, start_failed};
 use super::link::{Connecting, StoredLink};
 use super::{Inner, away, no_such_container, store};
@@ -59,7 +59,9 @@ impl Inner {
                     None => {
                         let end = tokio::time::timeout(END_PATIENCE, self.ends.wait(&name));
                         let end = end.await.ok().and_then(Result::ok);
-                        Err(self.ended_at_once(key, end.unwrap_or(End(None))).await)
+                        Err(self
+                            .ended_at_once(key, end.unwrap_or(ProcessEnd(None)))
+                            .await)
                     }
                     Some(end) => Err(self.ended_at_once(key, end).await),
                 }
@@ -94,7 +96,11 @@ impl Inner {
         Ok((stored.launch, mounts?, stored.link))
     }
 
-    async fn ended_at_once(self: &Arc<Self>, key: &ContainerKey, End(code): End) -> RuntimeError {
+    async fn ended_at_once(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        ProcessEnd(code): ProcessEnd,
+    ) -> RuntimeError {
         let ending = match code {
             Some(code) => format!("ended at once with exit code {code}"),
             None => "ended at once".to_owned(),

@@ -182,14 +182,14 @@ impl Shared {
                 }
             }
             Ok(Message::Ended { container }) => {
-                if hearer.is_some_and(|hearer| !hearer.hear(&container)) {
+                if hearer.is_some_and(|hearer| !hearer.on_container_end(&container)) {
                     self.acknowledge(container.name);
                 }
             }
             Ok(Message::Fence { state }) => {
                 tracing::debug!(?state, "the shim's fence");
                 if let Some(hearer) = hearer {
-                    hearer.hear_fence(state);
+                    hearer.on_fence_state(state);
                 }
             }
             Err(error) => tracing::warn!(%error, "invalid message from the shim"),
@@ -229,7 +229,7 @@ async fn read(shared: Arc<Shared>, hearer: Option<Arc<dyn NotificationHandler>>)
         }
     }
     if let Some(hearer) = hearer {
-        hearer.hear_end();
+        hearer.on_connection_end();
     }
     shared.close();
 }

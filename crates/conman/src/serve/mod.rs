@@ -1,7 +1,7 @@
 //! `conman serve`: the daemon.
 //!
 //! The steps of the start consume the results of the previous steps, which fixes their order:
-//! configuration → [`state::State`] (directory, lock, registry, journal, instance) →
+//! configuration → [`state::LockedState`] (directory, lock, registry, journal, instance) →
 //! [`listeners::Listeners`] (bound, not yet served) → [`node_start::StartedNode`] (everything adopted) →
 //! images collected → served.
 //!
@@ -63,7 +63,7 @@ use renewal::Renewal;
 use runtimes::Runtimes;
 use services::{AuthSources, Services, Serving};
 use signals::{Signals, Stopped};
-use state::State;
+use state::LockedState;
 use template_reload::TemplateReload;
 use upkeep::{install_metrics, keep_heap_small};
 
@@ -196,7 +196,7 @@ fn start(arguments: &ServeArgs, settings: Settings) -> Result<()> {
         }
         return Ok(());
     }
-    let state = State::open(&config, arguments.generation_floor)?;
+    let state = LockedState::open(&config, arguments.generation_floor)?;
     let fleet = Arc::clone(&state.fleet);
     let result = runtime.block_on(async {
         let listeners = Listeners::bind(&config).await?;
@@ -316,7 +316,7 @@ struct EarlyStart<'a> {
 
 async fn serve(
     mut config: Config,
-    state: State,
+    state: LockedState,
     listeners: Listeners,
     auth: AuthSources,
     mut early: EarlyStart<'_>,
@@ -404,7 +404,7 @@ async fn stop(
 }
 
 /// Returns once the daemon is to stop.
-async fn run_until(stopped: Stopped, node: &Node, state: &State) {
+async fn run_until(stopped: Stopped, node: &Node, state: &LockedState) {
     service_manager::ready();
     let status = node.status().clone();
     service_manager::watch(status, node.preemption(), state.vitals.clone());

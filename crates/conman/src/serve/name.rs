@@ -15,7 +15,7 @@ const FILE: &str = "node-name.json";
 
 /// The stored name.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Known {
+struct StoredName {
     name: String,
     boot_id: String,
 }
@@ -25,7 +25,7 @@ struct Known {
 #[must_use]
 pub(super) struct Settled {
     file: StateFile,
-    known: Known,
+    known: StoredName,
 }
 
 /// Sets the configuration's name to the one that was stored since the machine booted. Without one, returns
@@ -37,9 +37,10 @@ pub(super) fn settle(config: &mut Config, boot_id: String) -> Option<Settled> {
         tracing::warn!(%path, %error, "cannot read the node's stored name");
         None
     });
-    let Some(Known { name, .. }) = known.filter(|known: &Known| known.boot_id == boot_id) else {
+    let Some(StoredName { name, .. }) = known.filter(|known: &StoredName| known.boot_id == boot_id)
+    else {
         let name = config.name.clone();
-        let known = Known { name, boot_id };
+        let known = StoredName { name, boot_id };
         return Some(Settled { file, known });
     };
     if name != config.name {

@@ -15,7 +15,7 @@ use super::network::{self, RunningNetwork};
 use super::peers::Credentials;
 use super::runtimes::Runtimes;
 use super::signals::Signals;
-use super::state::State;
+use super::state::LockedState;
 use super::{EarlyStart, fleet, name};
 use crate::config::{Config, OnSigterm};
 
@@ -32,7 +32,7 @@ pub(super) struct StartedNode {
 /// before that.
 pub(super) async fn take_over(
     config: &Config,
-    state: &State,
+    state: &LockedState,
     credentials: &Credentials,
     listeners: Listeners,
     early: &mut EarlyStart<'_>,
@@ -130,7 +130,7 @@ async fn remember(name: Option<name::Settled>) -> Result<()> {
 /// secret, which exists only in files of the nodes, or else from the registry.
 async fn connect_tokens(
     config: &Config,
-    state: &State,
+    state: &LockedState,
     credentials: &Credentials,
 ) -> Result<ConnectTokens> {
     if let Some(secret) = &credentials.secret {
@@ -146,7 +146,7 @@ async fn connect_tokens(
 
 async fn start_node(
     config: &Config,
-    state: &State,
+    state: &LockedState,
     emergency: EmergencyThread,
     runtimes: &Runtimes,
     sessions: SocketAddr,

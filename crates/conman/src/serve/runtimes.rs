@@ -16,7 +16,7 @@ use conman_runtime::{
 use conman_vitals::{Vitals, essential};
 use tokio::task::JoinHandle;
 
-use super::state::State;
+use super::state::LockedState;
 use crate::config::{Config, Io};
 use crate::doctor::DOCKER_ROOT;
 use crate::shim::{self, ShimPlace};
@@ -39,7 +39,11 @@ pub(super) struct Runtimes {
 
 impl Runtimes {
     /// Calls none of them. Blocks on the disk.
-    pub(super) fn open(config: &Config, state: &State, network: &NativeNetwork) -> Result<Self> {
+    pub(super) fn open(
+        config: &Config,
+        state: &LockedState,
+        network: &NativeNetwork,
+    ) -> Result<Self> {
         let opener = opener(config)?;
         let recorded = match &opener {
             FenceOpener::Records(recorded) => Some(Arc::clone(recorded)),
@@ -142,7 +146,7 @@ fn io_limits(config: &Config, directory: &Path) -> Result<Option<(PathBuf, IoLim
 
 fn native(
     config: &Config,
-    state: &State,
+    state: &LockedState,
     fence: FenceOpener,
     network: NativeNetwork,
 ) -> Result<NativeRuntime> {
@@ -164,7 +168,7 @@ fn native(
 
 fn docker(
     config: &Config,
-    state: &State,
+    state: &LockedState,
     opener: FenceOpener,
     rules: &Arc<SessionRules>,
 ) -> Result<DockerRuntime> {

@@ -15,13 +15,13 @@ const BEATS: u32 = 3;
 
 /// Everything is adopted, and the listeners answer.
 pub(super) fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify(&[NotifyState::Ready]);
 }
 
 /// Extends the start's time-out by at least this much.
 pub(super) fn goes_on(longer: Duration, status: &str) {
     let micros = u32::try_from(longer.as_micros()).unwrap_or(u32::MAX);
-    tell(&[
+    notify(&[
         NotifyState::ExtendTimeoutUsec(micros),
         NotifyState::Status(status),
     ]);
@@ -30,7 +30,7 @@ pub(super) fn goes_on(longer: Duration, status: &str) {
 /// The daemon is stopping.
 pub(super) fn stopping(why: &str) {
     let status = format!("stopping: {why}");
-    tell(&[NotifyState::Stopping, NotifyState::Status(&status)]);
+    notify(&[NotifyState::Stopping, NotifyState::Status(&status)]);
 }
 
 /// Sends heartbeats, if the service manager expects any, as long as the main runtime's tasks and
@@ -49,9 +49,9 @@ pub(super) fn watch(status: StatusHandle, preemption: &PreemptionHandle, vitals:
         let still = vitals.still();
         if still.is_empty() {
             if stood.swap(false, Ordering::Relaxed) {
-                tell(&[NotifyState::Status("running")]);
+                notify(&[NotifyState::Status("running")]);
             }
-            return tell(&[NotifyState::Watchdog]);
+            return notify(&[NotifyState::Watchdog]);
         }
         stood.store(true, Ordering::Relaxed);
         let names: Vec<&str> = still.iter().map(|one| one.name).collect();
@@ -61,7 +61,7 @@ pub(super) fn watch(status: StatusHandle, preemption: &PreemptionHandle, vitals:
             "tasks are stalled; if this continues, the service manager restarts the daemon, and \
              the sessions keep running"
         );
-        tell(&[NotifyState::Status(&status)]);
+        notify(&[NotifyState::Status(&status)]);
     };
     preemption.spawn(beats(interval / BEATS, Handle::current(), look, beat));
 }
@@ -88,7 +88,7 @@ async fn beats(
     }
 }
 
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot notify the service manager");
     }

@@ -24,7 +24,7 @@ use super::listeners::{Listeners, SocketPath};
 use super::peers::{self, Credentials, PeerApi};
 use super::proxy::start_proxy;
 use super::readiness::NodeReadiness;
-use super::state::State;
+use super::state::LockedState;
 use crate::config::Config;
 
 /// Names of the tasks that accept connections to the API.
@@ -45,7 +45,7 @@ pub(super) struct AuthSources {
 /// The parts of the daemon that the services use.
 pub(super) struct Services<'a> {
     pub(super) config: &'a Config,
-    pub(super) state: &'a State,
+    pub(super) state: &'a LockedState,
     pub(super) node: &'a Arc<Node>,
     pub(super) auth: &'a AuthSources,
     pub(super) connect_tokens: Arc<ConnectTokens>,

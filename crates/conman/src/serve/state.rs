@@ -21,7 +21,7 @@ use crate::state_dir;
 const IMAGES: &str = "images";
 
 /// The state directory, locked by this process.
-pub(super) struct State {
+pub(super) struct LockedState {
     pub(super) registry: Arc<dyn Registry>,
     pub(super) fleet: Arc<dyn Fleet>,
     /// The sessions that the registry ended, if other nodes may own this node's.
@@ -33,7 +33,7 @@ pub(super) struct State {
     pub(super) vitals: Vitals,
 }
 
-impl State {
+impl LockedState {
     /// Opens everything in the state directory. After the installation's id comes the registry: its
     /// lock excludes a second daemon, which must not change anything.
     pub(super) fn open(config: &Config, generation_floor: Option<Generation>) -> Result<Self> {

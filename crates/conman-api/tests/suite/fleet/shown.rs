@@ -93,7 +93,10 @@ async fn a_timeline_has_what_every_node_knows_and_names_those_that_cannot_be_ask
         );
         let fleet = timeline.fleet.expect("of a fleet");
         assert_eq!(fleet.ownership, SessionOwnership::Owned);
-        assert_eq!((fleet.node.as_deref(), fleet.unasked.len()), (Some("a"), 0));
+        assert_eq!(
+            (fleet.node.as_deref(), fleet.unreachable_nodes.len()),
+            (Some("a"), 0)
+        );
     }
     let local: Timeline = a.api.get(&format!("{uri}?local=true")).await.json();
     assert!(local.events.iter().all(|event| event.node == "a"));
@@ -117,8 +120,8 @@ async fn a_timeline_has_what_every_node_knows_and_names_those_that_cannot_be_ask
         assert!(timeline.events.iter().all(|event| event.node == "b"));
         let fleet = timeline.fleet.expect("of a fleet");
         assert_eq!(fleet.ownership, ownership);
-        assert_eq!(fleet.unasked.len(), 1);
-        assert!(fleet.unasked[0].why.contains(&part), "{fleet:?}");
+        assert_eq!(fleet.unreachable_nodes.len(), 1);
+        assert!(fleet.unreachable_nodes[0].why.contains(&part), "{fleet:?}");
     }
     let timeline: Timeline = b.api.get(&uri).await.json();
     let fleet = timeline.fleet.expect("of a fleet");

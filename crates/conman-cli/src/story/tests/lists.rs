@@ -19,7 +19,7 @@ fn the_present_generation_comes_first_and_then_every_earlier_one() {
     let mut running = session(4, SessionState::Running, None);
     running.started_at = Some(at(9_000));
     assert_told(
-        &scene.told(Some(&running), 10_000),
+        &scene.text(Some(&running), 10_000),
         "\
 alice is running on n1, for 1 s
 Generation 4 was requested at 2026-03-01 12:00:00.000 UTC (10 s ago)
@@ -49,7 +49,7 @@ fn freezes_and_pauses_and_missing_events_are_told() {
         .of_node(7_000, EventsLost, "events may be missing before this one")
         .of_node(8_000, NodeFrozen, lapsed);
     let frozen = session(7, SessionState::Frozen, None);
-    let story = scene.told(Some(&frozen), 10_000);
+    let story = scene.text(Some(&frozen), 10_000);
     for part in [
         "alice is frozen on n1: its node cannot prove at present that it owns it\n",
         "2026-03-01 12:00:05.000 UTC +4.90 s session_paused paused: on request\n",
@@ -71,7 +71,7 @@ fn of_very_many_events_the_latest_are_shown() {
     for number in 0..200 {
         scene = scene.at(1_000 + number, SessionPaused, "paused");
     }
-    let story = scene.told(None, 10_000);
+    let story = scene.text(None, 10_000);
     let command = "2 earlier ones: `conman events --session alice --no-follow`";
     assert!(story.contains(command), "{story}");
     assert_eq!(story.matches(" session_").count(), 200, "{story}");

@@ -12,7 +12,7 @@ fn fleet(ownership: SessionOwnership, node: &str, standing: NodeStanding) -> Ses
         generation: None,
         takers: Vec::new(),
         refused: Vec::new(),
-        unasked: Vec::new(),
+        unreachable_nodes: Vec::new(),
         registry_error: None,
     }
 }
@@ -74,7 +74,7 @@ fn a_session_that_another_node_took_over_was_not_given_up_whatever_its_node_did_
         (31_005, SessionDead, "its PID namespace is empty"),
         (31_010, NodeThawed, "thawed after 26.0 s"),
     ];
-    let story = moved(true, &back).told(Some(&running_on_n2()), 40_000);
+    let story = moved(true, &back).text(Some(&running_on_n2()), 40_000);
     for part in [
         "alice is running on n2",
         "2026-03-01 12:00:20.000 UTC session_taken_over taken over from node n1, which was declared \
@@ -90,7 +90,7 @@ fn a_session_that_another_node_took_over_was_not_given_up_whatever_its_node_did_
     }
 
     // n1 is lost for good.
-    let story = moved(true, &[]).told(Some(&running_on_n2()), 30_000);
+    let story = moved(true, &[]).text(Some(&running_on_n2()), 30_000);
     let part = "generation 7 on n1: started at 2026-03-01 12:00:00.000 UTC; taken over by n2 at \
         2026-03-01 12:00:20.000 UTC\n";
     assert!(story.contains(part), "{story}");
@@ -103,7 +103,7 @@ fn a_session_that_is_frozen_here_and_runs_there_is_shown_as_that() {
         ..session(7, SessionState::Frozen, None)
     };
     let lapsed = [(5_000, NodeFrozen, "lapsed")];
-    let story = moved(true, &lapsed).told(Some(&frozen), 30_000);
+    let story = moved(true, &lapsed).text(Some(&frozen), 30_000);
     let part = "alice is frozen on n1: n2 has taken it over, and has generation 9 since";
     assert!(story.contains(part), "{story}");
 }
@@ -115,7 +115,7 @@ fn a_takeover_from_a_node_without_a_journal_is_no_other_generations() {
     for event in &mut scene.0.events {
         event.message = event.message.replace("node n1,", "node n3,");
     }
-    let story = scene.told(Some(&running_on_n2()), 30_000);
+    let story = scene.text(Some(&running_on_n2()), 30_000);
     for part in [
         "session_taken_over taken over from node n3,",
         ENDED_BY_DRAIN,
@@ -128,9 +128,9 @@ fn a_takeover_from_a_node_without_a_journal_is_no_other_generations() {
 #[test]
 fn a_session_that_its_node_released_ended_there() {
     let drained = [(5_000, SessionReleased, "drained: room for others")];
-    let story = moved(false, &drained).told(Some(&running_on_n2()), 30_000);
+    let story = moved(false, &drained).text(Some(&running_on_n2()), 30_000);
     assert!(story.contains(ENDED_BY_DRAIN), "{story}");
-    let story = moved(false, &[]).told(Some(&running_on_n2()), 30_000);
+    let story = moved(false, &[]).text(Some(&running_on_n2()), 30_000);
     let part =
         "generation 7 on n1: started at 2026-03-01 12:00:00.000 UTC; no journal shows its end\n";
     assert!(story.contains(part), "{story}");
@@ -144,10 +144,10 @@ fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it(
         reason("n2", "is draining"),
         reason("n3", "has its 5 sessions"),
     ];
-    lost.unasked = vec![reason("n1", "it cannot be connected to")];
+    lost.unreachable_nodes = vec![reason("n1", "it cannot be connected to")];
     scene.0.fleet = Some(lost);
     let shown = session(7, SessionState::Running, None);
-    let story = scene.told(Some(&shown), 60_000);
+    let story = scene.text(Some(&shown), 60_000);
     for part in [
         "alice is not running: its node n1 was declared dead, and no other started it\n",
         "No node would start it now: n2 (is draining), n3 (has its 5 sessions)\n",
@@ -159,12 +159,12 @@ fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it(
     if let Some(fleet) = &mut scene.0.fleet {
         fleet.takers.push("n2".to_owned());
     }
-    let story = scene.told(Some(&shown), 60_000);
+    let story = scene.text(Some(&shown), 60_000);
     assert!(!story.contains("No node would"), "{story}");
     assert!(story.contains("it would start on n2"), "{story}");
     let mut restarts = shown;
     restarts.spec.on_node_loss = OnNodeLoss::Restart;
-    let story = scene.told(Some(&restarts), 60_000);
+    let story = scene.text(Some(&restarts), 60_000);
     assert!(story.contains("automatically"), "{story}");
     assert!(!story.contains("conman run"), "{story}");
 }
@@ -173,7 +173,7 @@ fn a_session_whose_node_is_lost_says_that_it_runs_nowhere_and_who_would_take_it(
 fn a_session_whose_node_is_silent_is_not_called_forgotten() {
     let mut scene = Scene::new();
     scene.0.fleet = Some(fleet(SessionOwnership::Owned, "n1", NodeStanding::Silent));
-    let story = scene.told(None, 1_000);
+    let story = scene.text(None, 1_000);
     for part in [
         "alice is on n1, which has been silent for a while\n",
         "n1 has not renewed its ownership: what runs there is frozen",
@@ -185,7 +185,7 @@ fn a_session_whose_node_is_silent_is_not_called_forgotten() {
     let mut unknown = fleet(SessionOwnership::Unknown, "n1", NodeStanding::Live);
     unknown.registry_error = Some("etcd did not answer.".to_owned());
     scene.0.fleet = Some(unknown);
-    let story = scene.told(None, 1_000);
+    let story = scene.text(None, 1_000);
     assert!(
         story.contains("The registry cannot be asked which node owns it: etcd did not answer.\n"),
         "{story}"
@@ -201,7 +201,7 @@ fn a_session_of_a_drained_node_says_so_and_what_to_do() {
         EndCause::Drained,
         None,
     );
-    let story = scene.told_with(Some(&drained), Some(NodeState::Draining), 60_000);
+    let story = scene.text_with(Some(&drained), Some(NodeState::Draining), 60_000);
     for part in [
         "alice is stopped on n1: its node was drained\n",
         "Reason: drained: room\n",
@@ -220,7 +220,7 @@ fn of_very_many_nodes_the_others_are_counted() {
         .collect();
     scene.0.fleet = Some(released);
     let stopped = ended(SessionState::Stopped, "idle", EndCause::Idle, None);
-    let story = scene.told(Some(&stopped), 60_000);
+    let story = scene.text(Some(&stopped), 60_000);
     assert!(story.contains("n5 (is full), 2 more\n"), "{story}");
 }
 
@@ -234,7 +234,7 @@ fn a_start_is_advised_only_where_a_node_would_accept_it() {
         (NodeState::Stopping, "Wait"),
         (NodeState::Live, "conman run"),
     ] {
-        let told = started().told_with(Some(&shown), Some(node), 9_000);
+        let told = started().text_with(Some(&shown), Some(node), 9_000);
         assert!(told.contains(remedy), "{node:?}: {told}");
         assert_eq!(
             told.contains("conman run"),
@@ -253,10 +253,10 @@ fn a_start_is_advised_only_where_a_node_would_accept_it() {
             node: "n1".to_owned(),
             why: "it is cordoned".to_owned(),
         }],
-        unasked: Vec::new(),
+        unreachable_nodes: Vec::new(),
         registry_error: None,
     });
-    let told = scene.told(Some(&shown), 9_000);
+    let told = scene.text(Some(&shown), 9_000);
     assert!(
         told.contains("conman nodes") && !told.contains("conman run"),
         "{told}"

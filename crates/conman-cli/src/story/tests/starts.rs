@@ -21,7 +21,7 @@ fn a_session_that_is_starting() {
         .at(0, SessionClaimed, CLAIMED)
         .phases(7, &WHOLE_START[..6]);
     assert_told(
-        &scene.told(Some(&starting), 5_000),
+        &scene.text(Some(&starting), 5_000),
         "\
 alice is starting on n1, for 5 s: waiting for the program to be ready (`ready`)
 Generation 7 was requested at 2026-03-01 12:00:00.000 UTC (5 s ago)
@@ -43,7 +43,7 @@ fn a_start_under_way_has_its_phases_from_the_session() {
     for (name, ms) in [("start", 203.0), ("start.cgroup", 3.0), ("claim", 1.4)] {
         starting.phases_ms.insert(name.to_owned(), ms);
     }
-    let told = Scene::new().told(Some(&starting), 5_000);
+    let told = Scene::new().text(Some(&starting), 5_000);
     let start = "Start: 5.00 s so far (claim 1.4 ms, start 203 ms, verify 4.80 s)\n";
     assert_has(&told, &[": verifying the process (`verify`)\n", start]);
 }
@@ -64,7 +64,7 @@ fn a_start_that_failed_because_the_program_never_answered() {
         .at(60_346, SessionFailed, NOT_READY)
         .at(60_346, SessionReleased, NOT_READY)
         .at(61_000, SessionCleaned, "removed what its container left");
-    let told = scene.told(Some(&failed), 90_000);
+    let told = scene.text(Some(&failed), 90_000);
     let told = told.replace(NOT_READY, "<reason>").replace(LOGS, "<logs>");
     assert_told(
         &told,
@@ -89,7 +89,7 @@ Check that its program listens on port 8080 within 1 min, not on another port; -
 <again>",
     );
     failed.spec.ready_path = Some("/healthy".to_owned());
-    let told = scene.told(Some(&failed), 90_000);
+    let told = scene.text(Some(&failed), 90_000);
     assert_has(&told, &["It is ready once it answers GET /healthy with"]);
 }
 
@@ -107,7 +107,7 @@ fn a_start_that_failed_before_any_phase_was_told() {
         .at(31, SessionFailed, reason)
         .at(31, SessionReleased, reason);
     assert_told(
-        &scene.told(Some(&failed), 5_000).replace(reason, "<reason>"),
+        &scene.text(Some(&failed), 5_000).replace(reason, "<reason>"),
         "\
 alice failed on n1: its start failed while creating the container (`create`)
 Reason: <reason>
@@ -142,7 +142,7 @@ fn a_start_whose_program_ended_at_once() {
         .at(408, SessionFailed, reason)
         .at(408, SessionReleased, reason);
     assert_has(
-        &scene.told(Some(&failed), 5_000),
+        &scene.text(Some(&failed), 5_000),
         &[
             "alice failed on n1: its start failed while waiting for the program to be ready \
              (`ready`), with exit code 3\n",
@@ -167,7 +167,7 @@ fn a_start_whose_failure_the_journal_does_not_tell_yet() {
         .at(60_331, SessionKilled, "SIGKILL: the start failed")
         .at(60_343, SessionDead, "its PID namespace is empty");
     assert_has(
-        &scene.told(Some(&failed), 60_400),
+        &scene.text(Some(&failed), 60_400),
         &[
             "alice failed on n1: its start failed while waiting",
             &format!("Reason: {NOT_READY}\n"),
@@ -182,10 +182,10 @@ fn a_session_that_is_starting_and_whose_process_is_known() {
     let mut starting = session(7, SessionState::Starting, None);
     starting.pid = Some(4711);
     let scene = Scene::new().at(0, SessionClaimed, CLAIMED);
-    let told = scene.told(Some(&starting), 5_000);
+    let told = scene.text(Some(&starting), 5_000);
     let now = "for 5 s: waiting for the program to be ready (`ready`)\n";
     assert_has(&told, &[now]);
     starting.pid = None;
-    let told = scene.told(Some(&starting), 5_000);
+    let told = scene.text(Some(&starting), 5_000);
     assert_has(&told, &["for 5 s: recording the ownership (`claim`)\n"]);
 }

@@ -38,7 +38,7 @@ impl Execution {
     /// Sends the signal that the session's spec names.
     pub(super) fn warn(&mut self, slot: Slot) -> Option<Event> {
         let warned = self.session(&slot).is_some_and(|session| {
-            session.entry.leaving.tell();
+            session.entry.leaving.signal();
             match (session.entry.warning, &session.process) {
                 (Some((signal, _)), Some(process)) => process.signal(signal).is_ok(),
                 _ => false,

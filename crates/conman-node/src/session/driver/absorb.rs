@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::lifecycle::{Event, State, Step};
+use conman_core::lifecycle::{Event, LifeState, Step};
 use conman_core::{EndCause, PREEMPTED, UNRECORDED};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::IdleAction;
@@ -36,7 +36,7 @@ impl Driver {
             }
             Input::Fate(fate) => self.absorb_fate(fate),
             Input::Pausing => {
-                if matches!(self.life.state(), State::Running { .. }) {
+                if matches!(self.life.state(), LifeState::Running { .. }) {
                     self.note_running();
                 }
                 Vec::new()
@@ -98,7 +98,7 @@ impl Driver {
     }
 
     fn absorb_fate(&mut self, fate: Fate) -> Vec<Event> {
-        self.told_fate = true;
+        self.knows_fate = true;
         self.fail_with(FailureKind::Preempted);
         match fate {
             Fate::Released(ending) => {
@@ -119,7 +119,7 @@ impl Driver {
         };
         if matches!(
             self.life.state(),
-            State::Stopping(_) | State::Stuck(_) | State::Ended { .. }
+            LifeState::Stopping(_) | LifeState::Stuck(_) | LifeState::Ended { .. }
         ) {
             return Vec::new();
         }
@@ -184,7 +184,7 @@ impl Driver {
             Answer::Dead => {
                 // The emergency thread reports the deaths that it certifies.
                 let theirs = match self.context.table.closed() {
-                    Some(_) => !self.told_fate || self.is_ended(),
+                    Some(_) => !self.knows_fate || self.is_ended(),
                     None => false,
                 };
                 // Its sockets would keep the network namespace.
@@ -302,7 +302,7 @@ impl Driver {
 
     /// Readiness counts once the machine waits for it, which is after the container is recorded.
     pub(super) fn take_ready(&mut self) -> Option<Event> {
-        if !matches!(self.life.state(), State::Starting(Step::Probing { .. })) {
+        if !matches!(self.life.state(), LifeState::Starting(Step::Probing { .. })) {
             return None;
         }
         match self.ready.take()? {

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conman_core::lifecycle::{Action, Cause, State};
+use conman_core::lifecycle::{Action, Cause, LifeState};
 use conman_registry::{ContainerIdentity, RegistryError};
 use conman_runtime::ContainerKey;
 use futures_util::FutureExt;
@@ -223,14 +223,16 @@ impl Driver {
     /// Why the life ends.
     fn why(&self) -> String {
         match self.life.state() {
-            State::Stopping(stop) | State::Stuck(stop) => stop.cause.outcome(None).reason,
-            State::Starting(_) | State::Running { .. } | State::Ended { .. } => String::new(),
+            LifeState::Stopping(stop) | LifeState::Stuck(stop) => stop.cause.outcome(None).reason,
+            LifeState::Starting(_) | LifeState::Running { .. } | LifeState::Ended { .. } => {
+                String::new()
+            }
         }
     }
 
     fn call_release(&mut self) {
         self.attribute_leaving();
-        let (Some(key), State::Stopping(stop) | State::Stuck(stop)) =
+        let (Some(key), LifeState::Stopping(stop) | LifeState::Stuck(stop)) =
             (self.key(), self.life.state())
         else {
             return;
@@ -269,7 +271,7 @@ impl Driver {
 
     /// Attributes an exit after a drain's signal to the drain, so that another node starts the session.
     fn attribute_leaving(&mut self) {
-        if let (Some(order), State::Stopping(stop) | State::Stuck(stop)) =
+        if let (Some(order), LifeState::Stopping(stop) | LifeState::Stuck(stop)) =
             (self.handle.leaving.ordered(), self.life.state())
             && matches!(stop.cause, Cause::Exited | Cause::ExitedEarly)
         {

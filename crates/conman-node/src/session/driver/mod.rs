@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use conman_core::EndCause;
-use conman_core::lifecycle::{Action, Cause, Event, Lifecycle, Remains, State, Step, Timing};
+use conman_core::lifecycle::{Action, Cause, Event, LifeState, Lifecycle, Remains, Step, Timing};
 use conman_linux::PidFd;
 use conman_net::egress::{EgressGuard, EgressSockets};
 use conman_proto::{Generation, SessionEnd};
@@ -126,7 +126,7 @@ struct Driver {
     was_running: bool,
     /// Whether the machine has received these orders from outside.
     stop_ordered: bool,
-    told_fate: bool,
+    knows_fate: bool,
 }
 
 /// What woke the driver.
@@ -195,7 +195,7 @@ impl Driver {
             was_running: false,
             unrun_exit_code: None,
             stop_ordered: false,
-            told_fate: false,
+            knows_fate: false,
         };
         match beginning {
             Beginning::Fresh(read) => driver.read = read,
@@ -217,7 +217,7 @@ impl Driver {
     }
 
     async fn run(mut self: Box<Self>, actions: Vec<Action>) {
-        if matches!(self.life.state(), State::Starting(Step::Probing { .. })) {
+        if matches!(self.life.state(), LifeState::Starting(Step::Probing { .. })) {
             self.begin_probe();
         }
         self.carry_out(actions);
@@ -240,7 +240,7 @@ impl Driver {
     }
 
     fn is_ended(&self) -> bool {
-        matches!(self.life.state(), State::Ended { .. })
+        matches!(self.life.state(), LifeState::Ended { .. })
     }
 
     async fn next_input(&mut self) -> Input {
@@ -258,7 +258,7 @@ impl Driver {
                     None => Input::Due(Timer::Machine),
                 }
             }
-            Ok(fate) = fate.wait_for(Option::is_some), if !self.told_fate => match fate.clone() {
+            Ok(fate) = fate.wait_for(Option::is_some), if !self.knows_fate => match fate.clone() {
                 Some(fate) => Input::Fate(fate),
                 None => Input::Due(Timer::Machine),
             },
@@ -293,7 +293,7 @@ impl Driver {
     }
 
     fn claim_deadline(&self) -> Option<Instant> {
-        let waits = matches!(self.life.state(), State::Starting(Step::Claiming));
+        let waits = matches!(self.life.state(), LifeState::Starting(Step::Claiming));
         waits.then(|| self.began + self.context.options.bounds.registry)
     }
 
@@ -343,8 +343,8 @@ impl Driver {
     /// journalled with its success.
     fn tell_phases(&mut self) {
         match self.life.state() {
-            State::Starting(_) | State::Running { .. } => {}
-            State::Stopping(_) | State::Stuck(_) | State::Ended { .. } => self
+            LifeState::Starting(_) | LifeState::Running { .. } => {}
+            LifeState::Stopping(_) | LifeState::Stuck(_) | LifeState::Ended { .. } => self
                 .publisher
                 .gave_up(self.life.generation(), &self.clock.shared()),
         }
@@ -353,23 +353,23 @@ impl Driver {
     /// Updates what others see.
     fn publish(&mut self) {
         match self.life.state() {
-            State::Starting(_) => {
+            LifeState::Starting(_) => {
                 self.publisher.starting(
                     self.life.generation(),
                     self.process.as_ref(),
                     self.clock.phases(),
                 );
             }
-            State::Running { generation, .. } => {
+            LifeState::Running { generation, .. } => {
                 self.publisher.running(*generation, self.process.as_ref());
             }
-            State::Stopping(stop) => {
+            LifeState::Stopping(stop) => {
                 let trouble = stop.trouble.clone();
                 let failure = self.failure_of(&stop.cause);
                 let end = self.end_by(&stop.cause);
                 self.publisher.stopping(&stop.cause, end, trouble, failure);
             }
-            State::Stuck(stop) => {
+            LifeState::Stuck(stop) => {
                 let pid = match stop.remains {
                     Remains::Process { pid, .. } => Some(pid),
                     _ => None,
@@ -385,7 +385,7 @@ impl Driver {
                     self.note(RecordState::Stuck { reason, cause });
                 }
             }
-            State::Ended { generation, cause } => {
+            LifeState::Ended { generation, cause } => {
                 let (generation, cause) = (*generation, cause.clone());
                 let failure = self.failure_of(&cause);
                 let (end, ending) = (self.end_by(&cause), self.ending.take());

@@ -10,14 +10,14 @@ use jiff::Timestamp;
 /// Clocks that differ by less are not named: an announcement is a moment old when it is read.
 const MAX_CLOCK_AHEAD_MS: i64 = 30_000;
 
-pub(crate) struct FleetWide {
+pub(crate) struct FleetComparison {
     pub(crate) cut_off: Arc<BTreeSet<String>>,
     /// How far the clock of the fleet is ahead of this node's: the median of those of all nodes.
     fleet_ahead_ms: i64,
     now: Timestamp,
 }
 
-impl FleetWide {
+impl FleetComparison {
     pub(crate) fn of(map: &FleetMap, peers: &[Peer]) -> Self {
         let now = Timestamp::now();
         let mut ahead: Vec<i64> = peers
