@@ -14,7 +14,7 @@ use axum::Router;
 use axum::body::Body;
 use conman_linux::bound_tcp_buffers;
 use conman_listen::{AnswerBody, Begun, HalfCloseable, OpenRequests, Place, Places};
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -106,9 +106,9 @@ pub async fn serve_tcp(
     router: Router,
     options: ServeOptions,
     shutdown: CancellationToken,
-    pulse: Pulse,
+    progress: TaskProgress,
 ) {
-    serve("api", listener, router, options, shutdown, pulse).await;
+    serve("api", listener, router, options, shutdown, progress).await;
 }
 
 /// Serves `router` on a Unix listener; [`Peer::Unix`] identifies the client.
@@ -117,9 +117,9 @@ pub async fn serve_unix(
     router: Router,
     options: ServeOptions,
     shutdown: CancellationToken,
-    pulse: Pulse,
+    progress: TaskProgress,
 ) {
-    serve("admin", listener, router, options, shutdown, pulse).await;
+    serve("admin", listener, router, options, shutdown, progress).await;
 }
 
 /// Serves `router` on one connection of another node, until the connection or the daemon ends.
@@ -199,7 +199,7 @@ async fn serve<L: Listen>(
     router: Router,
     options: ServeOptions,
     shutdown: CancellationToken,
-    pulse: Pulse,
+    progress: TaskProgress,
 ) {
     let places = Places::new(name, options.max_connections);
     let patience = options.patience;
@@ -208,7 +208,7 @@ async fn serve<L: Listen>(
     let http = Arc::new(Http::new(options));
     // Cancel safe: at shutdown, at most a connection that was never served is lost.
     let next = || shutdown.run_until_cancelled(accept(&listener, &places));
-    while let Some(accepted) = pulse.idle(next()).await {
+    while let Some(accepted) = progress.idle(next()).await {
         match accepted {
             Ok((stream, peer, place)) => {
                 let (http, router) = (Arc::clone(&http), router.clone());
@@ -237,7 +237,7 @@ async fn serve<L: Listen>(
     drop(listener);
     connections.close();
     let served = tokio::time::timeout(patience, connections.wait());
-    if pulse.wait(patience, served).await.is_err() {
+    if progress.wait(patience, served).await.is_err() {
         tracing::info!(connections = connections.len(), "closing connections");
         abort.cancel();
         connections.wait().await;

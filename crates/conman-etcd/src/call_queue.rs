@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use conman_vitals::essential;
+use conman_watchdog::essential;
 use futures_util::future::join_all;
 use prost::Message as _;
 use tokio::sync::oneshot;

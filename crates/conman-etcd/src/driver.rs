@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ownership::{Action, BootTime, Event, NodeName, NodeProtocol, Slot, Stake};
-use conman_vitals::{Pulse, Vitals, essential};
+use conman_watchdog::{TaskProgress, Watchdog, essential};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -88,25 +88,25 @@ pub(super) struct Driver {
     pub(super) next_attempt: u64,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) observed: watch::Receiver<Vec<NodeName>>,
-    pub(super) vitals: Vitals,
+    pub(super) watchdog: Watchdog,
 }
 
 impl Driver {
     pub(super) async fn run(mut self) {
-        let pulse = self.vitals.task(NAME);
+        let progress = self.watchdog.task(NAME);
         loop {
-            pulse.beat().await;
+            progress.beat().await;
             // It is retried until etcd and the shim answer.
-            let Some(joined) = pulse.idle(self.join()).await else {
+            let Some(joined) = progress.idle(self.join()).await else {
                 return;
             };
             let (queue, news) = (Arc::new(FenceQueue::default()), mpsc::channel(MAX_NEWS));
-            let fence = self.vitals.task(fence_orders::NAME);
+            let fence = self.watchdog.task(fence_orders::NAME);
             let orders =
                 fence_orders::run(Arc::clone(&self.link), Arc::clone(&queue), news.0, fence);
             let orders = tokio::spawn(essential(fence_orders::NAME, orders));
             let serving = Serving::begin(&mut self, joined, queue, news.1);
-            let left = serving.run(&pulse).await;
+            let left = serving.run(&progress).await;
             orders.abort();
             self.shared.nothing_mine();
             // Above every number that was sent.
@@ -201,11 +201,11 @@ impl<'a> Serving<'a> {
         }
     }
 
-    async fn run(mut self, pulse: &Pulse) -> ServeEnd {
+    async fn run(mut self, progress: &TaskProgress) -> ServeEnd {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            pulse.beat().await;
+            progress.beat().await;
             self.settle();
             if let Some(why) = self.name_lost {
                 self.leave(why);
@@ -230,7 +230,7 @@ impl<'a> Serving<'a> {
                 Wake::Command(None) => return ServeEnd::Unused,
                 Wake::Command(Some(command)) => self.take(command),
                 Wake::Fence(Some(event)) => self.hear(event),
-                Wake::Fence(None) => conman_vitals::end(fence_orders::NAME, "it has returned"),
+                Wake::Fence(None) => conman_watchdog::end(fence_orders::NAME, "it has returned"),
                 Wake::Observed => {
                     let observed = self.driver.observed.borrow_and_update().clone();
                     self.protocol.set_observed(boot_time(), &observed);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::ownership::{FenceHolds, FenceLinkError, FenceNews, SlotView};
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 
@@ -98,21 +98,21 @@ pub(super) async fn run(
     link: Arc<dyn FenceLink>,
     queue: Arc<FenceQueue>,
     news: mpsc::Sender<FenceEvent>,
-    pulse: Pulse,
+    progress: TaskProgress,
 ) {
     let mut connection = 0;
     // A thaw order may have been executed in part. The rest then stays frozen behind an open fence,
     // which does not report it.
     let mut thaws_in_part = false;
     loop {
-        pulse.beat().await;
+        progress.beat().await;
         let next = next(&*link, &queue, connection, &news);
-        let lost = match pulse.idle(next).await {
+        let lost = match progress.idle(next).await {
             Next::Order(order) => {
                 let thaws = matches!(order, FenceOrder::Thaw { .. });
                 thaws_in_part |= thaws;
                 let ordered = timeout(ORDER_PATIENCE, link.order(order));
-                match pulse.wait(ORDER_PATIENCE, ordered).await {
+                match progress.wait(ORDER_PATIENCE, ordered).await {
                     Ok(Ok(())) => {
                         thaws_in_part &= !thaws;
                         false
@@ -140,7 +140,7 @@ pub(super) async fn run(
         if lost {
             connection += 1;
             // A shim that does not answer is not a stall of this daemon.
-            let connected = pulse.idle(reconnect(&*link, &news)).await;
+            let connected = progress.idle(reconnect(&*link, &news)).await;
             let Some(FenceHolds { fired, slots }) = connected else {
                 return;
             };
@@ -259,8 +259,8 @@ mod tests {
         });
         let queue = Arc::new(FenceQueue::default());
         let (sender, mut news) = mpsc::channel(MAX_NEWS);
-        let pulse = Pulse::unwatched(NAME);
-        let task = run(Arc::clone(&link) as _, Arc::clone(&queue), sender, pulse);
+        let progress = TaskProgress::unwatched(NAME);
+        let task = run(Arc::clone(&link) as _, Arc::clone(&queue), sender, progress);
         let task = tokio::spawn(task);
         let mut reported = Vec::new();
         let mut at = 0;

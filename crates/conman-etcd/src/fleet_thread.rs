@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::ownership::NodeName;
-use conman_vitals::{Pulse, essential};
+use conman_watchdog::{TaskProgress, essential};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -28,7 +28,7 @@ pub(super) struct FleetThread {
     pub(super) watched: watch::Sender<Vec<NodeName>>,
     pub(super) driver: Driver,
     /// Of the task that reads the state of the other nodes.
-    pub(super) pulse: Pulse,
+    pub(super) progress: TaskProgress,
     pub(super) compact_every: Option<Duration>,
 }
 
@@ -53,11 +53,11 @@ impl FleetThread {
             membership,
             watched,
             driver,
-            pulse,
+            progress,
             compact_every,
         } = self;
         let members = Arc::clone(&membership);
-        let looking = membership::run(Arc::clone(&shared), members, watched, pulse);
+        let looking = membership::run(Arc::clone(&shared), members, watched, progress);
         tokio::spawn(essential(MEMBERSHIP, looking));
         let nodes = shared.store.keys.nodes();
         let watching = hints::watch(Arc::clone(&shared), nodes, |_, _| true);

@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_core::ownership::Timing;
 use conman_proto::{Generation, ResolvedSpec, SessionId};
-use conman_vitals::Vitals;
+use conman_watchdog::Watchdog;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -112,7 +112,7 @@ pub struct EtcdOptions {
     /// history.
     pub compact_every: Option<Duration>,
     /// Watches the tasks of the fleet's thread.
-    pub vitals: Vitals,
+    pub watchdog: Watchdog,
 }
 
 /// Why the registry cannot start.
@@ -199,7 +199,7 @@ impl EtcdRegistry {
             next_attempt: first_attempt(),
             commands: receiver,
             observed,
-            vitals: options.vitals.clone(),
+            watchdog: options.watchdog.clone(),
         };
         let handle = runtime.handle().clone();
         let fleet = FleetThread {
@@ -207,7 +207,7 @@ impl EtcdRegistry {
             membership: Arc::clone(&membership),
             watched,
             driver,
-            pulse: options.vitals.task(fleet_thread::MEMBERSHIP),
+            progress: options.watchdog.task(fleet_thread::MEMBERSHIP),
             compact_every: options.compact_every,
         };
         fleet

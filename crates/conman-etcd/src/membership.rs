@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use conman_core::RateLimitedLog;
 use conman_core::ownership::{BootTime, Heartbeat, NodeName, NodeRecord, NodeState, Timing};
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -280,15 +280,15 @@ pub(super) async fn run(
     shared: Arc<Shared>,
     membership: Arc<Membership>,
     observed: watch::Sender<Vec<NodeName>>,
-    pulse: Pulse,
+    progress: TaskProgress,
 ) {
     let interval = Duration::from_millis(shared.timing.renew_ms);
     let warnings = RateLimitedLog::new(REPEAT_AFTER);
     let mut announced: Option<(BootTime, PeerText)> = None;
     figures::describe();
     loop {
-        pulse.beat().await;
-        match pulse.wait(CALL_BOUND, look(&shared)).await {
+        progress.beat().await;
+        match progress.wait(CALL_BOUND, look(&shared)).await {
             Ok((read, oddities)) => {
                 let now = boot_time();
                 for (key, what) in &oddities {
@@ -315,13 +315,13 @@ pub(super) async fn run(
             }
         }
         let telling = tell(&shared, &membership, &mut announced);
-        pulse.wait(CALL_BOUND, telling).await;
+        progress.wait(CALL_BOUND, telling).await;
         let pause = async {
             sleep(HURRY_PAUSE).await;
             // A notification without a waiter is stored.
             let _ = timeout(interval, shared.hurry.notified()).await;
         };
-        pulse.wait(HURRY_PAUSE + interval, pause).await;
+        progress.wait(HURRY_PAUSE + interval, pause).await;
     }
 }
 

@@ -23,7 +23,7 @@ use conman_peer::{Dialer, PeerAddress, PeerRefusal};
 use conman_proto::SessionId;
 use conman_proxy::{Route, Way};
 use conman_registry::RegistryError;
-use conman_vitals::essential;
+use conman_watchdog::essential;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;

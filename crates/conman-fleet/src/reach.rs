@@ -14,7 +14,7 @@ use conman_node::StatusHandle;
 use conman_peer::{LIVENESS, PeerAddress, RequestError};
 use conman_proto::NodeStanding;
 use conman_registry::Peer;
-use conman_vitals::{Vitals, essential};
+use conman_watchdog::{Watchdog, essential};
 use http::Request;
 use http_body_util::Empty;
 use tokio::task::JoinSet;
@@ -93,7 +93,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub fn run_reach(
     map: &Arc<FleetMap>,
     status: &StatusHandle,
-    vitals: &Vitals,
+    watchdog: &Watchdog,
     closing: CancellationToken,
 ) {
     metrics::describe_gauge!(UNREACHED, "Live nodes that this node does not reach");
@@ -102,19 +102,19 @@ pub fn run_reach(
         "1 while this node does not reach most of the nodes that reach each other, 0 otherwise"
     );
     let (map, status) = (Arc::clone(map), status.clone());
-    let pulse = vitals.task(NAME);
+    let progress = watchdog.task(NAME);
     let work = async move {
         loop {
-            pulse.beat().await;
+            progress.beat().await;
             let peers = map.fleet().peers();
             let others = live_others(&map, &peers);
             let pause = INTERVAL.max(INTERVAL_PER_NODE * u32::try_from(others.len()).unwrap_or(1));
             let round = map.probe(others);
-            let _ = pulse
+            let _ = progress
                 .wait(ROUND_TIMEOUT, timeout(ROUND_TIMEOUT, round))
                 .await;
             map.publish(&status);
-            pulse.idle(sleep(pause)).await;
+            progress.idle(sleep(pause)).await;
         }
     };
     // A probe that is dropped at shutdown is not needed.

@@ -18,7 +18,7 @@ use conman_core::retention::Retention;
 use conman_node::{Node, end_of};
 use conman_proto::{EventKind, Generation, SessionId};
 use conman_registry::{Fleet, FleetSession, NewEvent, Peer, PeerStanding, RegistryError};
-use conman_vitals::{Pulse, Vitals, essential};
+use conman_watchdog::{TaskProgress, Watchdog, essential};
 use jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -58,7 +58,7 @@ const MAX_REPORTED: usize = 10_000;
 /// Starts the task; it runs until `closing`. Drains relocate sessions through it.
 pub fn run_restarter(
     locator: &Arc<Locator>,
-    vitals: &Vitals,
+    watchdog: &Watchdog,
     retention: Retention,
     closing: CancellationToken,
 ) {
@@ -76,8 +76,8 @@ pub fn run_restarter(
         sweep: RecordSweep::new(Arc::clone(node), Arc::clone(fleet), retention),
     };
     // Orders dropped at shutdown are left to other nodes.
-    let pulse = vitals.task(NAME);
-    let work = async move { closing.run_until_cancelled(restarter.run(&pulse)).await };
+    let progress = watchdog.task(NAME);
+    let work = async move { closing.run_until_cancelled(restarter.run(&progress)).await };
     tokio::spawn(essential(NAME, work));
 }
 
@@ -94,15 +94,15 @@ struct Restarter {
 }
 
 impl Restarter {
-    async fn run(mut self, pulse: &Pulse) {
+    async fn run(mut self, progress: &TaskProgress) {
         let mut lost = BTreeSet::new();
         let mut changed: Option<Instant> = None;
         let mut scanned: Option<Instant> = None;
         let mut took = Duration::ZERO;
         let mut was_frozen = false;
         loop {
-            pulse.beat().await;
-            pulse
+            progress.beat().await;
+            progress
                 .idle(tokio::time::sleep(jittered(CHECK_INTERVAL_MS)))
                 .await;
             let standing = self.fleet.standing().borrow().clone();
@@ -127,7 +127,7 @@ impl Restarter {
             let pause = pause.max(took * SCAN_BACKOFF);
             if is_new || scanned.is_none_or(|scanned| scanned.elapsed() >= pause) {
                 let begun = Instant::now();
-                let scanned_now = self.scan(pulse).await;
+                let scanned_now = self.scan(progress).await;
                 took = begun.elapsed();
                 if let Err(error) = scanned_now {
                     tracing::warn!(%error, "cannot read the sessions' records");
@@ -138,7 +138,7 @@ impl Restarter {
     }
 
     /// Reads all records, and restarts the sessions that are this node's to restart.
-    async fn scan(&mut self, pulse: &Pulse) -> Result<(), RegistryError> {
+    async fn scan(&mut self, progress: &TaskProgress) -> Result<(), RegistryError> {
         let peers = self.fleet.peers();
         let mut pending = HashSet::new();
         let mut after = None;
@@ -146,7 +146,7 @@ impl Restarter {
         loop {
             let page = self.fleet.sessions(after.as_ref(), PAGE);
             // A page is processed at once; reading it is bounded, whatever etcd does.
-            let page = pulse.wait(READ_TIMEOUT, page).await?;
+            let page = progress.wait(READ_TIMEOUT, page).await?;
             for session in page.sessions {
                 if self.consider(&session, &peers) {
                     pending.insert(session.record.id);

@@ -112,19 +112,19 @@ fn pause_after(failures: u32) -> Duration {
 
 /// Cleans up until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
-    let pulse = context.options.vitals.task(NAME);
+    let progress = context.options.watchdog.task(NAME);
     loop {
-        pulse.beat().await;
+        progress.beat().await;
         if context.table.closed().is_some() {
             // The machine is about to stop; if it stays, everything is still in the queue.
-            pulse.idle(tokio::time::sleep(PREEMPTED_PAUSE)).await;
+            progress.idle(tokio::time::sleep(PREEMPTED_PAUSE)).await;
             continue;
         }
         let added = context.cleanup.added.notified();
         let (batch, next) = context.cleanup.due(Instant::now());
         if let Some((runtime, keys)) = batch {
             // A runtime that hangs must not trip this task's watchdog.
-            pulse.idle(clean(&context, runtime, keys)).await;
+            progress.idle(clean(&context, runtime, keys)).await;
             continue;
         }
         let more = async {
@@ -135,7 +135,7 @@ pub(crate) async fn run(context: Arc<Context>) {
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         };
-        pulse.idle(more).await;
+        progress.idle(more).await;
     }
 }
 

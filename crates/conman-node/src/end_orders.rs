@@ -144,11 +144,11 @@ fn end(life: &SessionHandle, generation: Generation, why: Option<&str>) {
 
 /// Carries out pending orders until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
-    let pulse = context.options.vitals.task(NAME);
+    let progress = context.options.watchdog.task(NAME);
     let turns = Turns::of(&context);
     let mut pursued = FuturesUnordered::new();
     loop {
-        pulse.beat().await;
+        progress.beat().await;
         for key in context.end_orders.begin() {
             pursued.push(pursue(&context, &turns, key));
         }
@@ -161,7 +161,7 @@ pub(crate) async fn run(context: Arc<Context>) {
             }
         };
         // A runtime that hangs must not trip this task's watchdog.
-        pulse.idle(next).await;
+        progress.idle(next).await;
     }
 }
 

@@ -11,7 +11,7 @@ use conman_net::egress::Egress;
 use conman_proto::{EventKind, PreemptRequest, SessionState};
 use conman_registry::{Journal, NewEvent, Registry};
 use conman_runtime::Runtime;
-use conman_vitals::essential;
+use conman_watchdog::essential;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};

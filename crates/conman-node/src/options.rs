@@ -11,7 +11,7 @@ use conman_net::egress::EgressOptions;
 use conman_net::{HostNetlink, SessionRules};
 use conman_proto::SessionId;
 use conman_registry::Standing;
-use conman_vitals::Vitals;
+use conman_watchdog::Watchdog;
 use tokio::sync::watch;
 
 /// A node's identity and limits.
@@ -38,7 +38,7 @@ pub struct NodeOptions {
     /// Whether the node holds its ownership, in a fleet.
     pub standing: watch::Receiver<Standing>,
     /// Watches the tasks that are essential for the daemon.
-    pub vitals: Vitals,
+    pub watchdog: Watchdog,
     pub egress: EgressOptions,
     /// What sessions with attached links are refused.
     pub session_rules: Arc<SessionRules>,
@@ -63,7 +63,7 @@ impl NodeOptions {
             preempt_budget_ms: 25_000,
             shutdown_delay: Duration::ZERO,
             standing: watch::channel(Standing::Alone).1,
-            vitals: Vitals::default(),
+            watchdog: Watchdog::default(),
             egress: EgressOptions::default(),
             session_rules: Arc::default(),
             netlink: HostNetlink::default(),

@@ -37,15 +37,15 @@ const DEATH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Compares until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
-    let pulse = context.options.vitals.task(NAME);
+    let progress = context.options.watchdog.task(NAME);
     let mut strays_until: Option<Instant> = None;
     loop {
-        pulse.beat().await;
+        progress.beat().await;
         let all_well = match context.table.closed() {
             // The emergency thread does the rest.
             Some(_) => true,
             // A runtime that hangs must not trip this task's watchdog.
-            None => pulse.idle(sweep(&context)).await,
+            None => progress.idle(sweep(&context)).await,
         };
         let expected = strays_until.is_some_and(|until| Instant::now() < until);
         let pause = if all_well && !expected {
@@ -65,7 +65,7 @@ pub(crate) async fn run(context: Arc<Context>) {
                 () = sleep(pause) => {}
             }
         };
-        pulse.idle(next).await;
+        progress.idle(next).await;
     }
 }
 

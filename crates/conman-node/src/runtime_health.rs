@@ -135,15 +135,15 @@ impl RuntimeHealth {
 
 /// Checks until it is aborted.
 pub(crate) async fn run(context: Arc<Context>) {
-    let pulse = context.options.vitals.task(NAME);
+    let progress = context.options.watchdog.task(NAME);
     for round in 0.. {
-        pulse.beat().await;
+        progress.beat().await;
         let is_described = round % DESCRIBED_EVERY == 0;
         let checks = context.runtimes.iter();
         let checks =
             checks.map(|(kind, runtime)| check(&context.health, *kind, &**runtime, is_described));
-        pulse.wait(CHECK_BOUND, join_all(checks)).await;
-        pulse.wait(INTERVAL, sleep(INTERVAL)).await;
+        progress.wait(CHECK_BOUND, join_all(checks)).await;
+        progress.wait(INTERVAL, sleep(INTERVAL)).await;
     }
 }
 

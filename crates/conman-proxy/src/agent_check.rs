@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 use std::{fs, io};
 
-use conman_vitals::essential;
+use conman_watchdog::essential;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};

@@ -26,7 +26,7 @@
 //! * A watch channel from [`Proxy`] tells all of them to close connections, to drain or to stop; a
 //!   watch channel in
 //!   each [`Route`] tells the tunnels of one session how to close.
-//! * The acceptor and every worker have a heartbeat in [`ProxyOptions::vitals`]. A worker's is
+//! * The acceptor and every worker have a heartbeat in [`ProxyOptions::watchdog`]. A worker's is
 //!   sent on its thread, so that a blocked thread is detected.
 //!
 //! Invariants:

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_listen::Places;
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -73,7 +73,11 @@ impl Acceptor {
     }
 
     /// Runs until the proxy drains or stops; then the listening socket is closed.
-    pub(crate) async fn run(mut self, mut stage: watch::Receiver<ProxyStage>, pulse: &Pulse) {
+    pub(crate) async fn run(
+        mut self,
+        mut stage: watch::Receiver<ProxyStage>,
+        progress: &TaskProgress,
+    ) {
         loop {
             let next = async {
                 tokio::select! {
@@ -83,16 +87,16 @@ impl Acceptor {
                     _ = stage.wait_for(|stage| *stage >= ProxyStage::Draining) => None,
                 }
             };
-            match pulse.idle(next).await {
-                Some(Ok((stream, peer))) => self.hand_over(stream, peer, pulse).await,
+            match progress.idle(next).await {
+                Some(Ok((stream, peer))) => self.hand_over(stream, peer, progress).await,
                 Some(Err(error)) => self.after_failure(&error).await,
                 None => return,
             }
         }
     }
 
-    async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr, pulse: &Pulse) {
-        let place = pulse.wait(PLACE, self.places.take(peer.ip())).await;
+    async fn hand_over(&mut self, stream: TcpStream, peer: SocketAddr, progress: &TaskProgress) {
+        let place = progress.wait(PLACE, self.places.take(peer.ip())).await;
         let Some(place) = place else {
             self.refuse(stream, Refused::Connections);
             return;

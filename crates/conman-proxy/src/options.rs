@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conman_vitals::Vitals;
+use conman_watchdog::Watchdog;
 use http::HeaderName;
 
 /// Most header fields that a node adds to a request that it forwards: the caller and the
@@ -52,7 +52,7 @@ pub struct ProxyOptions {
     /// Fields of sessions' answers that stay although [`is_server_order`](crate::is_server_order) holds for them.
     pub trusted_headers: Vec<HeaderName>,
     /// Watches the acceptor and the workers.
-    pub vitals: Vitals,
+    pub watchdog: Watchdog,
 }
 
 impl Default for ProxyOptions {
@@ -73,7 +73,7 @@ impl Default for ProxyOptions {
             trust_forwarded: false,
             browser_paths: false,
             trusted_headers: Vec::new(),
-            vitals: Vitals::default(),
+            watchdog: Watchdog::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use conman_core::Departure;
-use conman_vitals::essential;
+use conman_watchdog::essential;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::task::TaskTracker;
@@ -99,13 +99,13 @@ impl Proxy {
                 stage: stage_seen.clone(),
             });
             let (queue, accepted) = mpsc::channel(WORKER_QUEUE);
-            let pulse = options.vitals.task(names.worker);
+            let progress = options.watchdog.task(names.worker);
             run_thread(
                 format!("conman-{}-{number}", names.thread),
                 alive.clone(),
                 move |runtime| {
-                    let running = worker::run(context, accepted, &pulse);
-                    runtime.block_on(essential(pulse.name(), running));
+                    let running = worker::run(context, accepted, &progress);
+                    runtime.block_on(essential(progress.name(), running));
                 },
             )?;
             workers.push(WorkerQueue {
@@ -114,13 +114,13 @@ impl Proxy {
             });
         }
         let acceptor_meters = Arc::clone(&meters);
-        let pulse = options.vitals.task(names.acceptor);
+        let progress = options.watchdog.task(names.acceptor);
         run_thread("conman-accept".to_owned(), alive, move |runtime| {
-            runtime.block_on(essential(pulse.name(), async {
+            runtime.block_on(essential(progress.name(), async {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => {
                         Acceptor::new(listener, workers, &options, &front, acceptor_meters)
-                            .run(stage_seen, &pulse)
+                            .run(stage_seen, &progress)
                             .await;
                     }
                     Err(error) => tracing::error!(%error, "cannot serve the listener"),

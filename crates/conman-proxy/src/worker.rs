@@ -12,7 +12,7 @@ use std::time::Duration;
 use conman_core::RateLimitedLog;
 use conman_listen::{Begun, Place};
 use conman_peer::Stream;
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use http::{HeaderValue, Request};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
@@ -172,7 +172,7 @@ pub(crate) struct ClientConnection {
 pub(crate) async fn run(
     context: Arc<WorkerContext>,
     mut accepted: mpsc::Receiver<Accepted>,
-    pulse: &Pulse,
+    progress: &TaskProgress,
 ) {
     let mut stage = context.stage.clone();
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
@@ -206,7 +206,7 @@ pub(crate) async fn run(
         };
         // One turn at a time, each of which sends a heartbeat: a steady crowd of connections leaves
         // a task no time for its timers.
-        if pulse.idle(turn).await.is_break() {
+        if progress.idle(turn).await.is_break() {
             return;
         }
     }

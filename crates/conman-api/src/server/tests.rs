@@ -11,8 +11,8 @@ async fn answer_to(options: ServeOptions, request: &[u8]) -> String {
     let address = listener.local_addr().expect("an address");
     let shutdown = CancellationToken::new();
     let router = Router::new().route("/", get(|| async { "hello" }));
-    let pulse = Pulse::unwatched("API");
-    let serving = serve_tcp(listener, router, options, shutdown.clone(), pulse);
+    let progress = TaskProgress::unwatched("API");
+    let serving = serve_tcp(listener, router, options, shutdown.clone(), progress);
     let server = tokio::spawn(serving);
     let mut stream = TcpStream::connect(address).await.expect("connected");
     stream.write_all(request).await.expect("sent");
@@ -74,8 +74,8 @@ async fn a_unix_peer_is_told_by_its_credentials() {
         get(|peer: axum::Extension<Peer>| async move { format!("{:?}", peer.0) }),
     );
     let options = ServeOptions::default();
-    let pulse = Pulse::unwatched("API");
-    let serving = serve_unix(listener, router, options, shutdown.clone(), pulse);
+    let progress = TaskProgress::unwatched("API");
+    let serving = serve_unix(listener, router, options, shutdown.clone(), progress);
     let server = tokio::spawn(serving);
     let mut stream = UnixStream::connect(&path).await.expect("connected");
     stream
@@ -105,8 +105,8 @@ async fn connections_without_a_request_keep_nobody_out_and_known_callers_stay() 
         header_timeout: Duration::from_secs(3_600),
         ..ServeOptions::default()
     };
-    let pulse = Pulse::unwatched("API");
-    let serving = serve_tcp(listener, router, options, shutdown.clone(), pulse);
+    let progress = TaskProgress::unwatched("API");
+    let serving = serve_tcp(listener, router, options, shutdown.clone(), progress);
     let server = tokio::spawn(serving);
     let connect = async || TcpStream::connect(address).await.expect("connected");
     let ask = async |stream: &mut TcpStream, path: &str| {
@@ -162,8 +162,8 @@ async fn shutdown_lets_a_request_in_flight_finish() {
     };
     let router = Router::new().route("/", get(handler));
     let options = ServeOptions::default();
-    let pulse = Pulse::unwatched("API");
-    let serving = serve_tcp(listener, router, options, shutdown.clone(), pulse);
+    let progress = TaskProgress::unwatched("API");
+    let serving = serve_tcp(listener, router, options, shutdown.clone(), progress);
     let server = tokio::spawn(serving);
     let mut stream = TcpStream::connect(address).await.expect("connected");
     stream
@@ -191,13 +191,13 @@ async fn a_client_that_ends_its_sending_side_gets_its_answer() {
         "hello"
     };
     let router = Router::new().route("/", get(slow));
-    let pulse = Pulse::unwatched("API");
+    let progress = TaskProgress::unwatched("API");
     let serving = serve_tcp(
         listener,
         router,
         ServeOptions::default(),
         shutdown.clone(),
-        pulse,
+        progress,
     );
     let server = tokio::spawn(serving);
     let mut stream = TcpStream::connect(address).await.expect("connected");

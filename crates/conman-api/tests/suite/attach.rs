@@ -5,7 +5,7 @@ use crate::stage::{Api, PATIENCE, Stage};
 use conman_api::{ServeOptions, serve_tcp};
 use conman_auth::Scope;
 use conman_proto::{ATTACH_PROTOCOL, EXEC_PROTOCOL, Problem};
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
 use http::{Method, StatusCode};
 use tokio::net::TcpListener;
@@ -31,7 +31,7 @@ impl Server {
             api.tcp_router(),
             options,
             shutdown.clone(),
-            Pulse::unwatched("API"),
+            TaskProgress::unwatched("API"),
         );
         tokio::spawn(serving);
         Self { address, shutdown }

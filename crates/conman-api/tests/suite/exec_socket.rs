@@ -4,7 +4,7 @@ use crate::stage::{Api, PATIENCE, Stage};
 use conman_api::{ServeOptions, serve_tcp};
 use conman_auth::Scope;
 use conman_proto::{EXEC_PROTOCOL, ExecChannel, ExecStatus, TerminalSize};
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -36,7 +36,7 @@ impl Server {
             api.tcp_router(),
             options,
             shutdown.clone(),
-            Pulse::unwatched("API"),
+            TaskProgress::unwatched("API"),
         ));
         let token = api.token(Scope::Frontend).to_owned();
         Self {

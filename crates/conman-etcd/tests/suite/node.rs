@@ -63,7 +63,7 @@ pub(crate) fn options(url: &str, name: &str, timing: Timing, dir: &Path) -> Etcd
         timing,
         accept_above: None,
         compact_every: None,
-        vitals: Default::default(),
+        watchdog: Default::default(),
     }
 }
 

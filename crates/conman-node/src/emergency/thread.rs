@@ -92,7 +92,7 @@ impl EmergencyThread {
                             .await;
                     }
                 };
-                runtime.block_on(conman_vitals::essential("emergency", work));
+                runtime.block_on(conman_watchdog::essential("emergency", work));
                 // No task that the thread runs may keep the daemon from ending.
                 runtime.shutdown_background();
             })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use conman_core::Departure;
 use conman_proxy::{ProxyOptions, Verdict};
-use conman_vitals::Vitals;
+use conman_watchdog::Watchdog;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -150,9 +150,9 @@ async fn a_panic_on_one_connection_leaves_the_others_alone() {
 
 #[tokio::test]
 async fn a_worker_whose_thread_is_blocked_stands_still_until_it_goes_on() {
-    let vitals = Vitals::default();
+    let watchdog = Watchdog::default();
     let options = ProxyOptions {
-        vitals: vitals.clone(),
+        watchdog: watchdog.clone(),
         ..ProxyOptions::default()
     };
     let (release, released) = mpsc::sync_channel::<()>(1);
@@ -165,7 +165,7 @@ async fn a_worker_whose_thread_is_blocked_stands_still_until_it_goes_on() {
         Verdict::Admit { may_start: false }
     });
     let still = || -> Vec<&'static str> {
-        let still = vitals.still().into_iter();
+        let still = watchdog.still().into_iter();
         still.map(|still| still.name).collect()
     };
     let mut client = fixture.connect().await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use conman_node::{StatusHandle, host_load};
 use conman_proto::NodeState;
 use conman_registry::{Announcement, Fleet, NodeLoad, READS};
-use conman_vitals::{Vitals, essential};
+use conman_watchdog::{Watchdog, essential};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -23,10 +23,10 @@ pub(super) fn run(
     config: &Config,
     status: &StatusHandle,
     fleet: &Arc<dyn Fleet>,
-    vitals: &Vitals,
+    watchdog: &Watchdog,
     closing: CancellationToken,
 ) {
-    let pulse = vitals.task(NAME);
+    let progress = watchdog.task(NAME);
     let fixed = Announcement {
         peer_url: config.fleet.peer_url.clone(),
         reads: READS,
@@ -42,10 +42,10 @@ pub(super) fn run(
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            pulse.beat().await;
+            progress.beat().await;
             // Cancel safe: a tick dropped at shutdown is not needed.
             let next = closing.run_until_cancelled(looks.tick());
-            if pulse.idle(next).await.is_none() {
+            if progress.idle(next).await.is_none() {
                 break;
             }
             status.set_store(fleet.store());

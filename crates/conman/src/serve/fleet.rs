@@ -20,7 +20,7 @@ use conman_node::Node;
 use conman_proto::Generation;
 use conman_registry::{FenceLink, FenceOrder, Fleet, RegistryError, Standing};
 use conman_runtime::ShimFence;
-use conman_vitals::{Pulse, Vitals, essential};
+use conman_watchdog::{TaskProgress, Watchdog, essential};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -49,7 +49,7 @@ pub(super) fn registry(
     fleet: &SharedRegistry,
     instance: &Instance,
     generation_floor: Option<Generation>,
-    vitals: &Vitals,
+    watchdog: &Watchdog,
 ) -> Result<Arc<EtcdRegistry>> {
     let access = access(fleet)?;
     let options = EtcdOptions {
@@ -62,7 +62,7 @@ pub(super) fn registry(
         timing: fleet.timing,
         accept_above: generation_floor,
         compact_every: fleet.compact.then_some(COMPACT_EVERY),
-        vitals: vitals.clone(),
+        watchdog: watchdog.clone(),
     };
     let command = shim::command(config)?;
     let socket = ShimPlace::of(instance).socket();
@@ -178,7 +178,7 @@ pub(super) async fn join(
     };
     let router = || conman_api::joining_router(fleet.standing());
     // The service manager expects no heartbeats before the node is ready.
-    let unwatched = || Pulse::unwatched("joining");
+    let unwatched = || TaskProgress::unwatched("joining");
     let servers = [
         tokio::spawn(serve_tcp(
             api,
@@ -263,14 +263,14 @@ pub(super) async fn preempt_unjoined(config: &Config, instance: &Instance) {
 }
 
 /// Passes the registry's orders to end sessions on to the node.
-pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>, vitals: &Vitals) -> JoinHandle<()> {
+pub(super) fn obey(orders: Arc<Orders>, node: &Arc<Node>, watchdog: &Watchdog) -> JoinHandle<()> {
     const NAME: &str = "orders";
     let node = Arc::downgrade(node);
-    let pulse = vitals.task(NAME);
+    let progress = watchdog.task(NAME);
     tokio::spawn(essential(NAME, async move {
         loop {
-            pulse.beat().await;
-            let order = pulse.idle(orders.next()).await;
+            progress.beat().await;
+            let order = progress.idle(orders.next()).await;
             let Some(node) = node.upgrade() else {
                 return;
             };

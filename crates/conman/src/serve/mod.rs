@@ -48,7 +48,7 @@ use conman_linux::Cgroups;
 use conman_node::{HostStalls, Node};
 use conman_proto::RuntimeKind;
 use conman_shim::IdsTaken;
-use conman_vitals::CrashLoopBackoff;
+use conman_watchdog::CrashLoopBackoff;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -337,7 +337,7 @@ async fn serve(
         network,
     } = started;
     let orders = state.orders.as_ref().map(Arc::clone);
-    let obeying = orders.map(|orders| fleet::obey(orders, &node, &state.vitals));
+    let obeying = orders.map(|orders| fleet::obey(orders, &node, &state.watchdog));
     images::collect(&images, &config.images);
     host_room::watch(&config, &node).await;
     if let (Some(stalls), Some(shared)) = (early.records.stalls, &config.shared) {
@@ -354,8 +354,8 @@ async fn serve(
     let on_sigterm = config.preempt.on_sigterm;
     let stopped = signals::watch(early.signals, node.preemption(), on_sigterm, reloads);
     if config.shared.is_some() || listeners.peers.is_some() {
-        let (status, vitals) = (node.status(), &state.vitals);
-        announce::run(&config, status, &state.fleet, vitals, closing.clone());
+        let (status, watchdog) = (node.status(), &state.watchdog);
+        announce::run(&config, status, &state.fleet, watchdog, closing.clone());
     }
     let services = Services {
         config: &config,
@@ -407,7 +407,7 @@ async fn stop(
 async fn run_until(stopped: Stopped, node: &Node, state: &LockedState) {
     service_manager::ready();
     let status = node.status().clone();
-    service_manager::watch(status, node.preemption(), state.vitals.clone());
+    service_manager::watch(status, node.preemption(), state.watchdog.clone());
     let why = stopped.wait().await;
     tracing::info!("stopping: {why}");
     service_manager::stopping(why);

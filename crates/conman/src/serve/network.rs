@@ -11,7 +11,7 @@ use conman_net::{
     SessionRules, class_of,
 };
 use conman_runtime::NativeNetwork;
-use conman_vitals::essential;
+use conman_watchdog::essential;
 use tokio::task::JoinHandle;
 
 use crate::config::Config;

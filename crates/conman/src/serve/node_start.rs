@@ -86,7 +86,7 @@ pub(super) async fn take_over(
         return Ok(None);
     };
     runtimes.open_fence(node.sessions()).await;
-    runtimes.keep_shim(config, &state.vitals);
+    runtimes.keep_shim(config, &state.watchdog);
     Ok(Some(StartedNode {
         node,
         listeners,
@@ -173,7 +173,7 @@ async fn start_node(
     options.preempt_budget_ms = config.preempt.budget_ms;
     options.shutdown_delay = config.shutdown_delay;
     options.standing = state.fleet.standing();
-    options.vitals = state.vitals.clone();
+    options.watchdog = state.watchdog.clone();
     options.egress = config.net.egress.clone();
     Node::start(
         options,

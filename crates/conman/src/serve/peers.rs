@@ -68,7 +68,7 @@ pub(super) fn start(
         max_connections: services.config.limits.max_connections,
         // Connections of other nodes wait in their pools for the next request.
         idle_timeout: ProxyOptions::default().pool_idle_timeout * 2,
-        vitals: services.state.vitals.clone(),
+        watchdog: services.state.watchdog.clone(),
         ..ProxyOptions::default()
     }
     .for_nodes();

@@ -34,7 +34,7 @@ pub(super) fn start_proxy(
         trust_forwarded: config.listen.trust_forwarded,
         browser_paths: config.listen.browser_paths,
         trusted_headers: config.listen.trusted_headers.clone(),
-        vitals: services.state.vitals.clone(),
+        watchdog: services.state.watchdog.clone(),
         ..ProxyOptions::default()
     };
     let listener = listeners

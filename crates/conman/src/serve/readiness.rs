@@ -6,21 +6,21 @@ use conman_node::{Leave, Node, StatusHandle, host_load};
 use conman_proto::NodeState;
 use conman_proxy::{AgentSource, BalancedLoad, Readiness, Share};
 use conman_registry::Standing;
-use conman_vitals::Vitals;
+use conman_watchdog::Watchdog;
 
 /// The node's state for load balancers. Cheap to clone and to read.
 #[derive(Debug, Clone)]
 pub(super) struct NodeReadiness {
     status: StatusHandle,
-    vitals: Vitals,
+    watchdog: Watchdog,
     leave: Arc<Leave>,
 }
 
 impl NodeReadiness {
-    pub(super) fn new(node: &Node, vitals: &Vitals) -> Self {
+    pub(super) fn new(node: &Node, watchdog: &Watchdog) -> Self {
         Self {
             status: node.status().clone(),
-            vitals: vitals.clone(),
+            watchdog: watchdog.clone(),
             leave: Arc::clone(node.leave()),
         }
     }
@@ -28,7 +28,7 @@ impl NodeReadiness {
     /// Returns the state, and notes that a load balancer has probed the node.
     pub(super) fn answer_probe(&self) -> Readiness {
         self.leave.probed();
-        if !self.vitals.still().is_empty() {
+        if !self.watchdog.still().is_empty() {
             return Readiness::Down;
         }
         match self.status.state() {

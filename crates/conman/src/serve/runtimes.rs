@@ -13,7 +13,7 @@ use conman_runtime::{
     NativeRuntime, NativeTimeouts, Recorded, Runtime,
 };
 
-use conman_vitals::{Vitals, essential};
+use conman_watchdog::{Watchdog, essential};
 use tokio::task::JoinHandle;
 
 use super::state::LockedState;
@@ -92,10 +92,10 @@ impl Runtimes {
 
     /// From here on a shim that dies is replaced at once. In a fleet the owner of the fence does
     /// that.
-    pub(super) fn keep_shim(&mut self, config: &Config, vitals: &Vitals) {
+    pub(super) fn keep_shim(&mut self, config: &Config, watchdog: &Watchdog) {
         if let Some(native) = self.native.clone().filter(|_| config.shared.is_none()) {
-            let pulse = vitals.task(KEEPER);
-            let keeping = async move { pulse.idle(native.keep_shim()).await };
+            let progress = watchdog.task(KEEPER);
+            let keeping = async move { progress.idle(native.keep_shim()).await };
             self.keeper = Some(tokio::spawn(essential(KEEPER, keeping)));
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use conman_node::{PreemptionHandle, StatusHandle};
-use conman_vitals::Vitals;
+use conman_watchdog::Watchdog;
 use sd_notify::NotifyState;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
@@ -36,7 +36,7 @@ pub(super) fn stopping(why: &str) {
 /// Sends heartbeats, if the service manager expects any, as long as the main runtime's tasks and
 /// the node's tables answer and no essential task is stalled. They are sent from the emergency
 /// thread, which still runs when nothing else does.
-pub(super) fn watch(status: StatusHandle, preemption: &PreemptionHandle, vitals: Vitals) {
+pub(super) fn watch(status: StatusHandle, preemption: &PreemptionHandle, watchdog: Watchdog) {
     let Some(interval) = sd_notify::watchdog_enabled() else {
         return;
     };
@@ -46,7 +46,7 @@ pub(super) fn watch(status: StatusHandle, preemption: &PreemptionHandle, vitals:
     };
     let stood = AtomicBool::new(false);
     let beat = move || {
-        let still = vitals.still();
+        let still = watchdog.still();
         if still.is_empty() {
             if stood.swap(false, Ordering::Relaxed) {
                 notify(&[NotifyState::Status("running")]);

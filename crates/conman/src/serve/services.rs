@@ -14,7 +14,7 @@ use conman_image::ImageKeeper;
 use conman_node::Node;
 use conman_peer::PeerClient;
 use conman_proxy::{Proxy, answer_agent_checks};
-use conman_vitals::essential;
+use conman_watchdog::essential;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -66,17 +66,17 @@ pub(super) struct Serving {
 
 impl Services<'_> {
     pub(super) async fn start(self, listeners: Listeners) -> Result<Serving> {
-        let (config, vitals) = (self.config, &self.state.vitals);
+        let (config, watchdog) = (self.config, &self.state.watchdog);
         let map = listeners.peers.is_some().then(|| self.map());
         let locator = map.as_ref().map(|map| self.locator(map));
         if let Some(locator) = &locator {
             let closing = self.closing.clone();
-            run_restarter(locator, vitals, Retention::default(), closing);
+            run_restarter(locator, watchdog, Retention::default(), closing);
         }
         if let Some(map) = &map {
-            run_reach(map, self.node.status(), vitals, self.closing.clone());
+            run_reach(map, self.node.status(), watchdog, self.closing.clone());
         }
-        let readiness = NodeReadiness::new(self.node, vitals);
+        let readiness = NodeReadiness::new(self.node, watchdog);
         let access = self.node.access().clone();
         let directory = NodeDirectory::new(access, readiness.clone(), locator);
         let proxy = start_proxy(&self, &listeners, directory)?;
@@ -111,14 +111,14 @@ impl Services<'_> {
             conman_api::router(api.clone(), Listener::Tcp),
             options.clone(),
             self.closing.clone(),
-            vitals.task(API),
+            watchdog.task(API),
         );
         let admin = serve_unix(
             listeners.admin.listener,
             conman_api::router(api, Listener::Admin),
             options,
             self.closing.clone(),
-            vitals.task(ADMIN_API),
+            watchdog.task(ADMIN_API),
         );
         let servers = [
             tokio::spawn(essential(API, tcp)),

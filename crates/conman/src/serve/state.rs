@@ -11,7 +11,7 @@ use conman_linux::{Features, Interface};
 use conman_proto::Generation;
 use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, Registry, SoloFleet};
 use conman_shim::SHARED_IDS;
-use conman_vitals::Vitals;
+use conman_watchdog::Watchdog;
 
 use super::fleet;
 use crate::config::Config;
@@ -30,7 +30,7 @@ pub(super) struct LockedState {
     pub(super) instance: Instance,
     pub(super) images: ImageStore,
     /// Watches the tasks that the daemon cannot do without.
-    pub(super) vitals: Vitals,
+    pub(super) watchdog: Watchdog,
 }
 
 impl LockedState {
@@ -40,7 +40,7 @@ impl LockedState {
         let directory = &config.state_dir;
         state_dir::prepare(directory)?;
         let instance = state_dir::instance(directory)?;
-        let vitals = Vitals::default();
+        let watchdog = Watchdog::default();
         // The registry's lock comes first.
         let journal = || {
             let opened = Journal::open(directory, &config.name, config.limits.max_events);
@@ -57,7 +57,7 @@ impl LockedState {
         let (registry, fleet, orders, journal): Opened = match &config.shared {
             Some(fleet) => {
                 let registry =
-                    fleet::registry(config, fleet, &instance, generation_floor, &vitals)?;
+                    fleet::registry(config, fleet, &instance, generation_floor, &watchdog)?;
                 let (orders, journal) = (registry.orders(), journal()?);
                 registry.record_events(Arc::clone(&journal));
                 (Arc::clone(&registry) as _, registry, Some(orders), journal)
@@ -77,7 +77,7 @@ impl LockedState {
             journal,
             instance,
             images: images(&directory.join(IMAGES), config)?,
-            vitals,
+            watchdog,
         })
     }
 }

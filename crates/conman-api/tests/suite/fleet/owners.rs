@@ -9,7 +9,7 @@ use conman_proto::{
     StopReport, Timeline,
 };
 use conman_registry::Located;
-use conman_vitals::Pulse;
+use conman_watchdog::TaskProgress;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::header::{AUTHORIZATION, HOST, SEC_WEBSOCKET_PROTOCOL};
 use http::{Method, Request, StatusCode};
@@ -231,7 +231,7 @@ async fn a_command_in_a_session_of_another_node_is_spoken_with_through_both() {
         a.api.tcp_router(),
         options,
         shutdown.clone(),
-        Pulse::unwatched("API"),
+        TaskProgress::unwatched("API"),
     ));
     let asked = r#"{"command": ["cat"]}"#;
     let query = utf8_percent_encode(asked, NON_ALPHANUMERIC);

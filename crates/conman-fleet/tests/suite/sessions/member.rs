@@ -149,8 +149,8 @@ impl Member {
             4_096,
             closing.clone(),
         );
-        let vitals = conman_vitals::Vitals::default();
-        run_restarter(&locator, &vitals, retention, closing.clone());
+        let watchdog = conman_watchdog::Watchdog::default();
+        run_restarter(&locator, &watchdog, retention, closing.clone());
         let guard = closing.clone().drop_guard();
         let api = api(&node, &map, &state, secret, closing.clone());
         let (listener, address) = loopback();

@@ -9,12 +9,12 @@ use crate::support::{Client, TestSession, body, serve_echo_head, status, until};
 /// A connection by which a node has made itself known.
 async fn known(owner: &Owner) -> Client {
     let mut client = owner.connect().await;
-    pulse(&mut client).await;
+    progress(&mut client).await;
     client
 }
 
 /// A request of a node.
-async fn pulse(client: &mut Client) {
+async fn progress(client: &mut Client) {
     let request = "GET /peer/liveness HTTP/1.1\r\nHost: b\r\n\r\n";
     client.send(request).await;
     let head = client.read_head().await;
@@ -59,7 +59,7 @@ async fn who_is_no_node_leaves_room_for_a_node_at_the_same_address() {
     })
     .await;
     for mut node in nodes.into_iter().chain([third]) {
-        pulse(&mut node).await;
+        progress(&mut node).await;
     }
 }
 

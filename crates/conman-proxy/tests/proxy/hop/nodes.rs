@@ -189,7 +189,10 @@ impl Backend for ToNode {
     async fn becomes_unresponsive(&self) -> String {
         let mut silent = self.silent.clone();
         let fell = silent.wait_for(|silent| *silent).await;
-        fell.map_or_else(|_| "the test is over".to_owned(), |_| "no pulse".to_owned())
+        fell.map_or_else(
+            |_| "the test is over".to_owned(),
+            |_| "no progress".to_owned(),
+        )
     }
 }
 

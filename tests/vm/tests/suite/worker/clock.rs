@@ -15,7 +15,7 @@ const LONGEST_GAP_S: f64 = 120.0;
 /// One that writes down, by a clock that nobody sets, that it runs; one that is to live for a while;
 /// and somebody who follows what happens.
 const BEGIN: &str = r#"set -eu
-conman run pulse --template idle --idle-timeout 2h --max-lifetime 2h -- \
+conman run progress --template idle --idle-timeout 2h --max-lifetime 2h -- \
     sh -c 'while read up idle </proc/uptime; do echo $up; sleep 0.5; done'
 systemd-run --quiet --unit follower sh -c 'exec conman events --after 0 --json >/run/followed'
 cut -d ' ' -f 1 /proc/uptime >/run/brief.begun
@@ -25,8 +25,8 @@ watch_end /run/brief.ended conman inspect brief --json
 
 /// Ends what follows; what was told to who followed, and to who asks now.
 const TOLD: &str = r#"set -eu
-conman rm pulse >&2
-until grep -q '"kind":"session_cleaned".*"session":"pulse"' /run/followed; do sleep 0.2; done
+conman rm progress >&2
+until grep -q '"kind":"session_cleaned".*"session":"progress"' /run/followed; do sleep 0.2; done
 systemctl stop follower
 cat /run/followed
 echo
@@ -36,13 +36,13 @@ conman events --no-follow --json
 /// Nothing ends, stands still, is begun anew or told in another order by that.
 pub(crate) fn assert_no_setting_of_it_matters(machine: &Machine, before: &[Value]) {
     let _ = machine.run(&format!("{WATCH_END}{BEGIN}")).ok();
-    let pulse = || {
-        let shown = machine.run("conman inspect pulse --json").ok();
+    let progress = || {
+        let shown = machine.run("conman inspect progress --json").ok();
         let shown: Value = serde_json::from_str(&shown).expect("JSON");
         assert_eq!(shown["state"], "running", "{shown}");
         ["pid", "generation", "started_at"].map(|field| shown[field].clone())
     };
-    let beating = pulse();
+    let beating = progress();
     for (step, session) in [
         ("1 day", "ahead"),
         ("-2 days", "behind"),
@@ -57,7 +57,7 @@ pub(crate) fn assert_no_setting_of_it_matters(machine: &Machine, before: &[Value
         let new = format!("conman run {session} --template web && conman rm {session}");
         let _ = machine.run(&new).ok();
         assert_the_same(machine, before);
-        assert_eq!(pulse(), beating, "after {step}");
+        assert_eq!(progress(), beating, "after {step}");
     }
     let restarts = machine
         .run("systemctl show -P NRestarts conman conman-shim")
@@ -70,7 +70,7 @@ pub(crate) fn assert_no_setting_of_it_matters(machine: &Machine, before: &[Value
 
 fn assert_never_paused(machine: &Machine) {
     let beats = machine
-        .run("conman logs pulse && cut -d ' ' -f 1 /proc/uptime")
+        .run("conman logs progress && cut -d ' ' -f 1 /proc/uptime")
         .ok();
     let longest = longest_gap(&beats);
     assert!(longest < LONGEST_GAP_S, "it stood still for {longest} s");

@@ -2,14 +2,14 @@
 //!
 //! - [`essential`] ends the process when such a task panics: containers outlive the daemon, the
 //!   service manager starts another, and the shim's fence stays armed meanwhile.
-//! - [`Vitals`] knows when each has last shown progress, through its [`Pulse`]. The code that sends
-//!   heartbeats for the process calls [`Vitals::still`] first.
+//! - [`Watchdog`] knows when each has last shown progress, through its [`TaskProgress`]. The code that sends
+//!   heartbeats for the process calls [`Watchdog::still`] first.
 //! - [`CrashLoopBackoff`] keeps a daemon whose starts fail repeatedly from holding its sessions for ever.
 //!
-//! No tasks and no channels: each pulse is a time behind a mutex that is held only for an assignment.
+//! No tasks and no channels: the time of each task's progress is behind a mutex that is held only for an assignment.
 //!
-//! A task shows progress when it begins its next turn ([`Pulse::beat`]). It makes its waits through its
-//! pulse, which says how long a wait may take without counting as a standstill. So a lock that is never
+//! A task shows progress when it begins its next turn ([`TaskProgress::beat`]). It makes its waits through its
+//! handle, which says how long a wait may take without counting as a standstill. So a lock that is never
 //! released, an endless loop and an unbounded wait are reported.
 #![forbid(unsafe_code)]
 
@@ -59,7 +59,7 @@ pub fn end(name: &str, why: &str) -> ! {
 
 /// When each essential task has last shown progress.
 #[derive(Debug, Clone, Default)]
-pub struct Vitals {
+pub struct Watchdog {
     tasks: Arc<Mutex<Vec<Weak<Task>>>>,
 }
 
@@ -76,10 +76,10 @@ pub struct Still {
     pub since: Duration,
 }
 
-impl Vitals {
-    /// Watches a task as long as its pulse exists.
+impl Watchdog {
+    /// Watches a task as long as its handle exists.
     #[must_use]
-    pub fn task(&self, name: &'static str) -> Pulse {
+    pub fn task(&self, name: &'static str) -> TaskProgress {
         let task = Arc::new(Task {
             name,
             shown_at: Mutex::new(Instant::now()),
@@ -87,7 +87,7 @@ impl Vitals {
         let mut tasks = lock(&self.tasks);
         tasks.retain(|task| task.strong_count() > 0);
         tasks.push(Arc::downgrade(&task));
-        Pulse { task }
+        TaskProgress { task }
     }
 
     /// Returns the tasks that have shown no progress for longer than [`ALLOWANCE`].
@@ -106,15 +106,15 @@ impl Vitals {
 
 /// The handle by which a task shows progress.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct TaskProgress {
     task: Arc<Task>,
 }
 
-impl Pulse {
-    /// A pulse that is not watched.
+impl TaskProgress {
+    /// A handle that is not watched.
     #[must_use]
     pub fn unwatched(name: &'static str) -> Self {
-        Vitals::default().task(name)
+        Watchdog::default().task(name)
     }
 
     #[must_use]
@@ -177,65 +177,69 @@ mod tests {
 
     use super::*;
 
-    fn names(vitals: &Vitals) -> Vec<&'static str> {
-        vitals.still().into_iter().map(|still| still.name).collect()
+    fn names(watchdog: &Watchdog) -> Vec<&'static str> {
+        watchdog
+            .still()
+            .into_iter()
+            .map(|still| still.name)
+            .collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_task_stands_still_once_it_has_shown_nothing_for_the_time_allowed() {
-        let vitals = Vitals::default();
-        let (one, other) = (vitals.task("one"), vitals.task("other"));
+        let watchdog = Watchdog::default();
+        let (one, other) = (watchdog.task("one"), watchdog.task("other"));
         advance(ALLOWANCE).await;
-        assert_eq!(names(&vitals), [""; 0]);
+        assert_eq!(names(&watchdog), [""; 0]);
         other.beat().await;
         advance(Duration::from_millis(1)).await;
-        assert_eq!(names(&vitals), ["one"]);
+        assert_eq!(names(&watchdog), ["one"]);
         one.beat().await;
-        assert_eq!(names(&vitals), [""; 0]);
+        assert_eq!(names(&watchdog), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_is_gone_is_not_asked_for() {
-        let vitals = Vitals::default();
-        drop(vitals.task("gone"));
+        let watchdog = Watchdog::default();
+        drop(watchdog.task("gone"));
         advance(ALLOWANCE * 2).await;
-        assert_eq!(names(&vitals), [""; 0]);
+        assert_eq!(names(&watchdog), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_is_no_standstill_until_its_bound_is_over() {
-        let vitals = Vitals::default();
-        let pulse = vitals.task("waits");
-        let never = pulse.idle(pending::<()>());
+        let watchdog = Watchdog::default();
+        let progress = watchdog.task("waits");
+        let never = progress.idle(pending::<()>());
         assert!(timeout(ALLOWANCE * 9, never).await.is_err());
-        assert_eq!(names(&vitals), [""; 0]);
+        assert_eq!(names(&watchdog), [""; 0]);
         let bound = ALLOWANCE * 2;
-        let wait = pulse.wait(bound, pending::<()>());
+        let wait = progress.wait(bound, pending::<()>());
         assert!(timeout(bound, wait).await.is_err());
-        assert_eq!(names(&vitals), [""; 0]);
-        let wait = pulse.wait(bound, pending::<()>());
+        assert_eq!(names(&watchdog), [""; 0]);
+        let wait = progress.wait(bound, pending::<()>());
         assert!(timeout(bound + ALLOWANCE * 2, wait).await.is_err());
-        assert_eq!(names(&vitals), ["waits"]);
+        assert_eq!(names(&watchdog), ["waits"]);
     }
 
     /// Set in the process that the test below starts.
-    const DOOMED: &str = "CONMAN_VITALS_DOOMED";
+    const PANICS: &str = "CONMAN_WATCHDOG_PANICS";
 
     #[test]
     fn a_panic_of_an_essential_task_ends_the_process_with_its_name() {
-        if std::env::var_os(DOOMED).is_some() {
+        if std::env::var_os(PANICS).is_some() {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
-            let doomed = async {
-                let task = essential("doomed", async { panic!("on purpose") });
+            let panicking = async {
+                let task = essential("panicking", async { panic!("on purpose") });
                 tokio::spawn(task).await
             };
-            let _: Result<(), _> = runtime.expect("a runtime").block_on(doomed);
+            let _: Result<(), _> = runtime.expect("a runtime").block_on(panicking);
             return;
         }
         let this = "tests::a_panic_of_an_essential_task_ends_the_process_with_its_name";
         let ended = Command::new(std::env::current_exe().expect("this test's binary"))
             .args(["--exact", this, "--nocapture"])
-            .env(DOOMED, "1")
+            .env(PANICS, "1")
             .output()
             .expect("it can be run");
         assert_eq!(
