@@ -238,8 +238,7 @@ impl Daemon {
     }
 
     async fn end(&mut self) -> Result<()> {
-        let pid = rustix::process::Pid::from_raw(self.pid()?).context("conman has no pid")?;
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+        conman_linux::signal_process(self.pid()?, conman_linux::Signal::SIGTERM)
             .context("stopping conman")?;
         tokio::time::timeout(START_PATIENCE, self.child.wait())
             .await

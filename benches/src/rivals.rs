@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
+use conman_linux::{Signal, signal_group};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -22,13 +22,9 @@ pub(crate) struct Rival {
 
 impl Drop for Rival {
     fn drop(&mut self) {
-        let leader = self
-            .child
-            .id()
-            .and_then(|id| Pid::from_raw(id.try_into().ok()?));
-        if let Some(leader) = leader {
+        if let Some(leader) = self.child.id() {
             // A group that has ended already needs no signal.
-            let _ = kill_process_group(leader, Signal::KILL);
+            let _ = signal_group(leader.cast_signed(), Signal::SIGKILL);
         }
     }
 }

@@ -25,10 +25,10 @@ pub use unpack::{SpecialBits, UnpackError, Unpacked, unpack};
 pub use walk::{MAX_DEPTH, READ, entries, refuse_procfs, too_deep};
 
 /// Bytes copied at once.
-const BUFFER_BYTES: usize = 256 * 1_024;
+pub const BUFFER_BYTES: usize = 256 * 1_024;
 
 /// Permissions, with set-user-id, set-group-id and sticky bit.
-const PERMISSIONS: u32 = 0o7777;
+pub const PERMISSIONS: u32 = 0o7777;
 
 /// The prefix of the comment, a global PAX record at an archive's end, that counts what [`pack()`] skipped.
 const SKIPPED_COMMENT: &str = "skipped sockets, FIFOs, devices and files of procfs: ";

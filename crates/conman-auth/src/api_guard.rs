@@ -41,7 +41,7 @@ impl ApiGuard {
     /// address may do everything.
     #[must_use]
     pub fn new(tokens: Option<Arc<TokenFile>>, hosts: HostRules, origins: OriginRules) -> Self {
-        let own_uid = rustix::process::geteuid().as_raw();
+        let own_uid = nix::unistd::geteuid().as_raw();
         Self {
             administrator: None,
             tokens,

@@ -56,7 +56,7 @@ pub fn read_private_file(path: &Path, max_bytes: u64) -> Result<String, PrivateF
             "other users may read or change it (mode {mode:04o}); run: chmod 600 {shown}"
         ));
     }
-    let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    let (owner, own) = (metadata.uid(), nix::unistd::geteuid().as_raw());
     if owner != 0 && owner != own {
         let shown = path.display();
         return refused(format!(

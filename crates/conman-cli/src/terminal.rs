@@ -8,7 +8,8 @@ use std::io::{self, IsTerminal as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use conman_proto::TerminalSize;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+use rustix::termios::tcgetwinsize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Standard input in raw mode.
@@ -39,14 +40,14 @@ impl RawTerminal {
 
     fn set_raw(&self) -> io::Result<()> {
         let mut raw = self.cooked.clone();
-        raw.make_raw();
-        Ok(tcsetattr(&self.terminal, OptionalActions::Now, &raw)?)
+        cfmakeraw(&mut raw);
+        Ok(tcsetattr(&self.terminal, SetArg::TCSANOW, &raw)?)
     }
 
     fn restore(&self) {
         // A terminal that hung up has no settings to restore. `Drain` would wait for output that a
         // paused terminal never takes.
-        let _ = tcsetattr(&self.terminal, OptionalActions::Now, &self.cooked);
+        let _ = tcsetattr(&self.terminal, SetArg::TCSANOW, &self.cooked);
     }
 }
 

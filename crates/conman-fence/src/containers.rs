@@ -19,7 +19,7 @@ use conman_linux::{Ended, PidFd};
 use conman_shim_protocol::{ContainerState, ContainerView, KEPT_SEPARATOR, PAGE};
 
 use crate::effect::Effect;
-pub(crate) use container::{Container, KeptCommand, child_pid, signal_child};
+pub(crate) use container::{Container, KeptCommand};
 
 use adopted::Adopted;
 use kills::PendingKills;

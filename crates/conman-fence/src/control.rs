@@ -37,14 +37,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use conman_linux::SoleThread;
+use conman_linux::{PidFd, SoleThread};
 use conman_shim_protocol::{Message, Reply};
 use nix::sys::signalfd::SignalFd;
 use rustix::event::epoll::EventFlags;
-use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::containers::{Containers, child_pid};
+use crate::containers::Containers;
 use crate::fence::DeadManFence;
 use crate::forbidden_starts::ForbiddenStarts;
 use crate::id_ranges::IdRanges;
@@ -189,7 +188,7 @@ impl Control {
 
 /// Only for a child that has not been reaped: its PID is not reused.
 fn open_child(pid: i32) -> io::Result<OwnedFd> {
-    Ok(pidfd_open(child_pid(pid)?, PidfdFlags::empty())?)
+    Ok(PidFd::open(pid).map_err(io::Error::other)?.into())
 }
 
 fn boottime_ns() -> u64 {

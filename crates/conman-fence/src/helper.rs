@@ -9,14 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use conman_linux::{
-    CloneOptions, PidFd, ProcessError, Signal, SoleThread, clone_process, lower_limit,
+    CloneOptions, PidFd, ProcessError, Resource, Signal, SoleThread, clone_process, lower_limit,
+    reap_if_dead,
 };
 use conman_shim_protocol::seqpacket;
-use rustix::fs::Mode;
-use rustix::process::{
-    DumpableBehavior, Pid, Resource, Rlimit, WaitOptions, getppid, set_parent_process_death_signal,
-    setrlimit, waitpid,
-};
+use nix::sys::prctl::{set_dumpable, set_name, set_pdeathsig};
+use nix::sys::resource::setrlimit;
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::{Pid, getpid, getppid};
 
 /// Bound on the death of a helper that may be waiting for a disk.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
@@ -25,9 +25,9 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// (including timers), bytes of POSIX message queues, bytes of locked memory. A user namespace is bounded
 /// by the limits of the process that creates it, so the launcher has them itself.
 const USER_LIMITS: [(Resource, u64); 3] = [
-    (Resource::Sigpending, 4_096),
-    (Resource::Msgqueue, 819_200),
-    (Resource::Memlock, 8 << 20),
+    (Resource::RLIMIT_SIGPENDING, 4_096),
+    (Resource::RLIMIT_MSGQUEUE, 819_200),
+    (Resource::RLIMIT_MEMLOCK, 8 << 20),
 ];
 
 /// A running helper.
@@ -53,7 +53,7 @@ impl Helper {
             keep_only: Some(&keep),
             ..CloneOptions::default()
         };
-        let shim = rustix::process::getpid();
+        let shim = getpid();
         let process = clone_process(sole, &how, || {
             let served = prepare_process(shim, name).and_then(|()| serve(&theirs));
             if let Err(error) = &served {
@@ -74,10 +74,9 @@ impl Helper {
 
     /// Kills and reaps it; its work ends with it.
     pub(crate) fn stop(self) {
-        let pid = Pid::from_raw(self.pid());
         if self.kill().is_ok() && self.process.wait_dead(STOP_TIMEOUT).unwrap_or(false) {
             // It may have been reaped already.
-            let _ = waitpid(pid, WaitOptions::NOHANG);
+            let _ = reap_if_dead(&self.process);
         }
     }
 }
@@ -90,18 +89,18 @@ impl AsFd for Helper {
 
 /// Resets what a helper, and through the launcher every container, must not inherit from the shim.
 fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
-    rustix::thread::set_name(name)?;
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    if getppid() != Some(shim) {
+    set_name(name)?;
+    set_pdeathsig(Signal::SIGKILL)?;
+    if getppid() != shim {
         return Err(io::Error::other("the shim died before its helper began"));
     }
     // A process that enters a container is visible to those in it before it is confined: they must
     // neither trace it nor reach the program that it still runs.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    set_dumpable(false)?;
     conman_linux::reset_signal_actions();
     nix::sys::signal::SigSet::empty().thread_set_mask()?;
     // Files that others may write get their mode explicitly.
-    rustix::process::umask(Mode::from_raw_mode(0o022));
+    umask(Mode::from_bits_truncate(0o022));
     for (resource, limit) in USER_LIMITS {
         lower_limit(resource, limit)?;
     }
@@ -117,11 +116,7 @@ fn prepare_process(shim: Pid, name: &CStr) -> io::Result<()> {
 /// With a pipe in `kernel.core_pattern`, the host would run a program as root for each crash of a session.
 /// Exactly 1 is the value with which the kernel does not: 0 only keeps files away.
 fn forbid_core_dumps() {
-    let both = Rlimit {
-        current: Some(1),
-        maximum: Some(1),
-    };
-    if let Err(error) = setrlimit(Resource::Core, both) {
+    if let Err(error) = setrlimit(Resource::RLIMIT_CORE, 1, 1) {
         tracing::warn!(
             %error,
             "cannot set RLIMIT_CORE to 1; a program in core_pattern runs when a session's program crashes"

@@ -320,7 +320,7 @@ mod tests {
     #[test]
     #[expect(clippy::print_stderr, reason = "tests report there what they skip")]
     fn a_leased_layer_is_collected_only_after_its_last_lease() {
-        if !rustix::process::geteuid().is_root() {
+        if !nix::unistd::geteuid().is_root() {
             eprintln!("skipped: unpacking layers needs root");
             return;
         }

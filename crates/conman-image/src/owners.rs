@@ -155,7 +155,7 @@ mod tests {
     #[test]
     #[expect(clippy::print_stderr, reason = "tests report there what they skip")]
     fn every_file_moves_with_its_bits_and_capabilities() {
-        if !rustix::process::geteuid().is_root() {
+        if !nix::unistd::geteuid().is_root() {
             eprintln!("skipped: changing owners needs root");
             return;
         }

@@ -48,6 +48,22 @@ pub fn next_child_event() -> io::Result<Option<ChildEvent>> {
     }
 }
 
+/// Waits for the end of a child that nothing else reaps, and reaps it. Returns how it ended; `None` if it was
+/// reaped before.
+pub fn reap(child: &PidFd) -> io::Result<Option<Ended>> {
+    let id = libc::id_t::try_from(child.pid()).unwrap_or(0);
+    let change = wait(libc::P_PID, id, libc::WEXITED)?;
+    Ok(change.map(|change| match change.code {
+        libc::CLD_EXITED => Ended::Exited(change.status),
+        _ => Ended::Signalled(change.status),
+    }))
+}
+
+/// Reaps a child that is dead. It may have been reaped before.
+pub fn reap_if_dead(child: &PidFd) -> io::Result<()> {
+    take(child.pid(), libc::WEXITED)
+}
+
 /// Consumes an event that was left in place.
 fn take(pid: i32, kind: i32) -> io::Result<()> {
     let id = libc::id_t::try_from(pid).unwrap_or(0);

@@ -338,7 +338,7 @@ mod tests {
     const MANY: u64 = 1 << 20;
 
     fn is_root() -> bool {
-        let root = rustix::process::geteuid().is_root();
+        let root = nix::unistd::geteuid().is_root();
         if !root {
             #[expect(clippy::print_stderr, reason = "a skipped test says so there")]
             {
@@ -417,7 +417,7 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         let path = root.path().join("file");
         let device = fs::metadata(root.path()).expect("it exists").dev();
-        let pids = [rustix::process::getpid().as_raw_nonzero().get()];
+        let pids = [nix::unistd::getpid().as_raw()];
         let mut file = File::create(&path).expect("made");
         file.write_all(&vec![1; 1 << 20]).expect("written");
         file.sync_all().expect("on disk");

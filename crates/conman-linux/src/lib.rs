@@ -8,6 +8,19 @@
 //! - mappings and descriptors of a session's processes (`disk_usage`), whose number a session chooses: they are
 //!   read up to a bound, as bytes.
 //!
+//! System calls are made through `nix` for processes, signals, users, limits and terminals, and through `rustix` for
+//! descriptors (pidfds, sockets and timers among them), mounts, namespaces, working directories and `openat2`; in the
+//! other crates, too. Exceptions:
+//! - a process that is known by a number is signalled by [`signal_process`]: nix accepts every number, and 0 and -1
+//!   name many processes;
+//! - children are waited for by [`reap`] and [`next_child_event`], which call `waitid`: nix takes an end by a real-time
+//!   signal for an error;
+//! - users, groups and capabilities of a *thread*, between clone and exec and in threads that act for a session, are
+//!   rustix's: the C library's calls, which are nix's, change all threads of the process, and nix knows no
+//!   capabilities. So is "dumpable", which nix reads as one of two values and the kernel has three;
+//! - rustix's, since nix has none or only unsafe ones: sizes of terminals, the controlling terminal and the far end of
+//!   one, priorities of threads.
+//!
 //! The crate knows processes, descriptors and paths, but no sessions. It has no global state, and no
 //! background threads except those of [`NetnsSockets`], which are joined to their callers by one bounded
 //! channel of requests and a oneshot channel for each answer.
@@ -49,7 +62,7 @@ mod process_facts;
 mod project_quota;
 mod realtime;
 mod session_cgroup;
-mod signal_name;
+mod signals;
 mod socket_buffers;
 mod spread;
 mod state_file;
@@ -64,7 +77,7 @@ pub use cgroup_mounts::{CgroupLayout, CgroupPart};
 pub use cgroup_usage::{ResourceUsage, UsageReader, host_oom_kills, network_bytes};
 pub use cgroup_weight::CgroupWeight;
 pub use cgroups::{CgroupError, Cgroups};
-pub use child_events::{ChildEvent, next_child_event};
+pub use child_events::{ChildEvent, next_child_event, reap, reap_if_dead};
 pub use clone_process::{
     CloneOptions, Namespaces, SoleThread, clone_process, close_on_exec_from, reset_signal_actions,
     unshare_namespaces,
@@ -82,6 +95,8 @@ pub use kept_namespaces::KeptNamespaces;
 pub use loopback::bring_loopback_up;
 pub use mounts::{Mount, MountAttributes, NewFilesystem};
 pub use netns_sockets::{NetnsSockets, network_namespace};
+pub use nix::sys::resource::Resource;
+pub use nix::sys::signal::Signal;
 pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
     Capabilities, become_user, bound_capabilities, has_capability, limit_capabilities,
@@ -96,9 +111,8 @@ pub use process_facts::{
 };
 pub use project_quota::ProjectQuotas;
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};
-pub use rustix::process::Signal;
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
-pub use signal_name::{parse_signal, signal_name};
+pub use signals::{parse_signal, signal_group, signal_process};
 pub use socket_buffers::{bound_tcp_buffers, socket_memory};
 pub use spread::spread_directories;
 pub use state_file::{

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::Signal;
 use crate::identity::ProcessIdentity;
 use crate::proc_files::{Stat, read_proc};
 
@@ -179,7 +180,9 @@ impl PidFd {
         if self.is_dead().map_err(error)? {
             return Ok(false);
         }
-        match pidfd_send_signal(&self.fd, signal) {
+        let named = rustix::process::Signal::from_named_raw(signal as i32);
+        let named = named.ok_or_else(|| error(Errno::INVAL.into()))?;
+        match pidfd_send_signal(&self.fd, named) {
             Ok(()) => Ok(true),
             Err(Errno::SRCH) => Ok(false),
             Err(errno) => Err(error(errno.into())),
@@ -188,7 +191,7 @@ impl PidFd {
 
     /// Sends SIGKILL; `false` when the process was dead already.
     pub fn kill(&self) -> Result<bool, ProcessError> {
-        self.signal(Signal::KILL)
+        self.signal(Signal::SIGKILL)
     }
 
     /// Whether the process is dead, without waiting.
@@ -261,6 +264,12 @@ fn register<T: StableFd>(fd: T) -> io::Result<AsyncFd<T>> {
     // dup2(2) onto it, which would break those types' own invariant.
     let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     Ok(registered?)
+}
+
+impl From<PidFd> for OwnedFd {
+    fn from(process: PidFd) -> Self {
+        process.fd
+    }
 }
 
 impl AsFd for PidFd {

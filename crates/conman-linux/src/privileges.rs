@@ -2,14 +2,12 @@
 
 use std::io;
 
-use rustix::process::{
-    Gid, Uid, dumpable_behavior, parent_process_death_signal, set_dumpable_behavior,
-    set_parent_process_death_signal,
-};
+use nix::sys::prctl::{get_pdeathsig, set_keepcaps, set_no_new_privs, set_pdeathsig};
+use rustix::process::{Gid, Uid, dumpable_behavior, set_dumpable_behavior};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
     configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
-    set_keep_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
 pub use rustix::thread::CapabilitySet as Capabilities;
@@ -25,13 +23,13 @@ pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
         return Err(invalid());
     }
     let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
-    set_keep_capabilities(true)?;
+    set_keepcaps(true)?;
     set_thread_groups(&groups)?;
     let gid = Gid::from_raw(gid);
     set_thread_res_gid(gid, gid, gid)?;
     let uid = Uid::from_raw(uid);
     set_thread_res_uid(uid, uid, uid)?;
-    Ok(set_keep_capabilities(false)?)
+    Ok(set_keepcaps(false)?)
 }
 
 /// Makes every capability effective that the calling thread is permitted.
@@ -56,7 +54,7 @@ pub(crate) fn as_effective_user<T>(
     // The kernel resets both settings when the effective user changes. A parent that dies before
     // they are set again is noticed by other means.
     let dumpable = dumpable_behavior()?;
-    let death_signal = parent_process_death_signal()?;
+    let death_signal = get_pdeathsig()?;
     set_thread_res_uid(root, other, root)?;
     let outcome = set_dumpable_behavior(dumpable)
         .map_err(io::Error::from)
@@ -64,7 +62,7 @@ pub(crate) fn as_effective_user<T>(
         .and_then(|()| action());
     set_thread_res_uid(root, root, root)?;
     set_dumpable_behavior(dumpable)?;
-    set_parent_process_death_signal(death_signal)?;
+    set_pdeathsig(death_signal)?;
     outcome
 }
 
@@ -140,5 +138,5 @@ pub fn with_effective<T>(one: Capabilities, work: impl FnOnce() -> T) -> T {
 
 /// Makes set-user-id bits and file capabilities of programs executed from now on ineffective.
 pub fn no_new_privileges() -> io::Result<()> {
-    Ok(rustix::thread::set_no_new_privs(true)?)
+    Ok(set_no_new_privs()?)
 }

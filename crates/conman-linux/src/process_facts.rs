@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::pidfd::is_gone;
 use crate::proc_files::{Stat, read_proc};
@@ -67,21 +67,11 @@ fn namespace_pids(pid: i32) -> io::Result<Vec<i32>> {
 /// Raises the soft limit of open descriptors to the hard one and returns both, soft first;
 /// `u64::MAX` stands for no limit.
 pub fn raise_nofile() -> io::Result<(u64, u64)> {
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: limit.maximum,
-                maximum: limit.maximum,
-            },
-        )?;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft != hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     }
-    let now = getrlimit(Resource::Nofile);
-    Ok((
-        now.current.unwrap_or(u64::MAX),
-        now.maximum.unwrap_or(u64::MAX),
-    ))
+    Ok(getrlimit(Resource::RLIMIT_NOFILE)?)
 }
 
 /// Sets soft and hard limit, unless they are lower.
@@ -89,13 +79,9 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
 /// # Errors
 /// When the kernel refuses the limit.
 pub fn lower_limit(resource: Resource, limit: u64) -> io::Result<()> {
-    let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-    let limit = Some(limit.min(most));
-    let both = Rlimit {
-        current: limit,
-        maximum: limit,
-    };
-    Ok(setrlimit(resource, both)?)
+    let (_, most) = getrlimit(resource)?;
+    let limit = limit.min(most);
+    Ok(setrlimit(resource, limit, limit)?)
 }
 
 #[cfg(test)]

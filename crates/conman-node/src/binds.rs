@@ -149,7 +149,7 @@ mod tests {
         // As an interrupted start leaves it.
         std::fs::create_dir(root.path().join(".alice.new")).expect("made");
         let roots = [root.path().to_owned()];
-        let own = rustix::process::geteuid().as_raw();
+        let own = nix::unistd::geteuid().as_raw();
         let new = NewSource {
             name: "alice".to_owned(),
             mode: 0o750,

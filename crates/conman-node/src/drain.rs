@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::{DRAINED, EndCause};
-use conman_linux::{parse_signal, signal_name};
+use conman_linux::parse_signal;
 use conman_proto::{
     DrainReport, DrainRequest, DrainState, EventKind, Generation, Moved, OnNodeLoss,
     RebalanceReport, SessionState, Unreleased,
@@ -333,11 +333,10 @@ async fn take_turn(
                 let _ = timeout(until.saturating_duration_since(Instant::now()), gone).await;
             }
             Err(error) => {
-                let name = signal_name(signal).unwrap_or("its signal");
                 tracing::warn!(
                     session = %handle.id,
                     %error,
-                    signal = name,
+                    %signal,
                     "cannot send the signal; killing"
                 );
             }

@@ -13,9 +13,8 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use conman_core::ownership::Timing;
-use conman_linux::StateFile;
+use conman_linux::{Signal, StateFile};
 use conman_proto::NodeTakeover;
-use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
@@ -135,7 +134,7 @@ impl HostStalls {
 
 /// Set by each SIGCONT.
 fn watch_continued() -> io::Result<Arc<AtomicBool>> {
-    let kind = SignalKind::from_raw(Signal::CONT.as_raw());
+    let kind = SignalKind::from_raw(Signal::SIGCONT as i32);
     let mut signals = signal(kind)?;
     let continued = Arc::<AtomicBool>::default();
     let noted = Arc::clone(&continued);
@@ -192,7 +191,7 @@ mod tests {
     #[tokio::test]
     async fn a_sigcont_is_noticed() {
         let continued = watch_continued().expect("watched");
-        rustix::process::kill_process(rustix::process::getpid(), Signal::CONT).expect("sent");
+        nix::sys::signal::raise(Signal::SIGCONT).expect("sent");
         while !continued.load(Ordering::Relaxed) {
             tokio::task::yield_now().await;
         }

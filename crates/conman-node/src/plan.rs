@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use conman_core::preempt::{PreemptCandidate, plan};
-use conman_linux::signal_name;
 use conman_proto::{PreemptPlan, SessionId};
 
 use crate::kill_table::{KillEntry, KillTable, StartStage};
@@ -37,7 +36,7 @@ fn candidate(id: &SessionId, entry: &KillEntry) -> Option<PreemptCandidate> {
             StartStage::Running(_, process) => Some(process.pid()),
             StartStage::Claiming | StartStage::Reserved(_) | StartStage::Sent(_) => None,
         },
-        signal: signal.and_then(signal_name).map(str::to_owned),
+        signal: signal.map(|signal| signal.as_str().to_owned()),
         grace_ms: grace.map_or(0, |grace| {
             u32::try_from(grace.as_millis()).unwrap_or(u32::MAX)
         }),

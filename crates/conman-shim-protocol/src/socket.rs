@@ -28,7 +28,7 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-    if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
+    if !peer.uid.is_root() && peer.uid.as_raw() != nix::unistd::geteuid().as_raw() {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             "the socket belongs to another user",

@@ -16,10 +16,14 @@ use conman_fence::WatcherPlace;
 use conman_shim_protocol::{
     MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput, TerminalSize, seqpacket,
 };
+use nix::fcntl::OFlag;
+use nix::pty::{grantpt, posix_openpt, unlockpt};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::tcgetpgrp;
 use rustix::fs::{Gid, Uid, fchown};
 use rustix::io::{Errno, ioctl_fionbio};
-use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcgetpgrp, tcsetwinsize};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
+use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::output_ring::OutputRing;
 
@@ -51,10 +55,12 @@ impl Streams {
         size: TerminalSize,
         owner: Option<(u32, u32)>,
     ) -> io::Result<(Self, OwnedFd)> {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let master = openpt(flags)?;
+        let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let master = posix_openpt(flags)?;
         grantpt(&master)?;
         unlockpt(&master)?;
+        let master = OwnedFd::from(master);
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let slave = ioctl_tiocgptpeer(&master, flags)?;
         if let Some((user, group)) = owner {
             fchown(
@@ -136,9 +142,7 @@ impl Streams {
         let notified = match size {
             Some(size) if size != old => self.apply_size(size),
             _ => tcgetpgrp(master)
-                .and_then(|group| {
-                    rustix::process::kill_process_group(group, rustix::process::Signal::WINCH)
-                })
+                .and_then(|group| killpg(group, Signal::SIGWINCH))
                 .map_err(io::Error::from),
         };
         self.size = size.or(self.size);

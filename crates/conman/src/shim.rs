@@ -195,7 +195,7 @@ fn be(installation: &Installation, arguments: &ShimArgs) -> Result<()> {
     state_dir::prepare(&place.directory)?;
     // No signal of a terminal arrives here. A process that leads a group has a session already, or
     // its parent chose its session.
-    let _ = rustix::process::setsid();
+    let _ = nix::unistd::setsid();
     let fence_cgroup = instance_cgroup(&instance, CgroupDriver::Cgroupfs);
     let fence_slice = instance_cgroup(&instance, CgroupDriver::Systemd);
     let hold = conman_shim::run(ShimOptions {
@@ -301,7 +301,8 @@ fn stop(state_dir: &Path) -> Result<()> {
              the shim running"
         );
     }
-    shim.signal(Signal::TERM).context("cannot stop the shim")?;
+    shim.signal(Signal::SIGTERM)
+        .context("cannot stop the shim")?;
     if !shim
         .wait_dead(PATIENCE)
         .context("cannot wait for the shim")?

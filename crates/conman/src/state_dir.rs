@@ -25,7 +25,7 @@ pub(crate) fn prepare(directory: &Path) -> Result<()> {
         .with_context(|| format!("cannot make the directory {shown}"))?;
     let metadata =
         fs::metadata(directory).with_context(|| format!("cannot look at the directory {shown}"))?;
-    let own = rustix::process::geteuid().as_raw();
+    let own = nix::unistd::geteuid().as_raw();
     if metadata.uid() != own {
         bail!(
             "the directory {shown} belongs to uid {} and conman runs as uid {own}; give it to \

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::progress::shown;
 
@@ -147,9 +148,9 @@ impl Daemon {
         if self.kept || self.ended()?.is_some() {
             return Ok(());
         }
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let pid = i32::try_from(self.child.id()).ok().map(Pid::from_raw);
         if let Some(pid) = pid {
-            kill_process(pid, Signal::TERM).with_context(|| format!("stopping {}", self.name))?;
+            kill(pid, Signal::SIGTERM).with_context(|| format!("stopping {}", self.name))?;
         }
         let stopped = wait_until(self.patience, || Ok(self.child.try_wait()?.is_some()))?;
         if !stopped {

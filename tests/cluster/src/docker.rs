@@ -165,7 +165,7 @@ pub(crate) fn signal(layout: &Layout, signal: Signal) -> Result<bool> {
 /// SIGKILL to the cluster's daemon, with its containerd; containers live on.
 pub(crate) fn kill(layout: &Layout) -> Result<()> {
     for (file, program) in pid_files(layout) {
-        end_process(&file, program, Signal::KILL)?;
+        end_process(&file, program, Signal::SIGKILL)?;
         // Nobody may reap it for a while, and so it would seem to live to the next one.
         let _ = fs::remove_file(file);
     }
@@ -175,7 +175,7 @@ pub(crate) fn kill(layout: &Layout) -> Result<()> {
 /// Removes the containers of these installations, the image, and the cluster's daemon.
 pub(crate) fn end(layout: &Layout, instances: &[String]) -> Result<()> {
     // What a test that failed has done to it. One that never was has left nothing.
-    if !signal(layout, Signal::CONT)? && own(layout).exists() {
+    if !signal(layout, Signal::SIGCONT)? && own(layout).exists() {
         start(layout)?;
     }
     let begun = sockets(layout).into_iter();
@@ -198,7 +198,7 @@ pub(crate) fn end(layout: &Layout, instances: &[String]) -> Result<()> {
     }
     // It ends its containerd and takes its mounts away, but for those of one that was killed.
     let [(file, program), _] = pid_files(layout);
-    end_process(&file, program, Signal::TERM)?;
+    end_process(&file, program, Signal::SIGTERM)?;
     // Of containers that it has lost sight of, having been killed while it made them.
     process::kill(shims(layout))?;
     let folder = folder(layout).to_string_lossy().into_owned();

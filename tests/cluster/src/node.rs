@@ -240,13 +240,13 @@ impl Node {
     /// # Errors
     /// When it does not end in time, or ends with an error.
     pub async fn end_daemon(&self) -> Result<()> {
-        self.signal_daemon(Signal::TERM)?;
+        self.signal_daemon(Signal::SIGTERM)?;
         let deadline = Instant::now() + PATIENCE;
         while self.daemon_pid().is_some() {
             if let Some(status) = self.ended()? {
                 *self.child() = None;
                 // It had not begun to listen for signals.
-                let at_once = status.signal() == Some(Signal::TERM.as_raw());
+                let at_once = status.signal() == Some(Signal::SIGTERM as i32);
                 ensure!(
                     status.success() || at_once,
                     "the daemon of {} has failed on SIGTERM ({status}); its log ends with\n{}",

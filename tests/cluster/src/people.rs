@@ -242,7 +242,11 @@ pub enum Part {
 /// When there is no such host.
 pub fn pause(layout: &Layout, name: &str, stop: bool) -> Result<()> {
     layout.host(name)?;
-    let signal = if stop { Signal::STOP } else { Signal::CONT };
+    let signal = if stop {
+        Signal::SIGSTOP
+    } else {
+        Signal::SIGCONT
+    };
     for one in process::residents(&layout.namespace_path(name)) {
         process::signal(one.pid, signal)?;
     }

@@ -5,8 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use conman_linux::{Signal, signal_group};
 use futures_util::{SinkExt as _, StreamExt as _};
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
@@ -128,11 +128,8 @@ impl Drop for Started {
 }
 
 fn kill(process: &mut Child) {
-    let group = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
-    if let Some(group) = group {
-        // Who has ended needs no killing.
-        let _ = kill_process_group(group, Signal::KILL);
-    }
+    // Who has ended needs no killing.
+    let _ = signal_group(process.id().cast_signed(), Signal::SIGKILL);
     let _ = process.wait();
 }
 

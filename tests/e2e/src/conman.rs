@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use conman_linux::{Signal, signal_process};
 use conman_observer::{ProcEntry, alive_below};
 use http::{Method, StatusCode};
-use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::api::{Api, Endpoint};
@@ -149,8 +149,7 @@ impl Conman {
 
     /// Sends the daemon a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.pid()).expect("a process id");
-        kill_process(pid, signal).expect("the daemon is there");
+        signal_process(self.pid(), signal).expect("the daemon is there");
     }
 
     /// Ends the daemon as a crash would, at once. Its containers live on.
@@ -166,7 +165,7 @@ impl Conman {
     /// # Panics
     /// When the daemon does not end in time.
     pub async fn terminate(&mut self) -> ExitStatus {
-        self.signal(Signal::TERM);
+        self.signal(Signal::SIGTERM);
         self.wait_ended().await
     }
 
@@ -338,9 +337,7 @@ impl Conman {
             return;
         };
         for process in self.processes() {
-            if let Some(pid) = Pid::from_raw(process.pid) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
+            let _ = signal_process(process.pid, Signal::SIGKILL);
         }
         // Whatever the harness was told: a test may have configured another runtime.
         if self.shim_directory().exists() {
@@ -369,9 +366,7 @@ impl Conman {
                 return;
             }
             for process in self.processes() {
-                if let Some(pid) = Pid::from_raw(process.pid) {
-                    let _ = kill_process(pid, Signal::KILL);
-                }
+                let _ = signal_process(process.pid, Signal::SIGKILL);
             }
             std::thread::park_timeout(POLL);
         }

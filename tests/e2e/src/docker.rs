@@ -67,7 +67,7 @@ impl Docker {
     }
 
     fn look_for_missing(&self) -> Option<String> {
-        if !rustix::process::geteuid().is_root() {
+        if !nix::unistd::geteuid().is_root() {
             return Some("killing and entering containers needs root".to_owned());
         }
         let version = Command::new("timeout")
@@ -132,7 +132,10 @@ impl Docker {
     #[must_use]
     pub fn hang(&self) -> HungDockerd {
         let hung = HungDockerd(machines_dockerd());
-        let stopped = hung.0.signal(Signal::STOP).expect("dockerd can be stopped");
+        let stopped = hung
+            .0
+            .signal(Signal::SIGSTOP)
+            .expect("dockerd can be stopped");
         assert!(stopped, "dockerd has ended just now");
         hung
     }
@@ -169,7 +172,7 @@ impl HungDockerd {
 impl Drop for HungDockerd {
     fn drop(&mut self) {
         // One that has ended meanwhile needs no waking.
-        let _ = self.0.signal(Signal::CONT);
+        let _ = self.0.signal(Signal::SIGCONT);
     }
 }
 

@@ -44,7 +44,7 @@ impl IdRange {
         let last = first + SESSIONS * RANGE_SIZE - 1;
         let pool: IdPool = format!("{first}-{last}").parse().expect("whole ranges");
         // A cluster that was made by hand outlives its maker's claim.
-        let is_used = rustix::process::geteuid().is_root()
+        let is_used = nix::unistd::geteuid().is_root()
             && ids_taken(Path::new(IDS_FILE), pool, Duration::ZERO)
                 .is_ok_and(|taken| taken.is_some());
         (!is_used).then_some(Self {

@@ -54,7 +54,7 @@ pub struct Native(());
 
 /// The native runtime. `None`, with a line that says why, when the test cannot run on this machine.
 pub fn native() -> Option<Native> {
-    let missing = if !rustix::process::geteuid().is_root() {
+    let missing = if !nix::unistd::geteuid().is_root() {
         Some("containers are made by root".to_owned())
     } else if !Path::new(BUSYBOX).exists() {
         Some(format!("{BUSYBOX} is missing (package busybox-static)"))

@@ -135,7 +135,7 @@ pub(crate) async fn kill(
     SessionPath(id): SessionPath,
     query: Query,
 ) -> Result<StatusCode, ApiError> {
-    let signal = signal_of(query)?.unwrap_or(Signal::KILL);
+    let signal = signal_of(query)?.unwrap_or(Signal::SIGKILL);
     state.node.access().signal(&id, signal)?;
     Ok(StatusCode::NO_CONTENT)
 }

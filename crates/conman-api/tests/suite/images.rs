@@ -21,7 +21,7 @@ use http::{Method, Request, StatusCode};
 use private_mounts::{inside, mount};
 
 fn is_root() -> bool {
-    let root = rustix::process::geteuid().is_root();
+    let root = nix::unistd::geteuid().is_root();
     if !root {
         eprintln!("skipped: layers are unpacked as root");
     }

@@ -610,7 +610,7 @@ async fn every_operation_is_closed_to_who_has_no_token_or_too_little_scope() {
 async fn the_admin_socket_takes_no_token_but_the_right_user() {
     let stage = Stage::new();
     let api = stage.boot().await;
-    let own = rustix::process::geteuid().as_raw();
+    let own = nix::unistd::geteuid().as_raw();
     let request = || plain(Method::POST, "/v1/nodes/self/readmit");
     assert_eq!(
         api.send_to_admin(request(), own).await.status,

@@ -4,10 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use conman_linux::{PidFd, Signal};
+use conman_linux::{PidFd, Signal, signal_group, signal_process};
 use conman_shim_protocol::{CommandView, ContainerState, ContainerView};
-use rustix::io::Errno;
-use rustix::process::{Pid, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
 use crate::log_bounds::BoundedLog;
@@ -113,20 +111,18 @@ impl Container {
                 Ok(())
             }
             // A child that has not been reaped keeps its PID.
-            None => signal_child(self.pid, signal),
+            None => signal_process(self.pid, signal),
         }
     }
 
     /// Sends SIGKILL to a command that has not ended, and to its process group.
     pub(crate) fn kill_group(&self) -> io::Result<()> {
         let is_dead = |process: &Rc<PidFd>| process.is_dead().unwrap_or(true);
-        if !self.held.as_ref().is_some_and(is_dead)
-            && let Ok(group) = child_pid(self.pid)
-        {
-            // It fails while the first process does not lead one yet.
-            let _ = kill_process_group(group, Signal::KILL);
+        if !self.held.as_ref().is_some_and(is_dead) {
+            // It fails before its first process leads one.
+            let _ = signal_group(self.pid, Signal::SIGKILL);
         }
-        self.signal(Signal::KILL)
+        self.signal(Signal::SIGKILL)
     }
 
     /// When a kept command is killed.
@@ -163,24 +159,11 @@ impl Container {
                     ContainerState::Launching | ContainerState::Running | ContainerState::Lost => {
                         true
                     }
-                    ContainerState::Signalled { signal } => signal == Signal::KILL.as_raw(),
+                    ContainerState::Signalled { signal } => signal == Signal::SIGKILL as i32,
                     ContainerState::Exited { .. } => false,
                 },
         }
     }
-}
-
-/// Only for a child that has not been reaped: its PID is not reused.
-pub(crate) fn signal_child(pid: i32, signal: Signal) -> io::Result<()> {
-    Ok(kill_process(child_pid(pid)?, signal)?)
-}
-
-/// The kernel's PID of a child that has begun.
-pub(crate) fn child_pid(pid: i32) -> io::Result<Pid> {
-    let positive = Some(pid).filter(|pid| *pid > 0);
-    positive
-        .and_then(Pid::from_raw)
-        .ok_or_else(|| Errno::SRCH.into())
 }
 
 #[cfg(test)]

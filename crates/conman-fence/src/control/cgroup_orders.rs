@@ -77,10 +77,10 @@ impl CgroupOrders {
                 || self.freezer.is_frozen(&container.cgroup).unwrap_or(true));
         if by_cgroup || container.external {
             // A new process may not have joined its cgroup, and an external container's may never have.
-            let signalled = container.signal(Signal::KILL);
+            let signalled = container.signal(Signal::SIGKILL);
             return self.freezer.kill(&container.cgroup).and(signalled);
         }
-        container.signal(Signal::KILL)
+        container.signal(Signal::SIGKILL)
     }
 
     /// Kills its processes that freezing does not reach, as nothing else would stop them.

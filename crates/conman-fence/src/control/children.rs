@@ -3,14 +3,14 @@
 use std::io;
 use std::rc::Rc;
 
-use conman_linux::{ChildEvent, Ended, Signal, next_child_event};
+use conman_linux::{ChildEvent, Ended, Signal, next_child_event, signal_process};
 use conman_shim_protocol::{ContainerState, Reply};
 use nix::sys::signal::Signal as NixSignal;
 use rustix::event::epoll::EventFlags;
 
 use super::Control;
 use super::token::Token;
-use crate::containers::{Reaped, signal_child};
+use crate::containers::Reaped;
 use crate::launcher_messages::Report;
 
 impl Control {
@@ -62,7 +62,7 @@ impl Control {
             Some(container) => self.kill(container),
             // A thread, or a process that is not known yet. Its parent has not reaped it, so the PID is
             // not reused.
-            None => signal_child(pid, Signal::KILL),
+            None => signal_process(pid, Signal::SIGKILL),
         };
         if let Err(error) = killed {
             tracing::error!(pid, %error, "cannot kill a process that has made the shim its tracer");

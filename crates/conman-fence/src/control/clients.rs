@@ -62,9 +62,9 @@ impl Clients {
             // A client that has closed already is not an error.
             Err(_) => return,
         };
-        let own = rustix::process::geteuid();
+        let own = nix::unistd::geteuid();
         let allowed = rustix::net::sockopt::socket_peercred(&socket)
-            .is_ok_and(|peer| peer.uid == own || peer.uid.is_root());
+            .is_ok_and(|peer| peer.uid.as_raw() == own.as_raw() || peer.uid.is_root());
         if !allowed || self.by_number.len() >= MAX_CLIENTS {
             tracing::warn!(allowed, "refused a client");
             return;

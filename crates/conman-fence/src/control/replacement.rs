@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 
 use conman_linux::{CloneOptions, PidFd, Signal, SoleThread, clone_process};
 use conman_shim_protocol::{CallError, Reply, seqpacket};
+use nix::sys::prctl::set_pdeathsig;
 use nix::unistd::execve;
 use rustix::event::epoll::EventFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::set_parent_process_death_signal;
 
 use super::token::Token;
 use crate::effect::Effect;
@@ -252,7 +252,7 @@ fn start(
         ..CloneOptions::default()
     };
     let process = clone_process(sole, &how, || {
-        let Err(error) = set_parent_process_death_signal(Some(Signal::KILL))
+        let Err(error) = set_pdeathsig(Signal::SIGKILL)
             .map_err(io::Error::from)
             .and_then(|()| open_to_exec(&keep))
             .and_then(|()| command.execute());
@@ -309,7 +309,7 @@ fn check_file(program: &Path) -> Result<FileIdentity, String> {
         return Err("its path is not absolute".to_owned());
     }
     let data = std::fs::metadata(program).map_err(|error| error.to_string())?;
-    let own = rustix::process::geteuid().as_raw();
+    let own = nix::unistd::geteuid().as_raw();
     if !data.is_file() || data.mode() & 0o111 == 0 {
         return Err("it is not an executable file".to_owned());
     }

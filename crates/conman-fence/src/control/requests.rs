@@ -8,7 +8,6 @@ use conman_linux::Signal;
 use conman_shim_protocol::{
     COMMANDS_PAGE, Call, CallError, LaunchError, Message, Reply, Request, VERSION, check_name,
 };
-use rustix::io::Errno;
 
 use super::{Control, boottime_ns, open_child};
 use crate::containers::Container;
@@ -111,7 +110,7 @@ impl Control {
         }
         self.clients.greet(client);
         Ok(Reply::Hello {
-            pid: rustix::process::getpid().as_raw_nonzero().get(),
+            pid: nix::unistd::getpid().as_raw(),
             features: self.launching.features.clone(),
             freeze_ms: self.fence.freeze_ms(),
         })
@@ -239,8 +238,8 @@ impl Control {
 
     pub(super) fn signal(&mut self, name: &str, signal: i32) -> Result<Reply, CallError> {
         let container = self.living(name)?;
-        let known = Signal::from_named_raw(signal);
-        let signal = known.ok_or_else(|| CallError::host("signal", name)(Errno::INVAL.into()))?;
+        let known = Signal::try_from(signal);
+        let signal = known.map_err(|errno| CallError::host("signal", name)(errno.into()))?;
         let sent = container.signal(signal);
         sent.map_err(CallError::host("signal", name))?;
         Ok(Reply::Done)

@@ -9,6 +9,7 @@ use conman_linux::{Capabilities, SoleThread, boot_id, inherited_fd, set_effectiv
 use conman_shim_protocol::{Reply, seqpacket};
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::{Mode, umask};
 use rustix::event::epoll::EventFlags;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -223,9 +224,9 @@ fn listen(options: &ShimOptions) -> io::Result<OwnedFd> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let mask = umask(Mode::from_bits_truncate(0o177));
     let bound = rustix::net::bind(&socket, &SocketAddrUnix::new(&options.socket)?);
-    rustix::process::umask(mask);
+    umask(mask);
     bound?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)

@@ -27,7 +27,7 @@ fn a_killed_process_is_dead_and_cannot_be_signalled_again() {
     let pidfd = process.pidfd();
     assert!(!pidfd.is_dead().expect("poll"));
     assert!(!pidfd.wait_dead(Duration::from_millis(1)).expect("poll"));
-    assert!(pidfd.signal(Signal::CONT).expect("signal"));
+    assert!(pidfd.signal(Signal::SIGCONT).expect("signal"));
     assert!(pidfd.kill().expect("signal"));
     assert!(pidfd.wait_dead(SOON).expect("poll"));
     // A zombie, and nobody's after that.
@@ -42,7 +42,7 @@ fn a_process_that_ignores_a_signal_lives_on() {
     let process =
         Process::until_ready(Command::new("sh").args(["-c", "trap '' TERM; echo ready; exec cat"]));
     let pidfd = process.pidfd();
-    assert!(pidfd.signal(Signal::TERM).expect("signal"));
+    assert!(pidfd.signal(Signal::SIGTERM).expect("signal"));
     assert!(!pidfd.wait_dead(Duration::from_millis(50)).expect("poll"));
 }
 

@@ -121,7 +121,7 @@ mod tests {
     #[test]
     #[expect(clippy::print_stderr, reason = "tests report there what they skip")]
     fn where_a_range_owns_the_store_all_of_it_is_that_ranges() {
-        if !rustix::process::geteuid().is_root() {
+        if !nix::unistd::geteuid().is_root() {
             eprintln!("skipped: changing owners needs root");
             return;
         }

@@ -172,7 +172,7 @@ impl KeptStreams for NativeRuntime {
     ) -> Result<bool, RuntimeError> {
         let request = Request::Signal {
             name: name(key, exec),
-            signal: signal.as_raw(),
+            signal: signal as i32,
         };
         match self.inner.ask(&request).await {
             Ok(_) => Ok(true),

@@ -198,7 +198,7 @@ impl NativeRuntime {
             // It answered after the pidfd was opened, so the pidfd is the shim's.
             Ok(views) if !views.iter().any(|view| view.state.is_alive()) => {
                 let ended = tokio::task::spawn_blocking(move || {
-                    shim.signal(Signal::TERM)?;
+                    shim.signal(Signal::SIGTERM)?;
                     Ok::<_, conman_linux::ProcessError>(shim.wait_dead(SHIM_END_PATIENCE))
                 });
                 match ended.await {

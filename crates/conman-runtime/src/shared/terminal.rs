@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use conman_proto::TerminalSize;
+use nix::fcntl::OFlag;
+use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use rustix::fs::{Mode, OFlags};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 /// The near end.
@@ -17,13 +18,13 @@ pub struct Terminal {
 impl Terminal {
     /// Also returns the far end, for the command.
     pub fn open(size: TerminalSize) -> io::Result<(Self, OwnedFd)> {
-        let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        let near = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;
         grantpt(&near)?;
         unlockpt(&near)?;
-        let name = ptsname(&near, Vec::new())?;
+        let name = ptsname_r(&near)?;
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let far = rustix::fs::open(name.as_c_str(), flags, Mode::empty())?;
-        let terminal = Self { near };
+        let far = rustix::fs::open(name, flags, Mode::empty())?;
+        let terminal = Self { near: near.into() };
         terminal.set_size(size);
         Ok((terminal, far))
     }

@@ -73,7 +73,7 @@ impl Drop for OwnShim {
         if let Some(client) = self.client()
             && let Ok(shim) = PidFd::open(client.shim_pid())
         {
-            let _ = shim.signal(Signal::TERM);
+            let _ = shim.signal(Signal::SIGTERM);
             let _ = shim.wait_dead(PATIENCE);
         }
     }

@@ -248,12 +248,12 @@ mod trouble {
         let runtime = stage.runtime();
         let shim = shim_but(&socket, None).await;
         let signal = |signal| {
-            let sent = rustix::process::pidfd_send_signal(&shim, signal);
+            let sent = shim.signal(signal);
             sent.expect("signalled");
         };
-        signal(Signal::STOP);
+        signal(Signal::SIGSTOP);
         let asked = tokio::time::timeout(PATIENCE, runtime.was_fenced(&one.key)).await;
-        signal(Signal::CONT);
+        signal(Signal::SIGCONT);
         assert_eq!(asked, Ok(false));
         // It is the shim's word again.
         let mut client = Client::connect(&socket, PATIENCE).expect("connected");

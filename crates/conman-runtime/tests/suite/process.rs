@@ -16,7 +16,7 @@ struct Processes {
 
 impl Processes {
     fn new() -> Result<Self, String> {
-        if !rustix::process::geteuid().is_root() {
+        if !nix::unistd::geteuid().is_root() {
             return Err("making namespaces and cgroups takes root".to_owned());
         }
         Ok(Self {

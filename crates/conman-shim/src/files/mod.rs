@@ -22,17 +22,13 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use conman_archive::{SpecialBits, UnpackError, entries, pack, unpack};
-use conman_linux::lower_limit;
+use conman_archive::{BUFFER_BYTES, SpecialBits, UnpackError, entries, pack, unpack};
+use conman_linux::{Resource, lower_limit};
 use conman_shim_protocol::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 use rustix::io::Errno;
-use rustix::process::Resource;
 
 use frames::Frames;
 use tree::Tree;
-
-/// Bytes copied at once.
-const BUFFER_BYTES: usize = 256 * 1_024;
 
 /// Address space of the process: its small copy of the launcher, and buffers. A hostile archive cannot make
 /// it grow beyond that, even in a container without a limit of memory.
@@ -103,7 +99,7 @@ pub(crate) fn serve(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> i3
 
 fn carry_out(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> Result<(), Failed> {
     let other = failed("/");
-    lower_limit(Resource::As, ADDRESS_SPACE_BYTES).map_err(&other)?;
+    lower_limit(Resource::RLIMIT_AS, ADDRESS_SPACE_BYTES).map_err(&other)?;
     let tree = Tree::whole().map_err(&other)?;
     let done = match order {
         FilesOrder::Stat { path } => {

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use conman_archive::{MAX_DEPTH, READ, entries, refuse_procfs, too_deep};
+use conman_archive::{
+    BUFFER_BYTES, MAX_DEPTH, PERMISSIONS, READ, entries, refuse_procfs, too_deep,
+};
 use conman_linux::{create_dir_in_root, open_file_in_root, open_in_root};
 use conman_proto::{FileEntry, FileType};
 use jiff::Timestamp;
@@ -16,18 +18,14 @@ use rustix::fs::{
     openat, readlinkat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::process::getpid;
 
-use super::{BUFFER_BYTES, Failed, FilesFailure, failed};
+use super::{Failed, FilesFailure, failed};
 
 /// Mode of new directories, before the umask.
 const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o777);
 
 /// Mode of new files, unless another is ordered.
 const FILE_MODE: u32 = 0o644;
-
-/// Permissions, with set-user-id, set-group-id and sticky bit.
-const PERMISSIONS: u32 = 0o7777;
 
 /// A directory that paths are resolved in, as if it were the root.
 #[derive(Debug)]
@@ -103,7 +101,7 @@ impl Tree {
         }
         let kept = present.filter(|_| kind == Some(Kind::RegularFile));
         let mode = mode.or(kept.map(|stat| stat.st_mode & PERMISSIONS));
-        let temporary = format!(".conman-upload-{}", getpid().as_raw_nonzero());
+        let temporary = format!(".conman-upload-{}", nix::unistd::getpid());
         let outcome = new_file(
             &parent,
             OsStr::new(&temporary),

@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use conman_linux::{CloneOptions, Mount, Namespaces, PidFd, SoleThread, clone_process};
+use conman_linux::{CloneOptions, Mount, Namespaces, SoleThread, clone_process, reap};
 use conman_shim_protocol::{BindSpec, LaunchError, seqpacket};
-use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::launch::map_ids;
 
@@ -87,10 +86,4 @@ fn make_namespace(sole: &SoleThread, first_id: u32, ids: u32) -> Result<File, La
     drop((ours, theirs));
     reap(&holder).map_err(step)?;
     namespace
-}
-
-fn reap(holder: &PidFd) -> io::Result<()> {
-    let pid = Pid::from_raw(holder.pid());
-    rustix::io::retry_on_intr(|| waitpid(pid, WaitOptions::empty()))?;
-    Ok(())
 }

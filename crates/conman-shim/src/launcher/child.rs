@@ -12,8 +12,9 @@ use conman_linux::{
     become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
 use conman_shim_protocol::{LaunchError, LaunchSpec, encode, seqpacket};
+use nix::unistd::setsid;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
-use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty, setsid};
+use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty};
 use serde::{Deserialize, Serialize};
 
 use super::network;

@@ -14,9 +14,10 @@ use conman_linux::{
     CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process, open_in_root,
 };
 use conman_shim_protocol::{LaunchError, STREAMS, encode, seqpacket};
+use nix::unistd::setsid;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::net::{Shutdown, shutdown};
-use rustix::process::{ioctl_tiocsctty, setsid};
+use rustix::process::ioctl_tiocsctty;
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use super::child::{ChildReport, enter_directory, step, wait_to_go_on, workdir_failed};

@@ -8,10 +8,11 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use conman_linux::{
-    CloneOptions, Mount, MountAttributes, Namespaces, NewFilesystem, SoleThread, clone_process,
-    unshare_namespaces,
+    CloneOptions, Ended, Mount, MountAttributes, Namespaces, NewFilesystem, SoleThread,
+    clone_process, reap, unshare_namespaces,
 };
 use conman_shim_protocol::LaunchError;
+use nix::sys::stat::umask;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, openat, unlinkat,
 };
@@ -19,7 +20,7 @@ use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_change, mount_remount, unmount,
 };
-use rustix::process::{WaitOptions, chdir, pivot_root, waitpid};
+use rustix::process::{chdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Where the new root is assembled; a directory that every host has.
@@ -231,9 +232,9 @@ impl Devices {
 
     /// Also completes a failed attempt.
     fn fill(&self, name: &str) -> io::Result<()> {
-        let mask = rustix::process::umask(Mode::empty());
+        let mask = umask(nix::sys::stat::Mode::empty());
         let filled = self.fill_unmasked(name);
-        rustix::process::umask(mask);
+        umask(mask);
         filled
     }
 
@@ -307,10 +308,8 @@ fn mount_empty_proc(sole: &SoleThread, target: &Path) -> io::Result<()> {
             .and_then(|proc| attach(&proc, target));
         i32::from(mounted.is_err())
     })?;
-    let pid = rustix::process::Pid::from_raw(process.pid());
-    let ended = rustix::io::retry_on_intr(|| waitpid(pid, WaitOptions::empty()))?;
-    match ended.and_then(|(_, status)| status.exit_status()) {
-        Some(0) => Ok(()),
+    match reap(&process)? {
+        Some(Ended::Exited(0)) => Ok(()),
         _ => Err(io::Error::other(
             "procfs of an empty PID namespace cannot be mounted",
         )),

@@ -15,10 +15,9 @@ use std::path::Path;
 
 use conman_fence::ShimOptions;
 use conman_linux::{
-    CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process, replace_file,
+    CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process, reap_if_dead, replace_file,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-use rustix::process::{WaitOptions, waitpid};
 
 use super::places::{BENCH, new_tmpfs};
 
@@ -85,8 +84,7 @@ impl Preparing {
         if let Some(process) = &self.process
             && let Ok(true) = process.is_dead()
         {
-            let pid = rustix::process::Pid::from_raw(process.pid());
-            let _ = waitpid(pid, WaitOptions::NOHANG);
+            let _ = reap_if_dead(process);
             self.process = None;
         }
     }

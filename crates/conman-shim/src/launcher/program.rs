@@ -4,16 +4,14 @@ use std::ffi::{CString, NulError};
 use std::io;
 use std::path::Path;
 
-use conman_linux::lower_limit;
 use conman_linux::{
-    Capabilities, become_user, bound_capabilities, close_on_exec_from, limit_capabilities,
-    no_new_privileges,
+    Capabilities, Resource, become_user, bound_capabilities, close_on_exec_from,
+    limit_capabilities, lower_limit, no_new_privileges,
 };
 use conman_shim_protocol::{Hardening, LaunchError, ProgramSpec};
 use nix::errno::Errno;
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::execve;
-use rustix::fs::Mode;
-use rustix::process::Resource;
 
 use super::child::step;
 use crate::seccomp_filter::Filter;
@@ -50,7 +48,7 @@ impl Privileges<'_> {
             Capabilities::empty()
         };
         limit_capabilities(keep, false).map_err(step("limit the capabilities"))?;
-        rustix::process::umask(Mode::from_raw_mode(0o022));
+        umask(Mode::from_bits_truncate(0o022));
         if self.hardening.no_new_privileges {
             no_new_privileges().map_err(step("forbid new privileges"))?;
         }
@@ -62,7 +60,10 @@ impl Privileges<'_> {
 }
 
 fn set_limits(program: &ProgramSpec) -> io::Result<()> {
-    lower_limit(Resource::Nofile, program.nofile.unwrap_or(DEFAULT_NOFILE))
+    lower_limit(
+        Resource::RLIMIT_NOFILE,
+        program.nofile.unwrap_or(DEFAULT_NOFILE),
+    )
 }
 
 /// The kernel reports an exhausted pool of compiled filters by a number that has no text.

@@ -466,7 +466,7 @@ fn commands_beyond_a_containers_share_are_refused_and_another_containers_are_not
     };
     assert_eq!(id, COMMANDS_OF_ONE as u64 + 2, "of the one too many");
     assert_eq!(reply, Reply::Failed { error: full });
-    launcher.signal(Signal::CONT).expect("goes on");
+    launcher.signal(Signal::SIGCONT).expect("goes on");
     for _ in 0..=COMMANDS_OF_ONE {
         let (_, reply) = calls.next();
         assert!(matches!(reply, Reply::Launched { .. }), "{reply:?}");

@@ -22,7 +22,7 @@ fn process(shim: &Shim) -> PidFd {
 }
 
 fn terminate(shim: &Shim) {
-    process(shim).signal(Signal::TERM).expect("told to end");
+    process(shim).signal(Signal::SIGTERM).expect("told to end");
 }
 
 fn wait_ended(shim: &mut Shim) {

@@ -324,8 +324,7 @@ fn a_signal_replaces_it_by_the_program_that_its_path_names_now() {
     fs::rename(&second, &path).expect("exchanged");
     let exe = || fs::read_link(format!("/proc/{pid}/exe")).expect("it lives");
     assert_ne!(exe(), path, "the old file is gone");
-    let process = rustix::process::Pid::from_raw(pid).expect("a pid");
-    rustix::process::kill_process(process, rustix::process::Signal::HUP).expect("told");
+    conman_linux::signal_process(pid, conman_linux::Signal::SIGHUP).expect("told");
     assert!(until(|| exe() == path));
     drop(client);
     assert_eq!(shim.client().shim_pid(), pid);

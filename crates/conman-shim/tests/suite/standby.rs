@@ -183,7 +183,7 @@ fn a_shim_on_standby_closes_a_fence_that_is_due_before_it_asks_the_program_in_it
     both.put(|path| write_program(path, script.as_bytes()));
     let deadline = arm(&mut both.client, 1_000);
     let dying = PidFd::open(both.client.shim_pid()).expect("it lives");
-    dying.signal(Signal::STOP).expect("stopped");
+    dying.signal(Signal::SIGSTOP).expect("stopped");
     assert!(until(|| boottime_ns() > deadline));
     both.succeed();
     assert!(until(|| asked.exists()), "it does not ask");

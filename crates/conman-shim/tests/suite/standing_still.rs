@@ -58,10 +58,10 @@ fn told_to_fence_soon(client: &mut Client) -> u64 {
 /// The shim does, until K and more is over since then.
 fn stand_still(shim: &Shim, since_ns: u64) {
     let process = shim_process(shim);
-    process.signal(Signal::STOP).expect("stopped");
+    process.signal(Signal::SIGSTOP).expect("stopped");
     let until_ns = since_ns + (FREEZE_MS + 500) * MS;
     assert!(until(|| boottime_ns() > until_ns));
-    process.signal(Signal::CONT).expect("it goes on");
+    process.signal(Signal::SIGCONT).expect("it goes on");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn frozen_meanwhile_on(flags: &[&str], freezer: &Freezer) {
         panic!("{flags:?}: it is proven");
     };
     let process = shim_process(&shim);
-    process.signal(Signal::STOP).expect("stopped");
+    process.signal(Signal::SIGSTOP).expect("stopped");
     freezer.ensure(&cgroup).expect("made");
     freezer.freeze(&cgroup).expect("frozen");
     stand_still(&shim, since_boottime_ns);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use conman_linux::{Freezer, PidFd};
+use conman_linux::{Freezer, PidFd, Signal, signal_process};
 use conman_shim::{
     CallError, ClientError, ContainerState, ExecSpec, Hardening, LaunchError, Request,
 };
@@ -179,7 +179,7 @@ fn containers_outlive_a_killed_shim_and_a_later_one_takes_them_over() {
     subscribe(&mut client);
     let told: Vec<_> = (0..2).map(|_| next_end(&mut client).name).collect();
     assert_eq!(told, ["ended.1", "unseen.1"]);
-    let signal = libc_sigterm();
+    let signal = Signal::SIGTERM as i32;
     client
         .ask(Request::Signal {
             name: name(),
@@ -208,10 +208,6 @@ fn containers_outlive_a_killed_shim_and_a_later_one_takes_them_over() {
     // And for ever.
     shim.succeed();
     assert_eq!(shim.client().list().expect("listed"), []);
-}
-
-fn libc_sigterm() -> i32 {
-    rustix::process::Signal::TERM.as_raw()
 }
 
 /// Whether how others' children ended can be asked of the kernel.
@@ -308,11 +304,11 @@ fn a_shim_killed_at_any_point_of_a_start_leaves_nothing_that_nobody_knows() {
         let mut client = shim.client();
         let name = format!("t{number}.1");
         let spec = shim.spec(&name, "exec sleep 1000");
-        let pid = rustix::process::Pid::from_raw(client.shim_pid()).expect("a pid");
+        let pid = client.shim_pid();
         let outcome = std::thread::scope(|scope| {
             scope.spawn(|| {
                 shim.process_pause(number * 700);
-                rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+                signal_process(pid, Signal::SIGKILL).expect("killed");
             });
             client.launch(spec)
         });

@@ -72,7 +72,7 @@ fn one_of_many_that_wait_is_killed_before_its_turn_and_never_runs() {
             }
         }
     }
-    launcher.signal(Signal::CONT).expect("it goes on");
+    launcher.signal(Signal::SIGCONT).expect("it goes on");
     for _ in 1..MANY {
         let (id, reply) = calls.next();
         assert!(matches!(reply, Reply::Launched { .. }), "{id}: {reply:?}");
@@ -140,7 +140,7 @@ fn handed_over_on(flags: &[&str]) -> bool {
     }
     let waits = calls.send(launch(shim.spec("second.1", "echo ran; exec sleep 1000")));
     let deadline = arm(&mut others, Duration::from_secs(4));
-    launcher.signal(Signal::CONT).expect("it goes on");
+    launcher.signal(Signal::SIGCONT).expect("it goes on");
     let first = calls.next();
     let begun = matches!(first, (id, Reply::Launched { .. }) if id == under_way);
     let mut refused = None;

@@ -46,7 +46,7 @@ mod tests {
     fn the_socket_is_believed_of_a_file_that_its_owner_alone_can_have_written() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("conman.toml");
-        let me = rustix::process::geteuid().as_raw();
+        let me = nix::unistd::geteuid().as_raw();
         let write = |text: &str, mode: u32| {
             fs::write(&path, text).expect("written");
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("chmod");

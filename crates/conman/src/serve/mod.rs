@@ -142,7 +142,7 @@ impl Settings {
 
 /// Without root's rights no container can be made, whatever the runtime.
 fn require_root() -> Result<(), String> {
-    if rustix::process::geteuid().is_root() {
+    if nix::unistd::geteuid().is_root() {
         return Ok(());
     }
     Err(

@@ -154,7 +154,7 @@ fn prepare(packages: &[&str]) -> Result<Machine> {
 }
 
 fn require_root() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
+    if !nix::unistd::geteuid().is_root() {
         bail!(
             "conman makes namespaces and cgroups and needs root; run it as root, for example with \
              `sudo -E env \"PATH=$PATH\" cargo xtask …`"

@@ -10,8 +10,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Several times what the longest test takes on a slow machine.
 const LONGEST_SILENCE: Duration = Duration::from_mins(15);
@@ -35,11 +36,17 @@ pub(super) fn wait(pid: Pid, log: &Path) -> Result<Option<String>> {
             let family = family(pid);
             for process in [pid].into_iter().chain(family) {
                 // The error means that it has ended by itself.
-                let _ = kill_process(process, Signal::KILL);
+                let _ = end(process);
             }
             return Ok(Some(seen));
         }
     }
+}
+
+/// Sends SIGKILL.
+fn end(process: Pid) -> nix::Result<()> {
+    let process = nix::unistd::Pid::from_raw(process.as_raw_nonzero().get());
+    kill(process, Signal::SIGKILL)
 }
 
 /// The program's threads, which libtest names by their tests, and its children, and where in the kernel each is.
@@ -157,7 +164,7 @@ mod tests {
         assert_eq!(family.len(), 2, "{}", seen(pid));
         assert!(seen(pid).contains("sleep 60"), "{}", seen(pid));
         for process in family.into_iter().chain([pid]) {
-            kill_process(process, Signal::KILL).expect("killed");
+            end(process).expect("killed");
         }
         shell.wait().expect("ended");
     }

@@ -119,7 +119,7 @@ pub async fn fleet(
     } else {
         tell("the notice");
         if paused {
-            let stopped = docker::signal(cluster.layout(), Signal::STOP)?;
+            let stopped = docker::signal(cluster.layout(), Signal::SIGSTOP)?;
             ensure!(stopped, "the Docker daemon of n1 has ended: see its log");
         }
         preempt(&cluster, &gone, &mut figures).await?
@@ -130,7 +130,7 @@ pub async fn fleet(
     let served: Vec<Served> =
         served.with_context(|| format!("some client was not served within {patience:?}"))?;
     if paused {
-        docker::signal(cluster.layout(), Signal::CONT)?;
+        docker::signal(cluster.layout(), Signal::SIGCONT)?;
     }
     figures.served_since(went, &served);
     figures.starts(sessions::phases(&cluster, options.clients).await?);

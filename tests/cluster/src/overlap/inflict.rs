@@ -94,14 +94,14 @@ async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()
             nodes[*node].start()
         }
         Fault::PauseDaemon(node) => {
-            nodes[*node].signal_daemon(Signal::STOP)?;
+            nodes[*node].signal_daemon(Signal::SIGSTOP)?;
             sleep(lasts).await;
-            nodes[*node].signal_daemon(Signal::CONT)
+            nodes[*node].signal_daemon(Signal::SIGCONT)
         }
         Fault::PauseShim(node) => {
-            nodes[*node].signal_shim(Signal::STOP)?;
+            nodes[*node].signal_shim(Signal::SIGSTOP)?;
             sleep(lasts).await;
-            nodes[*node].signal_shim(Signal::CONT)
+            nodes[*node].signal_shim(Signal::SIGCONT)
         }
         Fault::LoseMachine(node) => {
             nodes[*node].lose()?;
@@ -118,18 +118,18 @@ async fn inflict(cluster: &Cluster, fault: &Fault, lasts: Duration) -> Result<()
             let members = cluster.members().iter().cycle().skip(*first);
             let most: Vec<_> = members.take(cluster.members().len() / 2 + 1).collect();
             for member in &most {
-                member.signal(Signal::STOP)?;
+                member.signal(Signal::SIGSTOP)?;
             }
             sleep(lasts).await;
             for member in &most {
-                member.signal(Signal::CONT)?;
+                member.signal(Signal::SIGCONT)?;
             }
             Ok(())
         }
         Fault::PauseDocker => {
-            cluster.signal_docker(Signal::STOP)?;
+            cluster.signal_docker(Signal::SIGSTOP)?;
             sleep(lasts).await;
-            cluster.signal_docker(Signal::CONT)
+            cluster.signal_docker(Signal::SIGCONT)
         }
         Fault::KillDocker => {
             cluster.kill_docker()?;

@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use conman_e2e::{Conman, answer, docker_shared, eventually, native, with};
+use conman_linux::Signal;
 use conman_proto::Problem;
 use http::{Method, StatusCode};
-use rustix::process::Signal;
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -169,7 +169,7 @@ async fn an_open_api_is_named_and_stays_open_until_the_restart_that_is_asked_for
     let text = fs::read_to_string(&config).expect("readable");
     let closed = text.replace("loopback = \"open\"", "loopback = \"token\"");
     fs::write(&config, closed).expect("written");
-    conman.signal(Signal::HUP);
+    conman.signal(Signal::SIGHUP);
     let said = || {
         conman
             .log()

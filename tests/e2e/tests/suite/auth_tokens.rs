@@ -11,11 +11,11 @@ use std::time::Duration;
 use conman_e2e::{
     Answer, Api, Conman, EventStream, answer, docker_shared, eventually, websocket, with,
 };
+use conman_linux::Signal;
 use conman_proto::{ConnectToken, EXEC_PROTOCOL, Node, NodeState, SessionState};
 use futures_util::StreamExt as _;
 use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
-use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -733,7 +733,7 @@ impl Tokens<'_> {
     /// Has the daemon read the file again, and waits until it tells about it.
     async fn reload(&self, words: &str) -> String {
         let before = self.conman.log().matches(words).count();
-        self.conman.signal(Signal::HUP);
+        self.conman.signal(Signal::SIGHUP);
         let what = format!("the log says `{words}`");
         eventually(&what, PATIENCE, async || {
             self.conman.log().matches(words).count() > before

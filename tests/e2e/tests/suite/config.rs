@@ -141,7 +141,7 @@ fn text_that_is_no_toml_is_told_with_its_line() {
 
 #[test]
 fn another_user_than_root_is_told_to_run_it_as_root() {
-    if !rustix::process::geteuid().is_root() {
+    if !nix::unistd::geteuid().is_root() {
         conman_e2e::lacks("only root can become another user");
         return;
     }

@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use conman_e2e::{Conman, docker_shared, eventually, eventually_some};
+use conman_linux::Signal;
 use rustix::fs::OFlags;
-use rustix::process::Signal;
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,7 +56,7 @@ fn handles_sigterm(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = u64::from_str_radix(caught.unwrap_or_default().trim(), 16).unwrap_or(0);
-    caught & (1 << (Signal::TERM.as_raw() - 1)) != 0
+    caught & (1 << (Signal::SIGTERM as i32 - 1)) != 0
 }
 
 /// Starts a daemon over a session that runs, and sends it SIGTERM before it can know of that.
@@ -70,7 +70,7 @@ async fn terminate_early(conman: &mut Conman) {
         handles_sigterm(pid)
     })
     .await;
-    conman.signal(Signal::TERM);
+    conman.signal(Signal::SIGTERM);
     held_up.end().await;
     let status = conman.wait_ended().await;
     assert!(status.success(), "{status}");

@@ -242,7 +242,7 @@ async fn the_shim_has_a_session_of_its_own_and_nothing_of_the_daemons() {
     assert_eq!(shared, Vec::<String>::new());
     // The daemon can be killed as a group without the shim.
     let process = PidFd::open(shim).expect("the shim lives");
-    assert!(process.signal(Signal::CONT).expect("sent"));
+    assert!(process.signal(Signal::SIGCONT).expect("sent"));
 }
 
 #[tokio::test]

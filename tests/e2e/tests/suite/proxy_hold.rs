@@ -203,8 +203,8 @@ async fn a_crowd_of_connections_starts_an_ended_session_once() {
     assert_eq!(generations, vec![second.generation.get(); 30]);
     // Whether it ended by itself or was told to makes no difference.
     let pid = second.pid.expect("it runs");
-    let init = rustix::process::Pid::from_raw(pid).expect("a process id");
-    rustix::process::kill_process(init, rustix::process::Signal::KILL).expect("it runs");
+    let kill = conman_linux::Signal::SIGKILL;
+    conman_linux::signal_process(pid, kill).expect("it runs");
     eventually("the death is known", PATIENCE, async || {
         api.session("s").await.state.is_ended()
     })

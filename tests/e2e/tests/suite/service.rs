@@ -7,8 +7,8 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use conman_e2e::{Conman, binary, docker_shared};
+use conman_linux::{Signal, signal_process};
 use http::StatusCode;
-use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixDatagram;
 use tokio::time::timeout;
 
@@ -63,8 +63,7 @@ async fn the_service_manager_is_told_of_readiness_life_and_the_end() {
         until_told(&socket, "WATCHDOG=1").await;
     }
     let pid = i32::try_from(served.0.id()).expect("a process id");
-    let pid = Pid::from_raw(pid).expect("a process id");
-    kill_process(pid, Signal::TERM).expect("the daemon is there");
+    signal_process(pid, Signal::SIGTERM).expect("the daemon is there");
     until_told(&socket, "STOPPING=1").await;
     let ended = tokio::task::spawn_blocking(move || served.0.wait());
     let ended = timeout(PATIENCE, ended).await.expect("it ends");

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use conman_e2e::{Api, Conman, ROOT, eventually, native};
+use conman_linux::{Signal, signal_process};
 use conman_proto::{EndCause, EnsureResponse, Session, SessionList, SessionState};
 use http::{Method, StatusCode};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -160,10 +160,10 @@ async fn run_rm_shows_the_output_and_leaves_nothing() {
     let joined = conman.cli(&words).await;
     assert_eq!(joined.code, Some(4), "{joined:?}");
     assert_eq!(api.session("mine").await.state, SessionState::Running);
-    let pid = Pid::from_raw(child.id().expect("it runs").cast_signed());
-    kill_process(pid.expect("not zero"), Signal::INT).expect("signalled");
+    let pid = child.id().expect("it runs").cast_signed();
+    signal_process(pid, Signal::SIGINT).expect("signalled");
     let status = child.wait().await.expect("waited");
-    assert_eq!(status.code(), Some(128 + Signal::INT.as_raw()));
+    assert_eq!(status.code(), Some(128 + Signal::SIGINT as i32));
     assert!(shown(&api, "").await.is_empty());
 
     // At a terminal, however soon it ends. script makes the terminal, and exits with the command's code.

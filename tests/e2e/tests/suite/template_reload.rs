@@ -4,16 +4,16 @@ use std::fs;
 use std::time::Duration;
 
 use conman_e2e::{Conman, ROOT, eventually, native};
+use conman_linux::Signal;
 use conman_proto::TemplateList;
 use http::StatusCode;
-use rustix::process::Signal;
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn says_after_hangup(conman: &Conman, words: &str) {
     let before = conman.log().matches(words).count();
-    conman.signal(Signal::HUP);
+    conman.signal(Signal::SIGHUP);
     eventually(words, PATIENCE, async || {
         conman.log().matches(words).count() > before
     })

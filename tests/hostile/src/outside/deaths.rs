@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use conman_linux::{Signal, signal_process};
 use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -17,9 +18,7 @@ async fn judged(world: &World, id: &str) -> Verdict {
         world.stop(id).await;
         let left = world.processes(id);
         for one in &left {
-            if let Some(pid) = rustix::process::Pid::from_raw(one.pid) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            }
+            let _ = signal_process(one.pid, Signal::SIGKILL);
         }
         let said = format!(
             "ended, and {alive} processes live; {} after its stop",
@@ -58,12 +57,11 @@ pub(crate) async fn stopped_first_process(world: &World) -> Verdict {
         .await;
     let pid = world.api().session(&id).await.pid;
     // And from outside, as an operator's debugger would.
-    let pid = pid.and_then(rustix::process::Pid::from_raw);
     let pid = pid.expect("a running session has a process");
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stopped");
+    signal_process(pid, Signal::SIGSTOP).expect("stopped");
     sleep(Duration::from_secs(1)).await;
     let ended = world.api().session(&id).await.state.is_ended();
-    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("continued");
+    signal_process(pid, Signal::SIGCONT).expect("continued");
     match judged(world, &id).await {
         Verdict::Held(why) => Verdict::reached_if(ended, why),
         reached => reached,

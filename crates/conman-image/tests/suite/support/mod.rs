@@ -15,7 +15,7 @@ use tar::{Builder, EntryType, Header};
 
 /// Unpacking sets owners and makes whiteouts: both are root's.
 pub(crate) fn is_root() -> bool {
-    let root = rustix::process::geteuid().is_root();
+    let root = nix::unistd::geteuid().is_root();
     if !root {
         eprintln!("skipped: layers are unpacked as root");
     }

@@ -49,7 +49,7 @@ pub(crate) struct Daemon {
 impl Stage {
     pub(crate) fn new() -> Self {
         assert!(
-            rustix::process::geteuid().is_root(),
+            nix::unistd::geteuid().is_root(),
             "making namespaces and cgroups takes root"
         );
         let mut random = [0; 4];

@@ -35,7 +35,7 @@ pub(crate) struct Host {
 impl Host {
     /// Or what the machine lacks.
     pub(crate) fn new() -> Result<Self, String> {
-        if !rustix::process::geteuid().is_root() {
+        if !nix::unistd::geteuid().is_root() {
             return Err("containers are made by root".to_owned());
         }
         if !Path::new(BUSYBOX).exists() {
@@ -117,9 +117,8 @@ impl Drop for Host {
     fn drop(&mut self) {
         let shims = self.shims.get_mut().expect("no test has panicked in here");
         for (instance, shim) in shims {
-            if let Some(pid) = rustix::process::Pid::from_raw(shim.id().cast_signed()) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            }
+            let term = conman_linux::Signal::SIGTERM;
+            let _ = conman_linux::signal_process(shim.id().cast_signed(), term);
             let _ = shim.wait();
             if let Ok(cgroups) = conman_linux::Cgroups::detect() {
                 let _ = cgroups.remove_tree(&instance_cgroup(instance, CgroupDriver::Cgroupfs));

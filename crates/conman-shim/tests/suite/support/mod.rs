@@ -47,7 +47,7 @@ const APPLETS: [&str; 29] = [
 pub(crate) fn available() -> bool {
     let why = if !Path::new(BUSYBOX).exists() {
         format!("{BUSYBOX} is missing (package busybox-static)")
-    } else if !rustix::process::geteuid().is_root() {
+    } else if !nix::unistd::geteuid().is_root() {
         "containers are made by root".to_owned()
     } else {
         return true;
@@ -271,9 +271,8 @@ impl Drop for Shim {
             }
         }
         let gone = until(|| alive().is_empty());
-        if let Some(pid) = rustix::process::Pid::from_raw(self.process.id().cast_signed()) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
+        let term = conman_linux::Signal::SIGTERM;
+        let _ = conman_linux::signal_process(self.process.id().cast_signed(), term);
         let ended = self.process.wait();
         let mut left = Vec::new();
         let swept = until(|| {
@@ -336,7 +335,7 @@ pub(crate) fn stopped_launcher(shim: &Shim) -> PidFd {
         found.is_some()
     });
     let launcher = found.expect("a launcher");
-    launcher.signal(Signal::STOP).expect("stopped");
+    launcher.signal(Signal::SIGSTOP).expect("stopped");
     launcher
 }
 

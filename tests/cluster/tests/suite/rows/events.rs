@@ -107,7 +107,10 @@ async fn row_02_events_of_others_go_on_beside_a_daemon_that_stands_still_and_its
     fleet.goes_on("before", before).await;
     let mut seen = until(&mut stream, EventKind::SessionReady, "before").await;
 
-    fleet.node(2).signal_daemon(Signal::STOP).expect("stopped");
+    fleet
+        .node(2)
+        .signal_daemon(Signal::SIGSTOP)
+        .expect("stopped");
     // Nobody has noticed yet; then everybody has.
     for id in ["soon", "later"] {
         let generation = fleet.ensure_on(1, id).await.generation.get();
@@ -129,7 +132,7 @@ async fn row_02_events_of_others_go_on_beside_a_daemon_that_stands_still_and_its
     kill_sessions_of(&fleet, 2);
     fleet
         .node(2)
-        .signal_daemon(Signal::CONT)
+        .signal_daemon(Signal::SIGCONT)
         .expect("continued");
     seen.extend(until(&mut stream, EventKind::NodeReached, "n3").await);
     fleet.all_ready().await;

@@ -121,11 +121,17 @@ async fn row_02_owner_that_stands_still_for_a_moment_serves_what_comes_through_a
     fleet.goes_on("s", generation).await;
 
     let begun = monotonic_ns();
-    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::SIGSTOP)
+        .expect("stopped");
     let meanwhile = async {
         // Far less than the fence's time, however long it takes on this machine.
         sleep(Duration::from_millis(1_500)).await;
-        fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
+        fleet
+            .node(0)
+            .signal_daemon(Signal::SIGCONT)
+            .expect("goes on");
         monotonic_ns()
     };
     let (answer, until) = tokio::join!(page(&fleet), meanwhile);
@@ -156,7 +162,10 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
 
     let bystander = Bystander::begin(&fleet, 1, &[1]).await;
     let begun = monotonic_ns();
-    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::SIGSTOP)
+        .expect("stopped");
     let answer = page(&fleet).await;
     measured(&format!("until {}", answer.status), begun, monotonic_ns());
     // Each without the wish for the first node.
@@ -173,7 +182,10 @@ async fn row_02_owner_that_stands_still_for_good_lets_go_of_what_came_through_an
     assert_eq!((line.host.as_str(), line.generation), ("n2", new));
     fleet.goes_on("s", new).await;
     bystander.saw_nothing().await;
-    fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::SIGCONT)
+        .expect("goes on");
     fleet.all_ready().await;
     serves_pages(&fleet).await;
     fleet.leaves_nothing().await;
@@ -265,7 +277,10 @@ async fn what_is_followed_of_a_node_that_stands_still_ends_once_that_one_is_decl
         return;
     };
     let (log, command) = followed(&fleet).await;
-    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::SIGSTOP)
+        .expect("stopped");
     for (child, wanted, again) in [
         (log, 5, "`conman logs -f s`"),
         (command, 125, "`conman exec s …`"),
@@ -276,7 +291,10 @@ async fn what_is_followed_of_a_node_that_stands_still_ends_once_that_one_is_decl
             assert!(text.contains(part), "{part}: {text}");
         }
     }
-    fleet.node(0).signal_daemon(Signal::CONT).expect("goes on");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::SIGCONT)
+        .expect("goes on");
 }
 
 #[tokio::test]
@@ -360,7 +378,7 @@ async fn row_33_certificate_of_its_own_is_all_that_a_node_needs_and_may_change()
     let host = fleet.node(1).host().clone();
     let layout = fleet.cluster.layout().clone();
     theirs.certify(&layout, &host, 2_091).expect("written");
-    fleet.node(1).signal_daemon(Signal::HUP).expect("told");
+    fleet.node(1).signal_daemon(Signal::SIGHUP).expect("told");
     for (node, id) in [(0, "s"), (1, "page")] {
         let refused = says(&fleet, node, id, |answer| !is_served(answer)).await;
         let text = refused.text();

@@ -67,14 +67,17 @@ async fn row_24_a_container_that_docker_makes_late_never_runs_beside_a_newer_one
     nothing_is_left(&fleet).await;
 
     let bystander = Bystander::begin(&fleet, 1, &[1]).await;
-    fleet.cluster.signal_docker(Signal::STOP).expect("stopped");
+    fleet
+        .cluster
+        .signal_docker(Signal::SIGSTOP)
+        .expect("stopped");
     assert!(!asked_for(&fleet, "late").await);
     fleet.cut_off(0);
     let new = fleet.ensure_after(1, "late", 0).await.generation.get();
     fleet.goes_on("late", new).await;
     fleet
         .cluster
-        .signal_docker(Signal::CONT)
+        .signal_docker(Signal::SIGCONT)
         .expect("continued");
     eventually("it is made nevertheless", PATIENCE, async || {
         was_made(&fleet, "late")

@@ -156,7 +156,7 @@ async fn row_20_a_notice_before_a_daemon_has_joined_kills_what_an_earlier_one_le
     })
     .await;
     assert_eq!(fleet.node(0).session_processes().len(), 2);
-    fleet.node(0).signal_daemon(Signal::TERM).expect("sent");
+    fleet.node(0).signal_daemon(Signal::SIGTERM).expect("sent");
     eventually("the daemon has ended", PATIENCE, async || {
         matches!(fleet.node(0).ended(), Ok(Some(_)))
     })
@@ -242,14 +242,17 @@ async fn row_24_container_created_after_its_client_gave_up_never_runs_beside_a_n
     fleet.stop(0, "first").await;
 
     let bystander = Bystander::begin(&fleet, 1, &[1]).await;
-    fleet.node(0).signal_shim(Signal::STOP).expect("stopped");
+    fleet.node(0).signal_shim(Signal::SIGSTOP).expect("stopped");
     let answer = fleet.try_ensure_on(0, "late").await;
     assert!(answer.is_none_or(|answer| !answer.status.is_success()));
     // With nothing running there, the fence has nothing to do that it misses.
     fleet.cut_off(0);
     let new = fleet.ensure_after(1, "late", 0).await.generation.get();
     fleet.goes_on("late", new).await;
-    fleet.node(0).signal_shim(Signal::CONT).expect("continued");
+    fleet
+        .node(0)
+        .signal_shim(Signal::SIGCONT)
+        .expect("continued");
     sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
     fleet.goes_on("late", new).await;
     fleet.cluster.heal().expect("healed");
@@ -281,7 +284,7 @@ async fn what_runs_where_daemon_and_shim_are_stopped_runs_no_more_when_it_is_tak
     fleet.goes_on("w", old).await;
     let node = fleet.node(0);
     node.end_daemon().await.expect("ended");
-    node.signal_shim(Signal::TERM).expect("told to end");
+    node.signal_shim(Signal::SIGTERM).expect("told to end");
     eventually("the shim has ended", PATIENCE, async || {
         fleet.node(0).shim_pids().is_empty()
     })
@@ -312,7 +315,7 @@ async fn what_runs_goes_on_where_the_shim_alone_is_stopped() {
     let old = fleet.node(0).shim_pids();
     fleet
         .node(0)
-        .signal_shim(Signal::TERM)
+        .signal_shim(Signal::SIGTERM)
         .expect("told to end");
     eventually("another shim stands", PATIENCE, async || {
         let now = fleet.node(0).shim_pids();

@@ -85,7 +85,10 @@ async fn row_03_daemon_deadlock_is_noticed_by_the_watchdog_and_the_next_one_adop
         alive(&socket, PATIENCE).await,
         "the daemon says that it lives"
     );
-    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::SIGSTOP)
+        .expect("stopped");
     // What it said before is read first; then nothing comes, for longer than it promised.
     let silence = Duration::from_micros(WATCHDOG_US) * 5;
     eventually("the watchdog is not fed any more", PATIENCE, async || {

@@ -76,7 +76,7 @@ async fn secret_of_the_fleet_is_replaced_while_nodes_run_and_tokens_of_each_are_
     for node in [0, 1] {
         write(&fleet, node, &[&former, &later]);
     }
-    fleet.node(0).signal_daemon(Signal::HUP).expect("told");
+    fleet.node(0).signal_daemon(Signal::SIGHUP).expect("told");
     for node in [0, 1] {
         has_read_it_again(&fleet, node).await;
     }
@@ -101,7 +101,10 @@ async fn secret_of_the_fleet_is_replaced_while_nodes_run_and_tokens_of_each_are_
 
     for node in [0, 1] {
         write(&fleet, node, &[&later]);
-        fleet.node(node).signal_daemon(Signal::HUP).expect("told");
+        fleet
+            .node(node)
+            .signal_daemon(Signal::SIGHUP)
+            .expect("told");
     }
     for node in [0, 1] {
         eventually("the former one is worth nothing", PATIENCE, async || {
@@ -172,7 +175,7 @@ async fn secret_that_cannot_be_used_is_told_once_and_that_it_is_over() {
     write(&fleet, 0, &[good.as_str(); 5]);
     eventually("it is told", PATIENCE, async || told(&fleet, KEPT) > 1).await;
     // Somebody asks.
-    fleet.node(0).signal_daemon(Signal::HUP).expect("told");
+    fleet.node(0).signal_daemon(Signal::SIGHUP).expect("told");
     eventually("it is told", PATIENCE, async || told(&fleet, KEPT) > 2).await;
     sleep(LOOKS).await;
     assert_eq!(told(&fleet, KEPT), 3, "{}", fleet.node(0).log());

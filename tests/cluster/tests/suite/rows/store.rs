@@ -174,7 +174,10 @@ async fn row_02_daemon_pause_freezes_in_time_and_nothing_thaws_before_etcd_agree
     };
     let running = spread(&mut fleet).await;
     let begun = monotonic_ns();
-    fleet.node(0).signal_daemon(Signal::STOP).expect("stopped");
+    fleet
+        .node(0)
+        .signal_daemon(Signal::SIGSTOP)
+        .expect("stopped");
     for (id, generation) in &running {
         let last = fleet.stands_still(id, *generation, QUIET).await;
         measured(
@@ -190,7 +193,7 @@ async fn row_02_daemon_pause_freezes_in_time_and_nothing_thaws_before_etcd_agree
     let paused_ms = (monotonic_ns() - begun) / 1_000_000;
     fleet
         .node(0)
-        .signal_daemon(Signal::CONT)
+        .signal_daemon(Signal::SIGCONT)
         .expect("continued");
     sleep(Duration::from_millis(fleet.timing().takeover_ms)).await;
     for (id, generation) in &running {

@@ -244,11 +244,14 @@ async fn row_45_without_the_shim_starts_and_commands_are_refused_and_kills_work(
     };
     let stays = fleet.ensure(0, "stays").await.generation.get();
     fleet.ensure(0, "killed").await;
-    fleet.node(0).signal_shim(Signal::STOP).expect("stopped");
+    fleet.node(0).signal_shim(Signal::SIGSTOP).expect("stopped");
     starts_and_commands_are_refused(&fleet, ("stays", TEMPLATE), "the shim").await;
     let path = "/v1/sessions/killed";
     is_killed(&fleet, path).await;
-    fleet.node(0).signal_shim(Signal::CONT).expect("continued");
+    fleet
+        .node(0)
+        .signal_shim(Signal::SIGCONT)
+        .expect("continued");
     fleet.ensure(0, "later").await;
     fleet.is_one(0, "stays", stays).await;
     fleet.leaves_nothing().await;
@@ -276,13 +279,16 @@ async fn row_45_without_dockerd_starts_and_commands_are_refused_and_kills_work()
     };
     let native = fleet.ensure(0, "native").await.generation.get();
     docker_runs(&fleet, "killed").await;
-    fleet.cluster.signal_docker(Signal::STOP).expect("stopped");
+    fleet
+        .cluster
+        .signal_docker(Signal::SIGSTOP)
+        .expect("stopped");
     starts_and_commands_are_refused(&fleet, ("killed", DOCKERS), "dockerd").await;
     is_killed(&fleet, "/v1/sessions/killed").await;
     fleet.is_one(0, "native", native).await;
     fleet
         .cluster
-        .signal_docker(Signal::CONT)
+        .signal_docker(Signal::SIGCONT)
         .expect("continued");
     docker_runs(&fleet, "later").await;
     fleet.leaves_nothing().await;
