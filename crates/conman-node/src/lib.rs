@@ -50,6 +50,7 @@ mod end_orders;
 mod ensure;
 mod error;
 mod events;
+mod exit_proof;
 mod host_limits;
 mod host_load;
 mod host_room;

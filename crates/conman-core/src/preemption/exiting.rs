@@ -29,6 +29,15 @@
 //!    unlocks them after the flag. So a session with a bind has no such certificate; its other files are
 //!    this node's alone. Data in the send buffers of its sockets may still be sent, as after any death.
 //!
+//! It is used where another node waits and this one takes no new sessions: in a preemption, and while a node is
+//! drained. It is not used elsewhere:
+//! - *`DELETE`, restarts, idle and expired sessions* answer when the name and what the session used are free, on this
+//!   very node: the next start would find the memory, disk and place of the old one taken. The same holds for a
+//!   rebalance, during which the node admits sessions.
+//! - *The fence* releases nothing. What it kills is what it could not freeze, and the kill's end is in the bound B for
+//!   as long as threads may run; whether the kernel then needs longer to take them down does not matter to another
+//!   node, which waits for T and asks for no certificate.
+//!
 //! A thread in an uninterruptible wait without the flag is in a system call, and may still change
 //! something: there is no certificate. Exceptions: root of the host, who can thaw the cgroup or move a
 //! process into it, and processes that other programs put into the PID namespace without joining the

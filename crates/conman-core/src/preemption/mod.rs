@@ -37,6 +37,7 @@ use run::Run;
 
 pub use exiting::{ExitProof, ThreadSeen};
 pub use notices::Origin;
+pub use run::EXIT_PROOF_AFTER;
 
 /// How long to wait for certificates and releases when the notice leaves less time: they take
 /// milliseconds, and a machine rarely stops exactly on time.

@@ -20,7 +20,7 @@ const CLAIM_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A session that has not died so long after its kill is released as soon as nothing of it can run: almost
 /// all die sooner, and the proof costs more than their deaths.
-const EXIT_PROOF_AFTER: Duration = Duration::from_millis(200);
+pub const EXIT_PROOF_AFTER: Duration = Duration::from_millis(200);
 
 /// Pause between two tries of a release that failed.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);

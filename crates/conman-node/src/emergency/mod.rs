@@ -13,7 +13,6 @@
 //! ```
 
 mod claims;
-mod exit_proof;
 mod handle;
 mod kill_priority;
 mod log;

@@ -19,13 +19,12 @@ use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
 
 use super::claims::Claims;
-use super::exit_proof;
 use super::kill_priority::{KillPriority, Weight};
 use super::releases::{Released, Releases};
 use super::{Means, Notice};
 use crate::events::{end_event, session_event};
 use crate::kill_table::{self, Fate, KillEntry};
-use crate::{certificate, plan, session};
+use crate::{certificate, exit_proof, plan, session};
 
 mod kills;
 mod reporting;
@@ -123,12 +122,7 @@ impl Execution {
                 Vec::new()
             }
             Action::NoteDead(slot, certificate) => {
-                let message = match certificate {
-                    Certificate::Empty => "its PID namespace is empty",
-                    Certificate::Exiting => {
-                        "every thread of it is exiting; the kernel is still taking down what they had"
-                    }
-                };
+                let message = certificate::message(certificate);
                 self.note(EventKind::SessionDead, &slot, message);
                 Vec::new()
             }

@@ -105,6 +105,8 @@ pub(super) enum Answer {
     Release(Result<Ending, ReleaseFailure>),
     /// The held process is certified dead.
     Dead,
+    /// Nothing of the killed container can run, although it is not dead yet.
+    Exiting,
 }
 
 /// What the registry gave a start.

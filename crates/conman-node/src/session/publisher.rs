@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use conman_core::Closing;
 use conman_core::lifecycle::Cause;
+use conman_core::preemption::Certificate;
 use conman_linux::PidFd;
 use conman_proto::{EventKind, Generation, SessionEnd, SessionState};
 use conman_registry::{Ending, NewEvent, Phase, Phases};
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 use super::answer::Claimed;
 use super::handle::SessionHandle;
 use super::view::{Failure, View};
+use crate::certificate;
 use crate::context::Context;
 use crate::events::{end_event, phase_event, session_event};
 use crate::stuck;
@@ -190,16 +192,21 @@ impl Publisher {
     }
 
     pub(super) fn dead(&self, generation: Option<Generation>) {
+        self.certified(generation, certificate::message(Certificate::Empty));
+    }
+
+    /// Nothing of it can run, although its PID namespace is not empty yet.
+    pub(super) fn exiting(&self, generation: Option<Generation>) {
+        self.certified(generation, certificate::message(Certificate::Exiting));
+    }
+
+    fn certified(&self, generation: Option<Generation>, message: &str) {
         self.show(|view| {
             view.dead_at = Some(Instant::now());
             view.process = None;
             true
         });
-        self.note(
-            EventKind::SessionDead,
-            generation,
-            "its PID namespace is empty",
-        );
+        self.note(EventKind::SessionDead, generation, message);
     }
 
     pub(super) fn stopping(

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use conman_e2e::{Api, Conman, binary, docker_shared, eventually, native};
-use conman_linux::{PidFd, Signal};
+use conman_linux::{PidFd, Signal, signal_process};
 use conman_proto::{Generation, Node, NodeState, RuntimeKind, SessionList, SessionState};
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -313,4 +313,63 @@ async fn a_cordon_outlives_the_daemon_until_it_is_taken_back() {
     conman.restart_after_crash().await;
     assert_eq!(shown(&conman).await.state, NodeState::Live);
     conman.api().ensure("new", &idle).await;
+}
+
+/// A process in the session's PID namespace whose parent does not reap it: the kernel keeps the namespace's init
+/// until it does.
+struct Unreaped(Child);
+
+impl Unreaped {
+    fn begin(init: i32) -> Self {
+        let mut nsenter = Command::new("nsenter");
+        let init = init.to_string();
+        let nsenter = nsenter.args(["--target", &init, "--pid", "sleep", "infinity"]);
+        let child = nsenter.spawn().expect("nsenter runs");
+        let this = Self(child);
+        let children = format!("/proc/{0}/task/{0}/children", this.pid());
+        let begun = || fs::read_to_string(&children).is_ok_and(|text| !text.trim().is_empty());
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while !begun() {
+            assert!(std::time::Instant::now() < deadline, "nsenter has no child");
+            std::thread::yield_now();
+        }
+        signal_process(this.pid(), Signal::SIGSTOP).expect("stopped");
+        this
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+}
+
+impl Drop for Unreaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_drained_session_is_released_although_the_kernel_keeps_its_init() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    let ensured = api.ensure("slow", &json!({"template": "web"})).await;
+    let pid = ensured.session.pid.expect("it runs");
+    let init = PidFd::open(pid).expect("it lives");
+    let unreaped = Unreaped::begin(pid);
+    let drained = api.post("/v1/nodes/self/drain", &json!({})).await;
+    assert_eq!(drained.status, StatusCode::ACCEPTED, "{}", drained.text());
+    eventually("it is released", PATIENCE, async || {
+        api.session("slow").await.state == SessionState::Stopped
+    })
+    .await;
+    assert!(!init.is_dead().expect("polled"), "the kernel keeps it");
+    drop(unreaped);
+    assert!(init.wait_dead(PATIENCE).expect("waited"));
+    // What it left is removed then.
+    eventually("its container is gone", PATIENCE, async || {
+        conman.processes().is_empty()
+    })
+    .await;
 }

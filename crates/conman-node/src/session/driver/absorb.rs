@@ -181,11 +181,16 @@ impl Driver {
                 }
                 Event::ReleaseFailed(why)
             }
+            Answer::Exiting => {
+                self.publisher.exiting(self.life.generation());
+                Event::Exited
+            }
             Answer::Dead => {
                 // The emergency thread reports the deaths that it certifies.
                 let theirs = match self.context.table.closed() {
                     Some(_) => !self.knows_fate || self.is_ended(),
-                    None => false,
+                    // It was released once nothing of it could run.
+                    None => self.is_ended(),
                 };
                 // Its sockets would keep the network namespace.
                 self.egress = None;

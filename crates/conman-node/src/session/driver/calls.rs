@@ -5,16 +5,19 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::EndCause;
 use conman_core::lifecycle::{Action, Cause, LifeState};
+use conman_core::preemption::EXIT_PROOF_AFTER;
 use conman_registry::{ContainerIdentity, RegistryError};
 use conman_runtime::ContainerKey;
 use futures_util::FutureExt;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Driver;
 use crate::context::Context;
 use crate::error::FailureKind;
+use crate::exit_proof;
 use crate::phases;
 use crate::readiness::{self, Probe};
 use crate::session::answer::{
@@ -217,6 +220,29 @@ impl Driver {
             Err(error) => self
                 .publisher
                 .kill_failed(&conman_core::error_chain(&error)),
+        }
+        self.prove_exit();
+    }
+
+    /// While the node is drained, other nodes wait for its sessions, and it takes no new ones: a killed session is
+    /// released as soon as nothing of it can run. Its container stays until the kernel has taken it down.
+    fn prove_exit(&mut self) {
+        let cause = match self.life.state() {
+            LifeState::Stopping(stop) | LifeState::Stuck(stop) => stop.cause.end_cause(),
+            LifeState::Starting(_) | LifeState::Running { .. } | LifeState::Ended { .. } => return,
+        };
+        let is_drained = cause == EndCause::Drained && self.context.drain.reason().is_some();
+        let shares_files = !self.handle.spec().binds.is_empty();
+        if !is_drained || shares_files || self.exiting.is_some() {
+            return;
+        }
+        if let (Some(key), Some(runtime), Some(process)) =
+            (self.key(), self.runtime.clone(), self.process.clone())
+        {
+            self.exiting = Some(Box::pin(async move {
+                sleep(EXIT_PROOF_AFTER).await;
+                exit_proof::of(runtime, key, process).await;
+            }));
         }
     }
 

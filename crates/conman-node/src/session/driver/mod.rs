@@ -111,6 +111,8 @@ struct Driver {
     egress_sockets: Option<EgressSockets>,
     /// Completes with the held process's death; `None` afterwards.
     dying: Option<BoxFuture<'static, ()>>,
+    /// Completes with the proof that nothing of the killed container can run, if a drain waits for that.
+    exiting: Option<BoxFuture<'static, ()>>,
     container: Option<ContainerIdentity>,
     /// Readiness that was found before the container was recorded.
     ready: Option<Result<Instant, StepFailure>>,
@@ -185,6 +187,7 @@ impl Driver {
             egress: None,
             egress_sockets: None,
             dying: None,
+            exiting: None,
             container: None,
             ready: None,
             recorded_at: None,
@@ -271,6 +274,10 @@ impl Driver {
             () = death(&mut self.dying) => {
                 self.dying = None;
                 Input::Answer(Answer::Dead)
+            }
+            () = death(&mut self.exiting), if !self.is_ended() => {
+                self.exiting = None;
+                Input::Answer(Answer::Exiting)
             }
             Ok(()) = self.pausing.changed() => Input::Pausing,
             due = due(timer) => Input::Due(due),
@@ -434,7 +441,7 @@ impl Driver {
     }
 }
 
-/// Completes with the awaited death; pending without one.
+/// Completes with the awaited death, or proof of it; pending without one.
 async fn death(dying: &mut Option<BoxFuture<'static, ()>>) {
     match dying {
         Some(dying) => dying.await,

@@ -20,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Completes when nothing of the container runs any more, while its init is not yet dead; never, if its
 /// runtime has no such proof.
-pub(super) async fn of(runtime: Arc<dyn Runtime>, key: ContainerKey, init: Arc<PidFd>) {
+pub(crate) async fn of(runtime: Arc<dyn Runtime>, key: ContainerKey, init: Arc<PidFd>) {
     let of_key = {
         let key = key.clone();
         move || runtime.exit_scan(&key)
