@@ -46,7 +46,8 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Starts HTTP on a stream.
+    /// Starts HTTP on a stream. An answer keeps the spelling of its fields' names, in its extensions:
+    /// an HTTP/1.1 client of a session may depend on it.
     ///
     /// # Errors
     /// As hyper returns them.
@@ -57,6 +58,7 @@ where
         let (sender, connection) = Builder::new()
             .max_buf_size(limits.max_head_bytes)
             .max_headers(limits.max_headers)
+            .preserve_header_case(true)
             .handshake(TokioIo::new(io))
             .await?;
         // The task ends with the connection: when the other end closes it, or the sender and the last

@@ -7,14 +7,15 @@ use conman_peer::headers::X_CONMAN_MISDIRECTED;
 use conman_peer::{NO_ROOM, PeerRefusal};
 use conman_proto::{PROBLEM_CONTENT_TYPE, Problem, ProblemKind, SessionId};
 use http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, REFERRER_POLICY, RETRY_AFTER,
-    SET_COOKIE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, LOCATION,
+    REFERRER_POLICY, RETRY_AFTER, SET_COOKIE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Response, StatusCode};
 use thiserror::Error;
 
 use crate::address::AddressError;
 use crate::body::ResponseBody;
+use crate::error_page;
 use crate::{PortRequest, Readiness, Refusal};
 
 /// Retry-After for a client that found no place.
@@ -125,8 +126,8 @@ pub(crate) enum SessionFault {
 }
 
 impl Unforwarded {
-    /// The answer to the client.
-    pub(crate) fn into_response(self) -> Response<ResponseBody> {
+    /// The answer to the client; `as_page`: a person reads it in a browser.
+    pub(crate) fn into_response(self, as_page: bool) -> Response<ResponseBody> {
         match self {
             Self::AddSlash { location } => redirect(StatusCode::PERMANENT_REDIRECT, &location),
             Self::TokenExchanged {
@@ -144,7 +145,7 @@ impl Unforwarded {
             other => {
                 let closes = other.closes_connection();
                 let (problem, retry_after_s) = other.into_problem();
-                let mut response = problem_response(&problem, retry_after_s);
+                let mut response = problem_response(&problem, retry_after_s, as_page);
                 if closes {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(CONNECTION, close);
@@ -372,13 +373,26 @@ pub(crate) fn readiness_response(readiness: Readiness) -> Response<ResponseBody>
     response
 }
 
-fn problem_response(problem: &Problem, retry_after_s: Option<u32>) -> Response<ResponseBody> {
-    let body = serde_json::to_vec(problem).unwrap_or_default();
-    let mut response = Response::new(ResponseBody::own(Bytes::from(body)));
+fn problem_response(
+    problem: &Problem,
+    retry_after_s: Option<u32>,
+    as_page: bool,
+) -> Response<ResponseBody> {
+    let (content_type, body) = if as_page {
+        let page = error_page::render(problem, retry_after_s);
+        (error_page::CONTENT_TYPE, page)
+    } else {
+        let json = serde_json::to_vec(problem).unwrap_or_default();
+        (HeaderValue::from_static(PROBLEM_CONTENT_TYPE), json.into())
+    };
+    let mut response = Response::new(ResponseBody::own(body));
     let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::BAD_GATEWAY);
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_CONTENT_TYPE));
+    headers.insert(CONTENT_TYPE, content_type);
+    if as_page {
+        headers.insert(CONTENT_SECURITY_POLICY, error_page::POLICY);
+    }
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(seconds) = retry_after_s {

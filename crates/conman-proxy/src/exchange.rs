@@ -18,6 +18,7 @@ use crate::answer::{RequestFault, Unforwarded, readiness_response};
 use crate::body::ResponseBody;
 use crate::client_io::Ticket;
 use crate::confine::{confine, is_browsers, strip_server_orders};
+use crate::error_page;
 use crate::forward::{forward, has_plain_coding};
 use crate::headers::X_FORWARDED_PREFIX;
 use crate::outgoing::{Arrived, Outgoing, TrustedOrigin};
@@ -40,16 +41,18 @@ pub(crate) async fn serve(
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
     let coded = request.headers().contains_key(TRANSFER_ENCODING);
+    let is_clients = matches!(&*client.worker.front, Front::Clients { .. });
+    let as_page = is_clients && error_page::is_wanted(&request);
     let outcome = exchange(&client, request).await;
     let mut response = outcome.unwrap_or_else(|unforwarded| {
         tracing::debug!(reason = %unforwarded, "request not forwarded");
-        unforwarded.into_response()
+        unforwarded.into_response(as_page)
     });
     client.worker.meters.answered(response.status());
     client.admission.place.answered();
     // hyper drops a `Content-Length` next to it silently. Another reader may have used that, and
     // disagrees about where the next request begins (RFC 9112, section 6.1).
-    let ambiguous = coded && matches!(&*client.worker.front, Front::Clients { .. });
+    let ambiguous = coded && is_clients;
     // An upgraded connection is not one for further requests.
     let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     let leaves = !upgraded && *client.worker.stage.borrow() >= ProxyStage::Announced;

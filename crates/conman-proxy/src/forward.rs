@@ -7,10 +7,10 @@ use conman_core::ActivityGuard;
 use conman_peer::headers::{strip_forged, strip_hop_by_hop};
 use conman_peer::{Connection, HeadFault, SendError};
 use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
-use http::{Extensions, Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::ext::ReasonPhrase;
+use hyper::upgrade::OnUpgrade;
 
 use crate::answer::{RequestFault, SessionFault, Unforwarded};
 use crate::body::{Fault, FaultKind, RequestBody, ResponseBody, SessionBody};
@@ -30,8 +30,26 @@ pub(crate) async fn forward(
     let Outgoing { parts, body, fault } = outgoing;
     let head_only = parts.method == Method::HEAD;
     let body = body.into_body(&worker.options, &fault);
-    let request = Request::from_parts(parts, body);
-    let (response, lease) = send(client, route, true, request, &fault).await?;
+    // A session closes an idle connection at any time, also while a request is on its way to it. Only a
+    // request that may be carried out twice is repeated (RFC 9110, section 9.2.2).
+    let repeatable = parts.method.is_safe() && body.is_end_stream();
+    let again = repeatable.then(|| parts.clone());
+    let sent = attempt(
+        client,
+        route,
+        true,
+        Request::from_parts(parts, body),
+        &fault,
+    )
+    .await;
+    let (response, lease) = match (sent, again) {
+        (Ok(sent), _) => sent,
+        (Err(failed), Some(parts)) if failed.closed_while_idle() => {
+            let request = Request::from_parts(parts, RequestBody::empty());
+            send(client, route, false, request, &fault).await?
+        }
+        (Err(failed), _) => return Err(failed.into_unforwarded(route, &fault)),
+    };
     session_response(client, route, head_only, response, Some(lease), activity)
 }
 
@@ -43,17 +61,53 @@ pub(crate) async fn send(
     request: Request<RequestBody>,
     fault: &Fault,
 ) -> Result<(Response<Incoming>, Lease), Unforwarded> {
+    let sent = attempt(client, route, may_reuse, request, fault).await;
+    sent.map_err(|failed| failed.into_unforwarded(route, fault))
+}
+
+/// Why one attempt has no answer.
+struct FailedAttempt(SendError<Unforwarded, Infallible>);
+
+impl FailedAttempt {
+    /// The connection had been used before, and was closed before a byte of the answer.
+    fn closed_while_idle(&self) -> bool {
+        match &self.0 {
+            SendError::Unanswered { source, was_idle } => {
+                *was_idle && (source.is_incomplete_message() || is_reset(source))
+            }
+            SendError::NotConnected(_) | SendError::NotSent(_) | SendError::GivenUp(_) => false,
+        }
+    }
+
+    fn into_unforwarded(self, route: &Route, fault: &Fault) -> Unforwarded {
+        match self.0 {
+            SendError::NotConnected(unforwarded) => unforwarded,
+            SendError::NotSent(source) | SendError::Unanswered { source, .. } => {
+                unanswered(route, source, fault)
+            }
+            SendError::GivenUp(why) => match why {},
+        }
+    }
+}
+
+fn is_reset(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error);
+    let io = source.and_then(|source| source.downcast_ref::<std::io::Error>());
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionReset)
+}
+
+async fn attempt(
+    client: &ClientConnection,
+    route: &Route,
+    may_reuse: bool,
+    request: Request<RequestBody>,
+    fault: &Fault,
+) -> Result<(Response<Incoming>, Lease), FailedAttempt> {
     let worker = &client.worker;
     let (to, connect) = (destination::of(route), || connect(client, route, fault));
     let forever = std::future::pending::<Infallible>();
     let sent = worker.pool.send(&to, may_reuse, connect, forever, request);
-    sent.await.map_err(|error| match error {
-        SendError::NotConnected(unforwarded) => unforwarded,
-        SendError::NotSent(source) | SendError::Unanswered { source, .. } => {
-            unanswered(route, source, fault)
-        }
-        SendError::GivenUp(why) => match why {},
-    })
+    sent.await.map_err(FailedAttempt)
 }
 
 async fn connect(
@@ -138,11 +192,8 @@ pub(crate) fn session_response(
         strip_forged(&mut parts.headers, false);
     }
     parts.version = Version::HTTP_11;
-    let reason = parts.extensions.remove::<ReasonPhrase>();
-    parts.extensions = Extensions::new();
-    if let Some(reason) = reason {
-        parts.extensions.insert(reason);
-    }
+    // What else hyper adds are the reason phrase and the spelling of the fields' names, and both pass.
+    parts.extensions.remove::<OnUpgrade>();
     let delimited = chunked || body.size_hint().exact().is_some();
     let body = SessionBody {
         inner: body,

@@ -55,6 +55,7 @@ mod client_io;
 mod confine;
 mod deferred_body;
 mod destination;
+mod error_page;
 mod exchange;
 mod forward;
 mod headers;

@@ -66,7 +66,7 @@ impl Default for ProxyOptions {
             head_timeout: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(75),
             max_head_bytes: 64 * 1024,
-            max_headers: 100,
+            max_headers: 200,
             body_stall_timeout: Duration::from_secs(60),
             write_stall_timeout: Duration::from_secs(60),
             pool_idle_timeout: Duration::from_secs(30),

@@ -135,12 +135,15 @@ pub(crate) async fn forward(
         }
     };
     let on_session = hyper::upgrade::on(&mut response);
-    let (head, _no_body) = response.into_parts();
+    let (mut head, _no_body) = response.into_parts();
+    // The spelling of the fields' names stays.
+    head.extensions.remove::<OnUpgrade>();
     let headers = switching_headers(head.headers, &offer, answer_protocol);
     spawn_tunnel(client, route, offer, on_session, lease, activity);
     let mut response = Response::new(ResponseBody::own(Bytes::new()));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *response.headers_mut() = headers;
+    *response.extensions_mut() = head.extensions;
     Ok(Tried::Answered(Box::new(response)))
 }
 

@@ -103,7 +103,7 @@ async fn cookies_of_an_upgrades_answer_are_confined_too() {
     let head = client.read_head().await;
     assert_eq!(status(&head), "101", "{head}");
     assert!(
-        head.contains("\r\nset-cookie: own=1; Path=/s/alice/\r\n"),
+        head.contains("\r\nSet-Cookie: own=1; Path=/s/alice/\r\n"),
         "{head}"
     );
 }

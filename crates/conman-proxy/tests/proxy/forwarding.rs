@@ -108,6 +108,46 @@ async fn an_answer_s_hop_by_hop_fields_end_at_the_proxy() {
 }
 
 #[tokio::test]
+async fn an_answer_s_fields_keep_their_spelling() {
+    let response = through(
+        "GET / HTTP/1.1",
+        "HTTP/1.1 200 OK\r\nX-MyApp-ID: 1\r\nETag: \"a\"\r\nset-cookie: a=1\r\n\
+         WWW-Authenticate: Basic\r\nContent-Length: 2\r\n\r\nok",
+    )
+    .await;
+    for field in [
+        "X-MyApp-ID: 1",
+        "ETag: \"a\"",
+        "set-cookie: a=1",
+        "WWW-Authenticate: Basic",
+        "Content-Length: 2",
+    ] {
+        let line = format!("\r\n{field}\r\n");
+        assert!(response.contains(&line), "{field}: {response}");
+    }
+}
+
+#[tokio::test]
+async fn two_hundred_fields_pass_in_both_directions() {
+    let fixture = Fixture::new();
+    let mut backend = RawBackend::new().await;
+    fixture.session("alice", backend.address);
+    let fields = "X-A: b\r\n".repeat(198);
+    let request =
+        format!("GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n{fields}\r\n");
+    let session = async {
+        let mut session = backend.accept().await;
+        let head = session.read_head().await;
+        assert_eq!(head.matches("x-a: b").count(), 198, "{head}");
+        let answer = format!("HTTP/1.1 204 No Content\r\n{fields}X-A: b\r\nX-A: b\r\n\r\n");
+        session.send(answer).await;
+    };
+    let (answer, ()) = tokio::join!(fixture.exchange(&request), session);
+    assert_eq!(status(&answer), "204", "{answer}");
+    assert_eq!(answer.matches("X-A: b").count(), 200, "{answer}");
+}
+
+#[tokio::test]
 async fn answers_with_ambiguous_lengths_are_made_unambiguous_or_refused() {
     let both = through(
         "GET / HTTP/1.1",
@@ -142,7 +182,7 @@ async fn heads_without_bodies_keep_what_they_say_of_lengths() {
     )
     .await;
     assert!(
-        head.contains("content-length: 12345\r\n") && body(&head).is_empty(),
+        head.contains("Content-Length: 12345\r\n") && body(&head).is_empty(),
         "{head}"
     );
     let twice = through(
@@ -157,7 +197,7 @@ async fn heads_without_bodies_keep_what_they_say_of_lengths() {
     )
     .await;
     assert!(
-        not_modified.contains("etag: \"x\"") && body(&not_modified).is_empty(),
+        not_modified.contains("ETag: \"x\"") && body(&not_modified).is_empty(),
         "{not_modified}"
     );
     let no_content = through(
@@ -204,7 +244,8 @@ async fn a_session_that_dies_while_it_answers_leaves_no_whole_answer() {
             response.contains("part") && !response.ends_with("0\r\n\r\n"),
             "{response}"
         );
-        assert!(!response.contains("content-length: 4\r\n"), "{response}");
+        let lower = response.to_ascii_lowercase();
+        assert!(!lower.contains("content-length: 4\r\n"), "{response}");
     }
     // Here the connection's end is the answer's, so only a reset shows that it was cut.
     let old = through(

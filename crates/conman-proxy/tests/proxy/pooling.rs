@@ -77,23 +77,62 @@ async fn an_idle_connection_that_the_session_closed_is_replaced_unnoticed() {
     }
 }
 
-#[tokio::test]
-async fn a_request_that_was_sent_is_never_sent_again() {
-    let fixture = Fixture::new();
-    let mut backend = RawBackend::new().await;
-    let alice = fixture.session("alice", backend.address);
+/// A session whose connection is idle, the client that has used it, and the connection itself.
+async fn idle(fixture: &Fixture, backend: &mut RawBackend) -> (Client, Client) {
     let mut client = fixture.connect().await;
     ask(&mut client).await;
     let mut session = backend.accept().await;
     session.read_head().await;
     session.send(OK).await;
     client.read_until("ok").await;
+    (client, session)
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_repeatable_is_never_sent_again() {
+    for request in [
+        "POST / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 0\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: alice.localhost\r\nContent-Length: 1\r\n\r\nx",
+    ] {
+        let fixture = Fixture::new();
+        let mut backend = RawBackend::new().await;
+        let alice = fixture.session("alice", backend.address);
+        let (mut client, mut session) = idle(&fixture, &mut backend).await;
+        client.send(request).await;
+        session.read_head().await;
+        drop(session);
+        let response = client.read_head().await;
+        assert_eq!(status(&response), "502", "{response}");
+        assert_eq!(alice.connections(), 1);
+        assert!(backend.try_accept().is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_repeatable_request_survives_the_end_of_a_connection_that_was_idle() {
+    let fixture = Fixture::new();
+    let mut backend = RawBackend::new().await;
+    let alice = fixture.session("alice", backend.address);
+    let (mut client, mut session) = idle(&fixture, &mut backend).await;
     ask(&mut client).await;
+    session.read_head().await;
+    drop(session);
+    let mut session = backend.accept().await;
+    session.read_head().await;
+    session.send(OK).await;
+    let response = client.read_until("ok").await;
+    assert_eq!(status(&response), "200", "{response}");
+
+    // A new connection that is closed shows a fault of the session.
+    drop(session);
+    until("the end of both connections", || alice.connections() == 2).await;
+    let mut client = fixture.connect().await;
+    ask(&mut client).await;
+    let mut session = backend.accept().await;
     session.read_head().await;
     drop(session);
     let response = client.read_head().await;
     assert_eq!(status(&response), "502", "{response}");
-    assert_eq!(alice.connections(), 1);
     assert!(backend.try_accept().is_none());
 }
 

@@ -138,6 +138,42 @@ async fn a_directory_s_refusal_reaches_the_client_whole() {
 }
 
 #[tokio::test]
+async fn a_browser_gets_a_problem_as_a_page_that_tries_again_and_a_program_as_json() {
+    let fixture = Fixture::new();
+    fixture.session("alice", serve_echo_head().await);
+    let request = |target: &str, accept: &str| {
+        format!(
+            "GET {target} HTTP/1.1\r\nHost: bob.localhost\r\nAccept: {accept}\r\n\
+             Connection: close\r\n\r\n"
+        )
+    };
+    let page = fixture.exchange(request("/", "text/html,*/*;q=0.8")).await;
+    assert_eq!(status(&page), "404", "{page}");
+    let lower = page.to_ascii_lowercase();
+    for part in [
+        "content-type: text/html; charset=utf-8\r\n",
+        "content-security-policy: default-src 'none'",
+        "cache-control: no-store\r\n",
+        "retry-after: 3\r\n",
+        "<meta http-equiv=\"refresh\" content=\"3\">",
+        "<h1>no such session</h1>",
+    ] {
+        assert!(lower.contains(part), "{part}: {page}");
+    }
+    let problem = fixture.exchange(request("/", "*/*")).await;
+    let kind = "content-type: application/problem+json";
+    assert!(problem.to_ascii_lowercase().contains(kind), "{problem}");
+    assert!(body(&problem).starts_with('{'), "{problem}");
+    // Nothing in it changes until somebody corrects the request.
+    let lasting = fixture.exchange(
+        "GET / HTTP/1.1\r\nHost: a.b.c\r\nAccept: text/html\r\nConnection: close\r\n\r\n",
+    );
+    let lasting = lasting.await;
+    assert!(lasting.contains("<!doctype html>"), "{lasting}");
+    assert!(!lasting.contains("http-equiv=\"refresh\""), "{lasting}");
+}
+
+#[tokio::test]
 async fn the_gate_sees_the_stripped_target_and_decides() {
     let fixture = Fixture::with_gate(ProxyOptions::default(), |parts, id, prefix| {
         match parts.uri.path() {

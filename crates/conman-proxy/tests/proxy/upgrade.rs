@@ -27,7 +27,7 @@ async fn tunnel(fixture: &Fixture, backend: &mut RawBackend) -> (Client, Client)
     let head = client.read_head().await;
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
     assert!(
-        head.contains("\r\nupgrade: echo/1\r\n") && head.contains("x-kept: 1"),
+        head.contains("\r\nUpgrade: echo/1\r\n") && head.contains("X-Kept: 1"),
         "{head}"
     );
     assert!(!head.contains("x-conman"), "{head}");

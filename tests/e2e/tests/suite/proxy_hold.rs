@@ -119,7 +119,7 @@ async fn served(clients: &mut [RawClient]) -> Vec<u64> {
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         let length = head
             .lines()
-            .find_map(|line| line.strip_prefix("content-length: "));
+            .find_map(|line| line.strip_prefix("Content-Length: "));
         let length = length.expect("a length").parse().expect("a number");
         let body = client.read(length).await;
         let text = String::from_utf8(body).expect("digits");
