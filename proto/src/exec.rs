@@ -93,6 +93,10 @@ pub struct ExecRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 1_048_576)]
     pub stdin: Option<String>,
+    /// Likewise, for any bytes: base64 (RFC 4648, section 4) of at most 1 MiB, instead of `stdin`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 1_398_104)]
+    pub stdin_base64: Option<String>,
     /// Keep standard input open for attached clients; only with `POST …/execs`. Otherwise a kept command
     /// without a terminal has no input.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -104,8 +108,8 @@ pub struct ExecRequest {
     /// `tty`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal_size: Option<TerminalSize>,
-    /// Bound on the command's run time in milliseconds; only with POST. With `POST …/exec` 1 to 3,600,000,
-    /// 60,000 when absent; with `POST …/execs` 1 to 604,800,000 (a week), no bound when absent.
+    /// Bound on the command's run time in milliseconds. With `POST …/exec` 1 to 3,600,000,
+    /// 60,000 when absent; otherwise 1 to 604,800,000 (a week), no bound when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 604_800_000)]
     pub timeout_ms: Option<u32>,
@@ -152,6 +156,12 @@ pub struct ExecResult {
     /// Bytes that are not UTF-8 are replaced by U+FFFD.
     pub stdout: String,
     pub stderr: String,
+    /// The bytes of `stdout`, if they are not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_base64: Option<String>,
+    /// Likewise of `stderr`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_base64: Option<String>,
     /// Whether output beyond the bound (1 MiB for each of the two) was dropped.
     pub truncated: bool,
 }
@@ -162,6 +172,12 @@ pub struct ExecOutput {
     /// Bytes that are not UTF-8 are replaced by U+FFFD.
     pub stdout: String,
     pub stderr: String,
+    /// The bytes of `stdout`, if they are not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout_base64: Option<String>,
+    /// Likewise of `stderr`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_base64: Option<String>,
     /// Whether output beyond the bound (1 MiB for each of the two) was dropped.
     pub truncated: bool,
 }

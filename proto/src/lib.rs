@@ -21,6 +21,7 @@ mod node;
 mod port_range;
 mod problem;
 mod problem_kind;
+mod process;
 mod session;
 mod session_id;
 mod session_link;
@@ -50,7 +51,7 @@ pub use image::{
     PullProgress, PullRequest,
 };
 pub use kept_exec::{ExecId, KeptExec, KeptExecList};
-pub use log_line::{LogLine, LogStream};
+pub use log_line::{LOG_FRAME_NOTE, LOG_FRAMES, LogLine, LogStream};
 pub use network::{InterfaceName, LinkTarget, Network, NetworkError, NetworkTraits};
 pub use node::{
     HostLimit, Node, NodeInFleet, NodeList, NodeLoad, NodeRemoval, NodeRuntime, NodeStanding,
@@ -60,6 +61,7 @@ pub use node::{
 pub use port_range::{FullPort, PortEntry, PortRange, PortRangeError, PortText};
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use problem_kind::ProblemKind;
+pub use process::{ProcessList, SessionProcess};
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
 pub use session_link::{LinkRequest, SessionLink, SessionLinkList};

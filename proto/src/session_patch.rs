@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::PortRange;
 use crate::spec::present_or_null;
 
 /// What to change of a session while it runs. Fields that are absent stay as they are.
@@ -20,6 +21,11 @@ pub struct SessionPatch {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<i64>, minimum = 0, maximum = 4_294_967_295_i64)]
     pub idle_timeout_s: Option<u32>,
+    /// The ports besides `port` that connections may name from now on, instead of the present ones; connections
+    /// that are open stay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<crate::PortEntry>>, max_items = 64)]
+    pub ports: Option<Vec<PortRange>>,
     /// When to stop the session, whatever it does; null for what its `max_lifetime_s` says.
     #[serde(skip_serializing_if = "Option::is_none", with = "present_or_null")]
     #[schema(value_type = Option<String>, format = DateTime)]

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conman_proto::{ExecOutput, ExecResult, ExecStatus};
-use conman_runtime::{ExecIo, LogChunk, OutputStream};
+use conman_runtime::{ExecIo, ExecKill, LogChunk, OutputStream};
 use tokio::sync::mpsc;
 
-use crate::log_lines::{LogLines, to_ndjson};
+use crate::log_lines::{LogLines, text_and_base64, to_ndjson};
 use crate::problem::{ApiError, IntoApiError as _, Kind};
 
 /// Kept of each output stream. The rest is read, so that the command continues, and dropped.
@@ -23,7 +23,7 @@ const KILL_PATIENCE: Duration = Duration::from_secs(15);
 /// command that takes longer is killed.
 pub(crate) async fn run_to_end(
     io: ExecIo,
-    stdin: Option<String>,
+    stdin: Option<Bytes>,
     patience: Duration,
 ) -> Result<ExecResult, ApiError> {
     let mut collected = Collected::default();
@@ -45,6 +45,8 @@ pub(crate) async fn run_to_end(
                 exit_code,
                 stdout: output.stdout,
                 stderr: output.stderr,
+                stdout_base64: output.stdout_base64,
+                stderr_base64: output.stderr_base64,
                 truncated: output.truncated,
             })
         }
@@ -61,7 +63,7 @@ pub(crate) async fn run_to_end(
 /// slow client slows the command. Without a client the command continues.
 pub(crate) async fn run_with_lines(
     io: ExecIo,
-    stdin: Option<String>,
+    stdin: Option<Bytes>,
     patience: Duration,
     to: mpsc::Sender<Bytes>,
 ) {
@@ -81,7 +83,7 @@ type Output = mpsc::Receiver<(OutputStream, Bytes)>;
 async fn send_lines(mut output: Output, to: &mpsc::Sender<Bytes>) {
     let mut lines = LogLines::new(false);
     while let Some((stream, bytes)) = output.recv().await {
-        let found = lines.push(&LogChunk { stream, bytes });
+        let found = lines.push(&LogChunk::new(stream, bytes));
         if !found.is_empty() && to.send(to_ndjson(&found)).await.is_err() {
             break;
         }
@@ -97,7 +99,7 @@ async fn send_lines(mut output: Output, to: &mpsc::Sender<Bytes>) {
 /// Runs a command to its end, or describes how it did not end in time.
 async fn run<F: Future<Output = ()>>(
     io: ExecIo,
-    stdin: Option<String>,
+    stdin: Option<Bytes>,
     patience: Duration,
     read: impl FnOnce(Output) -> F,
 ) -> Result<ExecStatus, String> {
@@ -109,7 +111,7 @@ async fn run<F: Future<Output = ()>>(
         kill,
     } = io;
     let feed = async move {
-        let mut text = Bytes::from(stdin.unwrap_or_default());
+        let mut text = stdin.unwrap_or_default();
         while !text.is_empty() {
             let chunk = text.split_to(text.len().min(STDIN_CHUNK_BYTES));
             // The command has closed its input.
@@ -141,6 +143,11 @@ async fn run<F: Future<Output = ()>>(
     if let Ok(status) = tokio::time::timeout(patience, &mut run).await {
         return Ok(status);
     }
+    Err(kill_late(kill, patience, &mut run).await)
+}
+
+/// Kills a command whose time is over, and says so; `run` ends with the command.
+pub(crate) async fn kill_late(kill: ExecKill, patience: Duration, run: impl Future) -> String {
     let fate = tokio::select! {
         killed = tokio::time::timeout(KILL_PATIENCE, kill.kill()) => match killed {
             Ok(Ok(())) => "was killed".to_owned(),
@@ -148,12 +155,10 @@ async fn run<F: Future<Output = ()>>(
             Err(_) => "may still run (the kill was not answered)".to_owned(),
         },
         // Its end was reported before the answer to the kill.
-        _ = &mut run => "was killed".to_owned(),
+        _ = run => "was killed".to_owned(),
     };
-    Err(format!(
-        "the command did not end within {} ms and {fate}",
-        patience.as_millis()
-    ))
+    let patience_ms = patience.as_millis();
+    format!("the command did not end within {patience_ms} ms and {fate}")
 }
 
 /// The output so far.
@@ -178,9 +183,13 @@ impl Collected {
     }
 
     fn into_output(self) -> ExecOutput {
+        let (stdout, stdout_base64) = text_and_base64(&self.stdout);
+        let (stderr, stderr_base64) = text_and_base64(&self.stderr);
         ExecOutput {
-            stdout: String::from_utf8_lossy(&self.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&self.stderr).into_owned(),
+            stdout,
+            stderr,
+            stdout_base64,
+            stderr_base64,
             truncated: self.truncated,
         }
     }
@@ -253,7 +262,7 @@ mod tests {
             ended.send(exited(3)).expect("there is a receiver");
         });
         let text = "x".repeat(STDIN_CHUNK_BYTES * 5 + 1);
-        let result = run_to_end(io, Some(text.clone()), PATIENCE)
+        let result = run_to_end(io, Some(text.clone().into()), PATIENCE)
             .await
             .expect("ended");
         assert_eq!((result.exit_code, result.stdout), (3, text));
@@ -301,7 +310,7 @@ mod tests {
             rest.extend_from_slice(&bytes);
         }
         let expected = "{\"stream\":\"stderr\",\"text\":\"oops\"}\n\
-            {\"stream\":\"stdout\",\"text\":\"two\"}\n{\"exit_code\":3}\n";
+            {\"stream\":\"stdout\",\"text\":\"two\",\"end\":\"\"}\n{\"exit_code\":3}\n";
         assert_eq!(String::from_utf8_lossy(&rest), expected);
     }
 
@@ -315,7 +324,7 @@ mod tests {
         });
         let text = "x".repeat(STDIN_CHUNK_BYTES * 5);
         assert_eq!(
-            run_to_end(io, Some(text), PATIENCE)
+            run_to_end(io, Some(text.into()), PATIENCE)
                 .await
                 .expect("ended")
                 .exit_code,

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
 use conman_proto::ExecRequest;
 use conman_runtime::{ExecPlan, TERMINAL_SIZE};
 
@@ -34,9 +37,10 @@ pub(crate) enum Form {
 #[derive(Debug)]
 pub(crate) struct CheckedExec {
     pub(crate) plan: ExecPlan,
-    /// Text for standard input; only with [`Form::Json`].
-    pub(crate) stdin: Option<String>,
-    /// Bound on the run time; only meaningful with [`Form::Json`].
+    /// The whole standard input; only with [`Form::Json`].
+    pub(crate) stdin: Option<Bytes>,
+    /// Bound on the run time with [`Form::Json`]; with [`Form::Interactive`] only if the request has one, in
+    /// `plan`.
     pub(crate) timeout: Duration,
 }
 
@@ -47,9 +51,10 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
     check_env(&request, &mut mistakes);
     check_process(&request, &mut mistakes);
     check_form(&request, form, &mut mistakes);
+    let stdin = whole_stdin(&request, &mut mistakes);
     let (most_ms, rule) = match form {
-        Form::Json | Form::Interactive => (MAX_TIMEOUT_MS, "must be from 1 to 3600000"),
-        Form::Kept => (MAX_KEPT_TIMEOUT_MS, "must be from 1 to 604800000"),
+        Form::Json => (MAX_TIMEOUT_MS, "must be from 1 to 3600000"),
+        Form::Interactive | Form::Kept => (MAX_KEPT_TIMEOUT_MS, "must be from 1 to 604800000"),
     };
     let timeout_ms = request.timeout_ms.unwrap_or(DEFAULT_TIMEOUT_MS);
     mistakes.unless((1..=most_ms).contains(&timeout_ms), "timeout_ms", rule);
@@ -66,7 +71,7 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
             .tty
             .then(|| request.terminal_size.unwrap_or(TERMINAL_SIZE)),
         stdin: match form {
-            Form::Json => request.stdin.is_some(),
+            Form::Json => stdin.is_some(),
             Form::Interactive => true,
             Form::Kept => request.open_stdin,
         },
@@ -74,9 +79,32 @@ pub(crate) fn check(request: ExecRequest, form: Form) -> Result<CheckedExec, Api
     };
     Ok(CheckedExec {
         plan,
-        stdin: request.stdin,
+        stdin,
         timeout,
     })
+}
+
+/// The standard input of a request that has all of it.
+fn whole_stdin(request: &ExecRequest, mistakes: &mut BodyMistakes) -> Option<Bytes> {
+    let (field, bytes) = match (&request.stdin, &request.stdin_base64) {
+        (None, None) => return None,
+        (Some(text), None) => ("stdin", Some(text.clone().into_bytes())),
+        (None, Some(text)) => ("stdin_base64", BASE64.decode(text).ok()),
+        (Some(_), Some(_)) => {
+            mistakes.add("stdin_base64", "cannot be given with stdin");
+            return None;
+        }
+    };
+    let Some(bytes) = bytes else {
+        mistakes.add(
+            field,
+            "must be base64 with its padding (RFC 4648, section 4)",
+        );
+        return None;
+    };
+    let within = bytes.len() <= MAX_STDIN_BYTES;
+    mistakes.unless(within, field, "must be at most 1048576 bytes");
+    Some(bytes.into())
 }
 
 fn check_command(command: &[String], mistakes: &mut BodyMistakes) {
@@ -158,26 +186,15 @@ fn check_form(request: &ExecRequest, form: Form, mistakes: &mut BodyMistakes) {
                 "tty",
                 "needs the WebSocket form: GET with an upgrade, or POST …/execs",
             );
-            let within = request
-                .stdin
-                .as_ref()
-                .is_none_or(|it| it.len() <= MAX_STDIN_BYTES);
-            mistakes.unless(within, "stdin", "must be at most 1048576 bytes");
         }
         Form::Kept => {
-            let absent = request.stdin.is_none();
+            let absent = request.stdin.is_none() && request.stdin_base64.is_none();
             let remedy = "cannot be given; set open_stdin, attach and send it";
             mistakes.unless(absent, "stdin", remedy);
         }
         Form::Interactive => {
-            let absent = request.stdin.is_none();
+            let absent = request.stdin.is_none() && request.stdin_base64.is_none();
             mistakes.unless(absent, "stdin", "needs POST; here send `stdin` messages");
-            let absent = request.timeout_ms.is_none();
-            mistakes.unless(
-                absent,
-                "timeout_ms",
-                "needs POST; here close the connection",
-            );
         }
     }
 }
@@ -226,6 +243,10 @@ mod tests {
                 "terminal_size",
             ),
             (
+                request(|it| it.stdin_base64 = Some("=x".to_owned())),
+                "stdin_base64",
+            ),
+            (
                 request(|it| it.stdin = Some("x".repeat(MAX_STDIN_BYTES + 1))),
                 "stdin",
             ),
@@ -246,8 +267,11 @@ mod tests {
             it.timeout_ms = Some(5);
         });
         let error = check(with_input.clone(), Form::Interactive).expect_err("input by query");
-        assert_eq!(error.problem().errors.len(), 2);
+        assert_eq!(error.problem().errors.len(), 1);
         assert!(check(with_input, Form::Json).expect("valid").plan.stdin);
+        let bytes = request(|it| it.stdin_base64 = Some("/wA=".to_owned()));
+        let checked = check(bytes, Form::Json).expect("valid");
+        assert_eq!(checked.stdin.as_deref(), Some(&b"\xff\0"[..]));
     }
 
     #[test]

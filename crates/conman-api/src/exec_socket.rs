@@ -8,27 +8,65 @@
 //! connection; dropping the [`ExecIo`] then disconnects from the command. What is attached to is not slowed: a
 //! slow client learns what it missed.
 
+use std::time::Duration;
+
 use axum::extract::ws::{Message, WebSocket};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use conman_node::Attached;
 use conman_proto::{ExecChannel, ExecStatus, TerminalSize};
-use conman_runtime::{AttachedIo, AttachedOutput, ExecIo, OutputStream};
+use conman_runtime::{AttachedIo, AttachedOutput, ExecIo, ExecKill, OutputStream};
 use futures_util::StreamExt as _;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::exec_collect::kill_late;
 use crate::web_socket::{Receiver, Sender, SocketEnd, close, pings, receive, send};
 
-/// Connects `socket` with a running command until either ends.
-pub(crate) async fn converse(socket: WebSocket, io: ExecIo, shutdown: CancellationToken) {
+/// Connects `socket` with a running command until either ends; a command that takes longer than `limit` is
+/// killed.
+pub(crate) async fn converse(
+    socket: WebSocket,
+    io: ExecIo,
+    limit: Option<Duration>,
+    shutdown: CancellationToken,
+) {
     let to_command = ToCommand {
         input: io.stdin,
         resize: io.resize,
     };
     let message = |(stream, bytes): (OutputStream, Bytes)| output_message(stream, &bytes);
-    let from_command = (io.output, io.status);
+    // Held as long as the connection.
+    let (status, _kill) = match limit {
+        Some(limit) => (limited(io.status, io.kill, limit), None),
+        None => (io.status, Some(io.kill)),
+    };
+    let from_command = (io.output, status);
     connect(socket, to_command, from_command, message, shutdown).await;
+}
+
+/// The status of a command that is killed if it takes longer than `limit` while somebody waits for it.
+fn limited(
+    mut status: oneshot::Receiver<ExecStatus>,
+    kill: ExecKill,
+    limit: Duration,
+) -> oneshot::Receiver<ExecStatus> {
+    let (mut tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        let ended = tokio::select! {
+            ended = &mut status => ended.ok(),
+            () = tokio::time::sleep(limit) => {
+                let late = kill_late(kill, limit, &mut status).await;
+                Some(ExecStatus { exit_code: None, error: Some(late) })
+            }
+            () = tell.closed() => None,
+        };
+        if let Some(ended) = ended {
+            // The client may have gone.
+            let _ = tell.send(ended);
+        }
+    });
+    told
 }
 
 /// Connects `socket` with a terminal or a kept command until the client detaches, by closing, or the program
@@ -228,7 +266,7 @@ mod tests {
         let io = std::sync::Arc::new(std::sync::Mutex::new(Some(io)));
         let handler = move |upgrade: WebSocketUpgrade| async move {
             let io = io.lock().expect("no panic").take().expect("one client");
-            upgrade.on_upgrade(|socket| converse(socket, io, CancellationToken::new()))
+            upgrade.on_upgrade(|socket| converse(socket, io, None, CancellationToken::new()))
         };
         let router = Router::new().route("/", any(handler));
         let (client, server) = tokio::io::duplex(64 * 1024);

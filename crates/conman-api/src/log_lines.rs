@@ -1,7 +1,11 @@
 //! Splits a container's output into lines, stream by stream, in bounded memory.
 
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use conman_proto::{LogLine, LogStream};
+use conman_proto::{LOG_FRAME_NOTE, LogLine, LogStream};
 use conman_runtime::{LogChunk, OutputStream};
 use jiff::Timestamp;
 
@@ -13,8 +17,16 @@ const MAX_LINE_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct LogLines {
     timestamps: bool,
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
+    stdout: Partial,
+    stderr: Partial,
+}
+
+/// One output's line that has not ended yet.
+#[derive(Debug, Default)]
+struct Partial {
+    bytes: Vec<u8>,
+    /// Bytes before it that are lost.
+    dropped: u64,
 }
 
 impl LogLines {
@@ -22,18 +34,24 @@ impl LogLines {
     pub(crate) fn new(timestamps: bool) -> Self {
         Self {
             timestamps,
-            stdout: Vec::new(),
-            stderr: Vec::new(),
+            stdout: Partial::default(),
+            stderr: Partial::default(),
         }
     }
 
     /// The lines that end within `chunk`.
     pub(crate) fn push(&mut self, chunk: &LogChunk) -> Vec<LogLine> {
         let mut lines = Vec::new();
+        if chunk.dropped > 0 {
+            if !self.partial(chunk.stream).bytes.is_empty() {
+                lines.push(self.take(chunk.stream));
+            }
+            self.partial(chunk.stream).dropped += chunk.dropped;
+        }
         for piece in chunk.bytes.split_inclusive(|byte| *byte == b'\n') {
             let mut rest = piece;
             while !rest.is_empty() {
-                let partial = self.partial(chunk.stream);
+                let partial = &mut self.partial(chunk.stream).bytes;
                 let (now, later) = rest.split_at(rest.len().min(MAX_LINE_BYTES - partial.len()));
                 partial.extend_from_slice(now);
                 rest = later;
@@ -49,14 +67,17 @@ impl LogLines {
     pub(crate) fn finish(&mut self) -> Vec<LogLine> {
         [OutputStream::Stdout, OutputStream::Stderr]
             .into_iter()
-            .filter(|stream| !self.partial(*stream).is_empty())
+            .filter(|stream| {
+                let partial = self.partial(*stream);
+                !partial.bytes.is_empty() || partial.dropped > 0
+            })
             .collect::<Vec<_>>()
             .into_iter()
             .map(|stream| self.take(stream))
             .collect()
     }
 
-    fn partial(&mut self, stream: OutputStream) -> &mut Vec<u8> {
+    fn partial(&mut self, stream: OutputStream) -> &mut Partial {
         match stream {
             OutputStream::Stdout => &mut self.stdout,
             OutputStream::Stderr => &mut self.stderr,
@@ -64,23 +85,80 @@ impl LogLines {
     }
 
     fn take(&mut self, stream: OutputStream) -> LogLine {
-        let bytes = std::mem::take(self.partial(stream));
-        let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-        let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-        let text = String::from_utf8_lossy(bytes);
-        let (at, text) = match text.split_once(' ') {
-            Some((first, rest)) if self.timestamps => match first.parse::<Timestamp>() {
-                Ok(at) => (Some(at), rest.to_owned()),
-                Err(_) => (None, text.into_owned()),
+        let Partial { bytes, dropped } = std::mem::take(self.partial(stream));
+        let (line, end) = match bytes.strip_suffix(b"\n") {
+            None => (&bytes[..], Some("")),
+            Some(line) => match line.strip_suffix(b"\r") {
+                Some(line) => (line, Some("\r\n")),
+                None => (line, None),
             },
-            _ => (None, text.into_owned()),
         };
-        let stream = match stream {
-            OutputStream::Stdout => LogStream::Stdout,
-            OutputStream::Stderr => LogStream::Stderr,
+        let (at, line) = match self.timestamps {
+            true => split_time(line),
+            false => (None, line),
         };
-        LogLine { stream, at, text }
+        let (text, base64) = text_and_base64(line);
+        LogLine {
+            stream: match stream {
+                OutputStream::Stdout => LogStream::Stdout,
+                OutputStream::Stderr => LogStream::Stderr,
+            },
+            at,
+            text,
+            base64,
+            end: end.map(str::to_owned),
+            dropped,
+        }
     }
+}
+
+/// The time before a line, if there is one, and the rest.
+fn split_time(line: &[u8]) -> (Option<Timestamp>, &[u8]) {
+    let blank = line.iter().position(|byte| *byte == b' ');
+    let found = blank.and_then(|blank| {
+        let at = std::str::from_utf8(&line[..blank]).ok()?.parse().ok()?;
+        Some((at, &line[blank + 1..]))
+    });
+    found.map_or((None, line), |(at, rest)| (Some(at), rest))
+}
+
+/// Bytes as text, with U+FFFD for what is not UTF-8, and then also as base64.
+pub(crate) fn text_and_base64(bytes: &[u8]) -> (String, Option<String>) {
+    match String::from_utf8_lossy(bytes) {
+        Cow::Borrowed(text) => (text.to_owned(), None),
+        Cow::Owned(text) => (text, Some(BASE64.encode(bytes))),
+    }
+}
+
+/// A piece of a log as a frame, after a note if something before it is lost.
+pub(crate) fn to_frames(chunk: &LogChunk) -> Bytes {
+    let mut frames = Vec::with_capacity(chunk.bytes.len() + 2 * FRAME_HEAD_BYTES);
+    if chunk.dropped > 0 {
+        let note = format!(
+            "{} bytes of output were discarded before they were read",
+            chunk.dropped
+        );
+        push_frame(&mut frames, LOG_FRAME_NOTE, note.as_bytes());
+    }
+    if !chunk.bytes.is_empty() {
+        let output = match chunk.stream {
+            OutputStream::Stdout => 1,
+            OutputStream::Stderr => 2,
+        };
+        push_frame(&mut frames, output, &chunk.bytes);
+    }
+    frames.into()
+}
+
+/// The output, three zero bytes, the length.
+const FRAME_HEAD_BYTES: usize = 8;
+
+fn push_frame(frames: &mut Vec<u8>, output: u8, bytes: &[u8]) {
+    // A piece is far smaller than 4 GiB.
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    frames.extend_from_slice(&[output, 0, 0, 0]);
+    frames.extend_from_slice(&length.to_be_bytes());
+    frames.extend_from_slice(bytes);
 }
 
 /// Lines as newline-delimited JSON.
@@ -99,10 +177,7 @@ mod tests {
     use super::*;
 
     fn chunk(stream: OutputStream, bytes: &[u8]) -> LogChunk {
-        LogChunk {
-            stream,
-            bytes: Bytes::copy_from_slice(bytes),
-        }
+        LogChunk::new(stream, Bytes::copy_from_slice(bytes))
     }
 
     fn texts(lines: &[LogLine]) -> Vec<&str> {
@@ -155,7 +230,52 @@ mod tests {
         let found = lines.push(&chunk(OutputStream::Stderr, b"a\"b\n\xff\n"));
         assert_eq!(
             to_ndjson(&found),
-            "{\"stream\":\"stderr\",\"text\":\"a\\\"b\"}\n{\"stream\":\"stderr\",\"text\":\"\u{fffd}\"}\n"
+            "{\"stream\":\"stderr\",\"text\":\"a\\\"b\"}\n\
+             {\"stream\":\"stderr\",\"text\":\"\u{fffd}\",\"base64\":\"/w==\"}\n"
         );
+    }
+
+    /// The bytes that a reader of the lines puts together.
+    fn bytes(lines: &[LogLine]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for line in lines {
+            match &line.base64 {
+                Some(base64) => bytes.extend(BASE64.decode(base64).expect("base64")),
+                None => bytes.extend_from_slice(line.text.as_bytes()),
+            }
+            bytes.extend_from_slice(line.end.as_deref().unwrap_or("\n").as_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn the_bytes_of_any_output_can_be_put_together_from_its_lines() {
+        let mut long = vec![b'x'; MAX_LINE_BYTES - 1];
+        // Cut within a character.
+        long.extend_from_slice("€\r\n".as_bytes());
+        let every: Vec<u8> = (0..=255).cycle().take(4_096).collect();
+        for output in [&b"a\r\nb\n\r\n\nc\r"[..], b"\n", b"", &long, &every] {
+            let mut lines = LogLines::new(false);
+            let mut found = lines.push(&chunk(OutputStream::Stdout, output));
+            found.extend(lines.finish());
+            assert_eq!(bytes(&found), output);
+        }
+    }
+
+    #[test]
+    fn what_was_lost_is_said_where_it_is_missing() {
+        let mut lines = LogLines::new(false);
+        assert!(lines.push(&chunk(OutputStream::Stdout, b"cu")).is_empty());
+        let after = LogChunk {
+            dropped: 7,
+            ..chunk(OutputStream::Stdout, b"next\n")
+        };
+        let found = lines.push(&after);
+        assert_eq!(texts(&found), ["cu", "next"]);
+        assert_eq!((found[0].dropped, found[1].dropped), (0, 7));
+        assert_eq!(found[0].end.as_deref(), Some(""));
+        let frames = to_frames(&after);
+        assert_eq!(&frames[..8], b"\x03\0\0\0\0\0\0\x36");
+        assert!(frames.ends_with(b"\x01\0\0\0\0\0\0\x05next\n"));
     }
 }

@@ -14,6 +14,7 @@ mod nodes;
 pub(crate) mod peers;
 mod ports;
 mod probes;
+mod processes;
 mod session_changes;
 mod session_orders;
 pub(crate) mod sessions;
@@ -83,6 +84,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(execs::get, execs::end)))
         .routes(home(routes!(execs::signal)))
         .routes(home(routes!(ports::connect)))
+        .routes(home(routes!(processes::list)))
         .routes(home(routes!(session_orders::pause)))
         .routes(home(routes!(session_orders::resume)))
         .routes(home(routes!(session_orders::restart)))

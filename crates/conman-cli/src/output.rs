@@ -22,6 +22,9 @@ const CUTS: [u16; 2] = [12, 8];
 /// Blanks after a column.
 const GAP: u16 = 2;
 
+/// A longer line is shown in pieces.
+const MAX_SHOWN_LINE_BYTES: usize = 64 * 1024;
+
 /// How to print.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
@@ -235,6 +238,67 @@ impl Output {
     fn stderr_line(&self, text: &str) {
         // An error of standard error cannot be reported.
         let _ = writeln!(io::stderr().lock(), "{text}");
+    }
+}
+
+/// One output of a session's program, which wrote it earlier. On a terminal its control sequences are shown and
+/// not obeyed, unless it is raw; everything else gets the bytes unchanged.
+#[derive(Debug)]
+pub(crate) struct ProgramOutput {
+    output: Output,
+    stream: LogStream,
+    is_raw: bool,
+    /// A line that has not ended yet.
+    partial: Vec<u8>,
+}
+
+impl ProgramOutput {
+    pub(crate) fn new(output: Output, stream: LogStream, raw: bool) -> Self {
+        let terminal = match stream {
+            LogStream::Stdout => output.stdout_terminal,
+            LogStream::Stderr => output.stderr_terminal,
+        };
+        Self {
+            output,
+            stream,
+            is_raw: raw || !terminal,
+            partial: Vec::new(),
+        }
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.is_raw {
+            return self.pass(bytes);
+        }
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.partial.extend_from_slice(piece);
+            if self.partial.ends_with(b"\n") || self.partial.len() > MAX_SHOWN_LINE_BYTES {
+                self.show_line()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows the rest of a last line without an end.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        match self.partial.is_empty() {
+            true => Ok(()),
+            false => self.show_line(),
+        }
+    }
+
+    fn show_line(&mut self) -> io::Result<()> {
+        let line = std::mem::take(&mut self.partial);
+        let line = line.strip_suffix(b"\n").unwrap_or(&line);
+        self.output
+            .program_line(self.stream, &String::from_utf8_lossy(line), false)
+    }
+
+    fn pass(&self, bytes: &[u8]) -> io::Result<()> {
+        match self.stream {
+            LogStream::Stdout => Output::raw_stdout(bytes),
+            LogStream::Stderr => Output::raw_stderr(bytes),
+        }
     }
 }
 

@@ -58,6 +58,7 @@ mod netns_sockets;
 mod pidfd;
 mod privileges;
 mod proc_files;
+mod process_entry;
 mod process_facts;
 mod project_quota;
 mod realtime;
@@ -106,6 +107,7 @@ pub use proc_files::{
     CGroupControllers, FromRead, LimitValue, Limits, LoadAverage, Meminfo, PressureRecord,
     ProcessCGroups, Status, parse_pressure_record, read_proc,
 };
+pub use process_entry::ProcessEntry;
 pub use process_facts::{
     Lineage, inner_pid, is_namespace_init, lower_limit, raise_nofile, try_is_namespace_init,
 };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use conman_core::ActivityGuard;
 use conman_linux::Signal;
 use conman_proto::{
-    ExecStatus, Generation, LinkRequest, PortRange, SessionId, SessionLink, SessionState,
-    SessionStats,
+    ExecStatus, Generation, LinkRequest, PortRange, ProcessList, SessionId, SessionLink,
+    SessionState, SessionStats,
 };
 use conman_runtime::{
     ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime, RuntimeError,
@@ -19,6 +19,7 @@ use crate::context::Context;
 use crate::error::{AccessError, NotHere, RouteError};
 use crate::links;
 use crate::pause;
+use crate::processes;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
 use crate::session::{MAX_ATTACHED, SessionHandle};
@@ -206,6 +207,17 @@ impl AccessHandle {
             handle, runtime, ..
         } = running(&self.context, id)?;
         stats::of_session(handle, runtime).await
+    }
+
+    /// Returns the processes of a running session.
+    pub async fn processes(&self, id: &SessionId) -> Result<ProcessList, AccessError> {
+        let Running {
+            handle,
+            runtime,
+            key,
+        } = running(&self.context, id)?;
+        let listed = processes::of_container(runtime, key).await;
+        unless_going(&handle, listed)
     }
 
     /// Returns what every running session of this node uses.

@@ -358,7 +358,7 @@ pub enum AccessError {
     TooManyAttached { id: SessionId, limit: usize },
     #[error(
         "the log of session {id} is not kept: its container is gone, and the end of its log is kept only \
-         for a native session, for some time (`limits.kept_log_s`)"
+         for some time (`limits.kept_log_s`)"
     )]
     NotKept { id: SessionId },
     #[error("session {id} cannot be signalled")]

@@ -67,6 +67,7 @@ mod patch;
 mod pause;
 mod phases;
 mod plan;
+mod processes;
 mod readiness;
 mod reconcile;
 mod revival;

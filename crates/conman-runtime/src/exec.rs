@@ -70,6 +70,20 @@ pub struct LogOptions {
 pub struct LogChunk {
     pub stream: OutputStream,
     pub bytes: Bytes,
+    /// Bytes of this output before these that were discarded before they could be read.
+    pub dropped: u64,
+}
+
+impl LogChunk {
+    /// A piece that follows the one before it.
+    #[must_use]
+    pub fn new(stream: OutputStream, bytes: Bytes) -> Self {
+        Self {
+            stream,
+            bytes,
+            dropped: 0,
+        }
+    }
 }
 
 /// Runs commands in containers, and reads the output of their programs.

@@ -37,10 +37,10 @@ pub use lifecycle::{
     RuntimeInfo, Started,
 };
 pub use native::{
-    HostPorts, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts,
-    SESSION_OPEN_FILES,
+    HostPorts, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES,
 };
 pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};
+pub use shared::kept_logs::KeptLogLimits;
 pub use shim_fence::ShimFence;
 pub use shim_link::ShimCommand;

@@ -88,13 +88,13 @@ pub(crate) async fn exec(
 /// A WebSocket with subprotocol `conman.exec.v1`. Every binary message is one channel byte and
 /// its payload: from the client 0 (standard input, empty for its end) and 4 (terminal size as
 /// JSON); from the server 1 (standard output), 2 (standard error) and last 3 (`ExecStatus` as
-/// JSON).
+/// JSON). A command that outlasts `timeout_ms` is killed, and the status says so.
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec_interactive",
     params(
         ("id" = SessionId, Path, description = "The session's name."),
         ("request" = ExecRequest, Query, description =
-            "An `ExecRequest` as JSON, without `stdin` and `timeout_ms`."),
+            "An `ExecRequest` as JSON, without `stdin`."),
     ),
     responses(
         (status = 101, description = "The command runs."),
@@ -118,10 +118,12 @@ pub(crate) async fn exec_interactive(
     query.finish()?;
     let asked: ExecRequest = json_body::parse(asked.unwrap_or_default().as_bytes())?;
     let checked = exec_request::check(asked, Form::Interactive)?;
+    let limit = checked.plan.timeout;
     let upgrade = accept(upgrade, EXEC_PROTOCOL, ", or POST")?;
     match state.node.access().exec(&id, checked.plan).await {
-        Ok(io) => Ok(upgrade
-            .on_upgrade(move |socket| exec_socket::converse(socket, io, state.closing.clone()))),
+        Ok(io) => Ok(upgrade.on_upgrade(move |socket| {
+            exec_socket::converse(socket, io, limit, state.closing.clone())
+        })),
         // As in a shell: the terminal was set up, and the command's status is 126 or 127.
         Err(error) if let Some(status) = no_such_command(&error) => {
             Ok(upgrade.on_upgrade(move |socket| exec_socket::report(socket, status)))

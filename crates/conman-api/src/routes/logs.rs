@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
-use conman_proto::{LogLine, SessionId};
+use conman_proto::{LOG_FRAMES, LogLine, SessionId};
 use conman_runtime::{LogChunk, LogOptions, RuntimeError};
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _, stream};
@@ -39,12 +39,15 @@ const MAX_TAIL: u64 = 1_000_000;
         ("timestamps" = Option<bool>, Query, description =
             "Put the time of writing before each line; for native sessions to two seconds."),
         ("format" = inline(Option<LogFormat>), Query, description =
-            "`text`, the default: the bytes as they were printed. `json`: a `LogLine` a line."),
+            "`text`, the default: the bytes as they were printed, of both outputs. `json`: a `LogLine` a \
+             line. `frames`: the bytes, each piece preceded by eight bytes as in Docker's API: 1 or 2 for \
+             its output (3: a note on what is lost), three zero bytes, and its length, the greatest first."),
     ),
     responses(
         (status = 200, description = "The log.", content(
             (String = "text/plain"),
             (LogLine = "application/x-ndjson"),
+            (String = "application/vnd.docker.multiplexed-stream"),
         )),
         (status = 404, description = "no-such-session, or log-not-kept"),
         (status = 409, description =
@@ -76,24 +79,21 @@ pub(crate) async fn logs(
     let chunks = chunks
         .take_until(state.closing.clone().cancelled_owned())
         .boxed();
-    Ok(match format {
+    let (kind, body) = match format {
         LogFormat::Text => {
             let bytes = chunks.map(|chunk| chunk.map(|chunk| chunk.bytes));
-            (
-                [(CONTENT_TYPE, "text/plain; charset=utf-8")],
-                Body::from_stream(bytes),
-            )
-                .into_response()
+            ("text/plain; charset=utf-8", Body::from_stream(bytes))
+        }
+        LogFormat::Frames => {
+            let frames = chunks.map(|chunk| chunk.map(|chunk| log_lines::to_frames(&chunk)));
+            (LOG_FRAMES, Body::from_stream(frames))
         }
         LogFormat::Json => {
             let lines = as_ndjson(chunks, LogLines::new(options.timestamps));
-            (
-                [(CONTENT_TYPE, "application/x-ndjson")],
-                Body::from_stream(lines),
-            )
-                .into_response()
+            ("application/x-ndjson", Body::from_stream(lines))
         }
-    })
+    };
+    Ok(([(CONTENT_TYPE, kind)], body).into_response())
 }
 
 /// A point in time.
@@ -111,6 +111,8 @@ pub(crate) enum LogFormat {
     Text,
     /// One `LogLine` a line.
     Json,
+    /// The bytes, with the output that each piece belongs to.
+    Frames,
 }
 
 impl LogFormat {
@@ -118,7 +120,8 @@ impl LogFormat {
         match text {
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
-            other => Err(format!("is `{other}`; give `text` or `json`")),
+            "frames" => Ok(Self::Frames),
+            other => Err(format!("is `{other}`; give `text`, `json` or `frames`")),
         }
     }
 }

@@ -57,7 +57,7 @@ pub(crate) async fn create(
 
 /// Change a session while it runs
 ///
-/// Its labels, its idle timeout and its end; nothing else of it can change. Durable: the change applies
+/// Its labels, its idle timeout, its ports and its end; nothing else of it can change. Durable: the change applies
 /// on every node that starts it again later, too.
 #[utoipa::path(
     patch, path = "/v1/sessions/{id}", tag = "sessions", operation_id = "update_session",
@@ -97,9 +97,9 @@ fn name_fixed_fields(error: ApiError) -> ApiError {
     for FieldError { field, message } in &mut problem.errors {
         let null = Map::from_iter([(field.clone(), Value::Null)]);
         let is_known = serde_json::from_value::<SessionRequest>(Value::Object(null)).is_ok();
-        if is_known && !["labels", "idle_timeout_s"].contains(&field.as_str()) {
+        if is_known && !["labels", "idle_timeout_s", "ports"].contains(&field.as_str()) {
             *message = "cannot change while the session runs; DELETE it, then PUT it with the new \
-                value. labels, idle_timeout_s and expires_at can change"
+                value. labels, idle_timeout_s, ports and expires_at can change"
                 .to_owned();
         }
     }

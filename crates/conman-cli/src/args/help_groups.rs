@@ -20,7 +20,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
             "exec", "execs", "attach", "cp", "ls", "port", "net", "forward", "token",
         ],
     ),
-    ("What happened", &["logs", "why", "events", "stats", "top"]),
+    (
+        "What happened",
+        &["logs", "why", "events", "stats", "processes", "top"],
+    ),
     (
         "Images and nodes",
         &[

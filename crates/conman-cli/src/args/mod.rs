@@ -216,21 +216,25 @@ mod tests {
             }
             other => panic!("parsed as {other:?}"),
         };
-        let words = "update alice -l a=b --label-rm c --idle-timeout 5m --expires 2h";
+        let words =
+            "update alice -l a=b --label-rm c --idle-timeout 5m --ports 80,90-91 --expires 2h";
         let words: Vec<_> = words.split_whitespace().collect();
         let expected = serde_json::json!({
             "labels": {"a": "b", "c": null}, "idle_timeout_s": 300,
-            "expires_at": "2030-01-31T20:00:00Z",
+            "ports": [80, "90-91"], "expires_at": "2030-01-31T20:00:00Z",
         });
         assert_eq!(update(&words), expected);
         let none = serde_json::json!({ "expires_at": null });
         assert_eq!(update(&["update", "alice", "--expires", "none"]), none);
+        let none = serde_json::json!({ "ports": [] });
+        assert_eq!(update(&["update", "alice", "--ports", "none"]), none);
         let time = "2030-02-01T00:00:00Z";
         let at = serde_json::json!({ "expires_at": time });
         assert_eq!(update(&["update", "alice", "--expires", time]), at);
         for wrong in [
             &["update", "alice"][..],
             &["update", "alice", "--expires", "x"],
+            &["update", "alice", "--ports", "80,x"],
         ] {
             assert!(Cli::try_parse_from(["conman"].iter().chain(wrong)).is_err());
         }
@@ -285,7 +289,6 @@ mod tests {
             &["attach", "-i", "alice"],
             &["attach", "--detach-keys", "ctrl-1", "alice"],
             &["exec", "-t", "--keep", "alice", "sh"],
-            &["exec", "--timeout", "9s", "alice", "sh"],
         ] {
             assert!(
                 Cli::try_parse_from(["conman"].iter().chain(wrong)).is_err(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
-use conman_proto::{EventKind, ExecId, SessionId, SessionPatch, SessionState};
+use conman_proto::{EventKind, ExecId, PortRange, SessionId, SessionPatch, SessionState};
 use jiff::Timestamp;
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
@@ -26,7 +26,7 @@ pub enum ClientCommand {
     Ps(PsArgs),
     /// Show everything about a session, as JSON
     Inspect(InspectArgs),
-    /// Change labels, idle timeout or end of a session while it runs
+    /// Change labels, idle timeout, ports or end of a session while it runs
     Update(UpdateArgs),
     /// Stop sessions: returns when they are proven dead and released
     #[command(alias = "stop")]
@@ -53,6 +53,8 @@ pub enum ClientCommand {
     Logs(LogsArgs),
     /// Show what sessions use: processors, memory, processes, disks, network
     Stats(StatsArgs),
+    /// List the processes of a session
+    Processes(SessionArgs),
     /// Watch nodes and sessions, and what they use: sort, filter, follow one
     Top,
     /// Show what happens on all nodes, as it happens
@@ -168,11 +170,27 @@ pub struct UpdateArgs {
     /// Stop or pause it after this time without a connection; 0 for never
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_s, group = "change")]
     pub idle_timeout: Option<u32>,
+    /// The further ports that it serves from now on, for example 8080,3000-3010; `none` for no more
+    #[arg(long, value_name = "PORTS", value_parser = parse_ports, group = "change")]
+    pub ports: Option<PortChoices>,
     /// Stop it after a duration from now, or at an RFC 3339 time; `none`: as its maximum lifetime says
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry, group = "change")]
     pub expires: Option<Expiry>,
     /// The session's name
     pub id: SessionId,
+}
+
+/// All further ports of a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortChoices(Vec<PortRange>);
+
+fn parse_ports(text: &str) -> Result<PortChoices, String> {
+    if text == "none" {
+        return Ok(PortChoices(Vec::new()));
+    }
+    let ports = text.split(',').map(str::parse::<PortRange>);
+    let ports: Result<_, _> = ports.collect();
+    ports.map(PortChoices).map_err(|error| error.to_string())
 }
 
 /// When a session is stopped whatever it does.
@@ -193,6 +211,7 @@ impl UpdateArgs {
         SessionPatch {
             labels: set.chain(removed).collect(),
             idle_timeout_s: self.idle_timeout,
+            ports: self.ports.clone().map(|ports| ports.0),
             expires_at: self.expires.map(|expiry| match expiry {
                 // One too long for a timestamp is as good as the last one.
                 Expiry::In(after) => Some(now.checked_add(after).unwrap_or(Timestamp::MAX)),
@@ -261,7 +280,7 @@ pub struct ExecArgs {
     #[arg(short, long, conflicts_with = "keep")]
     pub detach: bool,
     /// Kill it after this time
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms, requires = "detach")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
     pub timeout: Option<u32>,
     /// Keys that detach from a kept terminal
     #[arg(long, value_name = "KEYS", default_value = DETACH_KEYS, requires = "keep")]

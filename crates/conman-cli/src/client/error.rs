@@ -56,6 +56,9 @@ pub(crate) enum StreamError {
     Broken(#[source] io::Error),
     #[error("a piece of the stream is larger than {max_bytes} bytes")]
     TooLarge { max_bytes: usize },
+    /// A log that is not sent as it was requested.
+    #[error("the log is not in frames")]
+    NotFrames,
 }
 
 impl ClientError {

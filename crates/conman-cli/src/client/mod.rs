@@ -6,6 +6,7 @@
 mod connection;
 mod error;
 mod lines;
+mod log_frames;
 mod refusable;
 mod sse;
 mod target;
@@ -29,6 +30,7 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use error::{ClientError, StreamError};
 pub(crate) use lines::Lines;
+pub(crate) use log_frames::{LogFrame, LogFrames};
 pub(crate) use sse::SseEvents;
 pub(crate) use websocket::{ExecSocket, ExecSocketError, FromCommand, FromExec, Socket, ToCommand};
 
@@ -336,6 +338,7 @@ impl Client {
         match error {
             StreamError::Broken(source) => self.broken(source),
             StreamError::TooLarge { max_bytes } => ClientError::TooLarge { max_bytes },
+            StreamError::NotFrames => self.not_understood("the log is not in frames"),
         }
     }
 

@@ -125,7 +125,6 @@ pub(super) async fn keep(context: &Context, args: ExecArgs) -> Result<Exit, Fail
     let path = format!("/v1/sessions/{}/execs", args.id);
     let request = ExecRequest {
         open_stdin: args.detach && args.interactive,
-        timeout_ms: args.timeout,
         ..request(&args)
     };
     let answer = context

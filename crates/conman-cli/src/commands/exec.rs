@@ -6,6 +6,8 @@
 use std::io::Read as _;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use conman_proto::{ExecRequest, ExecResult, ExecStatus};
 use http::Method;
@@ -65,6 +67,7 @@ pub(super) fn request(args: &ExecArgs) -> ExecRequest {
         user: args.user.clone(),
         tty: args.tty,
         terminal_size: args.tty.then(terminal::size).flatten(),
+        timeout_ms: args.timeout,
         ..ExecRequest::default()
     }
 }
@@ -77,9 +80,14 @@ async fn collect(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
         ));
     }
     let mut request = request(&args);
-    request.timeout_ms = u32::try_from(LONGEST.as_millis()).ok();
+    request.timeout_ms = args
+        .timeout
+        .or_else(|| u32::try_from(LONGEST.as_millis()).ok());
     if args.interactive {
-        request.stdin = Some(whole_stdin()?);
+        match String::from_utf8(whole_stdin()?) {
+            Ok(text) => request.stdin = Some(text),
+            Err(error) => request.stdin_base64 = Some(BASE64.encode(error.as_bytes())),
+        }
     }
     let path = format!("/v1/sessions/{}/exec", args.id);
     let answer = context
@@ -90,7 +98,7 @@ async fn collect(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     Ok(Exit::of_command(answer.value.exit_code))
 }
 
-fn whole_stdin() -> Result<String, Failure> {
+fn whole_stdin() -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()
@@ -101,8 +109,7 @@ fn whole_stdin() -> Result<String, Failure> {
             "standard input is larger than 1 MiB: leave out --json",
         ));
     }
-    String::from_utf8(bytes)
-        .map_err(|_| Failure::usage("standard input is not UTF-8: leave out --json"))
+    Ok(bytes)
 }
 
 /// Output as it comes, input as it is typed.

@@ -1,21 +1,49 @@
 //! `conman logs`: a session's output, its two streams separate.
 
-use conman_proto::{LogLine, LogStream};
+use conman_proto::{LOG_FRAMES, LogLine, LogStream};
 
 use super::Context;
 use super::followed::{Fate, Followed};
 use crate::args::LogsArgs;
-use crate::client::{ClientError, Lines};
+use crate::client::{ClientError, Lines, LogFrame, LogFrames};
 use crate::failure::{Exit, Failure, WithSources};
-use crate::output::Output;
+use crate::output::ProgramOutput;
+
+/// What a log had.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    /// Whether there was any output.
+    pub(super) any: bool,
+    /// What of it is lost, in words.
+    pub(super) lost: Option<String>,
+}
 
 pub(super) async fn run(context: &Context, args: &LogsArgs) -> Result<Exit, Failure> {
     show(context, args).await.map(|_| Exit::Done)
 }
 
-/// Returns whether there was any line.
-pub(super) async fn show(context: &Context, args: &LogsArgs) -> Result<bool, Failure> {
-    let mut path = format!("/v1/sessions/{}/logs?format=json", args.id);
+pub(super) async fn show(context: &Context, args: &LogsArgs) -> Result<Shown, Failure> {
+    let client = &context.client;
+    let followed = match args.follow {
+        true => Some(Followed::now(client, &args.id).await?),
+        false => None,
+    };
+    let mut shown = Shown::default();
+    let printed = match context.output.json {
+        true => print_lines(context, args, &mut shown).await?,
+        false => print_bytes(context, args, &mut shown).await?,
+    };
+    let cut = printed.err();
+    match (followed, cut) {
+        (Some(followed), cut) => require_end(context, args, &followed, cut).await?,
+        (None, Some(cut)) => return Err(cut.into()),
+        (None, None) => {}
+    }
+    Ok(shown)
+}
+
+fn path(args: &LogsArgs, format: &str) -> String {
+    let mut path = format!("/v1/sessions/{}/logs?format={format}", args.id);
     if args.follow {
         path.push_str("&follow=true");
     }
@@ -31,44 +59,63 @@ pub(super) async fn show(context: &Context, args: &LogsArgs) -> Result<bool, Fai
     if let Some(lines) = args.tail {
         path.push_str(&format!("&tail={lines}"));
     }
-    let client = &context.client;
-    let followed = match args.follow {
-        true => Some(Followed::now(client, &args.id).await?),
-        false => None,
-    };
-    let response = client.stream(&path, "application/x-ndjson").await?;
-    let mut lines = Lines::new(response.into_body());
-    let mut printed = false;
-    let cut = loop {
-        let line = match lines.next().await {
-            Ok(Some(line)) => line,
-            Ok(None) => break None,
-            Err(error) => break Some(client.stream_error(error)),
-        };
-        let parsed: LogLine = serde_json::from_slice(&line)
-            .map_err(|error| client.not_understood(error.to_string()))?;
-        printed = true;
-        if context.output.json {
-            // As the daemon wrote it: it may have unknown fields.
-            let text = String::from_utf8_lossy(&line);
-            context
-                .output
-                .program_line(LogStream::Stdout, &text, args.raw)?;
-        } else {
-            print(context.output, &parsed, args.raw)?;
-        }
-    };
-    match (followed, cut) {
-        (Some(followed), cut) => require_end(context, args, &followed, cut).await?,
-        (None, Some(cut)) => return Err(cut.into()),
-        (None, None) => {}
-    }
-    Ok(printed)
+    path
 }
 
-fn print(output: Output, line: &LogLine, raw: bool) -> std::io::Result<()> {
-    let at = line.at.map_or_else(String::new, |at| format!("{at} "));
-    output.program_line(line.stream, &format!("{at}{}", line.text), raw)
+/// Prints the daemon's lines of JSON, which may have unknown fields. The inner error cut the log.
+async fn print_lines(
+    context: &Context,
+    args: &LogsArgs,
+    shown: &mut Shown,
+) -> Result<Result<(), ClientError>, Failure> {
+    const KIND: &str = "application/x-ndjson";
+    let client = &context.client;
+    let response = client.stream(&path(args, "json"), KIND).await?;
+    let mut lines = Lines::new(response.into_body());
+    loop {
+        let line = match lines.next().await {
+            Ok(Some(line)) => line,
+            Ok(None) => return Ok(Ok(())),
+            Err(error) => return Ok(Err(client.stream_error(error))),
+        };
+        serde_json::from_slice::<LogLine>(&line)
+            .map_err(|error| client.not_understood(error.to_string()))?;
+        shown.any = true;
+        let text = String::from_utf8_lossy(&line);
+        context
+            .output
+            .program_line(LogStream::Stdout, &text, args.raw)?;
+    }
+}
+
+/// Prints the bytes of both outputs as the program wrote them.
+async fn print_bytes(
+    context: &Context,
+    args: &LogsArgs,
+    shown: &mut Shown,
+) -> Result<Result<(), ClientError>, Failure> {
+    let client = &context.client;
+    let response = client.stream(&path(args, "frames"), LOG_FRAMES).await?;
+    let mut frames = LogFrames::new(response.into_body());
+    let mut stdout = ProgramOutput::new(context.output, LogStream::Stdout, args.raw);
+    let mut stderr = ProgramOutput::new(context.output, LogStream::Stderr, args.raw);
+    let ended = loop {
+        match frames.next().await {
+            Ok(Some(LogFrame::Output(LogStream::Stdout, bytes))) => stdout.write(&bytes)?,
+            Ok(Some(LogFrame::Output(LogStream::Stderr, bytes))) => stderr.write(&bytes)?,
+            Ok(Some(LogFrame::Note(note))) => {
+                context.output.warning(&note);
+                shown.lost = Some(note);
+                continue;
+            }
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(client.stream_error(error)),
+        }
+        shown.any = true;
+    };
+    stdout.finish()?;
+    stderr.finish()?;
+    Ok(ended)
 }
 
 /// A followed log ends with its container, or with a daemon that stops or fails. A script must be

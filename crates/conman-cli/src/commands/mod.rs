@@ -18,6 +18,7 @@ mod net;
 mod nodes;
 mod ports;
 mod preempt;
+mod processes;
 mod ps;
 mod rm;
 mod run;
@@ -77,6 +78,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Ls(args) => Box::pin(ls::run(context, &args)).await,
         ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
         ClientCommand::Stats(args) => Box::pin(stats::run(context, &args)).await,
+        ClientCommand::Processes(args) => Box::pin(processes::run(context, &args)).await,
         ClientCommand::Top => Box::pin(top::run(context)).await,
         ClientCommand::Events(args) => Box::pin(events::run(context, &args)).await,
         ClientCommand::Why(args) => Box::pin(why::run(context, &args)).await,

@@ -61,6 +61,15 @@ async fn is_up(context: &Context, path: &str) -> Result<bool, Failure> {
     }
 }
 
+/// The program wrote more than its log keeps, faster than it was read.
+fn output_lost(id: &SessionId, lost: &str) -> Failure {
+    let title = "Output of the program was lost";
+    let failure = Failure::new(Exit::NOT_RUN, "output-lost", title, format!("{id}: {lost}"));
+    failure.next(
+        "start the session, and run the command with `conman exec`, which waits for its reader",
+    )
+}
+
 /// Shows the program's output until it ends; returns its exit code.
 async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Exit, Failure> {
     let path = format!("/v1/sessions/{id}");
@@ -102,14 +111,17 @@ async fn program(context: &Context, args: &RunArgs, id: &SessionId) -> Result<Ex
         let cause = session.end.as_ref().map(|end| end.cause);
         let has_exited = cause == Some(EndCause::Exited);
         match (followed, session.exit_code) {
-            (Ok(printed), code) => {
-                if !printed {
-                    // It may have ended before its log could be opened; then the kept log has all of it.
+            (Ok(mut shown), code) => {
+                if !shown.any {
+                    // It may have ended before its log could be opened; then the kept log has the end of it.
                     let kept = LogsArgs {
                         follow: false,
                         ..log
                     };
-                    let _ = logs::show(context, &kept).await;
+                    shown = logs::show(context, &kept).await.unwrap_or(shown);
+                }
+                if let Some(lost) = shown.lost {
+                    return Err(output_lost(id, &lost));
                 }
                 return match code.map(Exit::of_command) {
                     // Whether it was ready before is of no interest.

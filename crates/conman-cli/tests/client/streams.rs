@@ -23,11 +23,24 @@ const LOG: [&str; 3] = [
     r#"{"stream":"stdout","text":"two"}"#,
 ];
 
-/// A daemon whose log is `pieces`; the log breaks off behind them when `broken`.
-fn logging(calls: &Calls, pieces: Vec<Bytes>, broken: bool, state: &'static str) -> Daemon {
+/// Likewise as frames, the way a person or a pipe gets it.
+const FRAMES: [&[u8]; 4] = [
+    b"\x01\0\0\0\0\0\0\x05one\r\n",
+    b"\x02\0\0\0\0\0\0\x05oops\n",
+    b"\x03\0\0\0\0\0\0\x077 bytes",
+    b"\x01\0\0\0\0\0\0\x03two",
+];
+
+/// A daemon with a log, which breaks off at its end when `broken`.
+fn logging(calls: &Calls, broken: bool, state: &'static str) -> Daemon {
     let calls = calls.clone();
     let log = move |RawQuery(query): RawQuery| {
-        calls.note(query.unwrap_or_default());
+        let query = query.unwrap_or_default();
+        let pieces = match query.contains("format=json") {
+            true => crumbs(LOG.map(|line| format!("{line}\n")).concat().as_bytes()),
+            false => crumbs(&FRAMES.concat()),
+        };
+        calls.note(query);
         let end = broken.then(|| Err(std::io::Error::other("the runtime went away")));
         let body = stream::iter(pieces.into_iter().map(Ok)).chain(stream::iter(end));
         async { Body::from_stream(body).into_response() }
@@ -40,55 +53,52 @@ fn logging(calls: &Calls, pieces: Vec<Bytes>, broken: bool, state: &'static str)
     )
 }
 
-/// The log in pieces of three bytes, so that no line arrives whole.
-fn crumbs() -> Vec<Bytes> {
-    let text = LOG.map(|line| format!("{line}\n")).concat();
-    text.as_bytes()
-        .chunks(3)
-        .map(Bytes::copy_from_slice)
-        .collect()
+/// A log in pieces of three bytes, so that no line and no frame arrives whole.
+fn crumbs(log: &[u8]) -> Vec<Bytes> {
+    log.chunks(3).map(Bytes::copy_from_slice).collect()
 }
 
 #[tokio::test]
 async fn logs_keep_the_two_outputs_apart() {
     let calls = Calls::default();
-    let daemon = logging(&calls, crumbs(), false, "running");
+    let daemon = logging(&calls, false, "running");
     let outcome = daemon.run(&["logs", "alice"]).await;
-    assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "one\ntwo\n"));
-    assert_eq!(outcome.stderr, "2026-03-01T12:00:00Z oops\n");
+    // To the byte: an end of line that a program did not write is not added.
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "one\r\ntwo"));
+    assert_eq!(outcome.stderr, "oops\nwarning: 7 bytes\n");
     let json = daemon
         .run(&["logs", "alice", "--json", "--tail", "3", "--timestamps"])
         .await;
     assert_eq!(json.stdout.lines().collect::<Vec<_>>(), LOG);
     assert_eq!(
         calls.all(),
-        ["format=json", "format=json&timestamps=true&tail=3"]
+        ["format=frames", "format=json&timestamps=true&tail=3"]
     );
 }
 
 #[tokio::test]
 async fn a_log_that_breaks_off_is_no_whole_log() {
-    let outcome = logging(&Calls::default(), crumbs(), true, "running")
+    let outcome = logging(&Calls::default(), true, "running")
         .run(&["logs", "alice"])
         .await;
     assert_eq!(outcome.code, 5, "{outcome:?}");
     // How much of what was on its way still arrives is the network's affair.
-    assert!("one\ntwo\n".starts_with(&outcome.stdout), "{outcome:?}");
+    assert!("one\r\ntwo".starts_with(&outcome.stdout), "{outcome:?}");
     assert!(outcome.stderr.contains("broke off"), "{outcome:?}");
 }
 
 #[tokio::test]
 async fn a_followed_log_ends_well_only_with_its_session() {
     let calls = Calls::default();
-    let ended = logging(&calls, crumbs(), false, "stopped")
+    let ended = logging(&calls, false, "stopped")
         .run(&["logs", "-f", "alice"])
         .await;
     assert_eq!(ended.code, 0, "{ended:?}");
-    assert_eq!(calls.all(), ["format=json&follow=true"]);
-    let cut = logging(&calls, crumbs(), false, "running")
+    assert_eq!(calls.all(), ["format=frames&follow=true"]);
+    let cut = logging(&calls, false, "running")
         .run(&["logs", "-f", "alice"])
         .await;
-    assert_eq!((cut.code, cut.stdout.as_str()), (5, "one\ntwo\n"));
+    assert_eq!((cut.code, cut.stdout.as_str()), (5, "one\r\ntwo"));
     assert!(cut.stderr.contains("still runs"), "{cut:?}");
 }
 
@@ -97,7 +107,8 @@ async fn a_followed_log_whose_session_moves_says_so_however_it_ends() {
     for broken in [false, true] {
         let log = move || {
             let end = broken.then(|| Err(std::io::Error::other("the node is gone")));
-            let body = stream::iter(crumbs().into_iter().map(Ok)).chain(stream::iter(end));
+            let pieces = crumbs(&FRAMES.concat());
+            let body = stream::iter(pieces.into_iter().map(Ok)).chain(stream::iter(end));
             async { Body::from_stream(body).into_response() }
         };
         let routes = Router::new()

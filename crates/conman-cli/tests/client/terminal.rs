@@ -188,9 +188,9 @@ fn told(size: TerminalSize) -> String {
 #[tokio::test]
 async fn a_log_does_not_control_the_terminal_of_its_reader() {
     let log = || async {
-        let line =
-            json!({"stream": "stdout", "text": "\u{1b}]52;c;cHduZWQ=\u{7}\u{1b}[31mred\tend"});
-        format!("{line}\n")
+        let line = "\u{1b}]52;c;cHduZWQ=\u{7}\u{1b}[31mred\tend\n";
+        let length = u8::try_from(line.len()).expect("short");
+        [&[1, 0, 0, 0, 0, 0, 0, length][..], line.as_bytes()].concat()
     };
     let daemon = Daemon::start(Router::new().route("/v1/sessions/{id}/logs", get(log)));
     let shown = "\\u{1b}]52;c;cHduZWQ=\\u{7}\\u{1b}[31mred";

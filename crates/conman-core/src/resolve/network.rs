@@ -14,6 +14,9 @@ pub const MAX_READY_TIMEOUT_S: u32 = 600;
 /// Maximum number of entries of `ports`; each may be a range.
 const MAX_PORTS: usize = 64;
 
+pub(super) const NODES_PORT: &str =
+    "is a port of the node in the network `host`: only the template can set it";
+
 pub(super) fn port(
     base: &SessionRequest,
     request: &SessionRequest,
@@ -39,14 +42,16 @@ pub(super) fn ports(
         .filter(|_| port.is_some() || request.port.is_none());
     let ports = request.ports.as_ref().or(inherited);
     let ports = ports.cloned().unwrap_or_default();
+    check_ports(&ports, mistakes);
+    ports
+}
+
+pub(super) fn check_ports(ports: &[PortRange], mistakes: &mut Mistakes) {
     if ports.len() > MAX_PORTS {
         let given = ports.len();
-        mistakes.add(
-            "ports",
-            format!("has {given} entries; {MAX_PORTS} are allowed"),
-        );
+        let message = format!("has {given} entries; {MAX_PORTS} are allowed");
+        mistakes.add("ports", message);
     }
-    ports
 }
 
 /// A template's path is dropped with its port if the request sets no port; a path in the request
@@ -131,9 +136,7 @@ pub(super) fn network(
             ),
         ];
         for (field, _) in changed.iter().filter(|(_, changed)| *changed) {
-            let message =
-                "is a port of the node in the network `host`: only the template can set it";
-            mistakes.add(*field, message);
+            mistakes.add(*field, NODES_PORT);
         }
     }
     network

@@ -69,6 +69,9 @@ const MASKED: [&str; 25] = [
     "/sys/firmware",
 ];
 
+/// Docker's driver that keeps logs as bytes: the usual one, `json-file`, replaces what is not UTF-8.
+const LOG_DRIVER: &str = "local";
+
 /// Maximum size of a log file. There are two: while the newer one fills, the older one stays.
 const LOG_MAX_SIZE: &str = "8m";
 const LOG_MAX_FILES: &str = "2";
@@ -194,10 +197,11 @@ fn host_config(
         pids_limit: Some(i64::from(spec.pids)),
         oom_score_adj: Some(OOM_SCORE),
         log_config: Some(HostConfigLogConfig {
-            typ: Some("json-file".to_owned()),
+            typ: Some(LOG_DRIVER.to_owned()),
             config: Some(HashMap::from([
                 ("max-size".to_owned(), LOG_MAX_SIZE.to_owned()),
                 ("max-file".to_owned(), LOG_MAX_FILES.to_owned()),
+                ("compress".to_owned(), "false".to_owned()),
             ])),
         }),
         mounts: Some(mounts(plan)),

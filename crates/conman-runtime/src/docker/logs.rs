@@ -10,8 +10,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{sleep, timeout};
 
 use super::Shared;
+use super::descriptions::Listed;
 use super::failure::Failure;
 use super::frames::Frames;
+use crate::shared::container_files::host_error;
+use crate::shared::kept_logs::OutputEnd;
+use crate::shared::log_files;
 use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 const ACTION: &str = "read the log of";
@@ -21,23 +25,27 @@ const ACTION: &str = "read the log of";
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Longest wait for the log of a container that is to be removed.
+const KEEP_PATIENCE: Duration = Duration::from_secs(5);
+
 pub(super) async fn logs(
     shared: &Arc<Shared>,
     key: &ContainerKey,
     options: LogOptions,
 ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
     let subject = key.to_string();
+    if options.previous {
+        return kept(shared, key, options).await;
+    }
     let place = shared.stream_place(key, ACTION)?;
-    let container = shared.existing(key, ACTION).await?;
+    let container = match shared.existing(key, ACTION).await {
+        Err(RuntimeError::NoSuchContainer { .. }) => return kept(shared, key, options).await,
+        existing => existing?,
+    };
     let query = query(options);
     let log = shared.raw_log(&container.container_id, &query).await;
     let log = log.map_err(|failure| failure.about(ACTION, &subject))?;
-    let stream = if container.tty {
-        let chunks = log.map_ok(|bytes| chunk(OutputStream::Stdout, bytes));
-        chunks.boxed()
-    } else {
-        framed(log)
-    };
+    let stream = chunks(&container, log);
     let following = Following {
         shared: Arc::clone(shared),
         key: key.clone(),
@@ -54,6 +62,87 @@ pub(super) async fn logs(
         }
     });
     Ok(chunks.boxed())
+}
+
+/// The log of a container that is removed.
+async fn kept(
+    shared: &Arc<Shared>,
+    key: &ContainerKey,
+    options: LogOptions,
+) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+    let none = || RuntimeError::NoSuchContainer {
+        subject: key.to_string(),
+    };
+    let kept_logs = shared.kept_logs.clone().ok_or_else(none)?;
+    let owned = key.clone();
+    let find = move || kept_logs.find_for(&owned, options);
+    let files = shared.on_blocking_thread(ACTION, find).await?;
+    let options = LogOptions {
+        follow: false,
+        ..options
+    };
+    log_files::read(files.ok_or_else(none)?, options, || true).await
+}
+
+/// Keeps the end of a dead container's log, before it is removed. A log that cannot be read is not kept: that
+/// must not delay the removal.
+pub(super) async fn keep_end(shared: &Arc<Shared>, container: &Listed) {
+    let Some(kept_logs) = &shared.kept_logs else {
+        return;
+    };
+    let most = kept_logs.most_bytes();
+    if most == 0 {
+        return;
+    }
+    let read = timeout(KEEP_PATIENCE, read_end(shared, container, most)).await;
+    let (stdout, stderr) = match read {
+        Ok(Ok(ends)) => ends,
+        Ok(Err(failure)) => {
+            tracing::warn!(container = %container.key, ?failure, "cannot keep the log");
+            return;
+        }
+        Err(_elapsed) => {
+            tracing::warn!(container = %container.key, "cannot keep the log: it was not read in time");
+            return;
+        }
+    };
+    let (kept_logs, key) = (Arc::clone(kept_logs), container.key.clone());
+    let stderr = (!stderr.bytes.is_empty()).then_some(stderr);
+    let keep = move || {
+        let kept = kept_logs.keep_ends(&key, stdout, stderr);
+        kept.map_err(|source| host_error("write", kept_logs.directory(), source))
+    };
+    if let Err(error) = shared.on_blocking_thread("keep the log of", keep).await {
+        tracing::warn!(container = %container.key, %error, "cannot keep the log");
+    }
+}
+
+async fn read_end(
+    shared: &Arc<Shared>,
+    container: &Listed,
+    most: u64,
+) -> Result<(OutputEnd, OutputEnd), Failure> {
+    let query = query(LogOptions::default());
+    let log = shared.raw_log(&container.container_id, &query).await?;
+    let mut chunks = chunks(container, log);
+    let (mut stdout, mut stderr) = (OutputEnd::default(), OutputEnd::default());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk?;
+        match chunk.stream {
+            OutputStream::Stdout => stdout.push(&chunk.bytes, most),
+            OutputStream::Stderr => stderr.push(&chunk.bytes, most),
+        }
+    }
+    Ok((stdout, stderr))
+}
+
+fn chunks(container: &Listed, log: BoxStream<'static, Result<Bytes, Failure>>) -> Chunks {
+    match container.tty {
+        true => log
+            .map_ok(|bytes| chunk(OutputStream::Stdout, bytes))
+            .boxed(),
+        false => framed(log),
+    }
 }
 
 /// A log's pieces as they arrive.
@@ -117,5 +206,5 @@ impl Following {
 }
 
 fn chunk(stream: OutputStream, bytes: Bytes) -> LogChunk {
-    LogChunk { stream, bytes }
+    LogChunk::new(stream, bytes)
 }

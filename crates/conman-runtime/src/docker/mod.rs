@@ -41,7 +41,8 @@ pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
 
 use crate::shared::blocking::on_blocking_thread;
-use crate::shared::container_files::{ContainerFiles, own_resolver};
+use crate::shared::container_files::{ContainerFiles, host_error, own_resolver};
+use crate::shared::kept_logs::KeptLogs;
 use crate::shared::kernel_view::KernelView;
 use crate::{
     ContainerKey, ContainerPlan, FoundContainer, Lifecycle, RunningContainer, RuntimeError,
@@ -81,6 +82,7 @@ struct Shared {
     io: Option<(PathBuf, IoLimits)>,
     max_removals: usize,
     fence: Option<Fence>,
+    kept_logs: Option<Arc<KeptLogs>>,
     rules: Arc<SessionRules>,
     /// Where the files are of containers that this daemon created and has not removed. dockerd has
     /// the path in a label as well.
@@ -91,6 +93,10 @@ impl DockerRuntime {
     /// Does not connect. If the daemon does not answer, every call reports that; once it answers,
     /// calls succeed.
     pub fn connect(options: DockerOptions) -> Result<Self, RuntimeError> {
+        let kept_logs = options.kept_logs.map(|(directory, limits)| {
+            let opened = KeptLogs::open(directory.clone(), limits);
+            opened.map_err(|source| host_error("make", &directory, source))
+        });
         let shared = Shared {
             daemon: Daemon::new(
                 options.socket,
@@ -104,6 +110,7 @@ impl DockerRuntime {
             io: options.io,
             max_removals: options.max_removals,
             fence: options.fence.map(Fence::new),
+            kept_logs: kept_logs.transpose()?.map(Arc::new),
             rules: options.rules,
             files: Mutex::default(),
         };

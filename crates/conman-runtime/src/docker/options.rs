@@ -9,6 +9,7 @@ use conman_linux::IoLimits;
 use conman_net::SessionRules;
 
 use super::DockerFence;
+use crate::KeptLogLimits;
 
 /// How a [`DockerRuntime`](super::DockerRuntime) reaches its daemon, and its limits.
 #[derive(Debug, Clone)]
@@ -29,6 +30,8 @@ pub struct DockerOptions {
     pub io: Option<(PathBuf, IoLimits)>,
     /// The shim whose dead-man fence the containers are under; `None` for no fence.
     pub fence: Option<DockerFence>,
+    /// Where the ends of removed containers' logs are kept, and how much of them; `None` keeps none.
+    pub kept_logs: Option<(PathBuf, KeptLogLimits)>,
     /// For containers on Docker's bridge.
     pub rules: Arc<SessionRules>,
 }
@@ -53,6 +56,7 @@ impl DockerOptions {
             max_cpus: host_cpus(),
             io: None,
             fence: None,
+            kept_logs: None,
             rules: Arc::default(),
         }
     }

@@ -19,6 +19,7 @@ use super::Shared;
 use super::daemon::Lane;
 use super::descriptions::Listed;
 use super::failure::Failure;
+use super::logs;
 use crate::shared::container_files::ContainerFiles;
 use crate::{ContainerKey, RuntimeError};
 
@@ -53,6 +54,7 @@ pub(super) async fn remove(
         }
     };
     let mut results: Vec<Option<Result<(), RuntimeError>>> = keys.iter().map(|_| None).collect();
+    let mut rounds = 0_u32;
     loop {
         let pending = results
             .iter()
@@ -63,10 +65,17 @@ pub(super) async fn remove(
             break;
         }
         let over = Instant::now() >= deadline;
+        let is_first = rounds == 0;
+        rounds += 1;
         let attempts = stream::iter(pending).map(|index| {
             let key = &keys[index];
             let listed = listed.get(key);
-            async move { (index, remove_one(shared, key, listed, deadline).await) }
+            async move {
+                (
+                    index,
+                    remove_one(shared, key, listed, deadline, is_first).await,
+                )
+            }
         });
         // The lane bounds the calls to dockerd; this bounds the calls that wait for it.
         let mut attempts = attempts.buffer_unordered(shared.max_removals);
@@ -97,10 +106,14 @@ async fn remove_one(
     key: &ContainerKey,
     listed: Option<&Listed>,
     deadline: Instant,
+    is_first: bool,
 ) -> Result<Attempt, RuntimeError> {
     let files_dir = shared.files_dir(key).or_else(|| listed?.files_dir.clone());
     prepare(shared, key, files_dir).await?;
     if let Some(listed) = listed {
+        if is_first {
+            logs::keep_end(shared, listed).await;
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         // The last round runs after the deadline, for containers that became ready meanwhile.
         let limit = left.max(ROUND_INTERVAL);

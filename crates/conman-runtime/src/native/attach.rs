@@ -374,10 +374,7 @@ impl TerminalLog {
 }
 
 fn chunk(bytes: Bytes) -> LogChunk {
-    LogChunk {
-        stream: OutputStream::Stdout,
-        bytes,
-    }
+    LogChunk::new(OutputStream::Stdout, bytes)
 }
 
 fn last_lines(bytes: &[u8], lines: u32) -> &[u8] {

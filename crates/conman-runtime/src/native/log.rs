@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::stream::BoxStream;
+use futures_util::stream::{BoxStream, StreamExt as _};
 
 use super::Inner;
 use super::store;
-use crate::shared::container_files::host_error;
-use crate::shared::log_files;
+use crate::shared::kept_logs::OutputEnd;
+use crate::shared::log_files::{self, LogFile};
 use crate::{ContainerKey, LogChunk, LogOptions, OutputStream, RuntimeError};
 
 const ACTION: &str = "read the log of";
@@ -44,12 +44,9 @@ impl Inner {
             looked: Instant::now(),
             empty_before: false,
         };
-        let mut files = vec![(OutputStream::Stdout, log)];
-        files.extend(
-            plan.launch
-                .log_stderr
-                .map(|log| (OutputStream::Stderr, log)),
-        );
+        let mut files = vec![LogFile::new(OutputStream::Stdout, log)];
+        let errors = plan.launch.log_stderr;
+        files.extend(errors.map(|log| LogFile::new(OutputStream::Stderr, log)));
         let read = log_files::read(files, options, move || life.has_ended()).await?;
         // Its files may have been moved away before they were opened.
         if !self.store.container(key).exists() {
@@ -60,6 +57,23 @@ impl Inner {
 }
 
 impl Inner {
+    /// What the terminal of a dead container showed last, to be kept; `None` if it had no terminal.
+    pub(super) async fn last_screen(self: &Arc<Self>, key: &ContainerKey) -> Option<OutputEnd> {
+        let dir = self.store.container(key);
+        let plan = super::away(ACTION, move || dir.plan()).await.ok()??;
+        plan.launch.terminal.as_ref()?;
+        let mut screen = OutputEnd::default();
+        match self.terminal_log(key, LogOptions::default()).await {
+            Ok(mut shown) => {
+                while let Some(Ok(chunk)) = shown.next().await {
+                    screen.push(&chunk.bytes, self.kept_logs.most_bytes());
+                }
+            }
+            Err(error) => tracing::warn!(container = %key, %error, "cannot keep the log"),
+        }
+        Some(screen)
+    }
+
     /// The log of a container that is removed.
     async fn kept_log(
         self: &Arc<Self>,
@@ -67,15 +81,10 @@ impl Inner {
         options: LogOptions,
     ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
         let (inner, owned) = (Arc::clone(self), key.clone());
-        let find = move || {
-            let kept = &inner.kept_logs;
-            let found = kept.find(&owned, options.previous);
-            found.map_err(|source| host_error("read", kept.directory(), source))
-        };
-        let files = super::away(ACTION, find).await?;
-        if files.is_empty() {
+        let find = move || inner.kept_logs.find_for(&owned, options);
+        let Some(files) = super::away(ACTION, find).await? else {
             return Err(super::no_such_container(key));
-        }
+        };
         let options = LogOptions {
             follow: false,
             ..options

@@ -19,10 +19,15 @@ const ACTION: &str = "remove";
 impl Inner {
     pub(super) async fn remove(self: Arc<Self>, key: ContainerKey) -> Result<(), RuntimeError> {
         let (inner, owned) = (Arc::clone(&self), key.clone());
+        let screen = self.last_screen(&key).await;
         let leaving = away(ACTION, move || {
             inner.kernel.check_dead(&owned)?;
             let dir = inner.store.container(&owned);
-            if let Err(error) = inner.kept_logs.keep(&owned, &dir.log(), &dir.log_stderr()) {
+            let kept = match screen {
+                Some(screen) => inner.kept_logs.keep_ends(&owned, screen, None),
+                None => inner.kept_logs.keep(&owned, &dir.log(), &dir.log_stderr()),
+            };
+            if let Err(error) = kept {
                 tracing::warn!(container = %owned, %error, "cannot keep the log");
             }
             inner.store.leave(&owned)

@@ -62,6 +62,27 @@ impl Pauses {
     }
 }
 
+/// A file with one output of a container.
+#[derive(Debug, Clone)]
+pub struct LogFile {
+    pub stream: OutputStream,
+    pub path: PathBuf,
+    /// Bytes before its beginning that are no longer kept.
+    pub dropped: u64,
+}
+
+impl LogFile {
+    /// A file with all of an output.
+    #[must_use]
+    pub fn new(stream: OutputStream, path: PathBuf) -> Self {
+        Self {
+            stream,
+            path,
+            dropped: 0,
+        }
+    }
+}
+
 struct Source {
     stream: OutputStream,
     path: PathBuf,
@@ -73,6 +94,8 @@ struct Source {
     at_line_start: bool,
     /// After a hole: bytes are skipped until the next line begins.
     in_cut_line: bool,
+    /// Bytes that were discarded before they could be read, and whose number has not been returned yet.
+    dropped: u64,
     /// When its parts were written.
     times: Vec<LogMark>,
 }
@@ -87,18 +110,21 @@ struct Piece {
 
 /// If the log is followed, missing files are waited for. `has_ended` is called before each read.
 pub async fn read(
-    files: Vec<(OutputStream, PathBuf)>,
+    files: Vec<LogFile>,
     options: LogOptions,
     has_ended: impl FnMut() -> bool + Send + 'static,
 ) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
-    let sources = files.into_iter().map(|(stream, path)| Source {
-        stream,
-        path,
+    // The last lines may be wanted without those before.
+    let is_part = options.tail.is_some() || options.since.is_some();
+    let sources = files.into_iter().map(|log| Source {
+        stream: log.stream,
+        path: log.path,
         file: None,
         position: 0,
         end: None,
         at_line_start: true,
         in_cut_line: false,
+        dropped: if is_part { 0 } else { log.dropped },
         times: Vec::new(),
     });
     let mut reader = LogReader {
@@ -164,7 +190,7 @@ impl<F: FnMut() -> bool> LogReader<F> {
                 .read()
                 .await
                 .map_err(|error| host_error("read", &source.path, error))?;
-            if !bytes.is_empty() {
+            if !bytes.is_empty() || source.dropped > 0 {
                 let bytes = if self.options.timestamps {
                     source.stamp(&bytes)
                 } else {
@@ -173,6 +199,7 @@ impl<F: FnMut() -> bool> LogReader<F> {
                 self.ready.push_back(LogChunk {
                     stream: source.stream,
                     bytes,
+                    dropped: std::mem::take(&mut source.dropped),
                 });
             }
         }
@@ -227,12 +254,19 @@ impl Source {
                     .bytes
                     .truncate(usize::try_from(left).unwrap_or(usize::MAX));
             }
+            // A line that is cut for `since` is not lost.
+            let was_discarded = piece.begin > position || self.dropped > 0;
+            self.dropped += piece.begin - position;
             self.in_cut_line |= piece.begin > position;
             self.position = piece.begin + piece.bytes.len() as u64;
             if piece.bytes.is_empty() || !self.in_cut_line {
                 return Ok(piece.bytes);
             }
-            if let Some(newline) = piece.bytes.iter().position(|byte| *byte == b'\n') {
+            let newline = piece.bytes.iter().position(|byte| *byte == b'\n');
+            if was_discarded {
+                self.dropped += newline.map_or(piece.bytes.len(), |newline| newline + 1) as u64;
+            }
+            if let Some(newline) = newline {
                 self.in_cut_line = false;
                 self.at_line_start = true;
                 let rest = &piece.bytes[newline + 1..];

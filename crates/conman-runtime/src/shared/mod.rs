@@ -6,6 +6,7 @@ pub mod container_files;
 pub mod exec_channels;
 pub mod exec_kill;
 pub mod exec_streams;
+pub mod kept_logs;
 pub mod kernel_view;
 pub mod log_files;
 pub mod removals;

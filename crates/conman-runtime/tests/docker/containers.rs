@@ -34,7 +34,7 @@ async fn a_container_has_the_limits_rights_and_settings_of_its_plan_and_no_other
     assert_eq!(policy.to_string(), "no");
     assert_eq!(host.port_bindings.unwrap_or_default().len(), 0);
     let log = host.log_config.expect("told");
-    assert_eq!(log.typ.as_deref(), Some("json-file"));
+    assert_eq!(log.typ.as_deref(), Some("local"));
     assert_eq!(log.config.expect("bounded")["max-size"], "8m");
     assert_eq!(
         host.security_opt,

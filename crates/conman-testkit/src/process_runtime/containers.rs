@@ -7,7 +7,7 @@ use conman_core::naming::{self, CgroupDriver};
 use conman_proto::RuntimeKind;
 use conman_runtime::shared::container_files::ContainerFiles;
 use conman_runtime::shared::kernel_view::KernelView;
-use conman_runtime::shared::log_files;
+use conman_runtime::shared::log_files::{self, LogFile};
 use conman_runtime::{
     ContainerKey, ContainerPlan, ExecIo, ExecPlan, FoundContainer, LogChunk, LogOptions,
     OutputStream, RuntimeError, Started,
@@ -143,8 +143,8 @@ impl Inner {
             });
         }
         let files = vec![
-            (OutputStream::Stdout, dir.stdout()),
-            (OutputStream::Stderr, dir.stderr()),
+            LogFile::new(OutputStream::Stdout, dir.stdout()),
+            LogFile::new(OutputStream::Stderr, dir.stderr()),
         ];
         log_files::read(files, options, move || dir.has_ended()).await
     }

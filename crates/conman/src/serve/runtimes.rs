@@ -23,6 +23,8 @@ use crate::shim::{self, ShimPlace};
 
 /// The native runtime's directory in the state directory.
 const NATIVE: &str = "native";
+/// Logs of removed containers of Docker, likewise.
+const DOCKER_LOGS: &str = "docker-logs";
 
 /// Name of the task that keeps a shim running.
 const KEEPER: &str = "shim keeper";
@@ -183,6 +185,7 @@ fn docker(
         &*config.state_dir
     };
     options.io = io_limits(config, root)?;
+    options.kept_logs = Some((config.state_dir.join(DOCKER_LOGS), config.limits.kept_logs));
     // Docker's sessions get a fence only if there is a shim anyway, or if other nodes take over
     // from this one. A node outside a fleet needs no fence, and a shim only for Docker would be one
     // more dependency.

@@ -28,7 +28,7 @@ fn holed(directory: &Path) -> Option<PathBuf> {
 }
 
 async fn all(path: PathBuf, options: LogOptions) -> String {
-    let files = vec![(OutputStream::Stdout, path)];
+    let files = vec![LogFile::new(OutputStream::Stdout, path)];
     let mut log = read(files, options, || true).await.expect("a log");
     let mut text = String::new();
     while let Some(chunk) = log.next().await {
@@ -52,7 +52,7 @@ async fn a_log_that_grows_while_it_is_read_has_an_end_all_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("log");
     std::fs::write(&path, "first\n".repeat(10_000)).expect("written");
-    let files = vec![(OutputStream::Stdout, path.clone())];
+    let files = vec![LogFile::new(OutputStream::Stdout, path.clone())];
     let log = read(files, LogOptions::default(), || true).await;
     let mut log = log.expect("a log");
     let mut file = File::options().append(true).open(&path).expect("opened");
@@ -77,7 +77,7 @@ async fn a_followed_log_that_is_cut_is_read_on_from_its_beginning() {
         },
         Arc::clone(&ended),
     );
-    let files = vec![(OutputStream::Stdout, path.clone())];
+    let files = vec![LogFile::new(OutputStream::Stdout, path.clone())];
     let has_ended = move || seen.load(std::sync::atomic::Ordering::SeqCst);
     let mut log = read(files, options, has_ended).await.expect("a log");
     let first = log.next().await.expect("there is more").expect("readable");

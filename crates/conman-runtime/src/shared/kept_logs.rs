@@ -4,12 +4,14 @@
 //! <directory>/<session>/<generation>           the end of its log
 //! <directory>/<session>/<generation>.stderr    likewise of its standard error, if the two are kept separately
 //! <directory>/<session>/….times                when its parts were written
+//! <directory>/<session>/….cut                  how many bytes before it are not kept, if any, as a number
 //! ```
 //! A session has two at most: the last one's and the one's before. They are copies: a log belongs to its
 //! container's disk limit.
 
+use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,9 +22,9 @@ use conman_linux::remove_if_present;
 use conman_proto::{Generation, SessionId};
 use conman_shim_protocol::log_times::{self, LogMark};
 
-use crate::shared::container_files::if_present;
-use crate::shared::log_files;
-use crate::{ContainerKey, OutputStream};
+use crate::shared::container_files::{host_error, if_present};
+use crate::shared::log_files::{self, LogFile};
+use crate::{ContainerKey, LogOptions, OutputStream, RuntimeError};
 
 /// Logs kept for one session.
 const GENERATIONS: usize = 2;
@@ -36,6 +38,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
 /// Suffix of a copy that is not complete.
 const UNFINISHED: &str = ".new";
+
+/// Suffix of the number of bytes before a log that are not kept.
+const CUT: &str = ".cut";
 
 /// How much is kept, and how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +63,28 @@ impl Default for KeptLogLimits {
     }
 }
 
+/// The end of an output that is in no file.
+#[derive(Debug, Default)]
+pub(crate) struct OutputEnd {
+    pub(crate) bytes: VecDeque<u8>,
+    /// Bytes before it.
+    pub(crate) dropped: u64,
+}
+
+impl OutputEnd {
+    /// Appends a piece, and keeps at most `most` bytes of the end.
+    pub(crate) fn push(&mut self, piece: &[u8], most: u64) {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        self.bytes.extend(piece);
+        let beyond = self.bytes.len().saturating_sub(most);
+        self.bytes.drain(..beyond);
+        self.dropped += beyond as u64;
+    }
+}
+
 /// The kept logs of one instance.
 #[derive(Debug)]
-pub(super) struct KeptLogs {
+pub(crate) struct KeptLogs {
     directory: PathBuf,
     limits: KeptLogLimits,
     /// When logs were last removed. Held meanwhile: one thread at a time removes.
@@ -70,7 +94,7 @@ pub(super) struct KeptLogs {
 }
 
 impl KeptLogs {
-    pub(super) fn open(directory: PathBuf, limits: KeptLogLimits) -> io::Result<Self> {
+    pub(crate) fn open(directory: PathBuf, limits: KeptLogLimits) -> io::Result<Self> {
         make_directory(&directory)?;
         let kept = Self {
             directory,
@@ -85,19 +109,51 @@ impl KeptLogs {
         Ok(kept)
     }
 
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Keeps the end of a container's logs. One that does not exist, or that its program has made
     /// unreadable, is not kept.
-    pub(super) fn keep(&self, key: &ContainerKey, stdout: &Path, stderr: &Path) -> io::Result<()> {
+    pub(crate) fn keep(&self, key: &ContainerKey, stdout: &Path, stderr: &Path) -> io::Result<()> {
         if self.limits.bytes == 0 {
             return Ok(());
         }
-        let kept = self.directory.join(key.session.as_str());
-        let kept = kept.join(key.generation.to_string());
+        let kept = self.path(key);
         let copied = self.copy_end(stdout, &kept)? + self.copy_end(stderr, &errors_of(&kept))?;
+        self.settle(key, &kept, copied)
+    }
+
+    /// Bytes of each output that are kept.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        self.limits.bytes
+    }
+
+    /// Keeps the ends of a container's outputs.
+    pub(crate) fn keep_ends(
+        &self,
+        key: &ContainerKey,
+        stdout: OutputEnd,
+        stderr: Option<OutputEnd>,
+    ) -> io::Result<()> {
+        if self.limits.bytes == 0 {
+            return Ok(());
+        }
+        let kept = self.path(key);
+        let mut copied = store(&kept, stdout.bytes, stdout.dropped)?;
+        if let Some(stderr) = stderr {
+            copied += store(&errors_of(&kept), stderr.bytes, stderr.dropped)?;
+        }
+        self.settle(key, &kept, copied)
+    }
+
+    fn path(&self, key: &ContainerKey) -> PathBuf {
+        let session = self.directory.join(key.session.as_str());
+        session.join(key.generation.to_string())
+    }
+
+    /// Removes older logs of the session, and old ones of all, now that `copied` bytes more are kept.
+    fn settle(&self, key: &ContainerKey, kept: &Path, copied: u64) -> io::Result<()> {
         for older in self
             .generations(&key.session)?
             .iter()
@@ -131,16 +187,7 @@ impl KeptLogs {
             let mut cut = Vec::new();
             first += log.read_until(b'\n', &mut cut)? as u64;
         }
-        path.parent().map_or(Ok(()), make_directory)?;
-        let unfinished = conman_linux::with_suffix(path, UNFINISHED);
-        let mut copy = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(FILE_MODE)
-            .open(&unfinished)?;
-        let copied = io::copy(&mut log, &mut copy)?;
-        fs::rename(&unfinished, path)?;
+        let copied = store(path, log, first)?;
         let mut times = log_times::read_log_times(original)?;
         times.push(LogMark::of(&metadata));
         times.retain_mut(|mark| {
@@ -152,11 +199,7 @@ impl KeptLogs {
 
     /// A container's logs; with `previous`, the logs of the session's container before it. None if they are not
     /// kept.
-    pub(super) fn find(
-        &self,
-        key: &ContainerKey,
-        previous: bool,
-    ) -> io::Result<Vec<(OutputStream, PathBuf)>> {
+    pub(crate) fn find(&self, key: &ContainerKey, previous: bool) -> io::Result<Vec<LogFile>> {
         let kept = self.generations(&key.session)?;
         let found = match previous {
             true => kept.into_iter().filter(|one| *one < key.generation).max(),
@@ -168,11 +211,24 @@ impl KeptLogs {
         let directory = self.directory.join(key.session.as_str());
         let log = directory.join(generation.to_string());
         let errors = errors_of(&log);
-        let errors = errors.exists().then_some((OutputStream::Stderr, errors));
-        Ok([(OutputStream::Stdout, log)]
+        let errors = errors
+            .exists()
+            .then(|| kept_file(OutputStream::Stderr, errors));
+        Ok([kept_file(OutputStream::Stdout, log)]
             .into_iter()
             .chain(errors)
             .collect())
+    }
+
+    /// Reads a container's kept log; `None` if there is none.
+    pub(crate) fn find_for(
+        &self,
+        key: &ContainerKey,
+        options: LogOptions,
+    ) -> Result<Option<Vec<LogFile>>, RuntimeError> {
+        let found = self.find(key, options.previous);
+        let found = found.map_err(|source| host_error("read", &self.directory, source))?;
+        Ok((!found.is_empty()).then_some(found))
     }
 
     fn sweep_if_due(&self, now: SystemTime) -> io::Result<()> {
@@ -242,13 +298,42 @@ impl KeptLogs {
     }
 }
 
+/// Writes a kept log whole, or not at all; returns its bytes.
+fn store(path: &Path, mut bytes: impl Read, dropped: u64) -> io::Result<u64> {
+    path.parent().map_or(Ok(()), make_directory)?;
+    let unfinished = conman_linux::with_suffix(path, UNFINISHED);
+    let mut copy = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(FILE_MODE)
+        .open(&unfinished)?;
+    let copied = io::copy(&mut bytes, &mut copy)?;
+    if dropped > 0 {
+        fs::write(conman_linux::with_suffix(path, CUT), dropped.to_string())?;
+    }
+    fs::rename(&unfinished, path)?;
+    Ok(copied)
+}
+
+fn kept_file(stream: OutputStream, path: PathBuf) -> LogFile {
+    let cut = fs::read_to_string(conman_linux::with_suffix(&path, CUT));
+    LogFile {
+        stream,
+        path,
+        // A damaged number leaves only the note out.
+        dropped: cut.ok().and_then(|cut| cut.parse().ok()).unwrap_or(0),
+    }
+}
+
 fn errors_of(log: &Path) -> PathBuf {
     log.with_extension("stderr")
 }
 
-/// Removes a log, if it exists, with its times.
+/// Removes a log, if it exists, with what belongs to it.
 fn remove(log: &Path) -> io::Result<()> {
-    for path in [log.to_owned(), log_times::path(log)] {
+    let cut = conman_linux::with_suffix(log, CUT);
+    for path in [log.to_owned(), log_times::path(log), cut] {
         remove_if_present(&path)?;
     }
     Ok(())
@@ -274,7 +359,7 @@ mod tests {
 
     fn read(kept: &KeptLogs, generation: u64, previous: bool) -> Option<String> {
         let found = kept.find(&key(generation), previous).expect("readable");
-        let (_, path) = found.first()?;
+        let path = &found.first()?.path;
         Some(fs::read_to_string(path).expect("readable"))
     }
 
@@ -295,6 +380,8 @@ mod tests {
         }
         assert_eq!(read(&kept, 1, false), None);
         assert_eq!(read(&kept, 2, false).as_deref(), Some("three\n"));
+        let dropped = |generation| kept.find(&key(generation), false).expect("readable")[0].dropped;
+        assert_eq!((dropped(2), dropped(4)), (8, 0));
         assert_eq!(read(&kept, 4, false).as_deref(), Some("last\n"));
         assert_eq!(read(&kept, 4, true).as_deref(), Some("three\n"));
         assert_eq!(read(&kept, 5, true).as_deref(), Some("last\n"));
@@ -307,6 +394,29 @@ mod tests {
         kept.sweep(now + limits.age * 2).expect("swept");
         assert_eq!(read(&kept, 4, false), None);
         assert_eq!(fs::read_dir(&kept.directory).expect("there").count(), 0);
+    }
+
+    #[test]
+    fn the_ends_of_outputs_without_files_are_kept_too() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let kept = KeptLogs::open(directory.path().join("kept"), KeptLogLimits::default());
+        let kept = kept.expect("opened");
+        let (mut stdout, mut stderr) = (OutputEnd::default(), OutputEnd::default());
+        for piece in [&b"a\n"[..], b"b\nc"] {
+            stdout.push(piece, 3);
+        }
+        stderr.push(b"oops", 3);
+        kept.keep_ends(&key(1), stdout, Some(stderr)).expect("kept");
+        let found = kept.find(&key(1), false).expect("readable");
+        let texts = found
+            .iter()
+            .map(|log| fs::read(&log.path).expect("readable"));
+        assert_eq!(
+            texts.collect::<Vec<_>>(),
+            [b"b\nc".to_vec(), b"ops".to_vec()]
+        );
+        let dropped: Vec<_> = found.iter().map(|log| log.dropped).collect();
+        assert_eq!(dropped, [2, 1]);
     }
 
     #[test]
@@ -333,7 +443,7 @@ mod tests {
             time += Duration::from_secs(1);
             let file = File::options()
                 .write(true)
-                .open(&found[0].1)
+                .open(&found[0].path)
                 .expect("opened");
             file.set_modified(time).expect("set");
         }
@@ -341,8 +451,8 @@ mod tests {
             let mut found = numbers.map(|number| kept.find(&of(number), false).expect("readable"));
             found.all(|logs| !logs.is_empty())
         };
-        assert_eq!(kept.find(&of(1), false).expect("readable"), []);
-        assert_eq!(kept.find(&of(2), false).expect("readable"), []);
+        assert!(kept.find(&of(1), false).expect("readable").is_empty());
+        assert!(kept.find(&of(2), false).expect("readable").is_empty());
         assert!(are_kept(3..=9));
         assert_eq!(fs::read_dir(&kept.directory).expect("there").count(), 7);
         // The next daemon counts what is there.
