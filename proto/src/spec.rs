@@ -289,6 +289,15 @@ pub struct ResolvedSpec {
     /// Whether its programs may install system call filters.
     #[serde(default, skip_serializing_if = "is_false")]
     pub own_filters: bool,
+    /// Whether it sees its own limits at /sys/fs/cgroup, read-only.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sys: bool,
+    /// Whether `fsync` on its root waits for the disk.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub durable: bool,
+    /// Whether its programs may gain privileges in it through setuid programs, such as sudo.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub new_privs: bool,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
     /// Absent when a client requested this start.

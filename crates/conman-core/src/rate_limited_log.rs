@@ -13,6 +13,8 @@ const OTHERS: &str = "";
 #[derive(Debug)]
 pub struct RateLimitedLog {
     every: Duration,
+    /// Texts that are distinguished at a time.
+    most: usize,
     last: Mutex<BTreeMap<String, LastLogged>>,
 }
 
@@ -26,8 +28,15 @@ impl RateLimitedLog {
     /// Allows the same text once in every such time.
     #[must_use]
     pub fn new(every: Duration) -> Self {
+        Self::of_few(every, MAX_TRACKED)
+    }
+
+    /// Likewise, with at most so many different texts in that time; all others count as one.
+    #[must_use]
+    pub fn of_few(every: Duration, most: usize) -> Self {
         Self {
             every,
+            most,
             last: Mutex::default(),
         }
     }
@@ -37,10 +46,10 @@ impl RateLimitedLog {
     pub fn allow(&self, text: &str, now: Duration) -> Option<u64> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = |logged: &LastLogged| now.saturating_sub(logged.at) >= self.every;
-        if !last.contains_key(text) && last.len() >= MAX_TRACKED {
+        if !last.contains_key(text) && last.len() >= self.most {
             last.retain(|_, logged| !is_over(logged));
         }
-        let key = if last.contains_key(text) || last.len() < MAX_TRACKED {
+        let key = if last.contains_key(text) || last.len() < self.most {
             text
         } else {
             OTHERS
@@ -75,6 +84,14 @@ mod tests {
         assert_eq!(warnings.allow("a", Duration::from_millis(1_004)), None);
         assert_eq!(warnings.allow("a", Duration::from_millis(1_005)), Some(2));
         assert_eq!(warnings.allow("a", Duration::from_millis(2_004)), None);
+    }
+
+    #[test]
+    fn of_few_texts_each_is_allowed_and_all_others_are_one() {
+        let refusals = RateLimitedLog::of_few(Duration::from_millis(1_000), 2);
+        let now = Duration::from_millis(1);
+        let allowed = ["a", "b", "c", "d", "a"].map(|text| refusals.allow(text, now));
+        assert_eq!(allowed, [Some(0), Some(0), Some(0), None, None]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::{image_reference, preempt_signal};
 mod egress;
 mod limits;
 mod mistakes;
+mod native_choices;
 mod network;
 mod patch;
 mod program;
@@ -27,6 +28,7 @@ pub use program::{
 
 use limits::{cpus, disk, memory, pids, ptys, within};
 use mistakes::{Mistakes, quote};
+use native_choices::NativeChoices;
 use network::{network, port, ports, ready_path, ready_timeout_s};
 
 /// Maximum number of binds.
@@ -164,6 +166,7 @@ fn fill_in(
     let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
     let tty = tty(base, request, runtime, mistakes);
     let ptys = ptys(base, request, runtime, mistakes);
+    let choices = NativeChoices::of(template, runtime, mistakes);
     let (disk_bytes, disk_inodes) = disk(policy, base, request, runtime, mistakes);
 
     let idle_timeout_s = request.idle_timeout_s.or(base.idle_timeout_s);
@@ -200,22 +203,14 @@ fn fill_in(
         preempt_grace_ms,
         tty,
         log_streams: log_streams(base, request, runtime, tty),
-        own_filters: own_filters(template, runtime, mistakes),
+        own_filters: choices.own_filters,
+        sys: choices.sys,
+        durable: choices.durable,
+        new_privs: choices.new_privs,
         on_node_loss: on_node_loss.unwrap_or_default(),
         restarted: None,
         node_labels,
     }
-}
-
-fn own_filters(template: Option<&Template>, runtime: RuntimeKind, mistakes: &mut Mistakes) -> bool {
-    let own = template.is_some_and(|template| template.own_filters);
-    if own && !runtime_traits(runtime).refuses_filters {
-        mistakes.add(
-            "own_filters",
-            format!("the {runtime} runtime does not refuse filters; leave it out"),
-        );
-    }
-    own
 }
 
 fn either<T: Clone>(request: &Option<T>, base: &Option<T>) -> Option<T> {

@@ -17,6 +17,9 @@ pub struct RuntimeTraits {
     pub limits_terminals: bool,
     /// Its programs may not install system call filters unless the template allows it.
     pub refuses_filters: bool,
+    /// Templates choose what its sessions see of their limits, whether they may gain privileges, and whether
+    /// their disk is durable.
+    pub has_native_choices: bool,
     pub has_egress_proxy: bool,
     /// It makes links, or shares the node's network.
     makes_links: bool,
@@ -49,6 +52,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             limits_disk: true,
             limits_terminals: true,
             refuses_filters: true,
+            has_native_choices: true,
             has_egress_proxy: true,
             makes_links: true,
             has_bridge: false,
@@ -62,6 +66,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             limits_disk: false,
             limits_terminals: false,
             refuses_filters: false,
+            has_native_choices: false,
             has_egress_proxy: true,
             makes_links: false,
             has_bridge: true,
@@ -75,6 +80,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             limits_disk: false,
             limits_terminals: false,
             refuses_filters: false,
+            has_native_choices: false,
             has_egress_proxy: false,
             makes_links: false,
             has_bridge: false,

@@ -37,6 +37,14 @@ pub struct Template {
     /// Whether programs of its native sessions may install system call filters. No request may choose it: the
     /// filters of one session can take all memory that the kernel has for them.
     pub own_filters: bool,
+    /// Whether native sessions see their own limits at /sys/fs/cgroup; `None` for yes.
+    pub sys: Option<bool>,
+    /// Whether `fsync` on a native session's root waits for the disk. No request may choose it: what one
+    /// session writes back delays the others.
+    pub durable: Option<bool>,
+    /// `false`: programs of native sessions may gain privileges in the session through setuid programs. No
+    /// request may choose it.
+    pub no_new_privs: Option<bool>,
 }
 
 /// The directories that a node makes for binds.

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 
 use procfs::process::MountInfo;
 
+/// Where programs look for cgroups.
+const USUAL_ROOT: &str = "/sys/fs/cgroup";
+
 /// The cgroup hierarchies to use: all mounted ones, or a part of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupLayout {
@@ -68,6 +71,12 @@ impl Hierarchy {
     /// Whether this v1 hierarchy has the controller.
     pub(crate) fn controls(&self, controller: &str) -> bool {
         !self.unified && self.options.contains(controller)
+    }
+
+    /// Where programs look for this hierarchy, below `/sys/fs/cgroup`; empty for that directory itself. `None` if
+    /// the host has it elsewhere.
+    pub(crate) fn usual_place(&self) -> Option<&str> {
+        self.mount_point.strip_prefix(USUAL_ROOT).ok()?.to_str()
     }
 
     /// The directory of the cgroup with this path; `None` where the mount does not show it.

@@ -100,8 +100,8 @@ pub use nix::sys::resource::Resource;
 pub use nix::sys::signal::Signal;
 pub use pidfd::{PidFd, ProcessError};
 pub use privileges::{
-    Capabilities, become_user, bound_capabilities, has_capability, limit_capabilities,
-    no_new_privileges, set_effective, with_effective,
+    Capabilities, FilterInstruction, become_user, bound_capabilities, has_capability,
+    install_filter, limit_capabilities, no_new_privileges, set_effective, with_effective,
 };
 pub use proc_files::{
     CGroupControllers, FromRead, LimitValue, Limits, LoadAverage, Meminfo, PressureRecord,

@@ -140,3 +140,52 @@ pub fn with_effective<T>(one: Capabilities, work: impl FnOnce() -> T) -> T {
 pub fn no_new_privileges() -> io::Result<()> {
     Ok(set_no_new_privs()?)
 }
+
+/// One instruction of a system call filter: `struct sock_filter` of linux/filter.h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FilterInstruction {
+    pub code: u16,
+    pub jump_true: u8,
+    pub jump_false: u8,
+    pub value: u32,
+}
+
+/// Installs a system call filter for the calling thread and all its descendants, permanently. Needs
+/// `CAP_SYS_ADMIN` in its user namespace, or [`no_new_privileges`].
+///
+/// # Errors
+/// As seccomp(2).
+#[expect(
+    unsafe_code,
+    reason = "seccomp(2) has no wrapper that leaves no_new_privs unset"
+)]
+pub fn install_filter(program: &[FilterInstruction]) -> io::Result<()> {
+    let mut program: Vec<libc::sock_filter> = program
+        .iter()
+        .map(|one| libc::sock_filter {
+            code: one.code,
+            jt: one.jump_true,
+            jf: one.jump_false,
+            k: one.value,
+        })
+        .collect();
+    let length = u16::try_from(program.len());
+    let program = libc::sock_fprog {
+        len: length.map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: seccomp(2) with SECCOMP_SET_MODE_FILTER reads a `struct sock_fprog`, whose pointer leads to as many
+    // instructions as it says: the vector lives until after the call. It keeps no pointer.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            0,
+            &raw const program,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

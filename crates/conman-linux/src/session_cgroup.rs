@@ -22,6 +22,13 @@ const MODE: u32 = 0o755;
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", io_limits::V1_CONTROLLER];
 
+/// v1 controllers without which programs (OpenJDK) do not look at any limit.
+const EXPECTED: [&str; 2] = ["cpuacct", CPUSET];
+
+/// A cgroup of this controller takes no process before it has processors and memory.
+const CPUSET: &str = "cpuset";
+const CPUSET_FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
+
 /// The v1 controller that freezes where there is no unified hierarchy.
 const FREEZER: &str = "freezer";
 
@@ -60,6 +67,8 @@ pub struct CgroupMaker {
     unified: Option<Hierarchy>,
     /// v1 hierarchies to join, each once.
     joined: Vec<Hierarchy>,
+    /// v1 hierarchies that programs expect to see, and that no container joins.
+    expected: Vec<Hierarchy>,
     /// Parents that are known to be ready.
     ready: RefCell<BTreeSet<PathBuf>>,
     /// The v2 `io` controller is enabled with the first limit of it: each cgroup with it costs memory.
@@ -77,6 +86,8 @@ pub struct SessionCgroup {
     quota: Option<(PathBuf, String)>,
     /// The directories that were created; removed by [`Self::take_back`].
     made: Vec<PathBuf>,
+    /// Where its programs look for it below `/sys/fs/cgroup`, and its directory, in each hierarchy.
+    shown: Vec<(String, PathBuf)>,
 }
 
 impl CgroupMaker {
@@ -93,6 +104,12 @@ impl CgroupMaker {
         Self {
             unified,
             joined: found.iter().filter(wanted).cloned().collect(),
+            expected: found
+                .iter()
+                .filter(|hierarchy| EXPECTED.iter().any(|name| hierarchy.controls(name)))
+                .filter(|hierarchy| !wanted(hierarchy))
+                .cloned()
+                .collect(),
             ready: RefCell::default(),
             hands_on_io: Cell::default(),
         }
@@ -149,6 +166,49 @@ impl CgroupMaker {
         limited.check(limits)?;
         cgroup.quota = limited.quota;
         Ok(())
+    }
+
+    /// Where programs look for hierarchies below `/sys/fs/cgroup`.
+    pub fn places(&self) -> Vec<String> {
+        let all = self
+            .unified
+            .iter()
+            .chain(&self.joined)
+            .chain(&self.expected);
+        all.filter_map(Hierarchy::usual_place)
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Moves the calling thread, the only one of its process, into this cgroup of each v1 hierarchy that programs
+    /// expect to see and in which containers have no cgroup of their own. Creates it if missing; it limits nothing.
+    /// Returns its directories, with the places below `/sys/fs/cgroup` at which programs look for them.
+    pub fn enter_stand_ins(&self, path: &str) -> Result<Vec<(String, PathBuf)>, MakeCgroupError> {
+        SessionCgroup::empty(path)?;
+        let mut entered = Vec::new();
+        for hierarchy in &self.expected {
+            let (Some(place), Some(directory)) =
+                (hierarchy.usual_place(), hierarchy.directory(path))
+            else {
+                continue;
+            };
+            let mut builder = DirBuilder::new();
+            let created = builder.recursive(true).mode(MODE).create(&directory);
+            created.map_err(io_error("make", &directory))?;
+            if hierarchy.controls(CPUSET) {
+                let root = hierarchy.directory("").unwrap_or_default();
+                for file in CPUSET_FILES {
+                    let of_root = root.join(file);
+                    let all = std::fs::read_to_string(&of_root);
+                    let all = all.map_err(io_error("read", &of_root))?;
+                    write(&directory.join(file), all.trim())?;
+                }
+            }
+            let tasks = directory.join("tasks");
+            enter(&open(&tasks, true)?).map_err(io_error("enter", &tasks))?;
+            entered.push((place.to_owned(), directory));
+        }
+        Ok(entered)
     }
 
     /// An existing cgroup, for one more process to join.
@@ -256,6 +316,7 @@ impl SessionCgroup {
             entrances: Vec::new(),
             quota: None,
             made: Vec::new(),
+            shown: Vec::new(),
         })
     }
 
@@ -266,7 +327,16 @@ impl SessionCgroup {
             let entrance = open(&directory.join("tasks"), true)?;
             self.entrances.push(entrance);
         }
+        if let Some(place) = hierarchy.usual_place() {
+            self.shown.push((place.to_owned(), directory.to_owned()));
+        }
         Ok(())
+    }
+
+    /// Its directory in each hierarchy, and the place below `/sys/fs/cgroup` at which programs look for it.
+    pub fn shown(&self) -> impl Iterator<Item = (&str, &Path)> {
+        let shown = self.shown.iter();
+        shown.map(|(place, directory)| (place.as_str(), directory.as_path()))
     }
 
     /// Its directory in the unified hierarchy, to create a process in.

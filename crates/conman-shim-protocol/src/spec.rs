@@ -59,6 +59,9 @@ pub struct LaunchSpec {
     pub log_bytes: Option<u64>,
     /// Maximum number of terminals that its programs open; without any it has no `/dev/pts`.
     pub ptys: u32,
+    /// Its programs see its own cgroups, read-only, at `/sys/fs/cgroup`.
+    #[serde(default)]
+    pub sys: bool,
     /// Its small files: path in the container and content. They are read-only and cover the image's files;
     /// binds are mounted after them.
     pub files: Vec<(String, String)>,
@@ -192,6 +195,9 @@ pub struct RootSpec {
     /// Host directory for what the container writes. It must not exist, its parent must.
     pub scratch: PathBuf,
     pub read_only: bool,
+    /// What its programs synchronize is on the disk afterwards.
+    #[serde(default)]
+    pub durable: bool,
     /// The layers' files belong to the range of ids that begins with [`crate::SHARED_IDS`], and so does the
     /// container, with all others of this kind: for kernels that cannot map the owners of layers. Otherwise
     /// the files have the owners that they have inside, and the container has its own range.
@@ -216,8 +222,10 @@ pub struct ProgramSpec {
 /// Layers of protection; all on by default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hardening {
-    /// The list of allowed system calls. It implies `no_new_privileges`.
+    /// The list of allowed system calls.
     pub seccomp: bool,
+    /// Otherwise its programs may become any user of the container, and get the capabilities of its root, by
+    /// setuid programs of its image.
     pub no_new_privileges: bool,
     /// Its programs may install system call filters. Their number cannot be bounded, and each takes kernel
     /// memory that all programs of the host share (`net.core.bpf_jit_limit`).

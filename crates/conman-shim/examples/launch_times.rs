@@ -5,7 +5,7 @@
 //! at a time; for every thousand prints the median of each phase, its 99th percentile and its 10th, to
 //! which a busy machine adds the least, then the
 //! kernel's memory for each container, the shim's and the launcher's. Kills all and leaves nothing
-//! behind. `--without` leaves out `memory`, `pids`, `cpu` (limits), `seccomp`, `masks`, `ptys`
+//! behind. `--without` leaves out `memory`, `pids`, `cpu` (limits), `seccomp`, `masks`, `ptys`, `sys`
 //! or `prepare`, to see what each costs or saves. The shim is this same program once more.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 
@@ -371,6 +371,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
         terminal: None,
         log_bytes: None,
         ptys: if plan.has("ptys") { 16 } else { 0 },
+        sys: plan.has("sys"),
         cgroup: format!("{cgroup}/{name}"),
         limits: CgroupLimits {
             memory_bytes: plan.has("memory").then_some(64 << 20),
@@ -383,6 +384,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
             layers: vec![PathBuf::from("base")],
             scratch: directory.join("scratch").join(&name),
             read_only: false,
+            durable: false,
             shared_ids: false,
         },
         hostname: "measured".to_owned(),

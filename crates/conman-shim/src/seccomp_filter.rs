@@ -8,6 +8,7 @@
 
 use std::io;
 
+use conman_linux::{FilterInstruction, install_filter};
 use seccompiler::sock_filter as Instruction;
 
 use crate::seccomp_profile::{ALLOWED, Arguments, REFUSED, Variant, Verdict, verdict};
@@ -86,12 +87,16 @@ impl Filter {
         Self { program }
     }
 
-    /// Installs it for the calling thread and all its descendants, permanently; sets no_new_privs.
+    /// Installs it for the calling thread and all its descendants, permanently
+    /// ([`conman_linux::install_filter`]).
     pub(crate) fn install(&self) -> io::Result<()> {
-        seccompiler::apply_filter(&self.program).map_err(|error| match error {
-            seccompiler::Error::Prctl(source) | seccompiler::Error::Seccomp(source) => source,
-            other => io::Error::other(other.to_string()),
-        })
+        let program = self.program.iter().map(|one| FilterInstruction {
+            code: one.code,
+            jump_true: one.jt,
+            jump_false: one.jf,
+            value: one.k,
+        });
+        install_filter(&program.collect::<Vec<_>>())
     }
 }
 

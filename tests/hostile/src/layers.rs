@@ -195,6 +195,7 @@ impl Shim {
     fn spec(&self, name: &str, probe: &str, hardening: Hardening) -> LaunchSpec {
         LaunchSpec {
             ptys: 16,
+            sys: true,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {
@@ -207,6 +208,7 @@ impl Shim {
                 layers: vec![PathBuf::from("attacks")],
                 scratch: self.path("scratch").join(name),
                 read_only: false,
+                durable: false,
                 shared_ids: false,
             },
             hostname: "inside".to_owned(),

@@ -48,7 +48,9 @@ impl LogFrames {
                     self.buffer
                         .extend_from_slice(&frame.into_data().unwrap_or_default());
                 }
-                Some(Err(error)) => return Err(StreamError::Broken(error)),
+                Some(Err(error)) => {
+                    return Err(StreamError::Broken(std::io::Error::other(error)));
+                }
                 None if self.buffer.is_empty() => return Ok(None),
                 None => return Err(StreamError::NotFrames),
             }

@@ -16,7 +16,9 @@ use tokio::sync::mpsc;
 use super::followed::{Fate, Followed};
 use super::{Context, attach};
 use crate::args::ExecArgs;
-use crate::client::{ClientError, ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand};
+use crate::client::{
+    ClientError, ExecSocket, ExecSocketError, FromCommand, FromExec, ToCommand, encode,
+};
 use crate::failure::{Exit, Failure, WithSources};
 use crate::stdio::{StdWriter, Stream, read_stdin};
 use crate::terminal::{self, Interrupt, Interrupts, RawTerminal, Resizes};
@@ -29,6 +31,9 @@ const MARGIN: Duration = Duration::from_secs(30);
 
 /// Bound on standard input with `--json`: the API's limit.
 const MAX_STDIN_BYTES: usize = 1024 * 1024;
+
+/// Bound on a command and its environment in the address of a request: less than the API's limit of a head.
+const MAX_REQUEST_BYTES: usize = 60 * 1024;
 
 /// A shell's exit code for a program that wrote to a pipe without a reader: 128 + SIGPIPE.
 const NO_READER: Exit = Exit::Command(141);
@@ -112,6 +117,19 @@ fn whole_stdin() -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
+/// Refuses what does not fit into the address of a request, without repeating it.
+fn check_length(request: &ExecRequest) -> Result<(), Failure> {
+    let json = serde_json::to_string(request).map_err(std::io::Error::from)?;
+    let bytes = encode(&json).map(str::len).sum::<usize>();
+    match bytes > MAX_REQUEST_BYTES {
+        true => Err(Failure::usage(format!(
+            "the command line and its environment are too long ({bytes} bytes as sent, {MAX_REQUEST_BYTES} are \
+             allowed): copy a file into the session with `conman cp`, or use standard input with -i"
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Output as it comes, input as it is typed.
 async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
     if args.tty && args.interactive && !terminal::stdin_is_terminal() {
@@ -119,12 +137,14 @@ async fn live(context: &Context, args: ExecArgs) -> Result<Exit, Failure> {
             "standard input is not a terminal: leave out -t",
         ));
     }
+    let request = request(&args);
+    check_length(&request)?;
     let path = format!("/v1/sessions/{}/exec", args.id);
     // An error here need not affect the next steps.
     let followed = Followed::now(&context.client, &args.id).await;
     // Installed before the size is read, so that no later change is missed.
     let resizes = args.tty.then(Resizes::listen).transpose()?;
-    let mut socket = context.client.exec(&path, &request(&args)).await?;
+    let mut socket = context.client.exec(&path, &request).await?;
     if !args.interactive {
         // The other direction reports a broken connection.
         let _ = socket.to_command.stdin(&[]).await;

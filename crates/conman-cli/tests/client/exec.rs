@@ -340,3 +340,20 @@ async fn exec_in_json_is_one_value_with_everything_that_was_printed() {
     assert_eq!(child.wait().await.expect("ended").code(), Some(3));
     assert_eq!(calls.all(), ["null", "\"in\""]);
 }
+
+#[tokio::test]
+async fn a_command_line_that_is_too_long_is_refused_in_one_line_without_repeating_it() {
+    let calls = Calls::default();
+    let daemon = playing(&calls, |_, _| async { panic!("it is not sent") });
+    let long = "y".repeat(100_000);
+    let outcome = daemon.run(&["exec", "alice", "sh", "-c", &long]).await;
+    assert_eq!(outcome.code, 125, "{}", outcome.stderr.len());
+    assert!(
+        outcome.stderr.contains("too long (100"),
+        "{}",
+        outcome.stderr.len()
+    );
+    assert_eq!(outcome.stderr.lines().count(), 1);
+    assert!(!outcome.stderr.contains("yyyy") && outcome.stderr.len() < 400);
+    assert!(calls.all().is_empty());
+}

@@ -579,6 +579,32 @@ fn only_a_template_of_native_sessions_allows_own_filters() {
     assert_eq!(fields(&mistakes), ["own_filters"]);
 }
 
+#[test]
+fn only_a_template_of_native_sessions_chooses_its_view_its_durability_and_its_privileges() {
+    let mut policy = SpecPolicy {
+        default_runtime: RuntimeKind::Native,
+        ..policy()
+    };
+    let resolved = |policy: &SpecPolicy| {
+        let request = SessionRequest {
+            template: Some("python".to_owned()),
+            ..SessionRequest::default()
+        };
+        let spec = resolve(policy, &id(), &request);
+        spec.map(|spec| (spec.sys, spec.durable, spec.new_privs))
+    };
+    assert_eq!(resolved(&policy), Ok((true, false, false)));
+    let template = policy.templates.get_mut("python").expect("there");
+    template.sys = Some(false);
+    template.durable = Some(true);
+    template.no_new_privs = Some(false);
+    assert_eq!(resolved(&policy), Ok((false, true, true)));
+    let template = policy.templates.get_mut("python").expect("there");
+    template.runtime = Some(RuntimeKind::Docker);
+    let mistakes = resolved(&policy).expect_err("refused");
+    assert_eq!(fields(&mistakes), ["sys", "durable", "no_new_privs"]);
+}
+
 /// A number near the bounds or anywhere.
 fn numbers() -> impl Strategy<Value = Option<u32>> {
     proptest::option::weighted(0.6, prop_oneof![0_u32..1_200, any::<u32>()])

@@ -78,10 +78,9 @@ pub(super) async fn dial(
             .take(253)
             .flat_map(char::escape_debug)
             .collect();
-        session.refused(
-            error.label(),
-            &format!("{shown}:{port}: {}", error_chain(error)),
-        );
+        let target = format!("{shown}:{port}");
+        let sentence = format!("{target}: {}", error_chain(error));
+        session.refused(error.label(), &target, &sentence);
     }
     let stream = dialled?;
     Ok(SharedStream(sockets.add(stream, session.connections())))

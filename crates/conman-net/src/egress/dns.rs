@@ -124,7 +124,8 @@ async fn addresses(session: &Session, name: &str) -> Result<Vec<IpAddr>, Respons
     };
     if !session.rules.may_look_up(&name) {
         let listed = "it is not in the session's egress list; add it to `egress` of the template";
-        session.refused("name_not_listed", &format!("lookup of {name}: {listed}"));
+        let sentence = format!("lookup of {name}: {listed}");
+        session.refused("name_not_listed", &name, &sentence);
         return Err(ResponseCode::NXDomain);
     }
     match look_up(session, &name).await {

@@ -217,7 +217,7 @@ fn failure(target: &str, error: &DialError) -> Response<Body> {
 }
 
 fn bad_request(session: &Session, why: &str) -> Response<Body> {
-    session.refused("bad_request", why);
+    session.refused("bad_request", "HTTP", why);
     problem(StatusCode::BAD_REQUEST, why)
 }
 

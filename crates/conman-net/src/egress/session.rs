@@ -29,8 +29,10 @@ const SHORTEST_PLACE: Duration = Duration::from_secs(4);
 const FIRST_BYTE: Duration = Duration::from_secs(10);
 /// The first byte of SOCKS5; no HTTP request begins with it.
 const SOCKS5: u8 = 5;
-/// Of all refusals of a session, one is reported in this time.
-const REPORT_EVERY: Duration = Duration::from_mins(1);
+/// Of all refusals of one target, one is reported in this time.
+const REPORT_EVERY: Duration = Duration::from_mins(10);
+/// Targets that are named in that time; the refusals of all others are reported together.
+const NAMED_TARGETS: usize = 16;
 
 /// What a session's connections share.
 pub(super) struct Session {
@@ -63,17 +65,17 @@ impl Session {
             rules,
             on_refusal,
             began: Instant::now(),
-            reported: RateLimitedLog::new(REPORT_EVERY),
+            reported: RateLimitedLog::of_few(REPORT_EVERY, NAMED_TARGETS),
             own: Arc::new(Semaphore::new(OWN_CONNECTIONS)),
             all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
         }
     }
 
-    /// Counts a refusal, and reports it unless one was reported a short time ago.
-    pub(super) fn refused(&self, label: &'static str, sentence: &str) {
+    /// Counts a refusal, and reports it unless one of the same target was reported a short time ago.
+    pub(super) fn refused(&self, label: &'static str, target: &str, sentence: &str) {
         meters::refused(label);
-        match self.reported.allow("refused", self.began.elapsed()) {
+        match self.reported.allow(target, self.began.elapsed()) {
             None => {}
             Some(0) => (self.on_refusal)(sentence.to_owned()),
             Some(more) => (self.on_refusal)(format!("{sentence} (and {more} more before it)")),

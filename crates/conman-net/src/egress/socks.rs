@@ -60,6 +60,7 @@ pub(super) async fn serve(session: &Session, client: Client) {
         Ok(Ok(Err(reply))) => {
             session.refused(
                 "bad_request",
+                "SOCKS5",
                 "a SOCKS5 request other than CONNECT to a host",
             );
             let _ = answer(&mut client, reply).await;

@@ -43,8 +43,14 @@ pub(super) async fn logs(
         existing => existing?,
     };
     let query = query(options);
-    let log = shared.raw_log(&container.container_id, &query).await;
-    let log = log.map_err(|failure| failure.about(ACTION, &subject))?;
+    let log = match shared.raw_log(&container.container_id, &query).await {
+        Ok(log) => log,
+        // While it is being removed, its log is kept already.
+        Err(failure) => {
+            let kept = kept(shared, key, options).await;
+            return kept.map_err(|_| failure.about(ACTION, &subject));
+        }
+    };
     let stream = chunks(&container, log);
     let following = Following {
         shared: Arc::clone(shared),

@@ -99,6 +99,7 @@ impl Inner {
             terminal: plan.spec.tty.then(|| shim_size(TERMINAL_SIZE)),
             log_bytes: None,
             ptys: plan.spec.ptys,
+            sys: plan.spec.sys,
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
             limits: program::limits(&plan.spec, self.io),
@@ -107,6 +108,7 @@ impl Inner {
                 layers: below,
                 scratch: dir.root(),
                 read_only: false,
+                durable: plan.spec.durable,
                 shared_ids: self.images.store().first_id() != 0,
             },
             hostname: key.session.to_string(),
@@ -118,6 +120,7 @@ impl Inner {
             network: StoredLink::spec(link.as_ref()),
             hardening: Hardening {
                 own_filters: plan.spec.own_filters,
+                no_new_privileges: !plan.spec.new_privs,
                 ..Hardening::default()
             },
         };

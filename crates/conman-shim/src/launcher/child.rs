@@ -17,6 +17,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat
 use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty};
 use serde::{Deserialize, Serialize};
 
+use super::cgroup_view::{self, CgroupView};
 use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
 use super::program::{Privileges, execute};
@@ -74,9 +75,13 @@ pub(super) enum ChildReport {
     Failed { error: LaunchError },
 }
 
-/// The order to continue. It carries the overlay, the log, /dev, the log of standard error if that is told apart, a mount for each file and each bind, and
-/// the descriptors for joining the cgroups, in this order.
+/// The order to continue. It carries the overlay, the log, /dev, the log of standard error if that is told apart, a
+/// mount for each file and each bind, /sys and a mount for each cgroup in it if the container has them, and the
+/// descriptors for joining the cgroups, in this order. The numbers of the places of cgroups follow, a byte each.
 pub(super) const GO: &[u8] = b"go";
+
+/// Longest order: a host has a dozen hierarchies of cgroups.
+const GO_BYTES: usize = 64;
 
 /// Which of the paths in /proc this kernel has.
 #[derive(Debug)]
@@ -112,6 +117,7 @@ pub(super) struct Child<'a> {
     pub(super) capabilities: Capabilities,
     pub(super) filter: &'a Filter,
     pub(super) proc_paths: &'a ProcPaths,
+    pub(super) view: &'a CgroupView,
     pub(super) socket: &'a OwnedFd,
     /// Where the client makes its link.
     pub(super) link: Option<&'a OwnedFd>,
@@ -126,6 +132,9 @@ struct Handed {
     dev: Mount,
     files: Vec<Mount>,
     binds: Vec<Mount>,
+    sys: Option<Mount>,
+    /// With the numbers of their places.
+    cgroups: Vec<(usize, Mount)>,
     entrances: Vec<OwnedFd>,
 }
 
@@ -175,6 +184,8 @@ impl Child<'_> {
             dev,
             files,
             binds,
+            sys,
+            cgroups,
             entrances,
         } = self.wait_for_root()?;
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
@@ -187,7 +198,11 @@ impl Child<'_> {
         // resolved in files of the image and of a bind's other users.
         close_streams(&dev).map_err(step("close the launcher's streams"))?;
         self.mount_all(&overlay, &dev, &proc)?;
-        drop((dev, proc));
+        if let Some(sys) = sys {
+            self.mount_sys(&sys, &cgroups)
+                .map_err(step("show its cgroups to the container"))?;
+        }
+        drop((dev, proc, cgroups));
         let root = overlay.as_fd();
         self.mount_files(root, &files)?;
         self.mount_binds(root, &binds)?;
@@ -226,13 +241,14 @@ impl Child<'_> {
     }
 
     fn wait_for_root(&self) -> Result<Handed, LaunchError> {
-        let mut buffer = [0_u8; 16];
+        let mut buffer = [0_u8; GO_BYTES];
         let received =
             seqpacket::receive(self.socket, &mut buffer).map_err(step("wait for the root"))?;
         let received = received.ok_or(LaunchError::LauncherDied)?;
         let mut fds = received.fds.into_iter();
-        match (received.bytes, fds.next(), fds.next(), fds.next()) {
-            (GO, Some(overlay), Some(log), Some(dev)) => Ok(Handed {
+        let places = received.bytes.strip_prefix(GO);
+        match (places, fds.next(), fds.next(), fds.next()) {
+            (Some(places), Some(overlay), Some(log), Some(dev)) => Ok(Handed {
                 overlay: Mount::from_fd(overlay),
                 log,
                 dev: Mount::from_fd(dev),
@@ -246,6 +262,16 @@ impl Child<'_> {
                     .by_ref()
                     .take(self.spec.binds.len())
                     .map(Mount::from_fd)
+                    .collect(),
+                sys: fds
+                    .by_ref()
+                    .take(usize::from(self.spec.sys))
+                    .map(Mount::from_fd)
+                    .next(),
+                cgroups: places
+                    .iter()
+                    .map(|place| usize::from(*place))
+                    .zip(fds.by_ref().take(places.len()).map(Mount::from_fd))
                     .collect(),
                 entrances: fds.collect(),
             }),
@@ -265,6 +291,7 @@ impl Child<'_> {
         self.restrict(&shm, no_programs())
             .map_err(step("restrict /dev/shm"))?;
         network::open_ports(self.spec, proc)?;
+        network::allow_ping(self.spec, proc)?;
         limit_inotify(proc).map_err(step("limit its inotify instances"))?;
         if self.spec.hardening.masked_proc {
             self.mask(proc, dev).map_err(step("mask paths in /proc"))?;
@@ -273,6 +300,15 @@ impl Child<'_> {
             terminals(self.spec.ptys)
                 .and_then(|terminals| attach_at(&terminals, "/dev/pts"))
                 .map_err(step("mount /dev/pts"))?;
+        }
+        Ok(())
+    }
+
+    fn mount_sys(&self, sys: &Mount, cgroups: &[(usize, Mount)]) -> io::Result<()> {
+        attach_at(sys, "/sys")?;
+        for (number, mount) in cgroups {
+            self.view.attach(sys, *number, mount)?;
+            self.restrict(mount, cgroup_view::attributes())?;
         }
         Ok(())
     }

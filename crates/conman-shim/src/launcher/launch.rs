@@ -16,7 +16,8 @@ use conman_shim_protocol::{LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_S
 use rustix::fs::OFlags;
 
 use super::bind_owners::BindOwners;
-use super::child::{Child, GO, ProcPaths, namespace_step};
+use super::cgroup_view::CgroupView;
+use super::child::{Child, ProcPaths, namespace_step};
 use super::places::Places;
 use super::rootfs::{self, Scratch};
 use super::sweeping::Sweeping;
@@ -50,6 +51,7 @@ pub(super) struct Launcher {
     freezer: Freezer,
     pub(super) sweeping: Sweeping,
     places: Places,
+    view: CgroupView,
     pub(super) filters: Filters,
     proc_paths: ProcPaths,
 }
@@ -115,6 +117,10 @@ impl Launcher {
         let layout = layout.part(options.cgroups);
         let cgroups = CgroupMaker::of(&layout);
         let freezer = Freezer::of(&layout).map_err(step("find the freezer"))?;
+        let view = CgroupView::new(&cgroups);
+        places
+            .make_sys(view.places())
+            .map_err(step("make the containers' /sys"))?;
         if let Some(millis) = options.total_cpu_millis
             && let Err(error) = cgroups.limit_total_cpu(&options.fence_cgroup, millis)
         {
@@ -129,6 +135,7 @@ impl Launcher {
             sole,
             features,
             places,
+            view,
             filters,
             proc_paths,
         })
@@ -218,12 +225,18 @@ impl Launcher {
             .places
             .devices(order.ids)
             .map_err(|error| LaunchError::step("make the container's devices", &error))?;
+        let view = spec.sys.then(|| self.view.of(&self.places, cgroup));
+        let view = view.transpose()?.unwrap_or_default();
         let first = [overlay.as_fd(), log.as_fd(), dev.as_fd()];
-        let rest = files.iter().chain(&binds).map(AsFd::as_fd);
+        let rest = files
+            .iter()
+            .chain(&binds)
+            .chain(view.mounts())
+            .map(AsFd::as_fd);
         let rest = log_stderr.iter().map(AsFd::as_fd).chain(rest);
-        hand_over(&socket, cgroup, first, rest)?;
+        hand_over(&socket, cgroup, first, rest, &view.order())?;
         // From now on only the child's copies keep them open.
-        drop((overlay, log, log_stderr, dev, files, binds, user_namespace));
+        drop((overlay, log, log_stderr, dev, files, binds, view));
         Ok(socket)
     }
 
@@ -312,6 +325,7 @@ impl Launcher {
                 capabilities,
                 filter: self.filters.of(spec.hardening.own_filters),
                 proc_paths: &self.proc_paths,
+                view: &self.view,
                 socket: &theirs,
                 link,
             };
@@ -434,13 +448,14 @@ fn hand_over<'a>(
     cgroup: &'a SessionCgroup,
     first: [BorrowedFd<'a>; 3],
     rest: impl Iterator<Item = BorrowedFd<'a>>,
+    message: &[u8],
 ) -> Result<(), LaunchError> {
     let fds: Vec<_> = first
         .into_iter()
         .chain(rest)
         .chain(cgroup.entrances())
         .collect();
-    seqpacket::send(socket, GO, &fds).map_err(|error| {
+    seqpacket::send(socket, message, &fds).map_err(|error| {
         match error.raw_os_error() {
             // It has ended, and may have sent the reason.
             Some(libc::EPIPE | libc::ECONNRESET) => last_words(socket),

@@ -47,6 +47,7 @@
 //! When the launcher dies, C reads the end of the socket instead of its root, and exits.
 
 mod bind_owners;
+mod cgroup_view;
 mod child;
 mod exec;
 mod launch;

@@ -14,6 +14,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::child::{namespace_step, step};
 
+/// Groups whose processes may make sockets for echo requests; below /proc.
+const PING_GROUPS: &str = "sys/net/ipv4/ping_group_range";
+/// All of a container's.
+const ALL_GROUPS: &[u8] = b"0 65535";
+
 /// First port that needs no capability, in the container's own network namespace; below /proc.
 const UNPRIVILEGED_PORTS: &str = "sys/net/ipv4/ip_unprivileged_port_start";
 
@@ -65,4 +70,21 @@ pub(super) fn open_ports(spec: &LaunchSpec, proc: &Mount) -> Result<(), LaunchEr
         .map_err(io::Error::from)
         .and_then(|file| File::from(file).write_all(b"0"))
         .map_err(step("open all ports to its user"))
+}
+
+/// Lets programs without capabilities send echo requests (ICMP), as Docker does: each user gets answers to its own
+/// requests alone.
+pub(super) fn allow_ping(spec: &LaunchSpec, proc: &Mount) -> Result<(), LaunchError> {
+    if spec.network == NetworkSpec::Host {
+        return Ok(());
+    }
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    match openat(proc, PING_GROUPS, flags, Mode::empty()) {
+        Ok(file) => File::from(file)
+            .write_all(ALL_GROUPS)
+            .map_err(step("let its programs ping")),
+        // A kernel without them.
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(errno) => Err(step("let its programs ping")(errno.into())),
+    }
 }

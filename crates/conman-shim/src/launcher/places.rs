@@ -39,6 +39,9 @@ const DEVICE_TREE: &str = "/.devices";
 /// Links that all directories of [`DEVICE_TREE`] have.
 const SHARED_LINKS: &str = "links";
 
+/// The directory with what containers see as /sys.
+const SYS: &str = "sys";
+
 /// Empty directories in each: mount points.
 const DIRECTORIES: [&str; 2] = ["shm", EMPTY_DEVICE_DIRECTORY];
 
@@ -102,6 +105,16 @@ impl Places {
     /// caller is in the workshop.
     pub(super) fn files(&self, ids: u32, files: &[(String, String)]) -> io::Result<Vec<Mount>> {
         self.devices.files(ids, files)
+    }
+
+    /// An empty /sys with directories for these hierarchies of cgroups, detached. The caller is in the workshop.
+    pub(super) fn make_sys(&self, cgroups: &[String]) -> io::Result<()> {
+        self.devices.make_sys(cgroups)
+    }
+
+    /// A detached, read-only /sys. The caller is in the workshop.
+    pub(super) fn sys(&self) -> io::Result<Mount> {
+        Mount::copy_of(CWD, &Path::new(DEVICE_TREE).join(SYS))
     }
 
     /// Moves the caller to the namespace where containers are cloned.
@@ -202,6 +215,24 @@ impl Devices {
             writable,
             made: BTreeSet::new(),
         })
+    }
+
+    fn make_sys(&self, cgroups: &[String]) -> io::Result<()> {
+        let mask = rustix::process::umask(Mode::empty());
+        let made = self.make_sys_unmasked(cgroups);
+        rustix::process::umask(mask);
+        made
+    }
+
+    fn make_sys_unmasked(&self, cgroups: &[String]) -> io::Result<()> {
+        let sys = make_directory_in(&self.writable, SYS)?;
+        let fs = make_directory_in(&sys, "fs")?;
+        let root = make_directory_in(&fs, "cgroup")?;
+        // The unified hierarchy alone has no directory of its own.
+        for place in cgroups.iter().filter(|place| !place.is_empty()) {
+            make_directory_in(&root, place)?;
+        }
+        Ok(())
     }
 
     /// A detached, read-only /dev for the container with these ids.

@@ -40,6 +40,10 @@ impl Privileges<'_> {
         let program = self.program;
         close_on_exec_from(FIRST_OTHER_FD).map_err(step("mark descriptors"))?;
         set_limits(program).map_err(step("set resource limits"))?;
+        // Later this would need a process without new privileges.
+        if self.hardening.seccomp && !self.hardening.no_new_privileges {
+            self.filter.install().map_err(filter_step)?;
+        }
         bound_capabilities(self.capabilities).map_err(step("bound the capabilities"))?;
         become_user(program.uid, program.gid, &program.groups).map_err(step("change the user"))?;
         let keep = if program.uid == 0 {
@@ -51,9 +55,9 @@ impl Privileges<'_> {
         umask(Mode::from_bits_truncate(0o022));
         if self.hardening.no_new_privileges {
             no_new_privileges().map_err(step("forbid new privileges"))?;
-        }
-        if self.hardening.seccomp {
-            self.filter.install().map_err(filter_step)?;
+            if self.hardening.seccomp {
+                self.filter.install().map_err(filter_step)?;
+            }
         }
         Ok(())
     }

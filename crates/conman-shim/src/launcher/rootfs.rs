@@ -21,14 +21,20 @@ const UPPER: &str = "upper";
 const WORK: &str = "work";
 
 /// A session's directory is not needed after a reboot, so it is not synced: without this option the end of
-/// every container writes back the whole filesystem below.
+/// every container writes back the whole filesystem below. With it, fsync(2) on the container's root does not wait
+/// for the disk ([`RootSpec::durable`]).
 const VOLATILE: &str = "volatile";
 
 /// The launcher's descriptors, by number.
 const OPEN_FILES: &str = "/proc/self/fd";
 
 /// Directories that the child mounts on, and their modes, parents first.
-const MOUNT_POINTS: [(&str, u32); 3] = [("proc", 0o755), ("dev", 0o755), (SHARED_MEMORY, 0o1777)];
+const MOUNT_POINTS: [(&str, u32); 4] = [
+    ("proc", 0o755),
+    ("sys", 0o755),
+    ("dev", 0o755),
+    (SHARED_MEMORY, 0o1777),
+];
 const SHARED_MEMORY: &str = "dev/shm";
 
 /// The directories that a container writes into, empty.
@@ -112,8 +118,8 @@ pub(super) fn overlay(
         .and_then(|()| make_mount_points(&layers, &scratch.upper(), ids))
         .map_err(step("prepare the top layer"))?;
     let made = match &attached {
-        None => by_descriptors(&layers, scratch),
-        Some(_) => by_paths(&layers, scratch),
+        None => by_descriptors(&layers, scratch, root.durable),
+        Some(_) => by_paths(&layers, scratch, root.durable),
     };
     made.and_then(|overlay| must_be_writable(overlay, scratch))
         .map_err(step("make the overlay"))
@@ -186,7 +192,7 @@ fn own_directory(path: &Path, mode: u32, ids: u32) -> io::Result<()> {
 
 /// Through its own mount the container's directory has no path, so that the container, which may read its
 /// mount table, cannot see its path on the host.
-fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
+fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch, durable: bool) -> io::Result<Mount> {
     let overlay = NewFilesystem::open("overlay")?;
     for layer in layers {
         overlay.set_fd("lowerdir+", layer)?;
@@ -195,7 +201,9 @@ fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
     let own = Mount::copy_of(CWD, &scratch.path)?;
     overlay.set_fd("upperdir", hold(&own, UPPER)?)?;
     overlay.set_fd("workdir", hold(&own, WORK)?)?;
-    overlay.set_flag(VOLATILE)?;
+    if !durable {
+        overlay.set_flag(VOLATILE)?;
+    }
     overlay.mount(MountAttributes::MOUNT_ATTR_NODEV)
 }
 
@@ -204,15 +212,16 @@ fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
 /// and the container learns nothing from them.
 ///
 /// Uses mount(2), since an option of fsconfig(2) takes at most 255 bytes.
-fn by_paths(layers: &[OwnedFd], scratch: &Scratch) -> io::Result<Mount> {
+fn by_paths(layers: &[OwnedFd], scratch: &Scratch, durable: bool) -> io::Result<Mount> {
     let numbers: Vec<String> = layers
         .iter()
         .map(|layer| layer.as_raw_fd().to_string())
         .collect();
     let own = hold(CWD, &scratch.path)?;
     let (upper, work) = (hold(&own, UPPER)?, hold(&own, WORK)?);
+    let volatile = if durable { "" } else { ",volatile" };
     let options = format!(
-        "lowerdir={},upperdir={},workdir={},{VOLATILE}",
+        "lowerdir={},upperdir={},workdir={}{volatile}",
         numbers.join(":"),
         upper.as_raw_fd(),
         work.as_raw_fd()

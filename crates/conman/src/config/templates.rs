@@ -48,6 +48,9 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         runtime: section.parsed("runtime", runtime_kind),
         start_on_connect: section.boolean("start_on_connect").unwrap_or(false),
         own_filters: section.boolean("own_filters").unwrap_or(false),
+        sys: section.boolean("sys"),
+        durable: section.boolean("durable"),
+        no_new_privs: section.boolean("no_new_privs"),
     };
     section.finish();
     template

@@ -25,6 +25,7 @@ mod host_limits;
 mod images;
 mod interfaces;
 mod life;
+mod limits_seen;
 mod metrics;
 mod native_crash;
 mod native_logs;

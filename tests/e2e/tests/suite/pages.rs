@@ -57,6 +57,7 @@ fn pages() -> Vec<(String, String)> {
     let mut pages: Vec<PathBuf> = [
         "README.md",
         "proto/README.md",
+        "proto/programs.md",
         "benches/README.md",
         "tests/README.md",
         "crates/README.md",

@@ -23,8 +23,10 @@ async fn what_is_not_listed_is_refused_with_the_remedy() {
     }
     // Listed, but the name's address is the host's loopback.
     assert_eq!(session.tunnel(&listed).await.0, 403);
+    // Again, which is not reported again.
+    assert_eq!(session.tunnel("other.test:443").await.0, 403);
     let refusals = session.refusals.lock().expect("whole").clone();
-    assert_eq!(refusals.len(), 1, "one in a minute: {refusals:?}");
+    assert_eq!(refusals.len(), 6, "one for each target: {refusals:?}");
     assert!(refusals[0].contains("other.test:443"), "{refusals:?}");
     assert!(
         refusals[0].contains("`egress` of the template"),

@@ -191,6 +191,7 @@ impl Shim {
             terminal: None,
             log_bytes: None,
             ptys: 0,
+            sys: false,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {
@@ -203,6 +204,7 @@ impl Shim {
                 layers: vec![PathBuf::from("base")],
                 scratch: self.path("scratch").join(name),
                 read_only: false,
+                durable: false,
                 shared_ids: shares_ids(),
             },
             hostname: "inside".to_owned(),
