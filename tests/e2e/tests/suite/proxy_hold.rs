@@ -117,9 +117,10 @@ async fn served(clients: &mut [RawClient]) -> Vec<u64> {
     for client in clients {
         let head = client.read_until("\r\n\r\n").await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        let length = head
+        let lower = head.to_ascii_lowercase();
+        let length = lower
             .lines()
-            .find_map(|line| line.strip_prefix("Content-Length: "));
+            .find_map(|line| line.strip_prefix("content-length: "));
         let length = length.expect("a length").parse().expect("a number");
         let body = client.read(length).await;
         let text = String::from_utf8(body).expect("digits");
