@@ -30,6 +30,10 @@ pub enum EndCause {
     Disowned,
     /// Its program ended without an order.
     Exited,
+    /// The kernel killed its program, because the session's memory ran out.
+    OutOfMemory,
+    /// A signal that a client sent to its program ended it.
+    Killed,
     /// It could not be started.
     StartFailed,
     /// Not known, or written by a newer version.

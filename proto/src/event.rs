@@ -50,6 +50,8 @@ pub enum EventKind {
     SessionResumed,
     /// Its disk usage cannot be measured; it is ended if this does not change.
     SessionUnmeasured,
+    /// The kernel killed processes of the session, because its memory ran out; the message says how many.
+    SessionOutOfMemory,
     /// A new daemon took over a container that an earlier one had started.
     SessionAdopted,
     /// A connection of the session by its egress proxy was refused or failed; the message says which
@@ -129,6 +131,7 @@ impl EventKind {
             Self::SessionPaused => "session_paused",
             Self::SessionResumed => "session_resumed",
             Self::SessionUnmeasured => "session_unmeasured",
+            Self::SessionOutOfMemory => "session_out_of_memory",
             Self::SessionAdopted => "session_adopted",
             Self::EgressRefused => "egress_refused",
             Self::OrphanEnded => "orphan_ended",

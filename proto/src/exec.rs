@@ -164,6 +164,9 @@ pub struct ExecResult {
     pub stderr_base64: Option<String>,
     /// Whether output beyond the bound (1 MiB for each of the two) was dropped.
     pub truncated: bool,
+    /// Whether SIGKILL ended it while the session's memory ran out.
+    #[serde(default, skip_serializing_if = "crate::spec::is_false")]
+    pub out_of_memory: bool,
 }
 
 /// What a command printed before its time was over.
@@ -183,13 +186,16 @@ pub struct ExecOutput {
 }
 
 /// How an interactive command ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecStatus {
     /// Absent when the command could not run or its end is unknown; then `error` says why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Whether SIGKILL ended it while the session's memory ran out.
+    #[serde(default, skip_serializing_if = "crate::spec::is_false")]
+    pub out_of_memory: bool,
 }
 
 /// A terminal's size in character cells.

@@ -77,6 +77,7 @@ kinds! {
     INTERRUPTED = passing("start-interrupted", "The daemon restarted meanwhile", 503);
     STOPPED = passing("session-stopped", "The session was stopped meanwhile", 409);
     ENDED = lasting("session-ended", "The session has ended", 409);
+    PAUSED = lasting("session-paused", "The session is paused until it is resumed", 409);
     NOT_RUNNING = passing("not-running", "The session is not running", 409);
     NOT_KEPT = lasting("log-not-kept", "The session's log is gone", 404);
     ENDING = passing("session-ending", "The session's former container is ending", 409);

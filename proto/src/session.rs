@@ -141,8 +141,20 @@ pub struct Session {
     /// Duration of each phase of the last start, in milliseconds. A name with a dot, such as
     /// `start.cgroup`, is a part of the phase before the dot.
     pub phases_ms: BTreeMap<String, f64>,
-    /// Open tunnels and requests in flight through this node.
+    /// Open tunnels, requests in flight through this node, running commands, and clients of terminals.
     pub connections: u64,
+    /// Its processes that the kernel has killed in this life because memory ran out, as far as its node has
+    /// noticed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub oom_kills: u64,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 /// Answer to `PUT /v1/sessions/{id}`.

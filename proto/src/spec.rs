@@ -214,6 +214,15 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 60_000)]
     pub preempt_grace_ms: Option<u32>,
+    /// Signal sent first when the session is stopped (by `DELETE` without `force`, at the end of its idle time or
+    /// lifetime, by a restart), for example `SIGTERM`; with `stop_grace_ms` only. When absent, the image's, or
+    /// `SIGTERM`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    /// Time between that signal and SIGKILL, in milliseconds; 0 for SIGKILL at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 60_000)]
+    pub stop_grace_ms: Option<u32>,
     /// Run the program in a terminal, which is kept, with its last 64 KiB, while no client is
     /// attached.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -280,6 +289,12 @@ pub struct ResolvedSpec {
     pub expires_at: Option<Timestamp>,
     pub preempt_signal: Option<String>,
     pub preempt_grace_ms: u32,
+    /// The image's when absent, or `SIGTERM`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    /// 0 for SIGKILL at once.
+    #[serde(default)]
+    pub stop_grace_ms: u32,
     /// Whether its program runs in a terminal.
     #[serde(default)]
     pub tty: bool,
@@ -316,7 +331,7 @@ fn strips_prefix() -> bool {
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a field by reference"
 )]
-fn is_false(value: &bool) -> bool {
+pub(crate) fn is_false(value: &bool) -> bool {
     !value
 }
 

@@ -13,6 +13,9 @@ pub struct Template {
     pub runtime: Option<RuntimeKind>,
     /// Whether a connection to a session that names no other template may start it.
     pub start_on_connect: bool,
+    /// Whether a connection, command or attached client resumes a session that an order has paused.
+    #[serde(default)]
+    pub resume_on_connect: bool,
     /// What a request that names the template starts from.
     pub spec: SessionRequest,
 }

@@ -48,6 +48,7 @@ pub(crate) async fn run_to_end(
                 stdout_base64: output.stdout_base64,
                 stderr_base64: output.stderr_base64,
                 truncated: output.truncated,
+                out_of_memory: status.out_of_memory,
             })
         }
         // 126 or 127: it never ran.
@@ -60,17 +61,23 @@ pub(crate) async fn run_to_end(
 }
 
 /// Likewise, but sends the output as lines of JSON while the command runs, and how it ended as the last one. A
-/// slow client slows the command. Without a client the command continues.
+/// slow client slows the command; one that leaves ends it.
 pub(crate) async fn run_with_lines(
     io: ExecIo,
     stdin: Option<Bytes>,
     patience: Duration,
     to: mpsc::Sender<Bytes>,
 ) {
-    let ended = run(io, stdin, patience, |output| send_lines(output, &to)).await;
+    let run = run(io, stdin, patience, |output| send_lines(output, &to));
+    let ended = tokio::select! {
+        ended = run => ended,
+        // Dropping the command ends it.
+        () = to.closed() => return,
+    };
     let status = ended.unwrap_or_else(|late| ExecStatus {
         exit_code: None,
         error: Some(late),
+        ..ExecStatus::default()
     });
     let mut line = serde_json::to_vec(&status).unwrap_or_default();
     line.push(b'\n');
@@ -85,11 +92,9 @@ async fn send_lines(mut output: Output, to: &mpsc::Sender<Bytes>) {
     while let Some((stream, bytes)) = output.recv().await {
         let found = lines.push(&LogChunk::new(stream, bytes));
         if !found.is_empty() && to.send(to_ndjson(&found)).await.is_err() {
-            break;
+            return;
         }
     }
-    // Read without a client, too, so that the command continues.
-    while output.recv().await.is_some() {}
     let last = lines.finish();
     if !last.is_empty() {
         let _ = to.send(to_ndjson(&last)).await;
@@ -126,6 +131,7 @@ async fn run<F: Future<Output = ()>>(
         status.await.unwrap_or(ExecStatus {
             exit_code: None,
             error: Some("the connection to the command was lost".to_owned()),
+            ..ExecStatus::default()
         })
     };
     // The command's end counts, not whether it read all of its input.
@@ -247,6 +253,7 @@ mod tests {
         ExecStatus {
             exit_code: Some(exit_code),
             error: None,
+            ..ExecStatus::default()
         }
     }
 

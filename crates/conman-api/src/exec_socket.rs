@@ -57,7 +57,7 @@ fn limited(
             ended = &mut status => ended.ok(),
             () = tokio::time::sleep(limit) => {
                 let late = kill_late(kill, limit, &mut status).await;
-                Some(ExecStatus { exit_code: None, error: Some(late) })
+                Some(ExecStatus { exit_code: None, error: Some(late), out_of_memory: false })
             }
             () = tell.closed() => None,
         };
@@ -203,8 +203,7 @@ async fn carry_output<T>(
             // Cancel safe: a status that arrives meanwhile stays in the channel.
             status = &mut status => break status.unwrap_or_else(|_| ExecStatus {
                 exit_code: None,
-                error: Some("the connection to the command was lost".to_owned()),
-            }),
+                error: Some("the connection to the command was lost".to_owned()), ..ExecStatus::default() }),
             // As above.
             _ = pings.tick() => if let Err(end) = send(sender, Message::Ping(Bytes::new())).await {
                 return end;

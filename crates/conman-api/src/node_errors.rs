@@ -145,6 +145,7 @@ pub fn route_problem(error: &RouteError) -> Problem {
     let kind = match error {
         RouteError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
         RouteError::Ended { .. } => Kind::ENDED,
+        RouteError::Paused { .. } => Kind::PAUSED,
         RouteError::NoPort { .. } => Kind::NO_PORT,
         RouteError::TooManyWaiting { .. } => Kind::CROWDED,
         RouteError::Stuck { .. } => Kind::STUCK,

@@ -36,7 +36,7 @@ mod runtime_traits;
 mod size;
 mod spec_policy;
 
-pub use activity::{Activity, ActivityGuard};
+pub use activity::{Activity, ActivityGuard, ActivityKind};
 pub use bind::{Bind, BindError, DEFAULT_BIND_FIRST_ID, bind_root};
 pub use closing::Closing;
 pub use departure::Departure;
@@ -47,9 +47,9 @@ pub use nearest::nearest;
 pub use preempt_signal::{allowed as allowed_signals, canonical as canonical_signal};
 pub use rate_limited_log::RateLimitedLog;
 pub use resolve::{
-    MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES,
-    MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_PREEMPT_GRACE_MS,
-    MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S, matches, no_template, patched, resolve,
+    MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES, MAX_GRACE_MS,
+    MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_READY_PATH_BYTES,
+    MAX_READY_TIMEOUT_S, matches, no_template, patched, resolve,
 };
 pub use runtime_traits::{RuntimeTraits, runtime_traits};
 pub use size::size;

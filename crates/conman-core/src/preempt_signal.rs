@@ -1,6 +1,6 @@
-//! The signals that may announce a preemption to a session's program.
+//! The signals that may ask a session's program to end.
 
-/// Signals that may announce a preemption to a session's program, with their numbers: those that
+/// Signals that may ask a session's program to end, with their numbers, without real-time signals: those that
 /// programs usually handle as a request to end or to save. The numbers are the same on every
 /// architecture that conman runs on.
 const SIGNALS: [(&str, u8); 10] = [
@@ -16,25 +16,52 @@ const SIGNALS: [(&str, u8); 10] = [
     ("SIGPWR", 30),
 ];
 
-/// The full name of a signal given as `SIGTERM`, `TERM` or `15`, in either case.
+/// The first real-time signal for programs, as glibc and Docker count them, and the last one.
+const REAL_TIME: (u8, u8) = (34, 64);
+
+/// The full name of a signal given as `SIGTERM`, `TERM` or `15`, `SIGRTMIN+3` or `37`, in either case.
 #[must_use]
-pub fn canonical(text: &str) -> Option<&'static str> {
-    if let Ok(number) = text.parse::<u8>() {
-        return SIGNALS
-            .iter()
-            .find(|(_, known)| *known == number)
-            .map(|(name, _)| *name);
+pub fn canonical(text: &str) -> Option<String> {
+    let number = text.parse::<u8>().ok();
+    let named = SIGNALS.iter().find(|(name, known)| match number {
+        Some(number) => *known == number,
+        None => name.eq_ignore_ascii_case(text) || name[3..].eq_ignore_ascii_case(text),
+    });
+    if let Some((name, _)) = named {
+        return Some((*name).to_owned());
     }
-    SIGNALS
-        .iter()
-        .map(|(name, _)| *name)
-        .find(|name| name.eq_ignore_ascii_case(text) || name[3..].eq_ignore_ascii_case(text))
+    let (first, last) = REAL_TIME;
+    let number = number.or_else(|| real_time(&text.to_ascii_uppercase()))?;
+    match number.checked_sub(first)? {
+        0 => Some("SIGRTMIN".to_owned()),
+        offset if number <= last => Some(format!("SIGRTMIN+{offset}")),
+        _ => None,
+    }
+}
+
+/// The number of `RTMIN`, `RTMIN+N`, `RTMAX` or `RTMAX-N`, with or without `SIG`.
+fn real_time(upper: &str) -> Option<u8> {
+    let short = upper.strip_prefix("SIG").unwrap_or(upper);
+    let offset = |text: &str| match text {
+        "" => Some(0),
+        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse::<u8>().ok(),
+        _ => None,
+    };
+    let (first, last) = REAL_TIME;
+    if let Some(rest) = short.strip_prefix("RTMIN") {
+        return first.checked_add(offset(rest.strip_prefix('+').unwrap_or(rest))?);
+    }
+    let rest = short.strip_prefix("RTMAX")?;
+    last.checked_sub(offset(rest.strip_prefix('-').unwrap_or(rest))?)
 }
 
 /// The names that [`canonical`] accepts, for messages.
 #[must_use]
 pub fn allowed() -> String {
-    SIGNALS.map(|(name, _)| name).join(", ")
+    format!(
+        "{}, SIGRTMIN+0 to SIGRTMIN+30",
+        SIGNALS.map(|(name, _)| name).join(", ")
+    )
 }
 
 #[cfg(test)]
@@ -45,10 +72,23 @@ mod tests {
     fn every_spelling_leads_to_the_full_name() {
         for (name, number) in SIGNALS {
             for text in [name, &name[3..], &name.to_lowercase(), &number.to_string()] {
-                assert_eq!(canonical(text), Some(name), "{text}");
+                assert_eq!(canonical(text).as_deref(), Some(name), "{text}");
             }
         }
-        for text in ["", "SIG", "SIGKILL", "9", "SIGSTOP", "TERM ", "256"] {
+        for (text, name) in [
+            ("SIGRTMIN+3", "SIGRTMIN+3"),
+            ("rtmin+3", "SIGRTMIN+3"),
+            ("37", "SIGRTMIN+3"),
+            ("SIGRTMIN", "SIGRTMIN"),
+            ("SIGRTMAX", "SIGRTMIN+30"),
+            ("RTMAX-1", "SIGRTMIN+29"),
+        ] {
+            assert_eq!(canonical(text).as_deref(), Some(name), "{text}");
+        }
+        for text in [
+            "", "SIG", "SIGKILL", "9", "SIGSTOP", "TERM ", "256", "33", "65", "RTMIN+31",
+            "RTMIN++1", "RTMAX-31", "RTMIN-1",
+        ] {
             assert_eq!(canonical(text), None, "{text}");
         }
     }

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use conman_proto::{FieldError, IdleAction, ResolvedSpec, RuntimeKind, SessionId, SessionRequest};
 
 use crate::bind::Bind;
+use crate::image_reference;
 use crate::nearest::nearest;
 use crate::runtime_traits::runtime_traits;
 use crate::spec_policy::{SpecPolicy, Template};
-use crate::{image_reference, preempt_signal};
 
 mod egress;
 mod limits;
@@ -17,6 +17,7 @@ mod native_choices;
 mod network;
 mod patch;
 mod program;
+mod signals;
 
 pub use network::{MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S};
 pub use patch::patched;
@@ -26,15 +27,15 @@ pub use program::{
     MAX_LABEL_VALUE_BYTES, MAX_LABELS,
 };
 
-use limits::{cpus, disk, memory, pids, ptys, within};
+use limits::{cpus, disk, memory, pids, ptys};
 use mistakes::{Mistakes, quote};
 use native_choices::NativeChoices;
 use network::{network, port, ports, ready_path, ready_timeout_s};
 
 /// Maximum number of binds.
 pub const MAX_BINDS: usize = 32;
-/// Maximum `preempt_grace_ms`.
-pub const MAX_PREEMPT_GRACE_MS: u32 = 60_000;
+/// Maximum `preempt_grace_ms` and `stop_grace_ms`.
+pub const MAX_GRACE_MS: u32 = 60_000;
 /// Value of the image if the runtime needs none.
 const NO_IMAGE: &str = "none";
 
@@ -163,7 +164,8 @@ fn fill_in(
     let ports = ports(base, request, port, mistakes);
     let ready_path = ready_path(base, request, port, whole, mistakes);
     let network = network(base, request, runtime, mistakes);
-    let (preempt_signal, preempt_grace_ms) = preemption(base, request, whole, mistakes);
+    let (preempt_signal, preempt_grace_ms) = signals::preemption(base, request, whole, mistakes);
+    let (stop_signal, stop_grace_ms) = signals::stop(base, request, whole, mistakes);
     let tty = tty(base, request, runtime, mistakes);
     let ptys = ptys(base, request, runtime, mistakes);
     let choices = NativeChoices::of(template, runtime, mistakes);
@@ -201,6 +203,8 @@ fn fill_in(
         expires_at: None,
         preempt_signal,
         preempt_grace_ms,
+        stop_signal,
+        stop_grace_ms,
         tty,
         log_streams: log_streams(base, request, runtime, tty),
         own_filters: choices.own_filters,
@@ -327,45 +331,6 @@ fn binds(
         }
     }
     resolved
-}
-
-/// A grace period without a signal would only delay the kill.
-fn preemption(
-    base: &SessionRequest,
-    request: &SessionRequest,
-    whole: bool,
-    mistakes: &mut Mistakes,
-) -> (Option<String>, u32) {
-    let given = request
-        .preempt_signal
-        .as_ref()
-        .or(base.preempt_signal.as_ref());
-    let signal = given.map(|text| {
-        preempt_signal::canonical(text)
-            .map(str::to_owned)
-            .unwrap_or_else(|| {
-                let allowed = preempt_signal::allowed();
-                mistakes.add(
-                    "preempt_signal",
-                    format!("`{}` is not one of {allowed}", quote(text)),
-                );
-                String::new()
-            })
-    });
-    let grace = within(
-        "preempt_grace_ms",
-        request.preempt_grace_ms.or(base.preempt_grace_ms),
-        0,
-        (0, MAX_PREEMPT_GRACE_MS),
-        mistakes,
-    );
-    if whole && grace > 0 && given.is_none() {
-        mistakes.add(
-            "preempt_grace_ms",
-            "needs a preempt_signal to give time for",
-        );
-    }
-    (signal, grace)
 }
 
 #[cfg(test)]

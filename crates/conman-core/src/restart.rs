@@ -116,6 +116,8 @@ fn reported_loss(end: Ownerless) -> Option<NodeLoss> {
         | EndCause::ShutDown
         | EndCause::Disowned
         | EndCause::Exited
+        | EndCause::OutOfMemory
+        | EndCause::Killed
         | EndCause::StartFailed
         | EndCause::Unknown => None,
     }

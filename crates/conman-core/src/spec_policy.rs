@@ -34,6 +34,8 @@ pub struct Template {
     pub runtime: Option<RuntimeKind>,
     /// Whether a connection to a session that does not run may start it.
     pub start_on_connect: bool,
+    /// Whether a connection, command or attached client resumes a session that an order has paused.
+    pub resume_on_connect: bool,
     /// Whether programs of its native sessions may install system call filters. No request may choose it: the
     /// filters of one session can take all memory that the kernel has for them.
     pub own_filters: bool,

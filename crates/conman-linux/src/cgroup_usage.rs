@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use procfs::VmStat;
 use procfs::net::InterfaceDeviceStatus;
@@ -291,6 +291,33 @@ impl ResourceUsage {
     }
 }
 
+impl Cgroups {
+    /// Processes of the cgroup and those below that the kernel has killed because memory ran out; `None` if that is
+    /// not counted.
+    #[must_use]
+    pub fn oom_kills(&self, path: &str) -> Option<u64> {
+        if !is_plain(path) {
+            return None;
+        }
+        self.hierarchies.iter().find_map(|hierarchy| {
+            let directory = hierarchy.directory(path)?;
+            let count = |directory: &Path, file| {
+                let text = fs::read_to_string(directory.join(file)).ok()?;
+                field(&text, "oom_kill")
+            };
+            if hierarchy.unified {
+                // Counts those below, too.
+                return count(&directory, "memory.events");
+            }
+            let own =
+                count(&directory, "memory.oom_control").filter(|_| hierarchy.controls("memory"))?;
+            let below = fs::read_dir(&directory).into_iter().flatten().flatten();
+            let below = below.filter_map(|entry| count(&entry.path(), "memory.oom_control"));
+            Some(own + below.sum::<u64>())
+        })
+    }
+}
+
 /// Processes that the kernel has killed since the host booted because memory ran out; `None` if it does not
 /// count them.
 #[must_use]
@@ -320,8 +347,6 @@ fn field(text: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use rustix::fs::CWD;
 
     use super::*;

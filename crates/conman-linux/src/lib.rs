@@ -11,8 +11,7 @@
 //! System calls are made through `nix` for processes, signals, users, limits and terminals, and through `rustix` for
 //! descriptors (pidfds, sockets and timers among them), mounts, namespaces, working directories and `openat2`; in the
 //! other crates, too. Exceptions:
-//! - a process that is known by a number is signalled by [`signal_process`]: nix accepts every number, and 0 and -1
-//!   name many processes;
+//! - signals are named by nix and sent by rustix ([`SignalNumber`], [`signal_process`]): nix knows no real-time signals;
 //! - children are waited for by [`reap`] and [`next_child_event`], which call `waitid`: nix takes an end by a real-time
 //!   signal for an error;
 //! - users, groups and capabilities of a *thread*, between clone and exec and in threads that act for a session, are
@@ -114,7 +113,7 @@ pub use process_facts::{
 pub use project_quota::ProjectQuotas;
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};
 pub use session_cgroup::{CgroupMaker, MakeCgroupError, SessionCgroup, join_cgroups};
-pub use signals::{parse_signal, signal_group, signal_process};
+pub use signals::{SignalNumber, parse_signal, signal_group, signal_process};
 pub use socket_buffers::{bound_tcp_buffers, socket_memory};
 pub use spread::spread_directories;
 pub use state_file::{

@@ -10,9 +10,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::Signal;
 use crate::identity::ProcessIdentity;
 use crate::proc_files::{Stat, read_proc};
+use crate::{Signal, SignalNumber};
 
 /// Why a process could not be opened or signalled.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +170,7 @@ impl PidFd {
     }
 
     /// Sends a signal; `false` when the process was dead already.
-    pub fn signal(&self, signal: Signal) -> Result<bool, ProcessError> {
+    pub fn signal(&self, signal: impl Into<SignalNumber>) -> Result<bool, ProcessError> {
         let error = |source| ProcessError::Io {
             action: "signal",
             pid: self.pid,
@@ -180,9 +180,7 @@ impl PidFd {
         if self.is_dead().map_err(error)? {
             return Ok(false);
         }
-        let named = rustix::process::Signal::from_named_raw(signal as i32);
-        let named = named.ok_or_else(|| error(Errno::INVAL.into()))?;
-        match pidfd_send_signal(&self.fd, named) {
+        match pidfd_send_signal(&self.fd, signal.into().to_rustix()) {
             Ok(()) => Ok(true),
             Err(Errno::SRCH) => Ok(false),
             Err(errno) => Err(error(errno.into())),

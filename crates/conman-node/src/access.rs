@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use conman_core::ActivityGuard;
-use conman_linux::Signal;
+use conman_core::{ActivityGuard, ActivityKind};
+use conman_linux::SignalNumber;
 use conman_proto::{
     ExecStatus, Generation, LinkRequest, PortRange, ProcessList, SessionId, SessionLink,
     SessionState, SessionStats,
 };
 use conman_runtime::{
-    ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, Runtime, RuntimeError,
+    ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, PausedBy, Runtime,
+    RuntimeError,
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -18,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::context::Context;
 use crate::error::{AccessError, NotHere, RouteError};
 use crate::links;
-use crate::pause;
+use crate::pause::{self, PauseState};
 use crate::processes;
 use crate::revival::{self, Former};
 use crate::route::SessionRoute;
@@ -107,11 +108,13 @@ impl AccessHandle {
         revival::revive(self, id, may_start, former).await
     }
 
-    /// Pauses a running session: its processes do not run until it is resumed.
+    /// Pauses a running session: its processes do not run until it is resumed, by an order or, if its template
+    /// lets them (`resume_on_connect`), by what begins in it.
     pub async fn pause(&self, id: &SessionId) -> Result<(), AccessError> {
         let (handle, _) = shown(&self.context, id)?;
         let begun = handle.activity.begun();
-        pause::pause(&self.context, &handle, begun, "on request").await
+        let order = (PausedBy::Operator, "on request");
+        pause::pause(&self.context, &handle, begun, order).await
     }
 
     /// Resumes a paused session. Succeeds for one that runs.
@@ -120,19 +123,25 @@ impl AccessHandle {
         pause::resume(&self.context, &handle).await
     }
 
-    /// Resumes a session that is paused, for what begins in it.
+    /// Resumes a session that is paused, for what begins in it. Refused where only an order resumes it.
     pub(crate) async fn awake(&self, id: &SessionId) -> Result<(), AccessError> {
         let (handle, _) = shown(&self.context, id)?;
-        match handle.pausing.is_paused() {
-            true => pause::resume(&self.context, &handle).await,
-            false => Ok(()),
+        match pause::state(&self.context, &handle) {
+            PauseState::Runs => Ok(()),
+            PauseState::ResumedByUse => pause::resume(&self.context, &handle).await,
+            PauseState::ResumedByOrder => Err(AccessError::NotRunning {
+                id: id.clone(),
+                state: SessionState::Paused,
+            }),
         }
     }
 
     /// Sends a signal to the first process of a running session.
-    pub fn signal(&self, id: &SessionId, signal: Signal) -> Result<(), AccessError> {
+    pub fn signal(&self, id: &SessionId, signal: SignalNumber) -> Result<(), AccessError> {
         let Running { handle, .. } = running(&self.context, id)?;
         let process = handle.view().process.ok_or_else(|| not_running(&handle))?;
+        // First: it may end by that at once.
+        *handle.signalled() = Some(signal);
         match process.signal(signal) {
             Ok(true) => Ok(()),
             // It has just ended.
@@ -152,10 +161,16 @@ impl AccessHandle {
             runtime,
             key,
         } = running(&self.context, id)?;
+        let watched = WatchedCommand {
+            _activity: handle.activity.begin_as(ActivityKind::Command),
+            oom_kills: runtime.oom_kills(&key),
+            runtime: Arc::clone(runtime),
+            key: key.clone(),
+        };
         let began = runtime.exec(&key, plan);
         let began = answering(&self.context, runtime, "run a command in", began).await;
         let mut io = unless_ending(&handle, began)?;
-        io.status = with_session_end(handle, io.status);
+        io.status = with_session_end(handle, io.status, Some(watched));
         Ok(io)
     }
 
@@ -173,7 +188,7 @@ impl AccessHandle {
             runtime,
             key,
         } = running(&self.context, id)?;
-        let guard = handle.activity.begin();
+        let guard = handle.activity.begin_as(ActivityKind::Files);
         let began = runtime.files(&key, order, user);
         let began = answering(&self.context, runtime, "reach the files of", began).await;
         Ok((unless_ending(&handle, began)?, guard))
@@ -217,7 +232,7 @@ impl AccessHandle {
             key,
         } = running(&self.context, id)?;
         let listed = processes::of_container(runtime, key).await;
-        unless_going(&handle, listed)
+        unless_ending(&handle, listed)
     }
 
     /// Returns what every running session of this node uses.
@@ -264,6 +279,13 @@ pub(crate) fn template_starts_on_connect(context: &Context, template: Option<&st
     template
         .and_then(|name| policy.templates.get(name))
         .is_some_and(|template| template.start_on_connect)
+}
+
+pub(crate) fn template_resumes_on_connect(context: &Context, template: Option<&str>) -> bool {
+    let policy = context.policy.get();
+    template
+        .and_then(|name| policy.templates.get(name))
+        .is_some_and(|template| template.resume_on_connect)
 }
 
 /// The route to a session that runs; `None` for one that does not run or is frozen. The kernel would
@@ -374,14 +396,43 @@ pub(crate) fn is_ending_or_dead(handle: &SessionHandle) -> bool {
     is_dead || handle.is_ending() || handle.state() != SessionState::Running
 }
 
-/// A command that was killed together with its session reports that, and not an exit code of its own.
+/// What is known of a command that runs.
+pub(crate) struct WatchedCommand {
+    /// The session counts as in use until its end.
+    _activity: ActivityGuard,
+    runtime: Arc<dyn Runtime>,
+    key: ContainerKey,
+    /// When it began.
+    oom_kills: Option<u64>,
+}
+
+impl WatchedCommand {
+    /// Whether memory ran out in its session while it ran.
+    fn is_out_of_memory(&self) -> bool {
+        let before = self.oom_kills.unwrap_or(0);
+        let now = self.runtime.oom_kills(&self.key);
+        now.is_some_and(|kills| kills > before)
+    }
+}
+
+/// A command that was killed together with its session reports that, and not an exit code of its own; one that was
+/// killed because memory ran out reports that.
 pub(crate) fn with_session_end(
     handle: Arc<SessionHandle>,
     ended: oneshot::Receiver<ExecStatus>,
+    watched: Option<WatchedCommand>,
 ) -> oneshot::Receiver<ExecStatus> {
-    let (sender, status) = oneshot::channel();
+    let (mut sender, status) = oneshot::channel();
     tokio::spawn(async move {
-        let Ok(mut ended) = ended.await else { return };
+        let ended = tokio::select! {
+            ended = ended => ended,
+            // There is no waiter any more, as the runtime then notices.
+            () = sender.closed() => return,
+        };
+        let Ok(mut ended) = ended else { return };
+        let killed = ended.exit_code == Some(KILLED);
+        let watched = watched.filter(|_| killed);
+        ended.out_of_memory = watched.is_some_and(|command| command.is_out_of_memory());
         if ended.exit_code == Some(KILLED) && is_ending_or_dead(&handle) {
             let reason = handle.view().reason.unwrap_or_default();
             let why = match reason.as_str() {

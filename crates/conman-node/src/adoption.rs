@@ -1,6 +1,6 @@
 //! Takes over what an earlier daemon left, by its records and the kernel alone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use conman_proto::{EventKind, SessionId, SessionState};
 use conman_registry::{
     ContainerIdentity, Ending, RecordState, RegistryError, SessionRecord, Standing,
 };
-use conman_runtime::ContainerKey;
+use conman_runtime::{ContainerKey, PausedBy};
 use futures_util::{StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
 
@@ -111,11 +111,13 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
     for (record, finding) in found {
         match finding {
             Finding::Goes(beginning) => {
-                let is_paused = paused.contains(&record.id);
+                let paused_by = paused.get(&record.id).copied();
                 let beginning = match beginning {
                     // Only what was ready can be paused. The record of that follows later, and a
                     // probe of a paused session would fail.
-                    Beginning::Unready(process) if is_paused => Beginning::Running(process),
+                    Beginning::Unready(process) if paused_by.is_some() => {
+                        Beginning::Running(process)
+                    }
                     other => other,
                 };
                 // Each record is of another session, and no other task starts a life yet.
@@ -124,14 +126,14 @@ pub(crate) async fn adopt(context: &Arc<Context>) -> Result<Adopted, NodeStartEr
                 take_on(
                     context,
                     &record,
-                    (beginning, is_paused),
+                    (beginning, paused_by),
                     signal,
                     &mut adopted,
                 );
             }
             Finding::Gone if let Some(ending) = gone.unreleased.remove(&record.id) => {
                 let cause = Cause::Asked(ending.cause.unwrap_or(EndCause::Unknown), ending.reason);
-                let beginning = (Beginning::Unresolved(cause), false);
+                let beginning = (Beginning::Unresolved(cause), None);
                 take_on(context, &record, beginning, None, &mut adopted);
             }
             Finding::Gone => {
@@ -203,7 +205,10 @@ fn identity(container: &ContainerIdentity) -> ProcessIdentity {
 }
 
 /// Sessions that an earlier daemon paused.
-async fn paused(context: &Context, found: &[(SessionRecord, Finding)]) -> HashSet<SessionId> {
+async fn paused(
+    context: &Context,
+    found: &[(SessionRecord, Finding)],
+) -> HashMap<SessionId, PausedBy> {
     let running = found.iter().filter(|(_, finding)| {
         matches!(
             finding,
@@ -212,8 +217,8 @@ async fn paused(context: &Context, found: &[(SessionRecord, Finding)]) -> HashSe
     });
     let asked = running.map(async |(record, _)| {
         let runtime = context.runtime(record.spec.runtime)?;
-        let paused = runtime.is_paused(&key(record)).await;
-        paused.then(|| record.id.clone())
+        let by = runtime.paused_by(&key(record)).await?;
+        Some((record.id.clone(), by))
     });
     let asked: Vec<_> = stream::iter(asked).buffered(QUESTIONS).collect().await;
     asked.into_iter().flatten().collect()
@@ -262,7 +267,7 @@ fn unfinished(record: &SessionRecord) -> Cause {
 fn take_on(
     context: &Arc<Context>,
     record: &SessionRecord,
-    (beginning, is_paused): (Beginning, bool),
+    (beginning, paused_by): (Beginning, Option<PausedBy>),
     signal: Option<&DrainSignal>,
     adopted: &mut Adopted,
 ) -> bool {
@@ -289,7 +294,7 @@ fn take_on(
     context.note_session(EventKind::SessionAdopted, &record.id, generation, message);
     session::spawn(Arc::clone(context), Arc::clone(&handle), beginning);
     // Its task records a change.
-    handle.pausing.set(is_paused);
+    handle.pausing.set(paused_by);
     true
 }
 
@@ -324,9 +329,14 @@ fn live_handle(record: &SessionRecord, beginning: &Beginning) -> Arc<SessionHand
         was_paused = *paused;
     }
     let handle = SessionHandle::new(record.id.clone(), record.spec.clone(), view);
-    handle.pausing.set(was_paused);
-    // An earlier daemon may have attached some.
+    handle
+        .pausing
+        .set(was_paused.then_some(PausedBy::IdleTimeout));
+    // An earlier daemon may have attached some, and started others.
     handle.may_have_links.store(true, Ordering::Relaxed);
+    handle.kept_commands.store(true, Ordering::Relaxed);
+    let unknown = SessionHandle::OOM_UNKNOWN;
+    handle.oom_noted.store(unknown, Ordering::Relaxed);
     if let RecordState::Stopping { reason, .. } | RecordState::Stuck { reason, .. } = &record.state
         && record.state.end_cause() == Some(EndCause::Deleted)
     {
@@ -341,7 +351,7 @@ pub(crate) fn take_on_unresolved(context: &Arc<Context>, record: &SessionRecord)
     take_on(
         context,
         record,
-        (Beginning::Unresolved(unfinished(record)), false),
+        (Beginning::Unresolved(unfinished(record)), None),
         None,
         &mut adopted,
     )

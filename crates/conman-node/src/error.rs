@@ -283,6 +283,8 @@ pub enum RouteError {
         state: SessionState,
         reason: Option<String>,
     },
+    #[error("session {id} was paused by an order; resume it with POST /v1/sessions/{id}/resume")]
+    Paused { id: SessionId },
     #[error("session {id} has no port")]
     NoPort { id: SessionId },
     #[error("{limit} connections already wait for {what}; try again in a moment")]
@@ -304,7 +306,10 @@ impl RouteError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::NoSuchSession { .. } | Self::Ended { .. } | Self::NoPort { .. } => false,
+            Self::NoSuchSession { .. }
+            | Self::Ended { .. }
+            | Self::Paused { .. }
+            | Self::NoPort { .. } => false,
             Self::TooManyWaiting { .. } | Self::Stuck { .. } | Self::HoldTimedOut { .. } => true,
             Self::NotStarted { source, .. } => source.is_retryable(),
         }

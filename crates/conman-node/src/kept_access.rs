@@ -1,15 +1,20 @@
 //! Ways to what outlives its clients: the terminal of a session's program, and kept commands.
 
-use conman_linux::Signal;
+use std::sync::atomic::Ordering;
+
+use conman_core::ActivityKind;
+use conman_linux::SignalNumber;
 use conman_proto::{ExecId, KeptExec, SessionId};
 use conman_runtime::{AttachOptions, ExecPlan, RuntimeError};
 
 use crate::access::{
-    AccessHandle, Running, answering, failed, is_ending_or_dead, not_running, place, running,
-    unless_ending, with_session_end,
+    AccessHandle, Running, answering, container_of, failed, is_ending_or_dead, not_running, place,
+    running, unless_ending, with_session_end,
 };
 use crate::attached::{Attached, Presence};
+use crate::context::Context;
 use crate::error::AccessError;
+use crate::session::SessionHandle;
 
 impl AccessHandle {
     /// Attaches to the terminal of a running session's program, or to a kept command in it.
@@ -30,12 +35,12 @@ impl AccessHandle {
         }
         let presence = Presence {
             _place: place(&handle)?,
-            _activity: handle.activity.begin(),
+            _activity: handle.activity.begin_as(ActivityKind::Attachment),
         };
         let attached = runtime.attach(&key, exec, options);
         let attached = answering(&self.context, runtime, "attach to", attached).await;
         let mut io = unless_ending(&handle, attached)?;
-        io.status = with_session_end(handle, io.status);
+        io.status = with_session_end(handle, io.status, None);
         Ok(Attached { io, presence })
     }
 
@@ -43,8 +48,12 @@ impl AccessHandle {
     pub async fn keep_exec(&self, id: &SessionId, plan: ExecPlan) -> Result<KeptExec, AccessError> {
         self.awake(id).await?;
         let kept = running(&self.context, id)?;
+        let begins = kept.handle.activity.begin_as(ActivityKind::Command);
         let begun = kept.runtime.keep_exec(&kept.key, plan);
-        self.kept_answer(&kept, "run a command in", begun).await
+        let begun = self.kept_answer(&kept, "run a command in", begun).await;
+        kept.handle.kept_commands.store(true, Ordering::Relaxed);
+        drop(begins);
+        begun
     }
 
     /// Returns the kept commands of a running session, the oldest first.
@@ -67,7 +76,7 @@ impl AccessHandle {
         &self,
         id: &SessionId,
         exec: ExecId,
-        signal: Signal,
+        signal: SignalNumber,
     ) -> Result<(), AccessError> {
         let kept = running(&self.context, id)?;
         let sent = kept.runtime.signal_exec(&kept.key, exec, signal);
@@ -100,5 +109,26 @@ impl AccessHandle {
             true => Err(not_running(&of.handle)),
             false => answer.map_err(failed(&of.handle.id)),
         }
+    }
+}
+
+/// Finds out whether kept commands run in a session, for its idle clock. They may as long as the runtime does not
+/// answer.
+pub(crate) async fn find_running(context: &Context, handle: &SessionHandle) {
+    let Ok((runtime, key)) = container_of(context, handle) else {
+        return;
+    };
+    // First: a command that begins meanwhile sets it again.
+    handle.kept_commands.store(false, Ordering::Relaxed);
+    let listed = runtime.kept_execs(&key);
+    let listed = answering(context, runtime, "list the commands of", listed).await;
+    let may_run = match listed {
+        Ok(commands) => commands.iter().any(|command| command.running),
+        Err(RuntimeError::Unsupported { .. }) => false,
+        Err(_) => true,
+    };
+    if may_run {
+        handle.kept_commands.store(true, Ordering::Relaxed);
+        handle.activity.note(ActivityKind::Command);
     }
 }

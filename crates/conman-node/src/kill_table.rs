@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::Closing;
-use conman_linux::{PidFd, Signal};
+use conman_linux::{PidFd, SignalNumber};
 use conman_proto::{Generation, SessionId};
 use conman_registry::{Ending, Phases};
-use conman_runtime::Runtime;
+use conman_runtime::{PausedBy, Runtime};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 
@@ -65,10 +65,10 @@ pub(crate) struct KillEntry {
     pub(crate) stage: StartStage,
     /// `None` for a runtime that is no longer configured.
     pub(crate) runtime: Option<Arc<dyn Runtime>>,
-    /// Signal sent first on preemption, and the time between it and SIGKILL.
-    pub(crate) warning: Option<(Signal, Duration)>,
+    /// SignalNumber sent first on preemption, and the time between it and SIGKILL.
+    pub(crate) warning: Option<(SignalNumber, Duration)>,
     /// Whether it is paused: then it is killed without a signal, which it could not act on.
-    pub(crate) pausing: watch::Receiver<bool>,
+    pub(crate) pausing: watch::Receiver<Option<PausedBy>>,
     /// Whether it has files that another node may use after its release.
     pub(crate) shares_files: bool,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,

@@ -33,7 +33,7 @@ use crate::session::View;
 use crate::session_table::SessionTable;
 use crate::sessions::SessionsHandle;
 use crate::status::StatusHandle;
-use crate::{adoption, cleanup, cordon, disk_watch, links, reconcile};
+use crate::{adoption, cleanup, cordon, disk_watch, links, oom_watch, reconcile};
 
 /// How long starts under way may delay a shutdown that leaves the sessions running.
 const START_PATIENCE: Duration = Duration::from_secs(3);
@@ -357,6 +357,10 @@ fn spawn_background(context: &Arc<Context>) -> Vec<JoinHandle<()>> {
         tokio::spawn(essential(
             runtime_health::NAME,
             runtime_health::run(Arc::clone(context)),
+        )),
+        tokio::spawn(essential(
+            oom_watch::NAME,
+            oom_watch::run(Arc::clone(context)),
         )),
         tokio::spawn(links::sweep(Arc::clone(context))),
     ]

@@ -27,7 +27,7 @@ pub(crate) fn of_table(table: &KillTable, budget_ms: u32) -> PreemptPlan {
 }
 
 fn candidate(id: &SessionId, entry: &KillEntry) -> Option<PreemptCandidate> {
-    let paused = *entry.pausing.borrow();
+    let paused = entry.pausing.borrow().is_some();
     let (signal, grace) = entry.warning.filter(|_| !paused).unzip();
     Some(PreemptCandidate {
         id: id.clone(),
@@ -36,7 +36,7 @@ fn candidate(id: &SessionId, entry: &KillEntry) -> Option<PreemptCandidate> {
             StartStage::Running(_, process) => Some(process.pid()),
             StartStage::Claiming | StartStage::Reserved(_) | StartStage::Sent(_) => None,
         },
-        signal: signal.map(|signal| signal.as_str().to_owned()),
+        signal: signal.map(|signal| signal.to_string()),
         grace_ms: grace.map_or(0, |grace| {
             u32::try_from(grace.as_millis()).unwrap_or(u32::MAX)
         }),

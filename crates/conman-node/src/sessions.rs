@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use conman_core::EndCause;
 use conman_core::listing::ListQuery;
 use conman_proto::{
     EnsureResponse, Generation, ResolvedSpec, Session, SessionId, SessionList, SessionPatch,
@@ -16,7 +17,7 @@ use crate::error::{EnsureError, PatchError, RestartError, StopError};
 use crate::revival::{self, WithoutImage};
 use crate::session::View;
 use crate::session_table::Occupancy;
-use crate::{end_orders, ensure, lost, patch, view};
+use crate::{end_orders, ensure, gentle_stop, lost, patch, view};
 
 /// The sessions of a node: starts, stops, shows and restarts them. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -143,6 +144,22 @@ impl SessionsHandle {
     /// shown as its reason. Stopping one that has ended succeeds. Cancelling does not cancel it.
     pub async fn stop(&self, id: &SessionId, why: &str) -> Result<StopReport, StopError> {
         ensure::stop(&self.context, id, why).await
+    }
+
+    /// Likewise, but lets its program end by itself first, if its spec gives it time (`stop_grace_ms`).
+    pub async fn stop_gently(&self, id: &SessionId, why: &str) -> Result<StopReport, StopError> {
+        if let Some(handle) = self.context.sessions.current(id)
+            && !handle.is_ended()
+        {
+            let (context, why) = (Arc::clone(&self.context), why.to_owned());
+            // In a separate task: a caller that leaves does not keep it alive.
+            let stopping = tokio::spawn(async move {
+                gentle_stop::stop(&context, &handle, EndCause::Deleted, &why).await;
+            });
+            // A panic is reported where it happens.
+            let _ = stopping.await;
+        }
+        self.stop(id, why).await
     }
 
     /// Ends by its record a session whose node is lost: nothing of it runs, and no node starts it again by

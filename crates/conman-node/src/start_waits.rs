@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::ensure;
 use crate::error::{RouteError, Waiting};
 use crate::options::NodeLimits;
-use crate::pause;
+use crate::pause::{self, PauseState};
 use crate::route::SessionRoute;
 use crate::session::{SessionHandle, View};
 
@@ -111,7 +111,13 @@ async fn route_or_change(
     if let Some(route) = to_running(context, handle)? {
         return Ok(Some(route));
     }
-    if handle.pausing.is_paused() && !fenced {
+    let paused = pause::state(context, handle);
+    if paused == PauseState::ResumedByOrder {
+        return Err(RouteError::Paused {
+            id: handle.id.clone(),
+        });
+    }
+    if paused == PauseState::ResumedByUse && !fenced {
         if let Err(error) = pause::resume(context, handle).await {
             let id = &handle.id;
             tracing::warn!(session = %id, %error, "cannot resume a session; retrying");

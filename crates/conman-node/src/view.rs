@@ -31,6 +31,7 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         ended_at: view.ended_at,
         phases_ms: phases_ms(&view.phases),
         connections: handle.activity.in_flight(),
+        oom_kills: handle.oom_kills_noted(),
         ..recorded(context, &context.options.name, record)
     }
 }
@@ -127,6 +128,7 @@ pub(crate) fn recorded(context: &Context, node: &str, record: SessionRecord) -> 
         ended_at: ending.map(|ending| ending.ended_at),
         phases_ms: phases_ms(&phases),
         connections: 0,
+        oom_kills: 0,
         spec: record.spec,
     }
 }

@@ -36,12 +36,14 @@ pub enum OutputStream {
     Stderr,
 }
 
-/// A running command. Dropping it ends the connection to the command, not the command.
+/// A running command. It ends when its first process does, whatever that has left behind. Dropping this before
+/// its end ends the command, too: a terminal hangs up on its programs; without a terminal it is killed like by
+/// [`ExecKill::kill`].
 #[derive(Debug)]
 pub struct ExecIo {
     /// Bytes for its standard input; dropping the sender is end of input. Bounded.
     pub stdin: mpsc::Sender<Bytes>,
-    /// Its output until both streams end. Bounded: a slow reader slows the command.
+    /// Its output until both streams end or the command does. Bounded: a slow reader slows the command.
     pub output: mpsc::Receiver<(OutputStream, Bytes)>,
     /// Latest wins; ignored without a terminal.
     pub resize: mpsc::Sender<TerminalSize>,

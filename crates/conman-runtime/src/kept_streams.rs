@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use conman_linux::Signal;
+use conman_linux::SignalNumber;
 use conman_proto::{ExecId, ExecStatus, KeptExec, OutputPosition, TerminalSize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -84,7 +84,7 @@ pub trait KeptStreams: Send + Sync + 'static {
         &self,
         key: &ContainerKey,
         exec: ExecId,
-        _signal: Signal,
+        _signal: SignalNumber,
     ) -> Result<bool, RuntimeError> {
         Err(no_such_exec(key, exec))
     }

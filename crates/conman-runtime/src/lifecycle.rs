@@ -53,6 +53,15 @@ pub enum DiskExcess {
     Unsteady,
 }
 
+/// What pauses a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PausedBy {
+    /// An order, which only another one undoes unless the template lets connections do it.
+    Operator,
+    /// The idle timeout, until something begins in the session.
+    IdleTimeout,
+}
+
 /// A running container whose use of resources is read.
 #[derive(Debug, Clone)]
 pub struct RunningContainer {
@@ -183,6 +192,22 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         None
     }
 
+    /// Processes of the container that the kernel has killed because memory ran out, from its cgroups; `None` if
+    /// that is not counted, or they are removed. Never blocks on the daemon.
+    fn oom_kills(&self, _key: &ContainerKey) -> Option<u64> {
+        None
+    }
+
+    /// Whether memory ran out in a container whose init is dead.
+    async fn out_of_memory(&self, key: &ContainerKey) -> bool {
+        self.oom_kills(key).is_some_and(|kills| kills > 0)
+    }
+
+    /// The signal by which the container's image wants to be stopped, if it says so.
+    async fn stop_signal(&self, _key: &ContainerKey) -> Option<String> {
+        None
+    }
+
     /// What can prove that nothing of a killed container runs before its PID namespace is empty; `None` if
     /// the runtime has no such proof. May block.
     fn exit_scan(&self, _key: &ContainerKey) -> Option<ExitScan> {
@@ -209,7 +234,9 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
 
     /// Keeps the processes of a running container from running until [`Lifecycle::resume`], and lets the
     /// kernel take back its memory. Ending the container does not need a resume.
-    async fn pause(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+    ///
+    /// One that is paused stays so; `by` is what the next daemon is told.
+    async fn pause(&self, key: &ContainerKey, _by: PausedBy) -> Result<(), RuntimeError> {
         Err(RuntimeError::Unsupported {
             runtime: self.kind(),
             action: "pause",
@@ -223,9 +250,9 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         Ok(())
     }
 
-    /// Whether an earlier daemon paused the container. `false` also if that is unknown.
-    async fn is_paused(&self, _key: &ContainerKey) -> bool {
-        false
+    /// What an earlier daemon has paused the container for, if it has. `None` also if that is unknown.
+    async fn paused_by(&self, _key: &ContainerKey) -> Option<PausedBy> {
+        None
     }
 
     /// The exit code of a container whose init is dead, waiting at most `patience` for the runtime

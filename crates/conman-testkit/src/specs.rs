@@ -35,6 +35,8 @@ pub fn resolved_spec(runtime: RuntimeKind, image: &str) -> ResolvedSpec {
         expires_at: None,
         preempt_signal: None,
         preempt_grace_ms: 0,
+        stop_signal: None,
+        stop_grace_ms: 0,
         tty: false,
         log_streams: false,
         own_filters: false,

@@ -161,7 +161,7 @@ fn check(request: &mut DrainRequest) -> Result<(), ApiError> {
     }
     if let Some(signal) = &request.signal {
         match conman_core::canonical_signal(signal) {
-            Some(name) => request.signal = Some(name.to_owned()),
+            Some(name) => request.signal = Some(name),
             None => mistakes.add(
                 "signal",
                 format!("must be one of {}", conman_core::allowed_signals()),

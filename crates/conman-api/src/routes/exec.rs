@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use crate::exec_request::{self, Form};
 use crate::json_body::{self, MAX_EXEC_BODY_BYTES};
 use crate::path_params::SessionPath;
-use crate::problem::{ApiError, IntoApiError as _, Kind};
+use crate::problem::ApiError;
 use crate::query::Query;
 use crate::web_socket::accept;
 use crate::{ApiState, exec_collect, exec_socket};
@@ -29,8 +29,10 @@ const LINES_QUEUE: usize = 4;
 /// Run a command to its end
 ///
 /// The answer has what it printed, at most 1 MiB of each stream. With `stream`, it is sent as it comes and
-/// without a bound: one `LogLine` a line, and an `ExecStatus` as the last one. A command that outlasts
-/// `timeout_ms` is killed, with the processes that it started and that did not leave its session.
+/// without a bound: one `LogLine` a line, and an `ExecStatus` as the last one. A command ends when its first
+/// process does; processes that it leaves behind continue, and what they print then is dropped. A command that
+/// outlasts `timeout_ms`, or whose client disconnects, is killed, with the processes that it started and that did
+/// not leave its session. To keep it, use `POST …/execs`.
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec",
     params(
@@ -63,7 +65,6 @@ pub(crate) async fn exec(
     let asked: ExecRequest = json_body::read(request, MAX_EXEC_BODY_BYTES).await?;
     let checked = exec_request::check(asked, Form::Json)?;
     let io = state.node.access().exec(&id, checked.plan).await?;
-    // In a separate task: a client that goes away must not leave a command without its limit.
     if streams {
         let (to, lines) = mpsc::channel(LINES_QUEUE);
         let run = exec_collect::run_with_lines(io, checked.stdin, checked.timeout, to);
@@ -75,12 +76,9 @@ pub(crate) async fn exec(
         let body = Body::from_stream(lines);
         return Ok(([(CONTENT_TYPE, "application/x-ndjson")], body).into_response());
     }
-    let run = exec_collect::run_to_end(io, checked.stdin, checked.timeout);
-    match tokio::spawn(run).await {
-        Ok(result) => result.map(|result| Json(result).into_response()),
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        Err(_) => Err(Kind::SHUTTING_DOWN.because("the daemon stops")),
-    }
+    // A client that leaves cancels this, which ends the command.
+    let result = exec_collect::run_to_end(io, checked.stdin, checked.timeout).await?;
+    Ok(Json(result).into_response())
 }
 
 /// Run a command interactively
@@ -88,7 +86,8 @@ pub(crate) async fn exec(
 /// A WebSocket with subprotocol `conman.exec.v1`. Every binary message is one channel byte and
 /// its payload: from the client 0 (standard input, empty for its end) and 4 (terminal size as
 /// JSON); from the server 1 (standard output), 2 (standard error) and last 3 (`ExecStatus` as
-/// JSON). A command that outlasts `timeout_ms` is killed, and the status says so.
+/// JSON). A command that outlasts `timeout_ms` is killed, and the status says so. A client that disconnects ends
+/// the command: its terminal hangs up, and without one it is killed.
 #[utoipa::path(
     get, path = "/v1/sessions/{id}/exec", tag = "exec", operation_id = "exec_interactive",
     params(
@@ -138,6 +137,7 @@ fn no_such_command(error: &AccessError) -> Option<ExecStatus> {
             RuntimeError::NoSuchCommand { exit_code, .. } => Some(ExecStatus {
                 exit_code: Some(*exit_code),
                 error: Some(source.to_string()),
+                ..ExecStatus::default()
             }),
             _ => None,
         },

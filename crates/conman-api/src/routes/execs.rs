@@ -107,7 +107,7 @@ pub(crate) async fn signal(
     ExecPath(id, exec): ExecPath,
     query: Query,
 ) -> Result<StatusCode, ApiError> {
-    let signal = signal_of(query)?.unwrap_or(Signal::SIGKILL);
+    let signal = signal_of(query)?.unwrap_or(Signal::SIGKILL.into());
     state.node.access().signal_exec(&id, exec, signal).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::response::Response;
+use conman_core::ActivityKind;
 use conman_proto::{PORT_PROTOCOL, SessionId};
 use tokio::time::timeout;
 
@@ -56,7 +57,7 @@ pub(crate) async fn connect(
             "session `{id}` does not have port {port}: add it to `ports` of its template or spec"
         )));
     }
-    let activity = route.activity.begin();
+    let activity = route.activity.begin_as(ActivityKind::Forward);
     let stream = match timeout(CONNECT, route.connect(port)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {

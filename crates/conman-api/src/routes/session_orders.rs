@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse as _, Response};
 use conman_auth::Caller;
-use conman_linux::{Signal, parse_signal};
+use conman_linux::{Signal, SignalNumber, parse_signal};
 use conman_proto::{EnsureResponse, Session, SessionId};
 use http::StatusCode;
 
@@ -100,7 +100,7 @@ pub(crate) async fn restart(
         if let Some(refusal) = sessions.refusal() {
             return Err(refusal.into());
         }
-        let report = sessions.stop(&id, &why).await?;
+        let report = sessions.stop_gently(&id, &why).await?;
         if !report.state.is_ended() {
             let reason = report.reason.unwrap_or_default();
             return Err(Kind::STUCK.because(format!("session `{id}`: {reason}")));
@@ -122,7 +122,7 @@ pub(crate) async fn restart(
     params(
         ("id" = SessionId, Path, description = "The session's name."),
         ("signal" = Option<String>, Query, description =
-            "Such as `SIGTERM`, `HUP` or `10`; `SIGKILL` when absent."),
+            "Such as `SIGTERM`, `HUP`, `10` or `SIGRTMIN+3`; `SIGKILL` when absent."),
     ),
     responses(
         (status = 204, description = "It is sent."),
@@ -135,13 +135,13 @@ pub(crate) async fn kill(
     SessionPath(id): SessionPath,
     query: Query,
 ) -> Result<StatusCode, ApiError> {
-    let signal = signal_of(query)?.unwrap_or(Signal::SIGKILL);
+    let signal = signal_of(query)?.unwrap_or(Signal::SIGKILL.into());
     state.node.access().signal(&id, signal)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// The signal in a query.
-pub(super) fn signal_of(mut query: Query) -> Result<Option<Signal>, ApiError> {
+pub(super) fn signal_of(mut query: Query) -> Result<Option<SignalNumber>, ApiError> {
     let signal = query.parsed("signal", |text| {
         parse_signal(text).ok_or_else(|| format!("`{text}` is not a signal, such as SIGTERM"))
     });

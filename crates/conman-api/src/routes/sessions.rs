@@ -115,6 +115,8 @@ pub(crate) async fn get(
         ("id" = SessionId, Path, description = "The session's name."),
         ("forget" = Option<bool>, Query, description =
             "Forget the session, too, so that it is no longer shown."),
+        ("force" = Option<bool>, Query, description =
+            "Kill it at once, without `stop_signal` and `stop_grace_ms`."),
     ),
     responses(
         (status = 200, description = "It is dead and released.", body = StopReport),
@@ -131,10 +133,14 @@ pub(crate) async fn stop(
     mut query: Query,
 ) -> Result<Response, ApiError> {
     let forget = query.flag("forget", false);
+    let force = query.flag("force", false);
     query.finish()?;
     let why = stopped_by(&caller);
     let sessions = state.node.sessions();
-    let report = sessions.stop(&id, &why).await?;
+    let report = match force {
+        true => sessions.stop(&id, &why).await?,
+        false => sessions.stop_gently(&id, &why).await?,
+    };
     let status = if report.state.is_ended() {
         if forget {
             sessions.forget_ended(&id).await.map_err(|error| {

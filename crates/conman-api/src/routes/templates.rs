@@ -27,6 +27,7 @@ pub(crate) async fn list(
             name: name.clone(),
             runtime: template.runtime,
             start_on_connect: template.start_on_connect,
+            resume_on_connect: template.resume_on_connect,
             spec: template.request.clone(),
         };
         hidden_env::of_template(&caller, template)

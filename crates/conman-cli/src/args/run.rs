@@ -82,6 +82,12 @@ pub struct RunArgs {
     /// Time between that signal and SIGKILL
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
     pub preempt_grace: Option<u32>,
+    /// Signal to send first when it is stopped, for example SIGTERM; the image's when absent
+    #[arg(long, value_name = "SIGNAL", requires = "stop_grace")]
+    pub stop_signal: Option<String>,
+    /// Time between that signal and SIGKILL
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
+    pub stop_grace: Option<u32>,
     /// When its node is lost, preempted or drained: wait for a connection, or restart elsewhere
     #[arg(long, value_name = "WHAT", value_parser = on_node_loss_parser())]
     pub on_node_loss: Option<OnNodeLoss>,
@@ -155,6 +161,8 @@ impl RunArgs {
             max_lifetime_s: self.max_lifetime,
             preempt_signal: self.preempt_signal.clone(),
             preempt_grace_ms: self.preempt_grace,
+            stop_signal: self.stop_signal.clone(),
+            stop_grace_ms: self.stop_grace,
             tty: self.tty.then_some(true),
             log_streams: None,
             on_node_loss: self.on_node_loss,

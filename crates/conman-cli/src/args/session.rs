@@ -253,8 +253,8 @@ pub struct RmArgs {
     /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
-    /// Running sessions are always stopped
-    #[arg(short, long, hide = true)]
+    /// Kill them at once, without their stop signal and the time to obey it
+    #[arg(short, long)]
     pub force: bool,
     /// Forget them as well: `conman ps --all` no longer shows them
     #[arg(long)]

@@ -275,6 +275,7 @@ mod tests {
         let ended = ExecStatus {
             exit_code: Some(3),
             error: None,
+            ..ExecStatus::default()
         };
         assert_eq!(decoded(b"\x03{\"exit_code\":3}"), FromExec::Ended(ended));
     }

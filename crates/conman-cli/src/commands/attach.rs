@@ -310,6 +310,7 @@ async fn pass_out(
             return Ok(ExecStatus {
                 exit_code: None,
                 error: None,
+                ..ExecStatus::default()
             });
         }
     }

@@ -318,6 +318,7 @@ async fn pass_out(
             return Ok(ExecStatus {
                 exit_code: None,
                 error: None,
+                ..ExecStatus::default()
             });
         }
     }
@@ -330,14 +331,27 @@ pub(super) fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit
         Ok(ExecStatus {
             exit_code: Some(code),
             error: None,
+            out_of_memory: true,
+        }) => Err(Failure::new(
+            Exit::of_command(code),
+            "out-of-memory",
+            "The command was killed",
+            "the session's memory ran out".to_owned(),
+        )),
+        Ok(ExecStatus {
+            exit_code: Some(code),
+            error: None,
+            ..
         }) => Ok(Exit::of_command(code)),
         Ok(ExecStatus {
             exit_code: Some(code),
             error: Some(error),
+            ..
         }) => not_run(Exit::of_command(code), "The command cannot be run", error),
         Ok(ExecStatus {
             exit_code: None,
             error,
+            ..
         }) => {
             let error = error.unwrap_or_else(|| "how it ended is unknown".to_owned());
             not_run(Exit::NOT_RUN, LOST, error)

@@ -29,6 +29,7 @@ pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure
         context.client.order(Method::DELETE, &path).await?;
         return Ok(Exit::Done);
     }
+    let query = query(&args);
     let ids = if args.all {
         // `--all` does not affect sessions of other nodes.
         let filter = Filter {
@@ -49,7 +50,7 @@ pub(super) async fn run(context: &Context, args: RmArgs) -> Result<Exit, Failure
     if ids.is_empty() && !context.output.json {
         context.output.note("this node has no sessions to stop");
     }
-    let outcomes = stop_all(context, ids, args.forget).await;
+    let outcomes = stop_all(context, ids, query).await;
     let stopped = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
     let exit = report(context, outcomes, args.forget)?;
     if stopped && !args.forget {
@@ -68,12 +69,20 @@ fn distinct(ids: Vec<SessionId>) -> Vec<SessionId> {
         .collect()
 }
 
-async fn stop_all(context: &Context, ids: Vec<SessionId>, forget: bool) -> Vec<Outcome> {
+fn query(args: &RmArgs) -> &'static str {
+    match (args.forget, args.force) {
+        (false, false) => "",
+        (true, false) => "?forget=true",
+        (false, true) => "?force=true",
+        (true, true) => "?forget=true&force=true",
+    }
+}
+
+async fn stop_all(context: &Context, ids: Vec<SessionId>, query: &str) -> Vec<Outcome> {
     let total = ids.len();
     let progress = Progress::start(&context.output, format!("stopping {total}"));
     stream::iter(ids)
         .map(|id| async move {
-            let query = if forget { "?forget=true" } else { "" };
             let path = format!("/v1/sessions/{id}{query}");
             let answer = context
                 .client

@@ -133,6 +133,7 @@ fn ended_by(cause: EndCause) -> &'static [&'static str] {
         EndCause::Idle => &["--idle-timeout lets it wait longer; 0 disables the limit."],
         EndCause::Lifetime => &["--max-lifetime lets it live longer."],
         EndCause::DiskLimit => &["--disk gives it more."],
+        EndCause::OutOfMemory => &["--memory gives it more."],
         EndCause::Exited => &[
             LOGS,
             "It may have needed more than its {exceeded_memory} of memory: give it more with \
@@ -141,6 +142,7 @@ fn ended_by(cause: EndCause) -> &'static [&'static str] {
         EndCause::Unknown => &[LOGS],
         EndCause::Unrecorded
         | EndCause::Deleted
+        | EndCause::Killed
         | EndCause::ShutDown
         | EndCause::Disowned
         | EndCause::StartFailed => &[],

@@ -261,6 +261,8 @@ pub(super) fn in_words(cause: EndCause) -> Option<&'static str> {
         EndCause::ShutDown => "its daemon stopped with all sessions",
         EndCause::Disowned => "its node no longer owns it",
         EndCause::Exited => "its program ended",
+        EndCause::OutOfMemory => "its memory ran out",
+        EndCause::Killed => "a client's signal ended it",
         EndCause::StartFailed => "its start failed",
         EndCause::Unknown => return None,
     })

@@ -149,6 +149,7 @@ pub(crate) fn session(number: u64, state: SessionState, reason: Option<&str>) ->
         ended_at: None,
         phases_ms: BTreeMap::new(),
         connections: 0,
+        oom_kills: 0,
     }
 }
 

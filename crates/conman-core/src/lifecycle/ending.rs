@@ -75,7 +75,7 @@ impl Cause {
                 reason: format!("the program ended by itself, {code}"),
             },
             Self::Asked(cause, why) => Outcome {
-                failed: *cause == EndCause::DiskLimit,
+                failed: matches!(cause, EndCause::DiskLimit | EndCause::OutOfMemory),
                 reason: why.clone(),
             },
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use conman_linux::{PidFd, Signal, signal_group, signal_process};
+use conman_linux::{PidFd, Signal, SignalNumber, signal_group, signal_process};
 use conman_shim_protocol::{CommandView, ContainerState, ContainerView};
 use serde::{Deserialize, Serialize};
 
@@ -104,7 +104,7 @@ impl Container {
     }
 
     /// Sends a signal to its first process only.
-    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+    pub(crate) fn signal(&self, signal: impl Into<SignalNumber>) -> io::Result<()> {
         match &self.held {
             Some(process) => {
                 process.signal(signal).map_err(io::Error::other)?;

@@ -162,6 +162,15 @@ impl Control {
         let Some(container) = self.containers.get(name) else {
             return;
         };
+        let may_hold_frozen = container.frozen || self.fence.is_closed();
+        if may_hold_frozen && container.exec_in.is_none() && !container.external {
+            // The relays and helpers of its commands are in its cgroups but not in its PID namespace. Frozen, they
+            // would never end.
+            let killed = unless_gone(self.cgroups.freezer.kill(&container.cgroup));
+            if let Err(error) = killed {
+                tracing::error!(name, %error, "cannot kill the relays of an ended container's commands");
+            }
+        }
         let container = container.view(name);
         let container_is_gone = container
             .exec_in

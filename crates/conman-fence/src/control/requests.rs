@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use conman_core::ownership::FenceEvent;
-use conman_linux::Signal;
+use conman_linux::SignalNumber;
 use conman_shim_protocol::{
     COMMANDS_PAGE, Call, CallError, LaunchError, Message, Reply, Request, VERSION, check_name,
 };
@@ -238,8 +238,9 @@ impl Control {
 
     pub(super) fn signal(&mut self, name: &str, signal: i32) -> Result<Reply, CallError> {
         let container = self.living(name)?;
-        let known = Signal::try_from(signal);
-        let signal = known.map_err(|errno| CallError::host("signal", name)(errno.into()))?;
+        let signal = SignalNumber::new(signal);
+        let signal = signal
+            .ok_or_else(|| CallError::host("signal", name)(io::ErrorKind::InvalidInput.into()))?;
         let sent = container.signal(signal);
         sent.map_err(CallError::host("signal", name))?;
         Ok(Reply::Done)

@@ -1,11 +1,12 @@
 //! The handle of a session's task for the rest of the program.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_core::EndCause;
 use conman_core::restart::{Ownerless, lost_by, was_last};
 use conman_core::{Activity, Closing};
+use conman_linux::SignalNumber;
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::Ending;
 use tokio::sync::{Semaphore, watch};
@@ -63,23 +64,32 @@ pub(crate) struct SessionHandle {
     pub(crate) id: SessionId,
     pub(crate) live_spec: LiveSpec,
     pub(crate) view: watch::Sender<View>,
-    pub(super) stop: Arc<watch::Sender<Option<StopOrder>>>,
+    pub(crate) stop: Arc<watch::Sender<Option<StopOrder>>>,
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
     pub(crate) held: HeldCount,
     pub(crate) pausing: Pausing,
+    /// Whether kept commands may run in it.
+    pub(crate) kept_commands: AtomicBool,
     pub(crate) leaving: Arc<Leaving>,
     /// Places for clients that are attached to its terminals, or follow the log of one.
     pub(crate) attached: Arc<Semaphore>,
     /// Whether it may have network interfaces besides loopback.
     pub(crate) may_have_links: AtomicBool,
     pub(crate) oom_kills: OomKills,
+    /// Processes killed because memory ran out that the journal knows, or [`Self::OOM_UNKNOWN`].
+    pub(crate) oom_noted: AtomicU64,
+    /// The latest signal that a client has sent to its program.
+    pub(crate) signalled: Mutex<Option<SignalNumber>>,
     /// A later life is on another node, which counts it.
     pub(crate) is_elsewhere: AtomicBool,
 }
 
 impl SessionHandle {
+    /// An earlier daemon may have noted some.
+    pub(crate) const OOM_UNKNOWN: u64 = u64::MAX;
+
     pub(crate) fn new(id: SessionId, spec: ResolvedSpec, view: View) -> Arc<Self> {
         let may_have_links = AtomicBool::new(spec.network.traits().leads_out);
         Arc::new(Self {
@@ -92,10 +102,13 @@ impl SessionHandle {
             activity: Arc::new(Activity::default()),
             held: HeldCount::default(),
             pausing: Pausing::default(),
+            kept_commands: AtomicBool::new(false),
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
             may_have_links,
             oom_kills: OomKills::default(),
+            oom_noted: AtomicU64::new(0),
+            signalled: Mutex::default(),
             is_elsewhere: AtomicBool::new(false),
         })
     }
@@ -114,6 +127,21 @@ impl SessionHandle {
 
     pub(crate) fn generation(&self) -> Option<Generation> {
         self.view.borrow().generation
+    }
+
+    /// Processes killed in this life because memory ran out, as far as that was noticed.
+    pub(crate) fn oom_kills_noted(&self) -> u64 {
+        match self.oom_noted.load(Ordering::Relaxed) {
+            Self::OOM_UNKNOWN => 0,
+            kills => kills,
+        }
+    }
+
+    /// No panic can happen while the lock is held.
+    pub(crate) fn signalled(&self) -> MutexGuard<'_, Option<SignalNumber>> {
+        self.signalled
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_ended(&self) -> bool {

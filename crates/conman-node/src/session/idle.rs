@@ -40,7 +40,7 @@ pub(super) struct Patience {
     since: (Instant, Duration),
     /// Time of the last known activity.
     active: Instant,
-    begun: u64,
+    changes: u64,
     next_reading: Instant,
 }
 
@@ -57,7 +57,7 @@ impl Patience {
             lifetime_ends: None,
             since: (now, lived),
             active: now,
-            begun: 0,
+            changes: 0,
             next_reading: now,
         };
         patience.follow(spec, activity, now);
@@ -83,7 +83,7 @@ impl Patience {
         });
         self.lifetime_ends = expiry.or(longest);
         self.active = now;
-        self.begun = activity.begun();
+        self.changes = activity.changes();
         self.next_reading = now + self.interval();
     }
 
@@ -103,8 +103,13 @@ impl Patience {
         }
     }
 
-    /// Returns why the session should stop, if it should.
-    pub(super) fn look(&mut self, activity: &Activity, now: Instant) -> Option<(EndCause, String)> {
+    /// Returns why the session should stop, if it should. `runs_commands`: kept commands may run in it.
+    pub(super) fn look(
+        &mut self,
+        activity: &Activity,
+        runs_commands: bool,
+        now: Instant,
+    ) -> Option<(EndCause, String)> {
         if let Some((at, why)) = &self.lifetime_ends
             && now >= *at
         {
@@ -115,13 +120,22 @@ impl Patience {
             return None;
         }
         self.next_reading = now + self.interval();
-        let begun = activity.begun();
-        if activity.in_flight() > 0 || begun != self.begun {
-            self.begun = begun;
+        let changes = activity.changes();
+        if activity.in_flight() > 0 || runs_commands || changes != self.changes {
+            self.changes = changes;
             self.active = now;
             return None;
         }
         (now.duration_since(self.active) >= timeout)
-            .then(|| (EndCause::Idle, format!("idle for {} s", timeout.as_secs())))
+            .then(|| (EndCause::Idle, idle_for(timeout, activity)))
+    }
+}
+
+/// Why a session is stopped or paused, with its last activity as far as this daemon has seen it.
+fn idle_for(timeout: Duration, activity: &Activity) -> String {
+    let seconds = timeout.as_secs();
+    match activity.latest() {
+        Some(latest) => format!("idle for {seconds} s after {}", latest.name()),
+        None => format!("idle for {seconds} s"),
     }
 }

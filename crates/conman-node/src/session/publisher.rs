@@ -6,7 +6,7 @@ use conman_core::Closing;
 use conman_core::lifecycle::Cause;
 use conman_core::preemption::Certificate;
 use conman_linux::PidFd;
-use conman_proto::{EventKind, Generation, SessionEnd, SessionState};
+use conman_proto::{EndCause, EventKind, Generation, SessionEnd, SessionState};
 use conman_registry::{Ending, NewEvent, Phase, Phases};
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -326,11 +326,13 @@ impl Publisher {
             let events = events.map(|kind| end_event(kind, id, generation, end, reason));
             self.context.journal.append(events.collect());
         }
-        let cause = match cause {
-            Cause::StartFailed(_) => "start_failed",
-            Cause::ExitedEarly => "exited_early",
-            Cause::Exited => "exited",
-            Cause::Asked(..) => "requested",
+        let cause = match (end.cause, cause) {
+            (EndCause::OutOfMemory, _) => "out_of_memory",
+            (EndCause::Killed, _) => "killed",
+            (_, Cause::StartFailed(_)) => "start_failed",
+            (_, Cause::ExitedEarly) => "exited_early",
+            (_, Cause::Exited) => "exited",
+            (_, Cause::Asked(..)) => "requested",
         };
         metrics::counter!("conman_sessions_ended_total", "cause" => cause).increment(1);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::lifecycle::Cause;
-use conman_core::{EndCause, FENCED};
+use conman_core::{EndCause, FENCED, size};
 use conman_registry::{Ending, Phases, RegistryError, Release};
 use conman_runtime::{ContainerKey, Runtime};
 use jiff::Timestamp;
@@ -15,6 +15,7 @@ use super::handle::SessionHandle;
 use super::last_output::last_output;
 use crate::context::Context;
 use crate::kill_table::Fate;
+use crate::oom_watch;
 
 /// How long the emergency thread may take for a release before the session's own task does it.
 const EMERGENCY_PATIENCE: Duration = Duration::from_secs(2);
@@ -56,13 +57,13 @@ pub(super) async fn left_to_emergency(context: &Context, handle: &SessionHandle)
 pub(super) async fn ending(
     context: &Context,
     runtime: Option<&Arc<dyn Runtime>>,
-    key: &ContainerKey,
+    (key, handle): (&ContainerKey, &SessionHandle),
     life: EndedLife,
 ) -> Ending {
     let patience = context.options.bounds.exit_code;
     let mut exit_code = life.unrun_exit_code;
     let mut cause = life.cause;
-    let mut output = None;
+    let (mut output, mut oom_kills) = (None, 0);
     if let Some(runtime) = runtime.filter(|_| life.by_itself) {
         let (asked, fenced) = tokio::join!(
             timeout(patience, runtime.exit_code(key, patience)),
@@ -73,11 +74,25 @@ pub(super) async fn ending(
         if by_fence {
             cause = Cause::Asked(EndCause::NodeLost, FENCED.to_owned());
         // A runtime that does not answer one request will not answer the other.
-        } else if exit_code.is_some() && cause.outcome(exit_code).failed {
-            output = last_output(&**runtime, key, patience).await;
+        } else if let Some(code) = exit_code {
+            oom_kills = note_oom_kills(context, &**runtime, key, handle);
+            let of_end = special_cause(&**runtime, key, handle, code);
+            cause = timeout(patience, of_end)
+                .await
+                .ok()
+                .flatten()
+                .unwrap_or(cause);
+            if cause.outcome(exit_code).failed {
+                output = last_output(&**runtime, key, patience).await;
+            }
         }
     }
     let mut outcome = cause.outcome(exit_code);
+    if oom_kills > 0 && outcome.failed && cause.end_cause() == EndCause::Exited {
+        let killed =
+            format!("; {oom_kills} of its processes were killed, because its memory ran out");
+        outcome.reason.push_str(&killed);
+    }
     // The runtime's error of a failed start may quote it already.
     if let Some(output) = output.filter(|output| !outcome.reason.contains(output)) {
         outcome.reason.push_str("; its last output: ");
@@ -90,6 +105,44 @@ pub(super) async fn ending(
         phases: life.phases,
         ..Ending::now(outcome.failed, cause.end_cause(), outcome.reason)
     }
+}
+
+fn note_oom_kills(
+    context: &Context,
+    runtime: &dyn Runtime,
+    key: &ContainerKey,
+    handle: &SessionHandle,
+) -> u64 {
+    let kills = runtime.oom_kills(key).unwrap_or(0);
+    if kills > 0 {
+        oom_watch::note(context, handle, key, kills);
+    }
+    kills
+}
+
+/// Returns why the program ended, if something else than the program did that.
+async fn special_cause(
+    runtime: &dyn Runtime,
+    key: &ContainerKey,
+    handle: &SessionHandle,
+    code: i32,
+) -> Option<Cause> {
+    let signalled = *handle.signalled();
+    if let Some(signal) = signalled.filter(|signal| code == 128 + signal.get()) {
+        let why = format!("{signal} on request ended its program");
+        return Some(Cause::Asked(EndCause::Killed, why));
+    }
+    if code != KILLED || !runtime.out_of_memory(key).await {
+        return None;
+    }
+    let why = match handle.spec().memory_bytes {
+        Some(limit) => format!(
+            "the kernel killed its program: more memory than {}",
+            size(limit)
+        ),
+        None => "the kernel killed its program: memory ran out".to_owned(),
+    };
+    Some(Cause::Asked(EndCause::OutOfMemory, why))
 }
 
 /// One try.

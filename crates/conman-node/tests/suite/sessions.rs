@@ -9,7 +9,7 @@ use conman_proto::{
     EndCause, EventKind, LimitMet, RuntimeKind, Session, SessionRequest, SessionState,
 };
 use conman_registry::RecordState;
-use conman_runtime::Lifecycle as _;
+use conman_runtime::{ExecPlan, Lifecycle as _};
 use conman_testkit::{Fault, Operation};
 
 /// The cause of a session's end, and the phase in which its start failed.
@@ -742,7 +742,7 @@ fn a_bind_must_exist_and_lead_through_no_link_when_the_session_starts() {
 }
 
 #[test]
-fn an_idle_session_is_stopped_and_one_with_a_tunnel_is_not() {
+fn an_idle_session_is_stopped_and_one_with_a_tunnel_or_a_command_is_not() {
     let stage = Stage::new();
     let daemon = stage.boot();
     let request = SessionRequest {
@@ -751,6 +751,13 @@ fn an_idle_session_is_stopped_and_one_with_a_tunnel_is_not() {
     };
     daemon.start("idle", &request);
     daemon.start("busy", &request);
+    daemon.start("working", &request);
+    let plan = ExecPlan {
+        command: vec!["sleep".to_owned(), "1000".to_owned()],
+        ..ExecPlan::default()
+    };
+    let command = daemon.run(daemon.node.access().exec(&session("working"), plan));
+    let command = command.expect("it begins");
     let route = daemon
         .run(daemon.node.access().route(&session("busy"), false))
         .expect("runs");
@@ -760,8 +767,13 @@ fn an_idle_session_is_stopped_and_one_with_a_tunnel_is_not() {
     assert_eq!(end(&stopped), (EndCause::Idle, None));
     assert_eq!(daemon.show("busy").connections, 1);
     assert_eq!(daemon.show("busy").state, SessionState::Running);
-    drop(tunnel);
-    daemon.await_state("busy", SessionState::Stopped);
+    assert_eq!(daemon.show("working").state, SessionState::Running);
+    drop((tunnel, command));
+    for (id, latest) in [("busy", "a connection"), ("working", "a command")] {
+        let stopped = daemon.await_state(id, SessionState::Stopped);
+        let reason = format!("idle for 5 s after {latest}");
+        assert_eq!(stopped.reason, Some(reason));
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Commands inside a running container.
 //!
 //! One task for each command. It carries bytes both ways over the connection that dockerd handed
-//! over, resizes the terminal, and requests the exit code once the outputs have ended. It ends
-//! with the command, or as soon as the output has no reader.
+//! over, resizes the terminal, and requests the exit code once the outputs have ended, which dockerd ends some two
+//! seconds after the command if processes that it has left behind have them open. It ends the command as soon as
+//! the output has no reader.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use async_trait::async_trait;
 use bollard::exec::ResizeExecOptions;
 use bollard::models::{ExecConfig, ExecInspectResponse};
 use bytes::{Bytes, BytesMut};
-use conman_linux::PidFd;
+use conman_linux::{PidFd, Signal};
 use conman_proto::{ExecStatus, TerminalSize};
 use futures_util::stream::BoxStream;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -176,8 +177,8 @@ impl Command {
             () = resizes => None,
             // Polled again below.
             never = &mut killing => match never {},
-            // There is no reader any more: the connection ends, the command continues.
-            () = to.closed() => return,
+            // There is no reader any more.
+            () = to.closed() => return self.leave(tty).await,
         };
         drop(to);
         drop(stdin);
@@ -185,11 +186,38 @@ impl Command {
             ended = self.status(explanation) => ended,
             // Never ends; cancelled when the command has ended.
             never = &mut killing => match never {},
-            // There is no waiter any more: the command continues.
-            () = status.closed() => return,
+            // There is no waiter any more.
+            () = status.closed() => return self.leave(tty).await,
         };
         // The caller may have stopped waiting.
         let _ = status.send(ended);
+    }
+
+    /// Ends the command, which has no reader any more: a terminal's as a hangup does, since dockerd keeps the
+    /// terminal open.
+    async fn leave(&self, tty: Option<TerminalSize>) {
+        let left = match tty {
+            Some(_) => self.hang_up().await,
+            None => match self.kill().await {
+                Ok(Some(kill)) => self.shared.on_blocking_thread(KILL, kill).await,
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            },
+        };
+        if let Err(error) = left {
+            tracing::warn!(%error, "cannot end a command whose client has left");
+        }
+    }
+
+    async fn hang_up(&self) -> Result<(), RuntimeError> {
+        let subject = self.key.to_string();
+        let process = self.first_process().await;
+        let process = process.map_err(|failure| failure.about(KILL, &subject))?;
+        if let Some(process) = process {
+            // Fails once it has ended.
+            let _ = process.signal(Signal::SIGHUP);
+        }
+        Ok(())
     }
 
     async fn kill(&self) -> Result<Killing, RuntimeError> {
@@ -246,6 +274,7 @@ impl Command {
         let unknown = |error: String| ExecStatus {
             exit_code: None,
             error: Some(error),
+            ..ExecStatus::default()
         };
         let ended = match tokio::time::timeout(EXIT_PATIENCE, self.ended()).await {
             Ok(Ok(ended)) => ended,
@@ -267,6 +296,7 @@ impl Command {
             return ExecStatus {
                 exit_code: Some(unrunnable_exit_code(&reason).unwrap_or(126)),
                 error: Some(format!("cannot run `{}`: {reason}", self.program)),
+                ..ExecStatus::default()
             };
         }
         exited(i32::try_from(exit_code).unwrap_or(i32::MAX))

@@ -16,6 +16,7 @@ mod failure;
 mod fence;
 mod frames;
 mod hijack;
+mod inspection;
 mod logs;
 mod options;
 mod program_start;
@@ -232,6 +233,18 @@ impl Lifecycle for DockerRuntime {
         tokio::time::timeout(patience, self.shared.noticed_exit_code(key))
             .await
             .ok()?
+    }
+
+    fn oom_kills(&self, key: &ContainerKey) -> Option<u64> {
+        self.shared.kernel.oom_kills(key)
+    }
+
+    async fn out_of_memory(&self, key: &ContainerKey) -> bool {
+        self.shared.ran_out_of_memory(key).await
+    }
+
+    async fn stop_signal(&self, key: &ContainerKey) -> Option<String> {
+        self.shared.stop_signal(key).await
     }
 
     async fn was_fenced(&self, key: &ContainerKey) -> bool {
@@ -455,24 +468,6 @@ impl Shared {
                 facts.client.list_containers(Some(options.build())).await
             });
         Ok(listed.await?.into_iter().filter_map(Listed::of).collect())
-    }
-
-    /// Waits until dockerd has noticed the end, without a bound.
-    async fn noticed_exit_code(&self, key: &ContainerKey) -> Option<i32> {
-        let mut interval = FIRST_EXIT_INTERVAL;
-        loop {
-            match self.look(key).await {
-                Ok(None) => return None,
-                Ok(Some(Listed {
-                    exit_code: Some(exit_code),
-                    ..
-                })) => return Some(exit_code),
-                Ok(Some(_)) => {}
-                Err(failure) => tracing::debug!(container = %key, ?failure, "no exit code yet"),
-            }
-            tokio::time::sleep(interval).await;
-            interval = (interval * 2).min(LAST_EXIT_INTERVAL);
-        }
     }
 
     fn files_dir(&self, key: &ContainerKey) -> Option<PathBuf> {

@@ -249,6 +249,7 @@ impl Watching {
                     "{} does not report how the program ended; it may still run",
                     RuntimeKind::Docker
                 )),
+                ..ExecStatus::default()
             },
         };
         // The caller may have stopped waiting.

@@ -280,6 +280,7 @@ fn unknown(error: &str) -> ExecStatus {
     ExecStatus {
         exit_code: None,
         error: Some(error.to_owned()),
+        ..ExecStatus::default()
     }
 }
 

@@ -15,7 +15,7 @@ use super::store::ContainerDir;
 use super::{Inner, away, pausing};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, ContainerPlan, DiskExcess, RuntimeError};
+use crate::{ContainerKey, ContainerPlan, DiskExcess, PausedBy, RuntimeError};
 
 /// Most descriptors and mappings of one container that are searched for files without a name: a few tenths
 /// of a second's work. One with more cannot be measured.
@@ -61,7 +61,7 @@ impl Inner {
         // A task, so that it is resumed also if the caller gives up.
         let measured = tokio::spawn(async move {
             // One that does not freeze in time, because it waits for the disk, is measured nevertheless.
-            if let Err(error) = inner.hold(&own).await {
+            if let Err(error) = inner.hold(&own, PausedBy::IdleTimeout).await {
                 tracing::debug!(container = %own, %error, "measuring a session that is not frozen");
             }
             let excess = inner.excess_disk_usage(&own, limits).await;

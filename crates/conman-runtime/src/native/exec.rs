@@ -1,11 +1,11 @@
 //! Commands inside a running container: the shim runs them on streams that are made here.
 //!
 //! One task for each command. It carries bytes both ways and reports the end, which comes from
-//! the shim. The command outlives the task and the daemon; only its streams do not.
+//! the shim: that of the command's first process, whatever it has left behind. The command outlives the task and
+//! the daemon; only its streams do not.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,8 @@ use super::program;
 use super::{Inner, NativeRuntime};
 use crate::shared::container_files::host_error;
 use crate::shared::exec_channels::{ExecEnds, exec_channels, exited};
-use crate::shared::exec_kill::{Killing, kill_command, on_order};
+use crate::shared::exec_kill::kill_command;
+use crate::shared::exec_run::{self, WithoutReader};
 use crate::shared::exec_streams::Streams;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, Exec, ExecIo, ExecPlan, LogChunk, LogOptions, RuntimeError};
@@ -78,6 +79,10 @@ async fn exec(
     let prepare = move || same.command(&owned, &asked);
     let (program, hardening) = super::away(ACTION, prepare).await?;
     let is_bulk = files.is_some();
+    let without_reader = match is_bulk || plan.tty.is_some() {
+        true => WithoutReader::Continues,
+        false => WithoutReader::Killed,
+    };
     let name = inner.next_command();
     let spec = ExecSpec {
         files,
@@ -125,7 +130,7 @@ async fn exec(
         process,
         end,
     };
-    tokio::spawn(run(running, near, ends));
+    tokio::spawn(run(running, near, ends, without_reader));
     Ok(io)
 }
 
@@ -175,6 +180,7 @@ fn not_run(key: &ContainerKey, error: LinkError) -> Result<ExecStatus, RuntimeEr
         } => Ok(ExecStatus {
             exit_code: Some(exit_code),
             error: Some(format!("cannot run `{command}`: {reason}")),
+            ..ExecStatus::default()
         }),
         other => Err(other),
     }
@@ -215,39 +221,25 @@ fn status(ProcessEnd(code): ProcessEnd) -> ExecStatus {
         None => ExecStatus {
             exit_code: None,
             error: Some("the command's end is unknown: the shim that ran it has gone".to_owned()),
+            ..ExecStatus::default()
         },
     }
 }
 
-async fn run(mut running: Running, near: Streams, mut ends: ExecEnds) {
+async fn run(mut running: Running, near: Streams, ends: ExecEnds, without_reader: WithoutReader) {
     let (inner, key, process) = (
         Arc::clone(&running.inner),
         running.key.clone(),
         running.process.clone(),
     );
-    let mut killing = pin!(on_order(ends.kill, || async move {
-        let Some(process) = process else {
-            return Ok(None);
-        };
-        let kill: Killing = Some(Box::new(move || {
-            kill_command(&inner.kernel, &key, &process)
-        }));
-        Ok(kill)
-    }));
-    tokio::select! {
-        // The outputs ended, or have no reader any more.
-        () = near.carry(&mut ends.stdin, &mut ends.resize, &ends.output) => {}
-        // Polled again below.
-        never = &mut killing => match never {},
-    }
-    drop(ends.output);
-    drop(ends.stdin);
-    let status = tokio::select! {
-        status = running.ended() => status,
-        // Never ends; cancelled when the command has ended.
-        never = &mut killing => match never {},
+    let find = || {
+        let (inner, key, process) = (Arc::clone(&inner), key.clone(), process.clone());
+        let kill = process.map(|process| -> Box<dyn FnOnce() -> _ + Send> {
+            Box::new(move || kill_command(&inner.kernel, &key, &process))
+        });
+        std::future::ready(Ok(kill))
     };
-    let _ = ends.status.send(status);
+    exec_run::run(near, ends, running.ended(), find, without_reader).await;
     // Only here, after its start was answered as well.
     let names = vec![running.name];
     if let Err(error) = running.inner.ask(&Request::Acknowledge { names }).await {

@@ -101,6 +101,13 @@ impl Images {
         }
     }
 
+    /// The signal by which the container's image wants to be stopped.
+    pub(super) fn stop_signal(&self, key: &ContainerKey) -> Option<String> {
+        let held = self.lock();
+        let (guard, _) = held.images.get(held.users.get(key)?)?;
+        guard.image().config.stop_signal.clone()
+    }
+
     /// Call it when the container has been removed.
     pub(super) fn release(&self, key: &ContainerKey) {
         let mut held = self.lock();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_linux::{PidFd, Signal};
+use conman_linux::{PidFd, SignalNumber};
 use conman_proto::{ExecId, KeptExec};
 use conman_shim_protocol::{
     CallError, CommandView, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, MAX_LABEL_BYTES,
@@ -168,11 +168,11 @@ impl KeptStreams for NativeRuntime {
         &self,
         key: &ContainerKey,
         exec: ExecId,
-        signal: Signal,
+        signal: SignalNumber,
     ) -> Result<bool, RuntimeError> {
         let request = Request::Signal {
             name: name(key, exec),
-            signal: signal as i32,
+            signal: signal.get(),
         };
         match self.inner.ask(&request).await {
             Ok(_) => Ok(true),

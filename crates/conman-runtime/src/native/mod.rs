@@ -55,7 +55,7 @@ use crate::shared::removals::some_at_a_time;
 use crate::shim_link::{Link, LinkError, ShimCommand};
 use crate::shim_lookups::Found;
 use crate::{
-    ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, RunningContainer,
+    ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, PausedBy, RunningContainer,
     RuntimeError, RuntimeInfo, Started,
 };
 use ends::{Ends, ProcessEnd, end};
@@ -342,16 +342,24 @@ impl Lifecycle for NativeRuntime {
         self.inner.kernel.exit_scan(key)
     }
 
-    async fn pause(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
-        self.inner.pause(key).await
+    fn oom_kills(&self, key: &ContainerKey) -> Option<u64> {
+        self.inner.kernel.oom_kills(key)
+    }
+
+    async fn stop_signal(&self, key: &ContainerKey) -> Option<String> {
+        self.inner.images.stop_signal(key)
+    }
+
+    async fn pause(&self, key: &ContainerKey, by: PausedBy) -> Result<(), RuntimeError> {
+        self.inner.pause(key, by).await
     }
 
     async fn resume(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
         self.inner.resume(key).await
     }
 
-    async fn is_paused(&self, key: &ContainerKey) -> bool {
-        self.inner.is_paused(key).await
+    async fn paused_by(&self, key: &ContainerKey) -> Option<PausedBy> {
+        self.inner.paused_by(key).await
     }
 
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {

@@ -13,12 +13,15 @@ use super::failure::{call_failed, milliseconds};
 use super::{Inner, store};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, RuntimeError};
+use crate::{ContainerKey, PausedBy, RuntimeError};
 
 /// Bound on the time until all processes have stopped: one in a system call that hangs does not.
 const FREEZE: Duration = Duration::from_secs(2);
 /// Pause between two orders.
 const RETRY: Duration = Duration::from_millis(5);
+
+/// Content of the file if an operator's order has paused the container.
+const BY_OPERATOR: &[u8] = b"operator\n";
 
 /// Whether containers can be frozen: without cgroup v2, ending a frozen one would take more steps than a
 /// preemption has time for.
@@ -27,7 +30,11 @@ pub(super) fn is_possible() -> bool {
 }
 
 impl Inner {
-    pub(super) async fn pause(self: &Arc<Self>, key: &ContainerKey) -> Result<(), RuntimeError> {
+    pub(super) async fn pause(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        by: PausedBy,
+    ) -> Result<(), RuntimeError> {
         if !is_possible() {
             return Err(RuntimeError::Unsupported {
                 runtime: RuntimeKind::Native,
@@ -36,7 +43,7 @@ impl Inner {
                 reason: "the host has no unified cgroup hierarchy (v2)".to_owned(),
             });
         }
-        self.hold(key).await?;
+        self.hold(key, by).await?;
         let (inner, key) = (Arc::clone(self), key.clone());
         // Not awaited: a session that is resumed meanwhile only gets its pages back.
         tokio::task::spawn_blocking(move || inner.kernel.reclaim_memory(&key));
@@ -44,9 +51,13 @@ impl Inner {
     }
 
     /// Freezes it. If the daemon dies, the next one finds it paused.
-    pub(super) async fn hold(&self, key: &ContainerKey) -> Result<(), RuntimeError> {
+    pub(super) async fn hold(&self, key: &ContainerKey, by: PausedBy) -> Result<(), RuntimeError> {
         let mark = self.store.container(key).paused();
-        tokio::fs::write(&mark, [])
+        let content: &[u8] = match by {
+            PausedBy::Operator => BY_OPERATOR,
+            PausedBy::IdleTimeout => &[],
+        };
+        tokio::fs::write(&mark, content)
             .await
             .map_err(|source| host_error("write", &mark, source))?;
         let began = Instant::now();
@@ -83,8 +94,11 @@ impl Inner {
         Ok(())
     }
 
-    pub(super) async fn is_paused(&self, key: &ContainerKey) -> bool {
+    pub(super) async fn paused_by(&self, key: &ContainerKey) -> Option<PausedBy> {
         let mark = self.store.container(key).paused();
-        tokio::fs::try_exists(mark).await.unwrap_or(false)
+        match tokio::fs::read(mark).await.ok()?.as_slice() {
+            BY_OPERATOR => Some(PausedBy::Operator),
+            _ => Some(PausedBy::IdleTimeout),
+        }
     }
 }

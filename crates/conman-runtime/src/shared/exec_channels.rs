@@ -69,5 +69,6 @@ pub fn exited(exit_code: i32) -> ExecStatus {
     ExecStatus {
         exit_code: Some(exit_code),
         error: None,
+        ..ExecStatus::default()
     }
 }

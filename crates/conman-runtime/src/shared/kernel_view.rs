@@ -80,6 +80,12 @@ impl KernelView {
         }
     }
 
+    /// Its processes that the kernel has killed because memory ran out, if that is counted.
+    pub fn oom_kills(&self, key: &ContainerKey) -> Option<u64> {
+        self.cgroup_paths(key)
+            .find_map(|path| self.cgroups.oom_kills(&path))
+    }
+
     pub fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.cgroup_paths(key)
             .find_map(|path| self.cgroups.cpu_limit(&path))

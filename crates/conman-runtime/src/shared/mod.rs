@@ -5,6 +5,7 @@ pub(crate) mod connect;
 pub mod container_files;
 pub mod exec_channels;
 pub mod exec_kill;
+pub mod exec_run;
 pub mod exec_streams;
 pub mod kept_logs;
 pub mod kernel_view;

@@ -61,5 +61,5 @@ async fn a_session_is_steady_while_it_is_measured_frozen_and_runs_afterwards() {
     while measured(ample, false).await != Some(DiskExcess::Unsteady) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert!(!runtime.is_paused(&running.key).await);
+    assert_eq!(runtime.paused_by(&running.key).await, None);
 }

@@ -3,8 +3,13 @@
 //! A program can hold the lock of a pipe for as long as it likes, for example with a splice(2) from a source
 //! that has no data. Every other process that reads, writes or closes the pipe then sleeps until that program
 //! dies, whether its descriptor is non-blocking or not. The shim has to kill the program, and the daemon serves
-//! other sessions, so neither has a session's pipe. A relay that sleeps delays its own command only, and ends once the program's end has closed
-//! the pipes. It enters none of the session's namespaces.
+//! other sessions, so neither has a session's pipe. A relay that sleeps delays its own command only, and ends once
+//! the program's end has closed the pipes. It enters none of the session's namespaces.
+//!
+//! A command ends when its first process does, not when the last process that has its outputs open does. The
+//! reader then shuts down its sending side of an output's socket. The relay passes on what is readable at that
+//! time and closes the socket. From then on it reads the pipe and drops what it reads, so that the processes that
+//! the command has left behind are not ended by writing.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -14,7 +19,7 @@ use conman_linux::{CloneOptions, SessionCgroup, SoleThread, clone_process, inher
 use conman_shim_protocol::{LaunchError, STREAMS, seqpacket};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat};
-use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio, ioctl_fionread};
 
 use super::child::{step, wait_to_go_on};
 use super::launch::offer_to_oom_killer;
@@ -105,8 +110,14 @@ struct Copying {
     input: Option<[File; 2]>,
     /// What the program has not read.
     waiting: Vec<u8>,
-    /// Pipe and socket of each output.
-    outputs: [Option<[File; 2]>; 2],
+    outputs: [Option<Output>; 2],
+}
+
+#[derive(Debug)]
+struct Output {
+    pipe: File,
+    /// `None` once the command has ended: the rest has no reader.
+    socket: Option<File>,
 }
 
 /// A polled descriptor.
@@ -115,7 +126,7 @@ enum End {
     InputSocket,
     InputPipe,
     OutputPipe(usize),
-    OutputSocket,
+    OutputSocket(usize),
 }
 
 impl Copying {
@@ -125,7 +136,7 @@ impl Copying {
         Ok(Self {
             input: relay.input.as_ref().map(files).transpose()?,
             waiting: Vec::new(),
-            outputs: [Some(files(stdout)?), Some(files(stderr)?)],
+            outputs: [Some(Output::of(stdout)?), Some(Output::of(stderr)?)],
         })
     }
 
@@ -138,7 +149,8 @@ impl Copying {
                     End::InputPipe => self.pass_input(flags),
                     End::OutputPipe(number) => self.pass_output(number, &mut piece)?,
                     // Its reader has closed it, or is gone.
-                    End::OutputSocket => return Ok(()),
+                    End::OutputSocket(_) if flags.contains(PollFlags::HUP) => return Ok(()),
+                    End::OutputSocket(number) => self.finish(number, &mut piece)?,
                 }
             }
         }
@@ -161,9 +173,11 @@ impl Copying {
                 add(End::InputPipe, pipe.as_fd(), PollFlags::OUT);
             }
         }
-        for (number, [pipe, socket]) in self.outputs.iter().enumerate().filter_map(open) {
-            add(End::OutputPipe(number), pipe.as_fd(), PollFlags::IN);
-            add(End::OutputSocket, socket.as_fd(), PollFlags::empty());
+        for (number, output) in self.outputs.iter().enumerate().filter_map(open) {
+            add(End::OutputPipe(number), output.pipe.as_fd(), PollFlags::IN);
+            if let Some(socket) = &output.socket {
+                add(End::OutputSocket(number), socket.as_fd(), PollFlags::RDHUP);
+            }
         }
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -202,17 +216,55 @@ impl Copying {
 
     /// Copies one piece. Waits for the reader.
     fn pass_output(&mut self, number: usize, piece: &mut [u8]) -> io::Result<()> {
-        let Some([pipe, socket]) = &mut self.outputs[number] else {
+        let Some(output) = &mut self.outputs[number] else {
             return Ok(());
         };
-        match pipe.read(piece) {
-            Ok(count) if count > 0 => socket.write_all(&piece[..count]),
-            Err(error) if is_temporary(&error) => Ok(()),
-            Ok(_) | Err(_) => {
+        match output.pass(piece) {
+            Ok(0) => {
                 self.outputs[number] = None;
                 Ok(())
             }
+            Ok(_) => Ok(()),
+            Err(error) if is_temporary(&error) => Ok(()),
+            Err(error) => Err(error),
         }
+    }
+
+    /// The command has ended. Copies what it has written so far, and shows the reader the end.
+    fn finish(&mut self, number: usize, piece: &mut [u8]) -> io::Result<()> {
+        self.input = None;
+        let Some(output) = &mut self.outputs[number] else {
+            return Ok(());
+        };
+        let mut left = usize::try_from(ioctl_fionread(&output.pipe)?).unwrap_or(usize::MAX);
+        while left > 0 {
+            let most = left.min(piece.len());
+            match output.pass(&mut piece[..most]) {
+                Ok(0) => break,
+                Ok(count) => left -= count,
+                Err(error) if is_temporary(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        output.socket = None;
+        Ok(())
+    }
+}
+
+impl Output {
+    fn of(ends: &[OwnedFd; 2]) -> io::Result<Self> {
+        let [pipe, socket] = files(ends)?;
+        let socket = Some(socket);
+        Ok(Self { pipe, socket })
+    }
+
+    /// Copies one piece, or drops it where it has no reader. Returns its length; 0 at the end.
+    fn pass(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let count = self.pipe.read(piece)?;
+        if let Some(socket) = &mut self.socket {
+            socket.write_all(&piece[..count])?;
+        }
+        Ok(count)
     }
 }
 
@@ -220,8 +272,8 @@ pub(super) fn is_socket(fd: &OwnedFd) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(fstat(fd)?.st_mode) == FileType::Socket)
 }
 
-fn open((number, ends): (usize, &Option<[File; 2]>)) -> Option<(usize, &[File; 2])> {
-    Some((number, ends.as_ref()?))
+fn open((number, output): (usize, &Option<Output>)) -> Option<(usize, &Output)> {
+    Some((number, output.as_ref()?))
 }
 
 fn files([one, other]: &[OwnedFd; 2]) -> io::Result<[File; 2]> {

@@ -7,7 +7,6 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +20,8 @@ use super::Inner;
 use super::command_line::{self, Unrunnable};
 use conman_runtime::shared::container_files::host_error;
 use conman_runtime::shared::exec_channels::{ExecEnds, OUTPUT_CHUNK_BYTES, exec_channels, exited};
-use conman_runtime::shared::exec_kill::{Killing, kill_command, on_order};
+use conman_runtime::shared::exec_kill::{Killing, kill_command};
+use conman_runtime::shared::exec_run::{self, WithoutReader};
 use conman_runtime::shared::exec_streams::Streams;
 use conman_runtime::{ContainerKey, ExecIo, ExecPlan, RuntimeError};
 
@@ -98,7 +98,11 @@ pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError
         give_pipes(&far, user).map_err(spawn_error)?;
     }
     let child = spawn_on(&mut command, far).map_err(spawn_error)?;
-    tokio::spawn(run(child, place, near, ends));
+    let without_reader = match plan.tty {
+        Some(_) => WithoutReader::Continues,
+        None => WithoutReader::Killed,
+    };
+    tokio::spawn(run(child, place, near, ends, without_reader));
     tracing::debug!(container = %key, program, "command started");
     Ok(io)
 }
@@ -159,29 +163,23 @@ fn spawn_on(
     child
 }
 
-async fn run(mut child: Child, place: Place, near: Streams, mut ends: ExecEnds) {
+async fn run(
+    mut child: Child,
+    place: Place,
+    near: Streams,
+    ends: ExecEnds,
+    without_reader: WithoutReader,
+) {
     let pid = child.id();
-    let mut killing = pin!(on_order(ends.kill, || place.kill(pid)));
-    tokio::select! {
-        // The outputs ended, or have no reader any more: a command with a terminal gets a hang-up.
-        () = near.carry(&mut ends.stdin, &mut ends.resize, &ends.output) => {}
-        // Polled again below.
-        never = &mut killing => match never {},
-    }
-    drop(ends.output);
-    drop(ends.stdin);
-    let status = tokio::select! {
-        status = child.wait() => status,
-        // Never ends; cancelled when the command has ended.
-        never = &mut killing => match never {},
-    };
-    let _ = ends.status.send(ended(status));
+    let status = async { ended(child.wait().await) };
+    exec_run::run(near, ends, status, || place.kill(pid), without_reader).await;
 }
 
 fn not_run(program: &str, unrunnable: &Unrunnable) -> ExecStatus {
     ExecStatus {
         exit_code: Some(unrunnable.exit_code),
         error: Some(format!("cannot run `{program}`: {}", unrunnable.reason)),
+        ..ExecStatus::default()
     }
 }
 
@@ -195,6 +193,7 @@ fn ended(status: std::io::Result<ExitStatus>) -> ExecStatus {
         Err(error) => ExecStatus {
             exit_code: None,
             error: Some(format!("the command's end is unknown: {error}")),
+            ..ExecStatus::default()
         },
     }
 }

@@ -284,6 +284,54 @@ pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
     io.kill.kill().await.expect("it has ended already");
 }
 
+pub async fn a_command_ends_with_its_first_process_and_leaves_the_others(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let script = "(until [ -e /run/go ]; do sleep 0.05; done; touch /run/alive; sleep 1000) & \
+        echo started; exit 4";
+    let outcome = within(
+        PATIENCE,
+        "the command's end",
+        stage.sh(&container.key, script),
+    )
+    .await;
+    assert_eq!(
+        (outcome.stdout.as_str(), outcome.exit_code, outcome.error),
+        ("started\n", Some(4), None)
+    );
+    let script = "touch /run/go; until [ -e /run/alive ]; do sleep 0.05; done";
+    let alive = within(PATIENCE, "the child", stage.sh(&container.key, script)).await;
+    assert_eq!(alive.exit_code, Some(0));
+    container.kill();
+}
+
+pub async fn a_command_ends_with_its_reader(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let before = stage.pids(&container.key);
+    let size = TerminalSize {
+        columns: 80,
+        rows: 24,
+    };
+    for tty in [None, Some(size)] {
+        let plan = ExecPlan {
+            tty,
+            ..command(&["sh", "-c", "echo begun; sleep 1000; true"])
+        };
+        let mut io = stage
+            .runtime()
+            .exec(&container.key, plan)
+            .await
+            .expect("run");
+        read_until(&mut io, &mut String::new(), "begun").await;
+        assert_ne!(stage.pids(&container.key), before);
+        drop(io);
+        until("the command's end", || {
+            (stage.pids(&container.key) == before).then_some(())
+        })
+        .await;
+    }
+    container.kill();
+}
+
 pub async fn a_command_needs_a_running_container(stage: &Stage) {
     let key = stage.plan("absent", &[]).key;
     let error = stage

@@ -83,6 +83,8 @@ macro_rules! runtime_conformance {
             a_command_that_does_not_exist_says_so
             a_command_dies_with_its_container
             a_command_is_killed_with_all_that_it_has_started
+            a_command_ends_with_its_first_process_and_leaves_the_others
+            a_command_ends_with_its_reader
             a_command_needs_a_running_container
             a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs
             all_who_are_attached_see_the_same_and_who_comes_later_too

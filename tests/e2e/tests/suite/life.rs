@@ -1,12 +1,16 @@
 //! Sessions that are paused, resumed, restarted, signalled and forgotten.
 
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
-use conman_e2e::{Api, Conman, ROOT, eventually, native};
+use conman_e2e::{Answer, Api, Conman, ROOT, eventually, native};
 use conman_linux::Freezer;
 use conman_proto::{EnsureResponse, PreemptPlan, PreemptReport, Session, SessionState};
 use http::StatusCode;
 use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -32,8 +36,22 @@ async fn page(conman: &Conman, id: &str) -> String {
     conman.sessions().get(&format!("/s/{id}/")).await.text()
 }
 
+/// A session like `web`, which a connection resumes.
+const RESUMED_BY_USE: &str = r#"
+[templates.easy]
+image = "conman-test/root:1"
+command = ["httpd", "-f", "-p", "8080", "-h", "/www"]
+port = 8080
+resume_on_connect = true
+"#;
+
+async fn exec(api: &Api, id: &str) -> Answer {
+    let exec = json!({"command": ["echo", "awake"]});
+    api.post(&format!("/v1/sessions/{id}/exec"), &exec).await
+}
+
 #[tokio::test]
-async fn a_paused_session_does_not_run_until_something_connects() {
+async fn a_session_paused_by_an_order_does_not_run_until_it_is_resumed() {
     let Some(native) = native() else { return };
     let mut conman = Conman::builder().start_native(&native).await;
     let api = conman.api();
@@ -45,39 +63,138 @@ async fn a_paused_session_does_not_run_until_something_connects() {
             "{paused:?}"
         );
     }
-    // Looking at it does not resume it.
-    api.get("/v1/sessions/web/logs").await;
-    let session = api.session("web").await;
-    assert!(
-        session.state == SessionState::Paused && is_frozen(&session),
-        "{session:?}"
-    );
-    // Nor does a new daemon.
-    conman.restart_after_crash().await;
+    // Nothing resumes it: no look at it, no connection, no command, no new daemon.
+    for _ in 0..2 {
+        let api = conman.api();
+        api.get("/v1/sessions/web/logs").await;
+        let refused = conman.sessions().get("/s/web/").await.problem();
+        assert_eq!((refused.status, refused.slug()), (409, "session-paused"));
+        let refused = exec(&api, "web").await.problem();
+        assert_eq!(refused.slug(), "not-running");
+        assert!(refused.detail.contains("resume it"), "{refused:?}");
+        let session = api.session("web").await;
+        assert!(
+            session.state == SessionState::Paused && is_frozen(&session),
+            "{session:?}"
+        );
+        conman.restart_after_crash().await;
+    }
     let api = conman.api();
-    assert_eq!(api.session("web").await.state, SessionState::Paused);
-    assert_eq!(page(&conman, "web").await, "hello\n");
-    let session = api.session("web").await;
-    assert!(
-        session.state == SessionState::Running && !is_frozen(&session),
-        "{session:?}"
-    );
-
-    order(&api, "web", "pause").await;
-    let exec = json!({"command": ["echo", "awake"]});
-    let result = api.post("/v1/sessions/web/exec", &exec).await.text();
-    assert!(result.contains("awake"), "{result}");
-    order(&api, "web", "pause").await;
     let resumed = order(&api, "web", "resume").await;
     assert!(
         resumed.state == SessionState::Running && !is_frozen(&resumed),
         "{resumed:?}"
     );
+    assert_eq!(page(&conman, "web").await, "hello\n");
     // One that is paused ends like any other.
     order(&api, "web", "pause").await;
     assert_eq!(api.stop("web").await.state, SessionState::Stopped);
     let ended = api.post("/v1/sessions/web/pause", &json!(null)).await;
     assert_eq!(ended.problem().slug(), "not-running");
+}
+
+#[tokio::test]
+async fn a_template_lets_what_begins_resume_a_session_that_an_order_has_paused() {
+    let Some(native) = native() else { return };
+    let builder = Conman::builder().toml(RESUMED_BY_USE);
+    let conman = builder.start_native(&native).await;
+    let api = conman.api();
+    api.ensure("easy", &json!({"template": "easy"})).await;
+    order(&api, "easy", "pause").await;
+    assert_eq!(page(&conman, "easy").await, "hello\n");
+    let session = api.session("easy").await;
+    assert!(
+        session.state == SessionState::Running && !is_frozen(&session),
+        "{session:?}"
+    );
+    order(&api, "easy", "pause").await;
+    let result = exec(&api, "easy").await.text();
+    assert!(result.contains("awake"), "{result}");
+}
+
+#[tokio::test]
+async fn a_paused_session_with_a_command_ends_with_all_that_conman_put_into_it() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    let cgroups = || {
+        let instance = format!("conman-{}", conman.instance());
+        let below = Path::new("/sys/fs/cgroup");
+        let hierarchies = std::fs::read_dir(below).expect("mounted").flatten();
+        let all = hierarchies.map(|one| one.path()).chain([below.to_owned()]);
+        let sessions = all.flat_map(|one| std::fs::read_dir(one.join(&instance)));
+        let sessions = sessions.flat_map(|entries| entries.flatten());
+        sessions.filter(|one| one.path().is_dir()).count()
+    };
+    for end in ["rm", "restart"] {
+        api.ensure("s", &json!({"template": "idle"})).await;
+        let mut command = conman.cli_command();
+        let script = "echo begun; sleep 100000; true";
+        command
+            .args(["exec", "s", "sh", "-c", script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = command.spawn().expect("conman starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let line = timeout(PATIENCE, lines.next_line()).await.expect("begun");
+        assert_eq!(line.expect("read").as_deref(), Some("begun"));
+        order(&api, "s", "pause").await;
+        conman.cli(&[end, "s"]).await.success();
+        let output = timeout(PATIENCE, child.wait_with_output()).await;
+        let output = output.expect("the client gets an end").expect("waited");
+        assert_ne!(output.status.code(), Some(0), "{output:?}");
+        let left = usize::from(end == "restart");
+        eventually("nothing of the former life is left", PATIENCE, async || {
+            conman.processes().len() == left && (left == 1 || cgroups() == 0)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_with_a_command_is_not_idle_and_one_without_is() {
+    let Some(native) = native() else { return };
+    let conman = Conman::builder().start_native(&native).await;
+    let api = conman.api();
+    let spec = json!({"template": "idle", "idle_timeout_s": 1});
+    for id in ["kept", "collected"] {
+        api.ensure(id, &spec).await;
+    }
+    let kept = conman.cli(&["exec", "--detach", "kept", "sleep", "100000"]);
+    let kept = kept.await.success().trim().to_owned();
+    let collected = tokio::spawn({
+        let api = api.clone();
+        async move {
+            let request = json!({"command": ["sleep", "100000"], "timeout_ms": 3_600_000});
+            api.post("/v1/sessions/collected/exec", &request).await
+        }
+    });
+    // Sessions that do nothing end meanwhile, one after the other.
+    for id in ["idle-1", "idle-2", "idle-3"] {
+        api.ensure(id, &spec).await;
+        eventually("it is idle", PATIENCE, async || {
+            api.session(id).await.state == SessionState::Stopped
+        })
+        .await;
+    }
+    for id in ["kept", "collected"] {
+        assert_eq!(api.session(id).await.state, SessionState::Running, "{id}");
+    }
+    let path = format!("/v1/sessions/kept/execs/{kept}/signal");
+    api.post(&path, &json!(null)).await;
+    collected.abort();
+    for id in ["kept", "collected"] {
+        eventually("it is idle", PATIENCE, async || {
+            api.session(id).await.state == SessionState::Stopped
+        })
+        .await;
+        let session = api.session(id).await;
+        let reason = session.reason.as_deref();
+        assert_eq!(reason, Some("idle for 1 s after a command"), "{id}");
+        let why = conman.cli(&["why", id]).await.success().to_owned();
+        assert!(why.contains("after a command"), "{why}");
+    }
 }
 
 #[tokio::test]

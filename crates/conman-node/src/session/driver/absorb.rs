@@ -1,6 +1,7 @@
 //! Translates inputs into events of the state machine.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use conman_core::lifecycle::{Event, LifeState, Step};
@@ -8,12 +9,15 @@ use conman_core::{EndCause, PREEMPTED, UNRECORDED};
 use conman_linux::{PidFd, ProcessIdentity};
 use conman_proto::IdleAction;
 use conman_registry::{ContainerIdentity, Ending, RecordState, RegistryError};
+use conman_runtime::PausedBy;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{Driver, Input, Timer};
 use crate::certificate;
 use crate::error::FailureKind;
+use crate::gentle_stop;
+use crate::kept_access;
 use crate::kill_table::Fate;
 use crate::phases;
 use crate::session::answer::{
@@ -39,32 +43,15 @@ impl Driver {
                 if matches!(self.life.state(), LifeState::Running { .. }) {
                     self.note_running();
                 }
+                // It is idle from now on, not since before the pause.
+                self.follow_spec();
                 Vec::new()
             }
             Input::SpecChanged => {
-                if let Some(patience) = &mut self.patience {
-                    patience.follow(&self.handle.spec(), &self.handle.activity, Instant::now());
-                }
+                self.follow_spec();
                 Vec::new()
             }
-            Input::Due(Timer::Look) => {
-                let activity = &self.handle.activity;
-                let now = Instant::now();
-                let begun = activity.begun();
-                let end = self.patience.as_mut().and_then(|p| p.look(activity, now));
-                if let Some((EndCause::Idle, _)) = end
-                    && self.handle.spec().idle_action == IdleAction::Pause
-                {
-                    self.pause_idle(begun);
-                    return Vec::new();
-                }
-                end.map(|(cause, why)| {
-                    self.patience = None;
-                    Event::StopAsked(cause, why)
-                })
-                .into_iter()
-                .collect()
-            }
+            Input::Due(Timer::Look) => self.look().into_iter().collect(),
             Input::Due(Timer::ClaimSlow) => {
                 // The claim may still be recorded; it is given up then.
                 self.failure = Some(Failure::ClaimSlow);
@@ -81,16 +68,52 @@ impl Driver {
         }
     }
 
+    fn follow_spec(&mut self) {
+        if let Some(patience) = &mut self.patience {
+            patience.follow(&self.handle.spec(), &self.handle.activity, Instant::now());
+        }
+    }
+
+    /// Stops or pauses the session if it is time.
+    fn look(&mut self) -> Option<Event> {
+        let activity = &self.handle.activity;
+        let now = Instant::now();
+        let begun = activity.begun();
+        let runs_commands = self.handle.kept_commands.load(Ordering::Relaxed);
+        if runs_commands {
+            self.find_kept_commands();
+        }
+        let patience = self.patience.as_mut()?;
+        let (cause, why) = patience.look(activity, runs_commands, now)?;
+        if cause == EndCause::Idle && self.handle.spec().idle_action == IdleAction::Pause {
+            self.pause_idle(begun, why);
+            return None;
+        }
+        self.patience = None;
+        if self.handle.spec().stop_grace_ms == 0 {
+            return Some(Event::StopAsked(cause, why));
+        }
+        let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        tokio::spawn(async move { gentle_stop::stop(&context, &handle, cause, &why).await });
+        None
+    }
+
+    /// Finds out whether kept commands still run, for the next look.
+    fn find_kept_commands(&self) {
+        let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
+        tokio::spawn(async move { kept_access::find_running(&context, &handle).await });
+    }
+
     /// Pauses the session, which has been idle since this many uses began; a failure is retried at the
     /// next look.
-    fn pause_idle(&self, begun: u64) {
+    fn pause_idle(&self, begun: u64, why: String) {
         if self.handle.pausing.is_paused() {
             return;
         }
         let (context, handle) = (Arc::clone(&self.context), Arc::clone(&self.handle));
         tokio::spawn(async move {
-            let why = format!("idle for {} s", handle.spec().idle_timeout_s);
-            if let Err(error) = crate::pause::pause(&context, &handle, begun, &why).await {
+            let by = PausedBy::IdleTimeout;
+            if let Err(error) = crate::pause::pause(&context, &handle, begun, (by, &why)).await {
                 let error = conman_core::error_chain(&error);
                 tracing::warn!(session = %handle.id, error, "cannot pause an idle session");
             }
@@ -339,7 +362,7 @@ impl Driver {
 
     /// Records that it runs, or is paused.
     fn note_running(&mut self) {
-        let paused = *self.pausing.borrow_and_update();
+        let paused = self.pausing.borrow_and_update().is_some();
         let phases = self.clock.shared();
         if let Some(started_at) = self.handle.view().started_at {
             self.note(RecordState::Running {

@@ -288,7 +288,7 @@ impl Driver {
             }
             let mut ending = match known {
                 Some(ending) => ending,
-                None => release::ending(&context, runtime.as_ref(), &key, life).await,
+                None => release::ending(&context, runtime.as_ref(), (&key, &handle), life).await,
             };
             attribute_to_deletion(handle.stop.borrow().as_ref(), &mut ending);
             Answer::Release(release::release(&context, &key, ending).await)

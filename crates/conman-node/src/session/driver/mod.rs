@@ -14,7 +14,7 @@ use conman_linux::PidFd;
 use conman_net::egress::{EgressGuard, EgressSockets};
 use conman_proto::{Generation, SessionEnd};
 use conman_registry::{ContainerIdentity, Ending, RecordState, SessionRecord};
-use conman_runtime::{ContainerKey, Runtime};
+use conman_runtime::{ContainerKey, PausedBy, Runtime};
 use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -116,7 +116,7 @@ struct Driver {
     container: Option<ContainerIdentity>,
     /// Readiness that was found before the container was recorded.
     ready: Option<Result<Instant, StepFailure>>,
-    pausing: watch::Receiver<bool>,
+    pausing: watch::Receiver<Option<PausedBy>>,
     recorded_at: Option<Instant>,
     patience: Option<Patience>,
     failure: Option<Failure>,

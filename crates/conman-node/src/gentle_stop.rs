@@ -1,0 +1,92 @@
+//! Stops sessions by a signal first, and by SIGKILL once their time to obey it is over.
+//!
+//! Where the spec gives no time (`stop_grace_ms`), a stop is a kill. A preemption does not come here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conman_core::{EndCause, error_chain};
+use conman_linux::{Signal, SignalNumber, parse_signal};
+use conman_proto::SessionState;
+use conman_runtime::ContainerKey;
+use tokio::time::{sleep, timeout};
+
+use crate::context::Context;
+use crate::pause;
+use crate::session::{SessionHandle, StopOrder};
+
+/// Bound on the time until a runtime says by which signal an image wants to be stopped.
+const IMAGE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Stops a session. Returns once its task has the order; until then, another order kills it at once.
+pub(crate) async fn stop(
+    context: &Context,
+    handle: &Arc<SessionHandle>,
+    cause: EndCause,
+    why: &str,
+) {
+    let grace = Duration::from_millis(handle.spec().stop_grace_ms.into());
+    if !grace.is_zero() {
+        signal_and_wait(context, handle, (cause, why), grace).await;
+    }
+    handle.order_stop(cause, why);
+}
+
+async fn signal_and_wait(
+    context: &Context,
+    handle: &Arc<SessionHandle>,
+    (cause, why): (EndCause, &str),
+    grace: Duration,
+) {
+    let view = handle.view();
+    let (SessionState::Running, Some(process)) = (view.state, view.process) else {
+        return;
+    };
+    let is_first = handle.leaving.ordered().is_none();
+    let why = why.to_owned();
+    handle.leaving.order(StopOrder { cause, why });
+    // A second order joins the first.
+    if is_first {
+        let signal = signal_of(context, handle).await;
+        // A paused session would not run during its grace.
+        if let Err(error) = pause::resume(context, handle).await {
+            let error = error_chain(&error);
+            tracing::warn!(session = %handle.id, error, "cannot resume a paused session to signal it");
+        }
+        match process.signal(signal) {
+            Ok(_) => tracing::info!(
+                session = %handle.id,
+                %signal,
+                grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+                "asked a session's program to end"
+            ),
+            Err(error) => {
+                tracing::warn!(session = %handle.id, %error, "cannot send the signal; killing");
+                return;
+            }
+        }
+    }
+    let mut orders = handle.stop.subscribe();
+    tokio::select! {
+        // Cancel safe, as all of them only wait.
+        _ = handle.wait_for(|view| view.process.is_none()) => {}
+        // It is killed already.
+        _ = orders.wait_for(Option::is_some) => {}
+        () = sleep(grace) => {}
+    }
+}
+
+/// The signal of its spec, else that of its image, else SIGTERM.
+async fn signal_of(context: &Context, handle: &SessionHandle) -> SignalNumber {
+    let spec = handle.spec();
+    if let Some(signal) = spec.stop_signal.as_deref().and_then(parse_signal) {
+        return signal;
+    }
+    let Some((runtime, generation)) = context.runtime(spec.runtime).zip(handle.generation()) else {
+        return Signal::SIGTERM.into();
+    };
+    let key = ContainerKey::new(handle.id.clone(), generation);
+    let asked = timeout(IMAGE_PATIENCE, runtime.stop_signal(&key)).await;
+    let of_image = asked.ok().flatten().as_deref().and_then(parse_signal);
+    of_image.unwrap_or(Signal::SIGTERM.into())
+}
