@@ -100,18 +100,19 @@ mod tests {
 
     #[test]
     fn a_process_is_read_as_it_is() {
-        let mut child = std::process::Command::new("sleep")
-            .args(["1000", ""])
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "read line", ""])
+            .stdin(std::process::Stdio::piped())
             .spawn()
             .expect("a child");
         let pid = i32::try_from(child.id()).expect("a pid");
         // Its command line changes while it is executed.
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         let mut entry = ProcessEntry::of(pid).expect("it lives");
-        while entry.command.len() != 3 && std::time::Instant::now() < deadline {
+        while entry.command.len() != 4 && std::time::Instant::now() < deadline {
             entry = ProcessEntry::of(pid).expect("it lives");
         }
-        assert_eq!(entry.command, ["sleep", "1000", ""]);
+        assert_eq!(entry.command, ["sh", "-c", "read line", ""]);
         assert_eq!((entry.inner_pid, entry.threads), (pid, 1));
         assert_eq!(entry.parent.unsigned_abs(), std::process::id());
         assert_eq!(entry.inner_uid, Some(rustix::process::geteuid().as_raw()));
@@ -126,7 +127,7 @@ mod tests {
         let entry = ProcessEntry::of(pid).expect("nobody has waited for it");
         assert_eq!(
             (&entry.command[..], entry.resident_bytes),
-            (&["[sleep]".to_owned()][..], 0)
+            (&["[sh]".to_owned()][..], 0)
         );
         child.wait().expect("it is a child");
         ProcessEntry::of(pid).expect_err("it is gone");

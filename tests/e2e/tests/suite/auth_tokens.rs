@@ -288,6 +288,11 @@ fn rules() -> Vec<Rule> {
         ),
         look("/v1/nodes/{id}/stats", "/v1/nodes/self/stats", Read),
         look("/v1/sessions/{id}/stats", "/v1/sessions/s/stats", Read),
+        look(
+            "/v1/sessions/{id}/processes",
+            "/v1/sessions/s/processes",
+            Frontend,
+        ),
         look("/v1/sessions/{id}/links", "/v1/sessions/s/links", Read),
         act(
             "post",
