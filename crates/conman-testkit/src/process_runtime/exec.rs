@@ -76,7 +76,7 @@ pub(super) fn exec(place: Place, plan: &ExecPlan) -> Result<ExecIo, RuntimeError
             group,
         ]);
     }
-    command.args(["env", "-i", "--default-signal=INT,QUIT"]);
+    command.args(["env", "-i", "--default-signal=HUP,INT,QUIT"]);
     for (name, value) in &environment {
         command.arg(format!("{name}={value}"));
     }

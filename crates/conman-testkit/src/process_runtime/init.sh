@@ -46,7 +46,7 @@ while [ "$binds" -gt 0 ]; do
     binds=$((binds - 1))
 done
 mount -n --move /mnt /run || fail 'replace /run'
-env -i --default-signal=INT,QUIT "$@" 2>&5 3>&- 4>&- 5>&- &
+env -i --default-signal=HUP,INT,QUIT "$@" 2>&5 3>&- 4>&- 5>&- &
 child=$!
 for signal in TERM INT QUIT HUP USR1 USR2; do
     trap "kill -s $signal $child 2>/dev/null" "$signal"
