@@ -195,9 +195,28 @@ def cve_2022_0492():
 
 @attack
 def cgroup_files():
+    # A session may see its own limits: the root of its own namespace, read-only.
     for line in read("/proc/self/mountinfo").decode().splitlines():
-        if " - cgroup" in line:
+        if " - cgroup" not in line:
+            continue
+        root, point, options = line.split()[3:6]
+        if root != "/" or "ro" not in options.split(","):
             raise Reached(line)
+        for directory, _, files in os.walk(point):
+            for path in [os.path.join(directory, name) for name in files]:
+                try:
+                    os.close(os.open(path, os.O_WRONLY))
+                except OSError:
+                    continue
+                raise Reached(path + " can be opened for writing")
+        try:
+            os.mkdir(point + "/mine")
+        except OSError:
+            pass
+        else:
+            raise Reached(point + "/mine was made")
+        # MS_REMOUNT | MS_BIND, without MS_RDONLY
+        refused("mount", 165, b"none", point.encode(), b"none", 32 | 4096, b"")
     for line in read("/proc/self/cgroup").decode().splitlines():
         if not line.endswith(":/"):
             raise Reached(line)
