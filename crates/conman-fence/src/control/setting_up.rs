@@ -53,7 +53,7 @@ impl Control {
         // From here on the shim ends only when nothing is left unfenced.
         hold_signals()?;
         let (kept, doubt) = Ledger::read(&options.state_file, &boot_id()?);
-        let listener = listen(&options)?;
+        let listener = bind(&options)?;
         // If the file is replaced meanwhile, the kernel only reports that this program is not there.
         let replacement = Replacement::new(program);
         let mut control = Self::build(options, parts, lock, listener, replacement)?;
@@ -63,6 +63,8 @@ impl Control {
         }
         let has_containers = control.containers.iter().next().is_some();
         control.claim_ids(has_containers || control.fence.is_closed())?;
+        // Not before: a client that is connected takes a shim that waits for its ids for one that hangs.
+        rustix::net::listen(&control.listener, BACKLOG)?;
         control.begin()?;
         if acquired == Acquired::AfterWaiting {
             control.replace_if_upgraded();
@@ -217,7 +219,7 @@ fn protect() {
     }
 }
 
-fn listen(options: &ShimOptions) -> io::Result<OwnedFd> {
+fn bind(options: &ShimOptions) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     match std::fs::remove_file(&options.socket) {
@@ -228,6 +230,5 @@ fn listen(options: &ShimOptions) -> io::Result<OwnedFd> {
     let bound = rustix::net::bind(&socket, &SocketAddrUnix::new(&options.socket)?);
     umask(mask);
     bound?;
-    rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
