@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::pause;
 use crate::session::{SessionHandle, StopOrder};
 
-/// Bound on the time until a runtime says by which signal an image wants to be stopped.
+/// Maximum wait for the runtime to return the image's stop signal.
 const IMAGE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Stops a session. Returns once its task has the order; until then, another order kills it at once.
@@ -58,7 +58,7 @@ async fn signal_and_wait(
                 session = %handle.id,
                 %signal,
                 grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-                "asked a session's program to end"
+                "sent the stop signal"
             ),
             Err(error) => {
                 tracing::warn!(session = %handle.id, %error, "cannot send the signal; killing");
@@ -86,7 +86,7 @@ async fn signal_of(context: &Context, handle: &SessionHandle) -> SignalNumber {
         return Signal::SIGTERM.into();
     };
     let key = ContainerKey::new(handle.id.clone(), generation);
-    let asked = timeout(IMAGE_PATIENCE, runtime.stop_signal(&key)).await;
-    let of_image = asked.ok().flatten().as_deref().and_then(parse_signal);
+    let reply = timeout(IMAGE_PATIENCE, runtime.stop_signal(&key)).await;
+    let of_image = reply.ok().flatten().as_deref().and_then(parse_signal);
     of_image.unwrap_or(Signal::SIGTERM.into())
 }

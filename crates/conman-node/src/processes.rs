@@ -1,4 +1,4 @@
-//! The processes of a session, read when somebody asks.
+//! Lists the processes of a session, read for each request.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -65,6 +65,8 @@ struct Ec2 {
     token: u32,
     action: Option<Value>,
     rebalance: Option<Value>,
+    /// It does not answer about the recommendation.
+    is_broken: bool,
 }
 
 type Shared<T> = Arc<Mutex<T>>;
@@ -86,6 +88,9 @@ fn ec2(state: &Shared<Ec2>) -> Router {
             let token = headers.get("x-aws-ec2-metadata-token");
             if token.is_none_or(|token| token != &format!("token-{}", state.token)) {
                 return Err(StatusCode::UNAUTHORIZED);
+            }
+            if state.is_broken && which(&state) == &state.rebalance {
+                return Err(StatusCode::INTERNAL_SERVER_ERROR);
             }
             which(&state).clone().map(Json).ok_or(StatusCode::NOT_FOUND)
         }
@@ -120,14 +125,16 @@ fn a_spot_instance_is_cordoned_preempted_in_time_and_readmitted() {
     let at = at.to_string();
     {
         let mut state = lock(&state);
-        // Its token has expired.
+        // Its token has expired, and what is read after the end of the machine fails.
         state.token += 1;
+        state.is_broken = true;
         state.action = Some(json!({"action": "terminate", "time": at}));
     }
     let shown = daemon.await_state("alice", SessionState::Stopped);
     assert_eq!(shown.end.map(|end| end.cause), Some(EndCause::Preempted));
     let reason = shown.reason.unwrap_or_default();
     assert!(reason.contains("EC2 will terminate"), "{reason}");
+    lock(&state).is_broken = false;
     let probed = server.block_on(aws.probe()).expect("an answer");
     assert!(probed.starts_with("terminate at "), "{probed}");
 
@@ -196,6 +203,14 @@ fn an_azure_machine_acknowledges_its_event_once_everything_is_released() {
         (lock(&state).acknowledged == ["ours"]).then_some(())
     });
     assert!(daemon.record("alice").state.is_ended());
+
+    // A later event is another notice, also where the first one is still listed.
+    let readmitted = daemon.run(daemon.node.preemption().readmit());
+    readmitted.expect("the order is carried out");
+    await_node(&daemon, NodeState::Live);
+    let later = event("later", "Reboot", "worker-1");
+    lock(&state).events.push(later);
+    await_node(&daemon, NodeState::Preempted);
     lock(&state).events.clear();
     await_node(&daemon, NodeState::Live);
 }
@@ -271,6 +286,9 @@ impl Logind {
     ) -> zbus::fdo::Result<zbus::OwnedFd> {
         if (what, mode) != ("shutdown", "delay") {
             return Err(zbus::fdo::Error::InvalidArgs(format!("{what} {mode}")));
+        }
+        if self.shuts_down {
+            return Err(zbus::fdo::Error::Failed("operation in progress".to_owned()));
         }
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         *lock(&self.inhibitor) = Some(ours);
@@ -362,7 +380,7 @@ fn a_shutdown_waits_until_everything_is_released_and_may_be_cancelled() {
     *lock(&inhibitor) = None;
 
     let stage = Stage::new();
-    let daemon = boot(&stage, options);
+    let daemon = boot(&stage, options.clone());
     daemon.start("alice", &idle());
     let held = || lock(&inhibitor).take();
     let mut inhibited = eventually("an inhibitor", held);
@@ -381,6 +399,31 @@ fn a_shutdown_waits_until_everything_is_released_and_may_be_cancelled() {
     announce(false);
     await_node(&daemon, NodeState::Live);
     eventually("another inhibitor", held);
+
+    // logind gives no inhibitor to a daemon that is started during a shutdown.
+    announce(true);
+    await_node(&daemon, NodeState::Preempted);
+    let probed = runtime.block_on(options.probe());
+    let state = "a shutdown has begun; it may be delayed by 5 s";
+    assert_eq!(probed.as_deref(), Ok(state));
+    let late = Stage::new();
+    let late_daemon = boot(&late, options);
+    await_node(&late_daemon, NodeState::Preempted);
+}
+
+#[test]
+fn a_command_that_closes_its_output_is_started_again() {
+    let stage = Stage::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let starts = directory.path().join("starts");
+    let script = "echo started >>\"$0\"; exec >&-; exec sleep 1000";
+    let options = source("command", &["/bin/sh", "-c", script, text(&starts)]);
+    let daemon = boot(&stage, options);
+    eventually("two starts", || {
+        let started = std::fs::read_to_string(&starts).unwrap_or_default();
+        (started.lines().count() >= 2).then_some(())
+    });
+    assert_eq!(daemon.node.status().view().state, NodeState::Live);
 }
 
 #[test]

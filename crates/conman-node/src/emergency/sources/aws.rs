@@ -16,7 +16,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::http::{Endpoint, MetadataError};
-use super::{NoticeSender, NoticeSource, NoticeSourceKind, Setting, Troubles};
+use super::{FailureBackoff, NoticeSender, NoticeSource, NoticeSourceKind, Setting};
 
 pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
     name: "aws",
@@ -54,18 +54,11 @@ struct SpotAction {
     time: Timestamp,
 }
 
-/// The body of `events/recommendations/rebalance`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-struct Rebalance {
-    #[serde(rename = "noticeTime")]
-    notice_time: String,
-}
-
-/// What the service says; each is absent most of the time.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Said {
+/// The notices that were passed on.
+#[derive(Debug, Default)]
+struct PassedOn {
     action: Option<SpotAction>,
-    rebalance: Option<Rebalance>,
+    rebalance: bool,
 }
 
 fn open(endpoint: &[String]) -> Result<Box<dyn NoticeSource>, String> {
@@ -78,18 +71,17 @@ fn open(endpoint: &[String]) -> Result<Box<dyn NoticeSource>, String> {
 impl NoticeSource for Aws {
     fn watch(mut self: Box<Self>, notices: NoticeSender) -> BoxFuture<'static, ()> {
         let watch = async move {
-            let mut passed_on = Said::default();
-            let mut troubles = Troubles::default();
+            let mut passed_on = PassedOn::default();
+            let mut backoff = FailureBackoff::default();
             loop {
-                let pause = match self.look().await {
-                    Ok(said) => {
-                        troubles.answered();
-                        pass_on(&notices, said, &mut passed_on);
+                let pause = match self.look(&notices, &mut passed_on).await {
+                    Ok(()) => {
+                        backoff.succeeded();
                         INTERVAL
                     }
                     Err(error) => {
                         let what = "cannot read the instance metadata service";
-                        troubles.another(&notices, what, &error)
+                        backoff.failed(&notices, what, &error)
                     }
                 };
                 sleep(pause).await;
@@ -100,28 +92,45 @@ impl NoticeSource for Aws {
 
     fn probe(mut self: Box<Self>) -> BoxFuture<'static, Result<String, String>> {
         let probe = async move {
-            let said = self.look().await;
-            let said = said.map_err(|error| conman_core::error_chain(&error))?;
-            Ok(match (said.action, said.rebalance) {
+            Ok(match (self.action().await?, self.rebalance().await?) {
                 (Some(SpotAction { action, time }), _) => {
                     format!("{} at {time}", super::cut(&action))
                 }
-                (None, Some(_)) => "recommends to rebalance".to_owned(),
-                (None, None) => "no notice".to_owned(),
+                (None, true) => "recommends to rebalance".to_owned(),
+                (None, false) => "no notice".to_owned(),
             })
         };
-        probe.boxed()
+        let described = |error: MetadataError| conman_core::error_chain(&error);
+        probe.map(move |probed| probed.map_err(described)).boxed()
     }
 }
 
 impl Aws {
-    async fn look(&mut self) -> Result<Said, MetadataError> {
+    /// Passes on what has changed. The end of the machine comes first: a failure to read the recommendation must
+    /// not delay it.
+    async fn look(
+        &mut self,
+        notices: &NoticeSender,
+        passed_on: &mut PassedOn,
+    ) -> Result<(), MetadataError> {
+        let action = self.action().await?;
+        pass_on_action(notices, action, &mut passed_on.action);
+        let rebalance = self.rebalance().await?;
+        let is_new = rebalance && !passed_on.rebalance;
+        let recommended = "EC2 recommends to rebalance: an interruption is likely";
+        if !is_new || notices.passed(REBALANCE, notices.cordon(recommended)) {
+            passed_on.rebalance = rebalance;
+        }
+        Ok(())
+    }
+
+    async fn action(&mut self) -> Result<Option<SpotAction>, MetadataError> {
         let action = self.read(ACTION).await?;
-        let rebalance = self.read(REBALANCE).await?;
-        Ok(Said {
-            action: action.as_deref().map(serde_json::from_str).transpose()?,
-            rebalance: rebalance.as_deref().map(serde_json::from_str).transpose()?,
-        })
+        Ok(action.as_deref().map(serde_json::from_str).transpose()?)
+    }
+
+    async fn rebalance(&mut self) -> Result<bool, MetadataError> {
+        Ok(self.read(REBALANCE).await?.is_some())
     }
 
     /// Reads what is below `meta-data/`; `None` if it does not exist.
@@ -167,33 +176,27 @@ impl Aws {
     }
 }
 
-/// Passes changes on. A repeated notice is no new one: an operator may have readmitted in between.
-fn pass_on(notices: &NoticeSender, said: Said, passed_on: &mut Said) {
-    if said.action != passed_on.action {
-        let sent = match &said.action {
-            Some(SpotAction { action, time }) => {
-                let reason = format!(
-                    "EC2 will {} this spot instance at {time}",
-                    super::cut(action)
-                );
-                let left = time.duration_since(Timestamp::now());
-                let left = Duration::try_from(left).unwrap_or_default();
-                notices.preempt(ACTION, &reason, Some(left)).map(drop)
-            }
-            None => notices.withdraw(ACTION),
-        };
-        if notices.passed(ACTION, sent) {
-            passed_on.action = said.action;
-        }
+/// Passes a change on. A repeated notice is no new one: an operator may have readmitted in between.
+fn pass_on_action(
+    notices: &NoticeSender,
+    action: Option<SpotAction>,
+    passed_on: &mut Option<SpotAction>,
+) {
+    if action == *passed_on {
+        return;
     }
-    if said.rebalance != passed_on.rebalance {
-        let sent = match said.rebalance {
-            Some(_) => notices.cordon("EC2 recommends to rebalance: an interruption is likely"),
-            None => Ok(()),
-        };
-        if notices.passed(REBALANCE, sent) {
-            passed_on.rebalance = said.rebalance;
+    let sent = match &action {
+        Some(SpotAction { action, time }) => {
+            let action = super::cut(action);
+            let reason = format!("EC2 will {action} this spot instance at {time}");
+            let left = time.duration_since(Timestamp::now());
+            let left = Duration::try_from(left).unwrap_or_default();
+            notices.preempt(ACTION, &reason, Some(left)).map(drop)
         }
+        None => notices.withdraw(ACTION),
+    };
+    if notices.passed(ACTION, sent) {
+        *passed_on = action;
     }
 }
 
@@ -203,14 +206,11 @@ mod tests {
 
     /// As in the documentation.
     #[test]
-    fn the_documented_bodies_are_read() {
+    fn the_documented_body_is_read() {
         let action: SpotAction =
             serde_json::from_str(r#"{"action": "stop", "time": "2017-09-18T08:22:00Z"}"#)
                 .expect("documented");
         assert_eq!(action.action, "stop");
         assert_eq!(action.time.to_string(), "2017-09-18T08:22:00Z");
-        let rebalance: Rebalance =
-            serde_json::from_str(r#"{"noticeTime": "2020-10-27T08:22:00Z"}"#).expect("documented");
-        assert_eq!(rebalance.notice_time, "2020-10-27T08:22:00Z");
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! <https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events>
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use ::http::Request;
@@ -13,7 +14,8 @@ use serde::Deserialize;
 use tokio::time::sleep;
 
 use super::http::{Endpoint, MetadataError};
-use super::{NoticeSender, NoticeSource, NoticeSourceKind, Setting, Troubles};
+use super::{FailureBackoff, NoticeSender, NoticeSource, NoticeSourceKind, Setting};
+use crate::error::PreemptError;
 
 pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
     name: "azure",
@@ -24,13 +26,16 @@ pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
 /// The documentation advises to look every second: the shortest notice is 30 s.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The first request switches the service on for the machine, which may take two minutes.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(150);
+/// The service answers from the host itself.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The first request for events switches them on for the machine, which may take two minutes.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(150);
 
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 const NAME: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
 
-/// The only signal: events are told apart by their ids.
+/// The only signal: events differ by their ids.
 const SIGNAL: &str = "scheduled-event";
 
 /// Types of events after which no process of the machine lives. `Freeze` pauses it for seconds.
@@ -41,6 +46,8 @@ struct Azure {
     endpoint: Endpoint,
     /// The machine's own name, once known: the list has the events of its whole availability set.
     name: Option<String>,
+    /// Whether it has ever listed events.
+    has_listed: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -76,24 +83,25 @@ fn open(endpoint: &[String]) -> Result<Box<dyn NoticeSource>, String> {
     Ok(Box::new(Azure {
         endpoint: super::endpoint(endpoint)?,
         name: None,
+        has_listed: false,
     }))
 }
 
 impl NoticeSource for Azure {
     fn watch(mut self: Box<Self>, notices: NoticeSender) -> BoxFuture<'static, ()> {
         let watch = async move {
-            let mut passed_on: Option<String> = None;
-            let mut troubles = Troubles::default();
+            let mut passed_on = BTreeSet::new();
+            let mut backoff = FailureBackoff::default();
             loop {
                 let pause = match self.look().await {
-                    Ok(event) => {
-                        troubles.answered();
-                        self.pass_on(&notices, event, &mut passed_on);
+                    Ok(events) => {
+                        backoff.succeeded();
+                        self.pass_on(&notices, &events, &mut passed_on);
                         INTERVAL
                     }
                     Err(error) => {
                         let what = "cannot read Azure's scheduled events";
-                        troubles.another(&notices, what, &error)
+                        backoff.failed(&notices, what, &error)
                     }
                 };
                 sleep(pause).await;
@@ -104,86 +112,90 @@ impl NoticeSource for Azure {
 
     fn probe(mut self: Box<Self>) -> BoxFuture<'static, Result<String, String>> {
         let probe = async move {
-            let event = self.look().await;
-            let event = event.map_err(|error| conman_core::error_chain(&error))?;
-            let told = event.map(|event| {
-                let ScheduledEvent {
-                    event_type,
-                    not_before,
-                    ..
-                } = event;
-                format!(
+            let events = self.look().await;
+            let events = events.map_err(|error| conman_core::error_chain(&error))?;
+            Ok(match events.first() {
+                Some(event) => format!(
                     "{} not before {}",
-                    super::cut(&event_type),
-                    super::cut(&not_before)
-                )
-            });
-            Ok(told.unwrap_or_else(|| "no notice".to_owned()))
+                    super::cut(&event.event_type),
+                    super::cut(&event.not_before)
+                ),
+                None => "no notice".to_owned(),
+            })
         };
         probe.boxed()
     }
 }
 
 impl Azure {
-    /// The first event that ends this machine, if there is one.
-    async fn look(&mut self) -> Result<Option<ScheduledEvent>, MetadataError> {
+    /// The events that end this machine.
+    async fn look(&mut self) -> Result<Vec<ScheduledEvent>, MetadataError> {
         if self.name.is_none() {
-            self.name = Some(self.get(NAME).await?);
+            self.name = Some(self.get(NAME, EXCHANGE_TIMEOUT).await?);
         }
-        let document: Document = serde_json::from_str(&self.get(EVENTS).await?)?;
-        Ok(document
-            .events
-            .into_iter()
-            .find(|event| ends(event, self.name.as_deref())))
+        let bound = match self.has_listed {
+            true => EXCHANGE_TIMEOUT,
+            false => FIRST_TIMEOUT,
+        };
+        let document: Document = serde_json::from_str(&self.get(EVENTS, bound).await?)?;
+        self.has_listed = true;
+        let mut events = document.events;
+        events.retain(|event| ends(event, self.name.as_deref()));
+        Ok(events)
     }
 
-    async fn get(&self, target: &str) -> Result<String, MetadataError> {
+    async fn get(&self, target: &str, bound: Duration) -> Result<String, MetadataError> {
         let request = Request::get(target).header("metadata", "true");
-        let answer = self
-            .endpoint
-            .send(request, String::new(), EXCHANGE_TIMEOUT)
-            .await?;
+        let answer = self.endpoint.send(request, String::new(), bound).await?;
         answer.success()
     }
 
-    /// Passes a new event on, or its withdrawal. A repeated one is no new one: an operator may have readmitted in
-    /// between.
+    /// Passes a new event on, or the withdrawal of all. A repeated one is no new one: an operator may have readmitted
+    /// in between.
     fn pass_on(
         &self,
         notices: &NoticeSender,
-        event: Option<ScheduledEvent>,
-        passed_on: &mut Option<String>,
+        events: &[ScheduledEvent],
+        passed_on: &mut BTreeSet<String>,
     ) {
-        let id = event.as_ref().map(|event| event.event_id.clone());
-        if id == *passed_on {
+        if events.is_empty() {
+            if !passed_on.is_empty()
+                && notices.passed("a withdrawn event", notices.withdraw(SIGNAL))
+            {
+                passed_on.clear();
+            }
             return;
         }
-        let sent = match &event {
-            Some(event) => {
-                let reason = format!("Azure: {} of this machine", super::cut(&event.event_type));
-                let report = notices.preempt(SIGNAL, &reason, event.left());
-                report.map(|report| {
-                    let (endpoint, id) = (self.endpoint.clone(), event.event_id.clone());
-                    let notices = notices.clone();
-                    tokio::spawn(async move {
-                        // What is not released may still be saved until the event begins by itself.
-                        if report.await.is_ok_and(|report| report.unreleased.is_empty())
-                            && let Err(error) = acknowledge(&endpoint, &id).await
-                        {
-                            let reason = conman_core::error_chain(&error);
-                            notices.warn(format!(
-                                "cannot acknowledge Azure's event {}; it begins by itself: {reason}",
-                                super::cut(&id)
-                            ));
-                        }
-                    });
-                })
+        passed_on.retain(|id| events.iter().any(|event| event.event_id == *id));
+        for event in events {
+            if !passed_on.contains(&event.event_id)
+                && notices.passed("a scheduled event", self.preempt(notices, event))
+            {
+                passed_on.insert(event.event_id.clone());
             }
-            None => notices.withdraw(SIGNAL),
-        };
-        if notices.passed("a scheduled event", sent) {
-            *passed_on = id;
         }
+    }
+
+    fn preempt(&self, notices: &NoticeSender, event: &ScheduledEvent) -> Result<(), PreemptError> {
+        let reason = format!("Azure: {} of this machine", super::cut(&event.event_type));
+        let report = notices.preempt(SIGNAL, &reason, event.left())?;
+        let (endpoint, id) = (self.endpoint.clone(), event.event_id.clone());
+        let notices = notices.clone();
+        tokio::spawn(async move {
+            // While something is unreleased, it may still be saved until the event begins.
+            if report
+                .await
+                .is_ok_and(|report| report.unreleased.is_empty())
+                && let Err(error) = acknowledge(&endpoint, &id).await
+            {
+                let reason = conman_core::error_chain(&error);
+                notices.warn(format!(
+                    "cannot acknowledge Azure's event {}; it begins at its time: {reason}",
+                    super::cut(&id)
+                ));
+            }
+        });
+        Ok(())
     }
 }
 

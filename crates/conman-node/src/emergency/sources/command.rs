@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 
-use super::{NoticeSender, NoticeSource, NoticeSourceKind, Setting, Troubles};
+use super::{FailureBackoff, NoticeSender, NoticeSource, NoticeSourceKind, Setting};
 use crate::error::PreemptError;
 
 pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
@@ -23,6 +23,12 @@ pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
 
 /// Longest line.
 const MAX_LINE_BYTES: u64 = 1024;
+
+/// Interval between attempts to pass a line on.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a command may continue after the end of its output.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A probe waits as long for the command to end or to print something.
 const PROBE: Duration = Duration::from_secs(1);
@@ -77,52 +83,71 @@ fn open(setting: &[String]) -> Result<Box<dyn NoticeSource>, String> {
     }
 }
 
+type Output = BufReader<ChildStdout>;
+
 impl Program {
-    fn start(&self) -> io::Result<(Child, BufReader<tokio::process::ChildStdout>)> {
-        let (program, arguments) = self.0.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
-        // The priority of the thread that kills is not for it.
-        if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-            // It has ended already, or had no other priority to begin with.
-            let pid = rustix::process::Pid::from_raw(pid);
-            let _ = rustix::process::setpriority_process(pid, 0);
-        }
-        let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        Ok((child, BufReader::new(output)))
+    /// Starts it on another thread: the disk that it is on may hang.
+    async fn start(&self) -> io::Result<(Child, Output)> {
+        let words = self.0.clone();
+        let started = tokio::task::spawn_blocking(move || spawn(&words)).await;
+        started.map_err(io::Error::other)?
     }
 
     /// Runs it once, to its end. The error says how it ended.
-    async fn run(&self, notices: &NoticeSender, troubles: &mut Troubles) -> io::Error {
-        let (mut child, mut output) = match self.start() {
+    async fn run(
+        &self,
+        notices: &NoticeSender,
+        passed_on: &mut String,
+        backoff: &mut FailureBackoff,
+    ) -> io::Error {
+        let (mut child, mut output) = match self.start().await {
             Ok(started) => started,
             Err(error) => return error,
         };
         loop {
             match next_line(&mut output).await {
+                // A repeated notice is no new one: an operator may have readmitted in between.
+                Ok(Some(line)) if line == *passed_on => {}
                 Ok(Some(line)) => {
-                    troubles.answered();
-                    pass_on(notices, &line);
+                    while !pass_on(notices, &line) {
+                        sleep(RETRY_INTERVAL).await;
+                    }
+                    *passed_on = line;
+                    backoff.succeeded();
                 }
                 Ok(None) => break,
                 Err(error) => return error,
             }
         }
-        match child.wait().await {
-            Ok(status) => io::Error::other(format!("it ended: {status}")),
-            Err(error) => error,
+        match timeout(EXIT_TIMEOUT, child.wait()).await {
+            Ok(Ok(status)) => io::Error::other(format!("it ended: {status}")),
+            Ok(Err(error)) => error,
+            // Dropping it kills it.
+            Err(_) => io::Error::other("it closed its standard output"),
         }
     }
 }
 
+fn spawn(words: &[String]) -> io::Result<(Child, Output)> {
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    // The priority of the thread that kills is not for it.
+    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
+        // It has ended already, or had no other priority to begin with.
+        let pid = rustix::process::Pid::from_raw(pid);
+        let _ = rustix::process::setpriority_process(pid, 0);
+    }
+    let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    Ok((child, BufReader::new(output)))
+}
+
 /// The next line, cut to [`MAX_LINE_BYTES`].
-async fn next_line(
-    output: &mut BufReader<tokio::process::ChildStdout>,
-) -> io::Result<Option<String>> {
+async fn next_line(output: &mut Output) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     if output
         .take(MAX_LINE_BYTES)
@@ -147,7 +172,8 @@ async fn next_line(
     Ok(Some(String::from_utf8_lossy(&line).trim().to_owned()))
 }
 
-fn pass_on(notices: &NoticeSender, line: &str) {
+/// Returns whether it was passed on, or cannot be.
+fn pass_on(notices: &NoticeSender, line: &str) -> bool {
     let sent: Result<(), PreemptError> = match Line::parse(line) {
         Some(Line::Preempt { budget, reason }) => {
             let reason = match reason {
@@ -167,17 +193,18 @@ fn pass_on(notices: &NoticeSender, line: &str) {
             Ok(())
         }
     };
-    notices.passed(line, sent);
+    notices.passed(line, sent)
 }
 
 impl NoticeSource for Program {
     fn watch(self: Box<Self>, notices: NoticeSender) -> BoxFuture<'static, ()> {
         let watch = async move {
-            let mut troubles = Troubles::default();
+            let mut passed_on = String::new();
+            let mut backoff = FailureBackoff::default();
             loop {
-                let ended = self.run(&notices, &mut troubles).await;
+                let ended = self.run(&notices, &mut passed_on, &mut backoff).await;
                 let what = format!("the notice command {} does not run", self.0[0]);
-                sleep(troubles.another(&notices, &what, &ended)).await;
+                sleep(backoff.failed(&notices, &what, &ended)).await;
             }
         };
         watch.boxed()
@@ -185,7 +212,7 @@ impl NoticeSource for Program {
 
     fn probe(self: Box<Self>) -> BoxFuture<'static, Result<String, String>> {
         let probe = async move {
-            let started = self.start();
+            let started = self.start().await;
             let (_child, mut output) = started.map_err(|error| error.to_string())?;
             match timeout(PROBE, next_line(&mut output)).await {
                 Ok(Ok(Some(line))) if Line::parse(&line).is_some() => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::sleep;
 
-use super::{NoticeSender, NoticeSource, NoticeSourceKind, Setting, Troubles};
+use super::{FailureBackoff, NoticeSender, NoticeSource, NoticeSourceKind, Setting};
 
 pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
     name: "file",
@@ -52,18 +52,18 @@ impl NoticeSource for File {
         let watch = async move {
             let path = self.0.display().to_string();
             let mut passed_on = false;
-            let mut troubles = Troubles::default();
+            let mut backoff = FailureBackoff::default();
             loop {
                 let pause = match self.exists().await {
                     Ok(exists) => {
-                        troubles.answered();
+                        backoff.succeeded();
                         if exists != passed_on && pass_on(&notices, &path, exists) {
                             passed_on = exists;
                         }
                         INTERVAL
                     }
                     Err(error) => {
-                        troubles.another(&notices, &format!("cannot look for {path}"), &error)
+                        backoff.failed(&notices, &format!("cannot look for {path}"), &error)
                     }
                 };
                 sleep(pause).await;
@@ -76,7 +76,7 @@ impl NoticeSource for File {
         let probe = async move {
             let path = self.0.display();
             match self.exists().await {
-                Ok(true) => Ok(format!("{path} exists: the machine goes")),
+                Ok(true) => Ok(format!("{path} exists: the machine is about to stop")),
                 Ok(false) => Ok(format!("no notice: {path} does not exist")),
                 Err(error) => Err(format!("cannot look for {path}: {error}")),
             }

@@ -13,7 +13,7 @@ use percent_encoding::{NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::http::{Endpoint, MetadataError};
-use super::{NoticeSender, NoticeSource, NoticeSourceKind, Setting, Troubles};
+use super::{FailureBackoff, NoticeSender, NoticeSource, NoticeSourceKind, Setting};
 
 pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
     name: "gce",
@@ -127,12 +127,12 @@ impl Gce {
     async fn watch_one(&self, signal: Signal, notices: &NoticeSender) {
         let mut etag: Option<String> = None;
         let mut reported = None;
-        let mut troubles = Troubles::default();
+        let mut backoff = FailureBackoff::default();
         loop {
             let asked = Instant::now();
             match self.read(signal.key, etag.as_deref()).await {
                 Ok(value) => {
-                    troubles.answered();
+                    backoff.succeeded();
                     // A repeated value is no new notice: an operator may have readmitted in between.
                     if reported.as_ref() != Some(&value.text) && report(notices, &signal, &value) {
                         reported = Some(value.text);
@@ -147,7 +147,7 @@ impl Gce {
                     let what = format!("cannot read {} from the metadata server", signal.key);
                     // Read the present value without waiting: it may have changed.
                     etag = None;
-                    sleep(troubles.another(notices, &what, &error)).await;
+                    sleep(backoff.failed(notices, &what, &error)).await;
                 }
             }
         }
@@ -179,9 +179,11 @@ impl Gce {
 }
 
 fn is_metadata_server(headers: &HeaderMap) -> bool {
-    headers
-        .get(FLAVOR)
-        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"google"))
+    headers.get(FLAVOR).is_some_and(|value| {
+        value
+            .as_bytes()
+            .eq_ignore_ascii_case(FLAVOR_VALUE.as_bytes())
+    })
 }
 
 fn etag_of(headers: &HeaderMap) -> Option<String> {
@@ -208,13 +210,7 @@ fn report(notices: &NoticeSender, signal: &Signal, value: &Value) -> bool {
             Ok(())
         }
     };
-    if let Err(error) = &sent {
-        notices.warn(format!(
-            "cannot pass on {} of {}: {error}",
-            value.text, signal.key
-        ));
-    }
-    sent.is_ok()
+    notices.passed(signal.key, sent)
 }
 
 #[cfg(test)]

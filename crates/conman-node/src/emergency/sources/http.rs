@@ -37,7 +37,7 @@ impl std::str::FromStr for Endpoint {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a metadata server did not say what it was asked.
+/// Why a request to a metadata server failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MetadataError {
     #[error("cannot connect")]
@@ -72,7 +72,7 @@ impl Answer {
 }
 
 impl Endpoint {
-    /// Sends a request on a connection of its own, and bounds the whole exchange.
+    /// Sends a request on a new connection, and bounds the whole exchange.
     pub(super) async fn send(
         &self,
         request: http::request::Builder,

@@ -1,4 +1,4 @@
-//! systemd-logind: hears that the machine is being shut down, and delays that until everything is released.
+//! systemd-logind: receives its announcement of a shutdown, and delays the shutdown until everything is released.
 //!
 //! With a delay inhibitor, logind announces a shutdown (`PrepareForShutdown`) and waits until the inhibitor is
 //! closed, for `InhibitDelayMaxSec` of logind.conf at most (5 s by default).
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::StreamExt;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use zbus::{Address, Connection, OwnedFd, connection};
 
-use super::{NoticeSender, NoticeSource, NoticeSourceKind, Setting, Troubles};
+use super::{FailureBackoff, NoticeSender, NoticeSource, NoticeSourceKind, Setting};
 
 pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
     name: "logind",
@@ -56,12 +56,16 @@ fn open(setting: &[String]) -> Result<Box<dyn NoticeSource>, String> {
     Ok(Box::new(Logind(address)))
 }
 
+/// Bounds what D-Bus calls alone are not bounded in.
+async fn in_time<T>(call: impl Future<Output = zbus::Result<T>>) -> zbus::Result<T> {
+    let late = |_| Err(zbus::Error::Failure("no answer in time".to_owned()));
+    timeout(CALL_TIMEOUT, call).await.unwrap_or_else(late)
+}
+
 impl Logind {
     async fn connect(&self) -> zbus::Result<Connection> {
-        connection::Builder::address(self.0.clone())
-            .method_timeout(CALL_TIMEOUT)
-            .build()
-            .await
+        let builder = connection::Builder::address(self.0.clone());
+        in_time(builder.method_timeout(CALL_TIMEOUT).build()).await
     }
 
     /// Watches until the bus or logind ends.
@@ -69,18 +73,24 @@ impl Logind {
         &self,
         notices: &NoticeSender,
         passed_on: &mut bool,
-        troubles: &mut Troubles,
+        backoff: &mut FailureBackoff,
     ) -> zbus::Result<()> {
         let connection = self.connect().await?;
-        let manager = ManagerProxy::new(&connection).await?;
-        let mut signals = manager.receive_prepare_for_shutdown().await?;
-        let mut inhibitor = Some(inhibit(&manager).await?);
-        // A shutdown may have begun before this was heard.
-        let mut begins = manager.preparing_for_shutdown().await?;
-        troubles.answered();
+        let manager = in_time(ManagerProxy::new(&connection)).await?;
+        let mut signals = in_time(manager.receive_prepare_for_shutdown()).await?;
+        // Before the shutdown, which leaves no time for it.
+        let delay = manager.inhibit_delay_max_usec().await.ok();
+        let delay = delay.map(Duration::from_micros);
+        let (mut begins, mut inhibitor) = inhibit(&manager).await?;
+        backoff.succeeded();
         loop {
-            if begins != *passed_on && pass_on(&manager, notices, begins, &mut inhibitor).await? {
+            if begins != *passed_on {
+                pass_on(notices, begins, delay, inhibitor.take())?;
                 *passed_on = begins;
+            }
+            if !begins && inhibitor.is_none() {
+                (begins, inhibitor) = inhibit(&manager).await?;
+                continue;
             }
             let Some(signal) = signals.next().await else {
                 return Err(zbus::Error::Failure("the bus has ended".to_owned()));
@@ -90,48 +100,48 @@ impl Logind {
     }
 }
 
-async fn inhibit(manager: &ManagerProxy<'_>) -> zbus::Result<OwnedFd> {
+/// Whether a shutdown has begun, and an inhibitor if not: logind gives none during a shutdown.
+async fn inhibit(manager: &ManagerProxy<'_>) -> zbus::Result<(bool, Option<OwnedFd>)> {
     let why = "sessions are killed and released, so that other nodes serve them";
-    manager.inhibit("shutdown", "conman", why, "delay").await
+    let inhibitor = manager.inhibit("shutdown", "conman", why, "delay").await;
+    match manager.preparing_for_shutdown().await? {
+        true => Ok((true, inhibitor.ok())),
+        false => Ok((false, Some(inhibitor?))),
+    }
 }
 
-/// Passes the beginning of a shutdown on, which gets the inhibitor, or its end. Returns whether that succeeded.
-async fn pass_on(
-    manager: &ManagerProxy<'_>,
+/// Passes the beginning of a shutdown on, which keeps the inhibitor until the report, or its end.
+fn pass_on(
     notices: &NoticeSender,
     begins: bool,
-    inhibitor: &mut Option<OwnedFd>,
-) -> zbus::Result<bool> {
-    if !begins {
-        if inhibitor.is_none() {
-            *inhibitor = Some(inhibit(manager).await?);
-        }
-        return Ok(notices.passed("a cancelled shutdown", notices.withdraw(SIGNAL)));
-    }
-    let delay = manager.inhibit_delay_max_usec().await?;
-    let delay = Duration::from_micros(delay);
-    let sent = notices.preempt(SIGNAL, "logind shuts this machine down", Some(delay));
-    let held = inhibitor.take();
-    let sent = sent.map(|report| {
-        tokio::spawn(async move {
-            // Whatever the report says: more time would not help.
-            let _ = report.await;
-            drop(held);
-        });
-    });
-    Ok(notices.passed("a shutdown", sent))
+    delay: Option<Duration>,
+    inhibitor: Option<OwnedFd>,
+) -> zbus::Result<()> {
+    let sent = match begins {
+        true => notices
+            .preempt(SIGNAL, "logind shuts this machine down", delay)
+            .map(|report| {
+                tokio::spawn(async move {
+                    // Whatever the report says: more time would not help.
+                    let _ = report.await;
+                    drop(inhibitor);
+                });
+            }),
+        false => notices.withdraw(SIGNAL),
+    };
+    sent.map_err(|error| zbus::Error::Failure(error.to_string()))
 }
 
 impl NoticeSource for Logind {
     fn watch(self: Box<Self>, notices: NoticeSender) -> BoxFuture<'static, ()> {
         let watch = async move {
             let mut passed_on = false;
-            let mut troubles = Troubles::default();
+            let mut backoff = FailureBackoff::default();
             loop {
-                let watched = self.watch_once(&notices, &mut passed_on, &mut troubles);
+                let watched = self.watch_once(&notices, &mut passed_on, &mut backoff);
                 if let Err(error) = watched.await {
-                    let what = "cannot hear logind's shutdowns";
-                    sleep(troubles.another(&notices, what, &error)).await;
+                    let what = "cannot watch logind for shutdowns";
+                    sleep(backoff.failed(&notices, what, &error)).await;
                 }
             }
         };
@@ -143,16 +153,13 @@ impl NoticeSource for Logind {
             let connection = self.connect().await?;
             let manager = ManagerProxy::new(&connection).await?;
             let delay = Duration::from_micros(manager.inhibit_delay_max_usec().await?);
-            // Whether it may be asked for is part of the answer.
-            drop(inhibit(&manager).await?);
-            let begins = manager.preparing_for_shutdown().await?;
-            let told = if begins {
-                "a shutdown has begun"
-            } else {
-                "no notice"
+            // The probe also tests whether conman may take an inhibitor.
+            let state = match inhibit(&manager).await? {
+                (true, _) => "a shutdown has begun",
+                (false, _) => "no notice",
             };
             Ok(format!(
-                "{told}; it may be delayed by {} s",
+                "{state}; it may be delayed by {} s",
                 delay.as_secs_f64()
             ))
         };

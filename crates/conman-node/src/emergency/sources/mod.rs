@@ -88,7 +88,7 @@ impl NoticeSourceOptions {
         (self.kind.open)(&self.setting)
     }
 
-    /// Asks the source once what it says, without a node. The error says why nothing is heard from it.
+    /// Queries the source once, without a node. The error says why it does not answer.
     pub async fn probe(&self) -> Result<String, String> {
         let source = self.open()?;
         let probed = timeout(PROBE_TIMEOUT, source.probe()).await;
@@ -101,7 +101,7 @@ pub(crate) trait NoticeSource: Send {
     /// Watches until it is dropped. Must never block: it runs on the thread that preempts.
     fn watch(self: Box<Self>, notices: NoticeSender) -> BoxFuture<'static, ()>;
 
-    /// Asks once: what the source says now, or why it does not answer.
+    /// Queries once: returns the present notice, or why the source does not answer.
     fn probe(self: Box<Self>) -> BoxFuture<'static, Result<String, String>>;
 }
 
@@ -152,7 +152,7 @@ impl NoticeSender {
         self.log.warn(text);
     }
 
-    /// Logs that something could not be passed on, if so, and returns whether it was.
+    /// Logs a failure to pass something on. Returns whether it was passed on.
     fn passed(&self, what: &str, sent: Result<(), PreemptError>) -> bool {
         if let Err(error) = &sent {
             self.warn(format!("cannot pass on {what}: {error}"));
@@ -174,17 +174,17 @@ impl NoticeSender {
 
 /// Failures of a source that follow each other: logged once until it answers again, with growing pauses.
 #[derive(Debug, Default)]
-struct Troubles {
+struct FailureBackoff {
     pause: Option<Duration>,
 }
 
-impl Troubles {
-    fn answered(&mut self) {
+impl FailureBackoff {
+    fn succeeded(&mut self) {
         self.pause = None;
     }
 
     /// Notes a failure, and returns the pause before the next attempt.
-    fn another(
+    fn failed(
         &mut self,
         notices: &NoticeSender,
         what: &str,
