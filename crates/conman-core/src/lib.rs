@@ -25,7 +25,6 @@ mod nearest;
 pub mod ownership;
 pub mod placement;
 pub mod preempt;
-mod preempt_signal;
 pub mod preemption;
 mod rate_limited_log;
 pub mod reach;
@@ -35,6 +34,7 @@ pub mod retention;
 mod runtime_traits;
 mod size;
 mod spec_policy;
+mod stop_signals;
 
 pub use activity::{Activity, ActivityGuard, ActivityKind};
 pub use bind::{Bind, BindError, DEFAULT_BIND_FIRST_ID, bind_root};
@@ -44,7 +44,6 @@ pub use end_cause::{DRAINED, EndCause, FENCED, LOST, PREEMPTED, UNRECORDED};
 pub use error_chain::error_chain;
 pub use naming::{CgroupDriver, CgroupParent, Instance};
 pub use nearest::nearest;
-pub use preempt_signal::{allowed as allowed_signals, canonical as canonical_signal};
 pub use rate_limited_log::RateLimitedLog;
 pub use resolve::{
     MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_BINDS, MAX_ENV_BYTES, MAX_ENV_ENTRIES, MAX_GRACE_MS,
@@ -57,3 +56,4 @@ pub use spec_policy::{
     BindCreation, HIGHEST_MAX_CPUS, HIGHEST_MAX_DISK, HIGHEST_MAX_PIDS, MIN_CPUS, MIN_DISK_BYTES,
     MIN_DISK_INODES, MIN_MEMORY_BYTES, SpecPolicy, Template,
 };
+pub use stop_signals::{allowed as allowed_signals, canonical as canonical_signal};

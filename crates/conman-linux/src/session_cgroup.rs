@@ -187,20 +187,26 @@ impl CgroupMaker {
         SessionCgroup::empty(path)?;
         let mut entered = Vec::new();
         for hierarchy in &self.expected {
-            let (Some(place), Some(directory)) =
-                (hierarchy.usual_place(), hierarchy.directory(path))
-            else {
+            // Below the cpuset of the calling thread, whose processors an operator may have restricted.
+            let above = match hierarchy.controls(CPUSET) {
+                true => present_cpuset(),
+                false => String::new(),
+            };
+            let (Some(place), Some(directory)) = (
+                hierarchy.usual_place(),
+                hierarchy.directory(&format!("{above}{path}")),
+            ) else {
                 continue;
             };
             let mut builder = DirBuilder::new();
             let created = builder.recursive(true).mode(MODE).create(&directory);
             created.map_err(io_error("make", &directory))?;
             if hierarchy.controls(CPUSET) {
-                let root = hierarchy.directory("").unwrap_or_default();
+                let parent = hierarchy.directory(&above).unwrap_or_default();
                 for file in CPUSET_FILES {
-                    let of_root = root.join(file);
-                    let all = std::fs::read_to_string(&of_root);
-                    let all = all.map_err(io_error("read", &of_root))?;
+                    let of_parent = parent.join(file);
+                    let all = std::fs::read_to_string(&of_parent);
+                    let all = all.map_err(io_error("read", &of_parent))?;
                     write(&directory.join(file), all.trim())?;
                 }
             }
@@ -384,6 +390,12 @@ pub fn join_cgroups(entrances: Vec<OwnedFd>) -> io::Result<()> {
 /// A thread that moves itself does not take the host-wide lock for moving processes.
 fn enter(mut entrance: &File) -> io::Result<()> {
     entrance.write_all(b"0")
+}
+
+/// The cgroup of the calling process in the `cpuset` hierarchy; empty for the root, and on kernels without this file.
+fn present_cpuset() -> String {
+    let present = std::fs::read_to_string("/proc/self/cpuset").unwrap_or_default();
+    present.trim_end().trim_end_matches('/').to_owned()
 }
 
 fn make_directory(directory: &Path) -> Result<(), MakeCgroupError> {

@@ -235,7 +235,7 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     /// Keeps the processes of a running container from running until [`Lifecycle::resume`], and lets the
     /// kernel take back its memory. Ending the container does not need a resume.
     ///
-    /// One that is paused stays so; `by` is what the next daemon is told.
+    /// A paused container stays paused; `by` is reported to the next daemon.
     async fn pause(&self, key: &ContainerKey, _by: PausedBy) -> Result<(), RuntimeError> {
         Err(RuntimeError::Unsupported {
             runtime: self.kind(),

@@ -52,7 +52,7 @@ pub struct LaunchSpec {
     pub program: ProgramSpec,
     /// Host file that its standard output and error are appended to; created if missing.
     pub log: PathBuf,
-    /// Host file for its standard error, if that is told apart.
+    /// Host file for its standard error, if it is kept separately.
     #[serde(default)]
     pub log_stderr: Option<PathBuf>,
     /// Bytes of it that are kept, from the end; `None` is [`LOG_BYTES`].

@@ -1,6 +1,6 @@
 //! The streams of all containers and commands: terminals and pipes that are kept, their output, their watchers.
-//! They have an epoll of their own, which the shim's loop polls as one descriptor. However many of them are ready,
-//! a turn serves a few, and then the timer, the launcher and the clients again.
+//! They have an epoll of their own, which the fence's loop polls as one descriptor. However many of them are
+//! ready, one call of `serve` serves a few, so that the loop (conman-fence) gets its turn.
 //!
 //! ```text
 //! streams: open ──▶ open ── no process has an output open ──▶ ended ── container forgotten ──▶ closed

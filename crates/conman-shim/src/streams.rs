@@ -2,8 +2,8 @@
 //!
 //! A terminal is one of the host's, so that no container needs its own devpts; its slave belongs to the
 //! container's user. A client that attaches gets a SEQPACKET socket ([`StreamEvent`], [`StreamInput`]). A program
-//! is never slowed by a watcher: each reads from the ring at its own pace, and one that is too slow is told how much
-//! was dropped. Streams die with the shim's process, but survive a replacement of the shim's program, and the end of
+//! is never slowed by a watcher: each reads from the ring at its own pace, and one that is too slow receives
+//! how much was dropped. Streams die with the shim's process, but survive a replacement of the shim's program, and the end of
 //! the daemon or of a watcher.
 
 use std::collections::VecDeque;

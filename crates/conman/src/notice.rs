@@ -1,4 +1,4 @@
-//! `conman notice test`: asks the sources of preemption notices, without the daemon.
+//! `conman notice test`: probes the sources of preemption notices, without the daemon.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::config;
 
 /// What a source answered.
 #[derive(Debug, Serialize)]
-struct Asked {
+struct ProbeResult {
     source: &'static str,
     /// Where it is.
     setting: String,
@@ -28,12 +28,12 @@ pub(crate) fn run(arguments: &NoticeArgs, json: bool) -> ExitCode {
         Err(error) => return crate::fail(&format!("{:#}", anyhow::Error::new(error))),
     };
     crate::on_runtime(async move {
-        let asked = join_all(config.preempt.notice_sources.into_iter().map(ask)).await;
-        let silent = asked.iter().any(|one| one.on && !one.answers);
+        let results = join_all(config.preempt.notice_sources.into_iter().map(probe)).await;
+        let silent = results.iter().any(|one| one.on && !one.answers);
         if json {
-            crate::tell(&serde_json::json!(asked).to_string());
+            crate::tell(&serde_json::json!(results).to_string());
         } else {
-            crate::tell(&text(&asked));
+            crate::tell(&text(&results));
         }
         match silent {
             true => ExitCode::FAILURE,
@@ -42,10 +42,10 @@ pub(crate) fn run(arguments: &NoticeArgs, json: bool) -> ExitCode {
     })
 }
 
-async fn ask(source: NoticeSourceOptions) -> Asked {
+async fn probe(source: NoticeSourceOptions) -> ProbeResult {
     let answer = source.probe().await;
     let answers = answer.is_ok();
-    Asked {
+    ProbeResult {
         source: source.kind.name,
         setting: source.setting.join(" "),
         on: source.is_on,
@@ -54,8 +54,8 @@ async fn ask(source: NoticeSourceOptions) -> Asked {
     }
 }
 
-fn text(asked: &[Asked]) -> String {
-    let line = |one: &Asked| {
+fn text(results: &[ProbeResult]) -> String {
+    let line = |one: &ProbeResult| {
         let on = if one.on { "on" } else { "off" };
         let answers = if one.answers { "answers" } else { "silent" };
         format!(
@@ -63,12 +63,12 @@ fn text(asked: &[Asked]) -> String {
             one.source, one.setting, one.message
         )
     };
-    let mut lines: Vec<String> = asked.iter().map(line).collect();
-    let useful = asked.iter().filter(|one| one.answers && !one.on);
+    let mut lines: Vec<String> = results.iter().map(line).collect();
+    let useful = results.iter().filter(|one| one.answers && !one.on);
     lines.extend(
         useful.map(|one| format!("switch it on with `{} = true` in `[preempt]`", one.source)),
     );
-    if asked.iter().any(|one| one.on && !one.answers) {
+    if results.iter().any(|one| one.on && !one.answers) {
         lines.push(
             "a source that is on and silent gives no notice: mend it, or switch it off in `[preempt]`".to_owned(),
         );

@@ -4,7 +4,7 @@ use conman_proto::SessionRequest;
 
 use super::limits::within;
 use super::{MAX_GRACE_MS, Mistakes, quote};
-use crate::preempt_signal;
+use crate::stop_signals;
 
 /// A grace period without a signal would only delay the kill.
 pub(super) fn preemption(
@@ -53,9 +53,9 @@ pub(super) fn stop(
 
 fn signal(field: &str, given: Option<&String>, mistakes: &mut Mistakes) -> Option<String> {
     let text = given?;
-    let canonical = preempt_signal::canonical(text);
+    let canonical = stop_signals::canonical(text);
     Some(canonical.unwrap_or_else(|| {
-        let allowed = preempt_signal::allowed();
+        let allowed = stop_signals::allowed();
         mistakes.add(field, format!("`{}` is not one of {allowed}", quote(text)));
         String::new()
     }))

@@ -182,7 +182,7 @@ impl ContainerDir {
         self.path.join(LOG)
     }
 
-    /// Its standard error, if that is told apart.
+    /// Its standard error, if it is kept separately.
     pub(super) fn log_stderr(&self) -> PathBuf {
         conman_linux::with_suffix(&self.log(), ".stderr")
     }

@@ -75,7 +75,7 @@ pub(super) enum ChildReport {
     Failed { error: LaunchError },
 }
 
-/// The order to continue. It carries the overlay, the log, /dev, the log of standard error if that is told apart, a
+/// The order to continue. It carries the overlay, the log, /dev, the log of standard error if it has one, a
 /// mount for each file and each bind, /sys and a mount for each cgroup in it if the container has them, and the
 /// descriptors for joining the cgroups, in this order. The numbers of the places of cgroups follow, a byte each.
 pub(super) const GO: &[u8] = b"go";

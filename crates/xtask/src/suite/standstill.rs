@@ -1,7 +1,7 @@
 //! Ends a test program that has printed nothing for long, and writes where it stood still.
 //!
-//! Without it a test that waits for ever holds the whole suite up until whoever started it gives up, and
-//! nobody learns which test it was.
+//! Without it a test that never ends blocks the whole suite until the suite is stopped, and its name is not
+//! reported.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ pub(super) fn wait(pid: Pid, log: &Path) -> Result<Option<String>> {
             let seen = seen(pid);
             let family = family(pid);
             for process in [pid].into_iter().chain(family) {
-                // The error means that it has ended by itself.
+                // The error means that it has ended already.
                 let _ = end(process);
             }
             return Ok(Some(seen));

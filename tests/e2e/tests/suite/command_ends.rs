@@ -126,7 +126,7 @@ async fn a_command_line_that_is_interrupted_takes_its_command_along() {
         assert_eq!(line.expect("read").as_deref(), Some("begun"));
         assert!(conman.processes().len() > before, "{id}");
         let pid = Pid::from_raw(child.id().expect("it runs").cast_signed());
-        // Whoever starts the tests may have had them ignore SIGINT, which programs inherit.
+        // Not SIGINT: tests that were started in the background ignore it, and programs inherit that.
         kill_process(pid.expect("not zero"), Signal::TERM).expect("signalled");
         eventually("the command is dead", PATIENCE, async || {
             conman.processes().len() == before

@@ -1,7 +1,7 @@
-//! The signals that may ask a session's program to end.
+//! Signals that request a session's program to end: which ones are allowed, and their names.
 
-/// Signals that may ask a session's program to end, with their numbers, without real-time signals: those that
-/// programs usually handle as a request to end or to save. The numbers are the same on every
+/// Allowed signals other than real-time ones, with their numbers: those that programs usually handle as a request to
+/// end or to save. The numbers are the same on every
 /// architecture that conman runs on.
 const SIGNALS: [(&str, u8); 10] = [
     ("SIGHUP", 1),
@@ -42,17 +42,19 @@ pub fn canonical(text: &str) -> Option<String> {
 /// The number of `RTMIN`, `RTMIN+N`, `RTMAX` or `RTMAX-N`, with or without `SIG`.
 fn real_time(upper: &str) -> Option<u8> {
     let short = upper.strip_prefix("SIG").unwrap_or(upper);
-    let offset = |text: &str| match text {
-        "" => Some(0),
-        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse::<u8>().ok(),
-        _ => None,
+    let offset = |text: &str, sign: char| match text.strip_prefix(sign) {
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            digits.parse::<u8>().ok()
+        }
+        None if text.is_empty() => Some(0),
+        Some(_) | None => None,
     };
     let (first, last) = REAL_TIME;
     if let Some(rest) = short.strip_prefix("RTMIN") {
-        return first.checked_add(offset(rest.strip_prefix('+').unwrap_or(rest))?);
+        return first.checked_add(offset(rest, '+')?);
     }
     let rest = short.strip_prefix("RTMAX")?;
-    last.checked_sub(offset(rest.strip_prefix('-').unwrap_or(rest))?)
+    last.checked_sub(offset(rest, '-')?)
 }
 
 /// The names that [`canonical`] accepts, for messages.
@@ -87,7 +89,7 @@ mod tests {
         }
         for text in [
             "", "SIG", "SIGKILL", "9", "SIGSTOP", "TERM ", "256", "33", "65", "RTMIN+31",
-            "RTMIN++1", "RTMAX-31", "RTMIN-1",
+            "RTMIN++1", "RTMAX-31", "RTMIN-1", "RTMIN+", "RTMIN3", "RTMAX1",
         ] {
             assert_eq!(canonical(text), None, "{text}");
         }
