@@ -29,8 +29,8 @@ const PATIENCE: Duration = Duration::from_millis(2_500);
 const LAST_PATIENCE: Duration = Duration::from_millis(500);
 /// Time for a description, which takes longer on a busy host.
 const INFO_PATIENCE: Duration = Duration::from_secs(5);
-/// More than one check takes.
-const CHECK_BOUND: Duration = Duration::from_secs(10);
+/// More than one check takes, with the start of the runtime's program.
+const CHECK_BOUND: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Default)]
 struct Latest {
@@ -153,6 +153,10 @@ async fn check(health: &RuntimeHealth, kind: RuntimeKind, runtime: &dyn Runtime,
     if answered.is_err() {
         answered = timeout(LAST_PATIENCE, &mut ping).await;
     }
+    // Bounded by the runtime. What waits for a program that is starting need not be repeated by its client.
+    while answered.is_err() && runtime.is_starting() {
+        answered = timeout(LAST_PATIENCE, &mut ping).await;
+    }
     let failed = |error: &RuntimeError| Some(Err(conman_core::error_chain(error)));
     match answered {
         Err(_) => health.note(kind, true, Some(Err(silence(kind)))),
@@ -180,7 +184,7 @@ fn silence(kind: RuntimeKind) -> String {
         RuntimeKind::Process => "the runtime",
     };
     format!(
-        "{program} has not answered for {} s: it is starting, stopped, hangs, or gets no processor time; running \
+        "{program} has not answered for {} s: it is stopped, hangs, or gets no processor time; running \
          sessions continue, and starts and commands fail until it answers or is restarted",
         (PATIENCE + LAST_PATIENCE).as_secs()
     )

@@ -157,6 +157,11 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         self.info().await.map(drop)
     }
 
+    /// Whether its program has just been started and has not answered yet, for a bounded time.
+    fn is_starting(&self) -> bool {
+        false
+    }
+
     /// Returns an error if the runtime knows at once, before a container is created, that it lacks
     /// the image; `None` also if it does not know.
     async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {

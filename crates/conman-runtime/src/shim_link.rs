@@ -17,6 +17,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -106,6 +107,8 @@ pub(crate) struct Link {
     current: tokio::sync::Mutex<Option<Arc<Connection>>>,
     /// The shim that was started here; it is reaped when it ends.
     started: Mutex<Option<Child>>,
+    /// Set while a shim that was started here has not answered yet.
+    is_starting: AtomicBool,
 }
 
 impl Link {
@@ -122,6 +125,7 @@ impl Link {
             opener,
             current: tokio::sync::Mutex::default(),
             started: Mutex::default(),
+            is_starting: AtomicBool::new(false),
         }
     }
 
@@ -131,10 +135,17 @@ impl Link {
         if let Some(connection) = current.as_ref().filter(|one| one.is_open()) {
             return Ok(Arc::clone(connection));
         }
-        let connection = Arc::new(self.connect().await?);
+        let connected = self.connect().await;
+        self.is_starting.store(false, Ordering::Relaxed);
+        let connection = Arc::new(connected?);
         tracing::info!(pid = connection.shim_pid, "connected to the shim");
         *current = Some(Arc::clone(&connection));
         Ok(connection)
+    }
+
+    /// Whether a shim was started that has not answered yet; it may take [`CONNECT_TIMEOUT`].
+    pub(crate) fn is_starting(&self) -> bool {
+        self.is_starting.load(Ordering::Relaxed)
     }
 
     /// Opens the fence for the sessions recorded for this node.
@@ -274,6 +285,7 @@ impl Link {
                 self.unreachable(format!("{} cannot be run: {error}", program.display()))
             })?;
         *self.lock_started() = Some(child);
+        self.is_starting.store(true, Ordering::Relaxed);
         Ok(true)
     }
 

@@ -255,6 +255,10 @@ impl Lifecycle for NativeRuntime {
         })
     }
 
+    fn is_starting(&self) -> bool {
+        self.inner.link.is_starting()
+    }
+
     async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
         let (inner, image) = (Arc::clone(&self.inner), image.to_owned());
         let look = move || Ok(inner.images.lack(&image));

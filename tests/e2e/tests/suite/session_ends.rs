@@ -43,10 +43,14 @@ async fn a_program_that_memory_ran_out_for_says_so() {
     let conman = Conman::builder().start_both(&native, &docker).await;
     let api = conman.api();
     for (runtime, _) in RUNTIMES {
-        // Keeps what it reads, as it looks for the last lines.
-        let spec = json!({"template": template(runtime), "command": ["tail", "/dev/zero"],
+        // Keeps what it reads, as it looks for the last lines. An end before it runs would fail its start.
+        let program = "until [ -e /go ]; do sleep 0.05; done; exec tail /dev/zero";
+        let spec = json!({"template": template(runtime), "command": ["sh", "-c", program],
             "memory_bytes": 32 << 20});
         api.ensure(runtime, &spec).await;
+        let go = json!({"command": ["touch", "/go"]});
+        let path = format!("/v1/sessions/{runtime}/exec");
+        api.post(&path, &go).await.expect::<ExecResult>(StatusCode::OK);
         let session = ended(&api, runtime).await;
         let cause = session.end.as_ref().map(|end| end.cause);
         assert_eq!(
