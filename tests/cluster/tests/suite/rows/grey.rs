@@ -28,6 +28,9 @@ const SHORT: Duration = Duration::from_secs(8);
 const TEN_MINUTES: Duration = Duration::from_secs(600);
 /// A quota that is used up for so long freezes nobody.
 const FULL_FOR: Duration = Duration::from_secs(4);
+/// How much longer it may be, so that a renewal follows in time.
+const LATE: Duration = Duration::from_millis(300);
+const ATTEMPTS: u32 = 5;
 /// Beyond F, so that everything is frozen.
 const FULL_TOO_LONG: Duration = Duration::from_secs(15);
 const FULL_FOR_A_MINUTE: Duration = Duration::from_secs(60);
@@ -120,19 +123,7 @@ async fn rows_41_and_42_etcd_that_is_slow_or_full_freezes_nothing_before_its_tim
     delay.set_round_trip(0);
     fleet.goes_on("slow", slow).await;
 
-    let member = &fleet.cluster.members()[0];
-    after_a_renewal(member, fleet.node(0).name()).await;
-    let begun = Instant::now();
-    set_full(member, true).await;
-    tokio::time::sleep_until(begun + FULL_FOR).await;
-    set_full(member, false).await;
-    measured(
-        "a full quota",
-        0,
-        u64::try_from(begun.elapsed().as_nanos()).expect("short"),
-    );
-    sleep(Duration::from_secs(2)).await;
-    assert_eq!(closings(&fleet).await, before, "a full quota for 4 s");
+    full_for_a_while(&fleet).await;
 
     set_full(fleet.cluster.members().first().expect("one"), true).await;
     let (full_at, first) = (Instant::now(), requests(&fleet.cluster.members()[0]).await);
@@ -167,6 +158,32 @@ async fn rows_41_and_42_etcd_that_is_slow_or_full_freezes_nothing_before_its_tim
     );
     assert_eq!(fleet.lives("w").len(), 1, "it was restarted");
     fleet.leaves_nothing().await;
+}
+
+/// A quota that is full for less than ownership lasts freezes nothing.
+async fn full_for_a_while(fleet: &Fleet) {
+    let member = &fleet.cluster.members()[0];
+    for _ in 0..ATTEMPTS {
+        let before = closings(fleet).await;
+        after_a_renewal(member, fleet.node(0).name()).await;
+        let begun = Instant::now();
+        set_full(member, true).await;
+        tokio::time::sleep_until(begun + FULL_FOR).await;
+        set_full(member, false).await;
+        let full_for = begun.elapsed();
+        sleep(Duration::from_secs(2)).await;
+        // A busy machine empties it later than it meant to, perhaps too late.
+        if full_for < FULL_FOR + LATE {
+            measured(
+                "a full quota",
+                0,
+                u64::try_from(full_for.as_nanos()).expect("short"),
+            );
+            assert_eq!(closings(fleet).await, before, "full for {full_for:?}");
+            return;
+        }
+    }
+    panic!("etcd could not be emptied in time in {ATTEMPTS} attempts");
 }
 
 #[tokio::test]
