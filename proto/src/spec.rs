@@ -17,6 +17,8 @@ use crate::{Network, PortRange};
 pub enum RuntimeKind {
     /// conman's own containers, with no other daemon.
     Native,
+    /// conman's own containers, each with gVisor as its kernel.
+    Gvisor,
     /// Docker Engine, or Podman's Docker-compatible API.
     Docker,
     /// Plain namespaced processes without an image, for conman's own tests.
@@ -27,6 +29,7 @@ impl fmt::Display for RuntimeKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Native => "native",
+            Self::Gvisor => "gvisor",
             Self::Docker => "docker",
             Self::Process => "process",
         })

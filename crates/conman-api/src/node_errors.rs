@@ -82,7 +82,6 @@ impl From<AccessError> for ApiError {
             AccessError::ExecEnded { .. } => Kind::EXEC_ENDED,
             AccessError::TooManyAttached { .. } => Kind::TOO_MANY_TERMINALS,
             AccessError::NotKept { .. } => Kind::NOT_KEPT,
-            AccessError::Signal { .. } => Kind::INTERNAL,
             AccessError::Runtime { source, .. } => runtime_kind(source),
         };
         let refusal = kind.because(chain(&error));

@@ -137,19 +137,20 @@ impl AccessHandle {
     }
 
     /// Sends a signal to the first process of a running session.
-    pub fn signal(&self, id: &SessionId, signal: SignalNumber) -> Result<(), AccessError> {
-        let Running { handle, .. } = running(&self.context, id)?;
+    pub async fn signal(&self, id: &SessionId, signal: SignalNumber) -> Result<(), AccessError> {
+        let Running {
+            handle,
+            runtime,
+            key,
+        } = running(&self.context, id)?;
         let process = handle.view().process.ok_or_else(|| not_running(&handle))?;
         // First: it may end by that at once.
         *handle.signalled() = Some(signal);
-        match process.signal(signal) {
+        match runtime.signal(&key, &process, signal).await {
             Ok(true) => Ok(()),
             // It has just ended.
             Ok(false) => Err(not_running(&handle)),
-            Err(source) => Err(AccessError::Signal {
-                id: id.clone(),
-                source,
-            }),
+            Err(source) => Err(failed(id)(source)),
         }
     }
 

@@ -45,6 +45,7 @@ use self::prediction::{Turns, candidates, plan_for};
 use self::signalled::{DrainSignal, SignalledSessions, note_signalled};
 use crate::context::Context;
 use crate::error::DrainError;
+use crate::gentle_stop;
 use crate::leave::LeaveCause;
 use crate::session::{SessionHandle, StopOrder, View};
 use crate::state_writer::StateWriter;
@@ -326,16 +327,17 @@ async fn take_turn(
         });
         note_signalled(&context, &handle, DrainSignal::new(&why, grace_ms)).await;
         let until = Instant::now() + grace;
-        match process.signal(signal) {
+        match gentle_stop::send(&context, &handle, &process, signal).await {
             Ok(_) => {
                 let gone = handle.wait_for(|view| view.process.is_none());
                 // Cancel safe: it only waits.
                 let _ = timeout(until.saturating_duration_since(Instant::now()), gone).await;
             }
             Err(error) => {
+                let error = conman_core::error_chain(&error);
                 tracing::warn!(
                     session = %handle.id,
-                    %error,
+                    error,
                     %signal,
                     "cannot send the signal; killing"
                 );

@@ -366,12 +366,6 @@ pub enum AccessError {
          for some time (`limits.kept_log_s`)"
     )]
     NotKept { id: SessionId },
-    #[error("session {id} cannot be signalled")]
-    Signal {
-        id: SessionId,
-        #[source]
-        source: conman_linux::ProcessError,
-    },
     #[error("session {id} has this node's own network, to which no link is attached here")]
     NodesNetwork { id: SessionId },
     #[error("the link is not valid: `{}` {}", error.field, error.message)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::{EndCause, error_chain};
-use conman_linux::{Signal, SignalNumber, parse_signal};
+use conman_linux::{PidFd, Signal, SignalNumber, parse_signal};
 use conman_proto::SessionState;
-use conman_runtime::ContainerKey;
+use conman_runtime::{ContainerKey, RuntimeError};
 use tokio::time::{sleep, timeout};
 
 use crate::context::Context;
@@ -53,7 +53,7 @@ async fn signal_and_wait(
             let error = error_chain(&error);
             tracing::warn!(session = %handle.id, error, "cannot resume a paused session to signal it");
         }
-        match process.signal(signal) {
+        match send(context, handle, &process, signal).await {
             Ok(_) => tracing::info!(
                 session = %handle.id,
                 %signal,
@@ -61,7 +61,8 @@ async fn signal_and_wait(
                 "sent the stop signal"
             ),
             Err(error) => {
-                tracing::warn!(session = %handle.id, %error, "cannot send the signal; killing");
+                let error = error_chain(&error);
+                tracing::warn!(session = %handle.id, error, "cannot send the signal; killing");
                 return;
             }
         }
@@ -74,6 +75,21 @@ async fn signal_and_wait(
         _ = orders.wait_for(Option::is_some) => {}
         () = sleep(grace) => {}
     }
+}
+
+/// Sends a signal to a session's program. `false` if it has ended.
+pub(crate) async fn send(
+    context: &Context,
+    handle: &SessionHandle,
+    process: &Arc<PidFd>,
+    signal: SignalNumber,
+) -> Result<bool, RuntimeError> {
+    let runtime = context.runtime(handle.spec().runtime);
+    let Some((runtime, generation)) = runtime.zip(handle.generation()) else {
+        return Ok(false);
+    };
+    let key = ContainerKey::new(handle.id.clone(), generation);
+    runtime.signal(&key, process, signal).await
 }
 
 /// The signal of its spec, else that of its image, else SIGTERM.

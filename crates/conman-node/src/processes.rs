@@ -26,6 +26,14 @@ pub(crate) async fn of_container(
     key: ContainerKey,
 ) -> Result<ProcessList, RuntimeError> {
     let (kind, subject) = (runtime.kind(), key.to_string());
+    if !runtime.shows_processes() {
+        return Err(RuntimeError::Unsupported {
+            runtime: kind,
+            action: "list the processes of",
+            subject,
+            reason: "they are in its own kernel; run `ps` in it with `conman exec`".to_owned(),
+        });
+    }
     let timed_out = |_| RuntimeError::TimedOut {
         runtime: kind,
         action: "list the processes of",

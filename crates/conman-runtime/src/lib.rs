@@ -37,7 +37,8 @@ pub use lifecycle::{
     RunningContainer, RuntimeInfo, Started,
 };
 pub use native::{
-    HostPorts, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts, SESSION_OPEN_FILES,
+    GvisorOptions, HostPorts, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts,
+    SESSION_OPEN_FILES,
 };
 pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};

@@ -1,12 +1,14 @@
 //! The part of a runtime that creates, starts, kills and removes containers.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_linux::{CpuLimit, DiskUsage, ExitScan, NetnsSockets, PidFd, ResourceUsage};
+use conman_linux::{
+    CpuLimit, DiskUsage, ExitScan, NetnsSockets, PidFd, ResourceUsage, SignalNumber,
+};
 use conman_net::egress::EgressSockets;
 use conman_proto::{Generation, Network, ResolvedSpec, RuntimeKind, SessionId};
 use serde::{Deserialize, Serialize};
@@ -14,6 +16,7 @@ use tokio::net::TcpStream;
 
 use crate::RuntimeError;
 use crate::shared::connect;
+use crate::shared::container_files::host_error;
 
 /// Identifies a container. Its name, cgroup parent and labels are functions of this key and the
 /// instance, so that it can be found if the answer to its creation was lost.
@@ -143,6 +146,12 @@ pub struct RuntimeInfo {
     pub warnings: Vec<String>,
 }
 
+/// Sends a signal to a process of the host. `false` if it has ended.
+pub(crate) fn signal_process(process: &PidFd, signal: SignalNumber) -> Result<bool, RuntimeError> {
+    let sent = process.signal(signal);
+    sent.map_err(|error| host_error("signal", Path::new("/proc"), io::Error::other(error)))
+}
+
 /// Creates, starts, finds and removes containers, and reports what the kernel knows of them.
 #[async_trait]
 pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
@@ -211,6 +220,21 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     /// The signal by which the container's image wants to be stopped, if it says so.
     async fn stop_signal(&self, _key: &ContainerKey) -> Option<String> {
         None
+    }
+
+    /// Sends a signal to the program of a running container, whose init is `process`. `false` if it has ended.
+    async fn signal(
+        &self,
+        _key: &ContainerKey,
+        process: &Arc<PidFd>,
+        signal: SignalNumber,
+    ) -> Result<bool, RuntimeError> {
+        signal_process(process, signal)
+    }
+
+    /// Whether the host sees the processes of a container, so that a signal to them needs nobody's help.
+    fn shows_processes(&self) -> bool {
+        true
     }
 
     /// What can prove that nothing of a killed container runs before its PID namespace is empty; `None` if

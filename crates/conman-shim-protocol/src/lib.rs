@@ -28,9 +28,10 @@ pub use messages::{
     decode, encode,
 };
 pub use spec::{
-    BindSpec, ExecSpec, Hardening, KEPT_SEPARATOR, KeptCommandSpec, KeptStreamsSpec, LOG_BYTES,
-    LaunchSpec, MAX_BINDS, MAX_LABEL_BYTES, MAX_LAYERS, NetworkSpec, ProgramSpec, RootSpec,
-    STREAMS, SpecError, TerminalSize, check_name,
+    BindSpec, ExecSpec, Hardening, KEPT_SEPARATOR, KERNEL_FILES, KeptCommandSpec, KeptStreamsSpec,
+    LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LABEL_BYTES, MAX_LAYERS, NetworkSpec, ProgramSpec,
+    RootSpec, SESSION_KERNEL, SESSION_ROOT, SESSION_TMP, STREAMS, SpecError, TerminalSize,
+    check_name,
 };
 pub use stream_messages::{
     KEPT_OUTPUT_BYTES, MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput,

@@ -235,7 +235,24 @@ pub struct Hardening {
     pub masked_proc: bool,
     /// Capabilities of root in the container, without `CAP_`; `None` is the short list.
     pub capabilities: Option<Vec<String>>,
+    /// Its program is a kernel for the session ([`SESSION_KERNEL`]), which takes the place of the other layers.
+    #[serde(default)]
+    pub own_kernel: bool,
 }
+
+/// A program that is a kernel for the session: gVisor's `runsc`. The container is a second wall around it. It
+/// has a root of its own, in which the session's root is [`SESSION_ROOT`]; it and its configuration
+/// ([`KERNEL_FILES`]) come with the message as detached mounts, after the binds.
+pub const SESSION_KERNEL: &str = "/runsc";
+
+/// The session's root, as the session's kernel sees it.
+pub const SESSION_ROOT: &str = "/rootfs";
+
+/// The session's `/tmp`, likewise.
+pub const SESSION_TMP: &str = "/session-tmp";
+
+/// The files of a session's kernel, in the order of their mounts.
+pub const KERNEL_FILES: [&str; 2] = [SESSION_KERNEL, "/config.json"];
 
 impl Default for Hardening {
     fn default() -> Self {
@@ -245,6 +262,7 @@ impl Default for Hardening {
             own_filters: false,
             masked_proc: true,
             capabilities: None,
+            own_kernel: false,
         }
     }
 }
@@ -261,8 +279,24 @@ const SHORT_LIST: Capabilities = Capabilities::CHOWN
     .union(Capabilities::SYS_CHROOT);
 
 impl Hardening {
+    /// The layers around a session's kernel: it makes namespaces and mounts, and traces its processes.
+    #[must_use]
+    pub fn of_session_kernel() -> Self {
+        Self {
+            seccomp: false,
+            no_new_privileges: true,
+            own_filters: true,
+            masked_proc: false,
+            capabilities: None,
+            own_kernel: true,
+        }
+    }
+
     /// The capabilities as a set.
     pub fn capability_set(&self) -> Result<Capabilities, SpecError> {
+        if self.own_kernel {
+            return Ok(Capabilities::all());
+        }
         let Some(names) = &self.capabilities else {
             return Ok(SHORT_LIST);
         };
@@ -335,7 +369,11 @@ impl LaunchSpec {
     /// Checks the number of mounts and sockets that came along.
     pub fn check_fds(&self, fds: usize) -> Result<(), SpecError> {
         let sockets = usize::from(self.network == NetworkSpec::Linked);
-        if fds == self.binds.len() + sockets && self.binds.len() <= MAX_BINDS {
+        let kernel = match self.hardening.own_kernel {
+            true => KERNEL_FILES.len(),
+            false => 0,
+        };
+        if fds == self.binds.len() + kernel + sockets && self.binds.len() <= MAX_BINDS {
             return Ok(());
         }
         Err(SpecError::new(

@@ -1,5 +1,6 @@
 //! `conman doctor`: shows which limits of this host apply, without the daemon.
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -35,7 +36,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     let diagnosis = if applied.is_some() { look() } else { diagnosis };
     let features = match kind(arguments, &config) {
         RuntimeKind::Docker => None,
-        RuntimeKind::Native | RuntimeKind::Process => Features::probe().ok(),
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => Features::probe().ok(),
     };
     let kernel = features.as_ref().map(Kernel::from);
     let layers = features.map(|features| missing_layers(&features, &config.state_dir));
@@ -43,7 +44,9 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         Ok(missing) => missing,
         Err(error) => return crate::fail(&format!("cannot check the network: {error}")),
     };
+    let gvisor = missing_for_gvisor(&config);
     let fit = diagnosis.is_fit()
+        && gvisor.is_none()
         && kernel.as_ref().is_none_or(|one| one.missing.is_empty())
         && network.as_ref().is_none_or(Vec::is_empty);
     if json {
@@ -51,6 +54,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
             "missing_layers": layers,
             "missing_network": network,
+            "missing_gvisor": gvisor,
             "open_api": config.open_loopback,
         });
         crate::tell(&value.to_string());
@@ -64,6 +68,9 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         }
         if let Some(missing) = &network {
             crate::tell(&network_text(missing));
+        }
+        if let Some(missing) = &gvisor {
+            crate::tell(missing);
         }
         if config.open_loopback {
             crate::tell(
@@ -114,7 +121,7 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
 pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Footprint {
     let footprint = match kind {
         // Bare processes are for tests, and similar to a native session.
-        RuntimeKind::Native | RuntimeKind::Process => {
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => {
             Footprint::native(config.id_range.ranges().into())
         }
         RuntimeKind::Docker => Footprint::docker(bridge, Host::this().has_unified_cgroups()),
@@ -168,6 +175,24 @@ fn missing_for_network(config: &Config) -> io::Result<Option<Vec<String>>> {
         .enable_all()
         .build()?;
     Ok(runtime.block_on(network::missing(config, instance)))
+}
+
+/// What the configuration needs for sessions with a kernel of their own.
+fn missing_for_gvisor(config: &Config) -> Option<String> {
+    if !config.runtimes().contains(&RuntimeKind::Gvisor) {
+        return None;
+    }
+    let program = &config.gvisor.program;
+    let why = match std::fs::metadata(program) {
+        Ok(data) if data.is_file() && data.permissions().mode() & 0o111 != 0 => return None,
+        Ok(_) => "is not a program".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Some(format!(
+        "Sessions with gVisor cannot start: {}: {why}. Install runsc from gVisor's packages, and name it in \
+         `gvisor.path`.",
+        program.display()
+    ))
 }
 
 fn network_text(missing: &[String]) -> String {

@@ -16,7 +16,6 @@ use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_core::ownership::Timing;
 use conman_linux::{CgroupPart, Cgroups, PidFd, Signal};
-use conman_proto::RuntimeKind;
 use conman_runtime::ShimCommand;
 use conman_shim::{
     Client, ClientError, ENDING_TIMEOUT, IDS_FILE, IdPool, IdsTaken, Request, ShimOptions,
@@ -180,7 +179,7 @@ fn millis(cpus: f64) -> u64 {
 
 /// Most containers that a shim may make.
 fn native_sessions(config: &Config) -> u32 {
-    match config.runtimes().contains(&RuntimeKind::Native) {
+    match config.has_native_containers() {
         true => u32::try_from(config.limits.node.max_sessions).unwrap_or(u32::MAX),
         false => 0,
     }

@@ -1,6 +1,6 @@
 //! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
 //! battery, the overlap test with the times that nodes derive, all tests on virtual machines, programs in
-//! sessions, sabotages of the core, and the storm behind a load balancer; a filter selects one of them.
+//! sessions, sessions with gVisor as their kernel, sabotages of the core, and the storm behind a load balancer; a filter selects one of them.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -44,6 +44,10 @@ const MACHINES: &str = "machines";
 /// The filter that selects the tests of programs in sessions.
 const PROGRAMS: &str = "programs";
 
+/// The filter that selects the tests of sessions with a kernel of their own, and gVisor's program for them.
+const GVISOR: &str = "gvisor";
+const RUNSC: &str = "CONMAN_RUNSC";
+
 /// The filter that selects the tests that the suite leaves out.
 const LONG: &str = "long";
 
@@ -60,7 +64,7 @@ const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"]
 pub(crate) struct AcceptanceArguments {
     /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `hostile`: only the
     /// attacks; `overlap`: only the overlap test; `machines`: only the tests on virtual machines; `programs`:
-    /// only programs in sessions; `sabotages`: only sabotages of the core; `long`: only the tests that
+    /// only programs in sessions; `gvisor`: only sessions with a kernel of their own; `sabotages`: only sabotages of the core; `long`: only the tests that
     /// the suite leaves out and no other part runs.
     filter: Option<String>,
 }
@@ -72,6 +76,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         Some(OVERLAP) => overlap(),
         Some(STORM) => cluster::storm(),
         Some(PROGRAMS) => programs(),
+        Some(GVISOR) => gvisor(),
         Some(SABOTAGES) => sabotages(),
         Some(LONG) => long_tests(),
         Some(filter) => faults(filter),
@@ -83,6 +88,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
                 overlap(),
                 machines(),
                 programs(),
+                gvisor(),
                 sabotages(),
                 long_tests(),
                 cluster::storm(),
@@ -104,7 +110,7 @@ fn long_tests() -> Result<()> {
     let docker = setup::for_tests(&[])?;
     let mut command = cargo_test_workspace();
     command.args(["--no-fail-fast", "--", "--ignored", "--test-threads=1"]);
-    for other in [ROWS, "programs::", "sabotage::"] {
+    for other in [ROWS, "programs::", "sabotage::", "gvisor::"] {
         command.args(["--skip", other]);
     }
     let status = command.status().context("starting cargo test")?;
@@ -156,6 +162,19 @@ fn programs() -> Result<()> {
         return Ok(());
     }
     bail!("the tests of programs in sessions failed, see above")
+}
+
+/// Runs the tests of sessions with gVisor as their kernel.
+fn gvisor() -> Result<()> {
+    let runsc = setup::for_gvisor()?;
+    let mut command = cargo_test_of(&["conman-runtime", "conman-e2e"]);
+    command.args(["--no-fail-fast", "--test", "suite"]);
+    command.args(["gvisor::", "--", "--include-ignored"]);
+    let status = command.env(RUNSC, runsc).status();
+    if status.context("starting cargo test")?.success() {
+        return Ok(());
+    }
+    bail!("the tests of sessions with gVisor failed, see above")
 }
 
 fn faults(filter: &str) -> Result<()> {

@@ -136,7 +136,7 @@ pub(crate) async fn kill(
     query: Query,
 ) -> Result<StatusCode, ApiError> {
     let signal = signal_of(query)?.unwrap_or(Signal::SIGKILL.into());
-    state.node.access().signal(&id, signal)?;
+    state.node.access().signal(&id, signal).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,12 +1,13 @@
 //! Reads a container's log from dockerd.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
 use super::Shared;
@@ -25,7 +26,32 @@ const ACTION: &str = "read the log of";
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest wait for the log of a container that is to be removed.
+/// Clients that follow the logs of containers.
+#[derive(Debug, Default)]
+pub(super) struct Followers(Mutex<HashMap<ContainerKey, watch::Sender<()>>>);
+
+impl Followers {
+    /// The client follows until this is dropped.
+    fn follow(&self, key: &ContainerKey) -> watch::Receiver<()> {
+        self.lock().entry(key.clone()).or_default().subscribe()
+    }
+
+    /// Waits until the clients of a dead container have its whole log, for a bounded time: dockerd breaks what is
+    /// followed when it removes the container, and its last bytes would be lost.
+    pub(super) async fn finish(&self, key: &ContainerKey) {
+        let sender = self.lock().remove(key);
+        if let Some(sender) = sender {
+            // Those that are slower lose the rest.
+            let _ = timeout(KEEP_PATIENCE, sender.closed()).await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ContainerKey, watch::Sender<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Longest wait for the log of a container that is to be removed, and for the clients that read it.
 const KEEP_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) async fn logs(
@@ -43,6 +69,7 @@ pub(super) async fn logs(
         existing => existing?,
     };
     let query = query(options);
+    let follower = options.follow.then(|| shared.followers.follow(key));
     let log = match shared.raw_log(&container.container_id, &query).await {
         Ok(log) => log,
         // While it is being removed, its log is kept already.
@@ -57,6 +84,7 @@ pub(super) async fn logs(
         key: key.clone(),
         follow: options.follow,
         stream,
+        _follower: follower,
         _place: place,
     };
     let chunks = stream::unfold(Some(following), |following| async move {
@@ -184,6 +212,7 @@ struct Following {
     key: ContainerKey,
     follow: bool,
     stream: Chunks,
+    _follower: Option<watch::Receiver<()>>,
     /// Held as long as the stream.
     _place: OwnedSemaphorePermit,
 }

@@ -84,6 +84,7 @@ struct Shared {
     max_removals: usize,
     fence: Option<Fence>,
     kept_logs: Option<Arc<KeptLogs>>,
+    followers: logs::Followers,
     rules: Arc<SessionRules>,
     /// Where the files are of containers that this daemon created and has not removed. dockerd has
     /// the path in a label as well.
@@ -112,6 +113,7 @@ impl DockerRuntime {
             max_removals: options.max_removals,
             fence: options.fence.map(Fence::new),
             kept_logs: kept_logs.transpose()?.map(Arc::new),
+            followers: logs::Followers::default(),
             rules: options.rules,
             files: Mutex::default(),
         };

@@ -113,6 +113,7 @@ async fn remove_one(
     if let Some(listed) = listed {
         if is_first {
             logs::keep_end(shared, listed).await;
+            shared.followers.finish(key).await;
         }
         let left = deadline.saturating_duration_since(Instant::now());
         // The last round runs after the deadline, for containers that became ready meanwhile.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use conman_core::naming::{self, CgroupDriver};
 use conman_image::ImageGuard;
+use conman_proto::RuntimeKind;
 use conman_shim_protocol::{BindSpec, Hardening, LaunchSpec, RootSpec};
 
 use super::Inner;
@@ -59,6 +60,9 @@ impl Inner {
             return Err(error);
         }
         self.images.hold(key, image);
+        if stored.session_program.is_some() {
+            self.lock_sandboxed().insert(key.clone());
+        }
         Ok(self.container_id(key))
     }
 
@@ -95,7 +99,7 @@ impl Inner {
         let program = program::first_program(key, &plan.spec, &image.config, &layers, open_files)?;
         let driver = CgroupDriver::Cgroupfs;
         let instance = self.kernel.instance();
-        let launch = LaunchSpec {
+        let mut launch = LaunchSpec {
             terminal: plan.spec.tty.then(|| shim_size(TERMINAL_SIZE)),
             log_bytes: None,
             ptys: plan.spec.ptys,
@@ -124,12 +128,17 @@ impl Inner {
                 ..Hardening::default()
             },
         };
+        let session_program = match plan.spec.runtime {
+            RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => None,
+            RuntimeKind::Gvisor => Some(self.gvisor.wrap(&mut launch)),
+        };
         Ok(StoredPlan {
             launch,
             sources,
             files_dir: plan.files_dir.clone(),
             image: image.id,
             link,
+            session_program,
         })
     }
 }

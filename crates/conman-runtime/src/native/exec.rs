@@ -12,15 +12,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_linux::PidFd;
 use conman_proto::ExecStatus;
-use conman_shim_protocol::{ExecSpec, FilesOrder, Hardening, Reply, Request};
+use conman_shim_protocol::{ExecSpec, FilesOrder, Hardening, ProgramSpec, Reply, Request};
+use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::ends::ProcessEnd;
 use super::failure::{call_failed, start_failed};
-use super::program;
 use super::{Inner, NativeRuntime};
+use super::{gvisor, program};
 use crate::shared::container_files::host_error;
 use crate::shared::exec_channels::{ExecEnds, exec_channels, exited};
 use crate::shared::exec_kill::kill_command;
@@ -33,6 +34,9 @@ const ACTION: &str = "run a command in";
 
 /// Most bytes in one piece of a file's content.
 const BULK_CHUNK_BYTES: usize = 64 * 1024;
+
+/// Most bytes of what a helper prints that are kept.
+const MAX_HELP_BYTES: usize = 4 * 1024;
 
 /// Poll interval for the end of a command. A shim that was replaced reports no end.
 const END_INTERVAL: Duration = Duration::from_secs(2);
@@ -77,13 +81,50 @@ async fn exec(
 ) -> Result<ExecIo, RuntimeError> {
     let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
     let prepare = move || same.command(&owned, &asked);
-    let (program, hardening) = super::away(ACTION, prepare).await?;
+    let (mut program, hardening) = super::away(ACTION, prepare).await?;
+    let name = inner.next_command();
+    if hardening.own_kernel && files.is_none() {
+        program = inner.gvisor.wrap_command(program, &name);
+    }
+    begin(inner, key, plan, files, name, (program, hardening)).await
+}
+
+/// Runs `runsc` beside the session's kernel, and returns its exit code and what it prints. A boxed future: a command
+/// asks for help when it is killed, and help is a command.
+pub(super) fn help(
+    inner: Arc<Inner>,
+    key: ContainerKey,
+    program: ProgramSpec,
+) -> BoxFuture<'static, Result<(Option<i32>, String), RuntimeError>> {
+    Box::pin(async move {
+        let name = inner.next_command();
+        let program = (program, Hardening::of_session_kernel());
+        let mut io = begin(inner, key, ExecPlan::default(), None, name, program).await?;
+        let mut printed = Vec::new();
+        while let Some((_, bytes)) = io.output.recv().await {
+            let room = MAX_HELP_BYTES.saturating_sub(printed.len());
+            printed.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        }
+        let code = io.status.await.ok().and_then(|status| status.exit_code);
+        Ok((code, String::from_utf8_lossy(&printed).trim().to_owned()))
+    })
+}
+
+/// Begins a command of which everything is known.
+async fn begin(
+    inner: Arc<Inner>,
+    key: ContainerKey,
+    plan: ExecPlan,
+    files: Option<FilesOrder>,
+    name: String,
+    (program, hardening): (ProgramSpec, Hardening),
+) -> Result<ExecIo, RuntimeError> {
     let is_bulk = files.is_some();
+    let is_sandboxed = hardening.own_kernel && !is_bulk;
     let without_reader = match is_bulk || plan.tty.is_some() {
         true => WithoutReader::Continues,
         false => WithoutReader::Killed,
     };
-    let name = inner.next_command();
     let spec = ExecSpec {
         files,
         kept: None,
@@ -129,6 +170,7 @@ async fn exec(
         name,
         process,
         end,
+        is_sandboxed,
     };
     tokio::spawn(run(running, near, ends, without_reader));
     Ok(io)
@@ -140,7 +182,7 @@ impl Inner {
         &self,
         key: &ContainerKey,
         plan: &ExecPlan,
-    ) -> Result<(conman_shim_protocol::ProgramSpec, Hardening), RuntimeError> {
+    ) -> Result<(ProgramSpec, Hardening), RuntimeError> {
         let dir = self.store.container(key);
         let stored = dir.plan()?.ok_or_else(|| RuntimeError::NoSuchContainer {
             subject: key.to_string(),
@@ -154,7 +196,9 @@ impl Inner {
             .chain(&layers)
             .map(std::path::PathBuf::as_path)
             .collect();
-        let program = program::command(key, &stored.launch.program, plan, &directories)?;
+        let first = stored.session_program.as_ref();
+        let first = first.unwrap_or(&stored.launch.program);
+        let program = program::command(key, first, plan, &directories)?;
         Ok((program, stored.launch.hardening))
     }
 }
@@ -193,11 +237,26 @@ struct Running {
     name: String,
     /// `None` when it had ended before a pidfd was opened.
     process: Option<Arc<PidFd>>,
+    /// Its processes are in the session's kernel.
+    is_sandboxed: bool,
     end: oneshot::Receiver<ProcessEnd>,
 }
 
 impl Running {
     async fn ended(&mut self) -> ExecStatus {
+        let status = self.first_ended().await;
+        let is_unknown = self.is_sandboxed && status.exit_code == Some(gvisor::FAILED);
+        if is_unknown && !self.inner.has_begun_inside(&self.key, &self.name).await {
+            return ExecStatus {
+                exit_code: Some(gvisor::NOT_FOUND),
+                error: Some("gVisor cannot run it; its output says why".to_owned()),
+                ..status
+            };
+        }
+        status
+    }
+
+    async fn first_ended(&mut self) -> ExecStatus {
         loop {
             let process = self.process.as_deref();
             let process = process.filter(|process| process.is_dead().unwrap_or(false));
@@ -232,14 +291,27 @@ async fn run(mut running: Running, near: Streams, ends: ExecEnds, without_reader
         running.key.clone(),
         running.process.clone(),
     );
+    let (name, is_sandboxed) = (running.name.clone(), running.is_sandboxed);
     let find = || {
         let (inner, key, process) = (Arc::clone(&inner), key.clone(), process.clone());
-        let kill = process.map(|process| -> Box<dyn FnOnce() -> _ + Send> {
-            Box::new(move || kill_command(&inner.kernel, &key, &process))
-        });
-        std::future::ready(Ok(kill))
+        let name = name.clone();
+        async move {
+            if is_sandboxed {
+                inner.kill_inside(&key, &name).await?;
+            }
+            let kill = process.map(|process| -> Box<dyn FnOnce() -> _ + Send> {
+                Box::new(move || kill_command(&inner.kernel, &key, &process))
+            });
+            Ok(kill)
+        }
     };
     exec_run::run(near, ends, running.ended(), find, without_reader).await;
+    if is_sandboxed {
+        running
+            .inner
+            .forget_inside(&running.key, &running.name)
+            .await;
+    }
     // Only here, after its start was answered as well.
     let names = vec![running.name];
     if let Err(error) = running.inner.ask(&Request::Acknowledge { names }).await {

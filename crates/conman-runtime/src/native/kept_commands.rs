@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_linux::{PidFd, SignalNumber};
-use conman_proto::{ExecId, KeptExec};
+use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim_protocol::{
     CallError, CommandView, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, MAX_LABEL_BYTES,
     ProgramSpec, Reply, Request,
@@ -119,9 +119,21 @@ impl KeptStreams for NativeRuntime {
         plan: ExecPlan,
     ) -> Result<KeptExec, RuntimeError> {
         let (inner, owned, asked) = (Arc::clone(&self.inner), key.clone(), plan.clone());
-        let program = away(KEEP, move || inner.command(&owned, &asked)).await?;
+        let (mut program, hardening) = away(KEEP, move || inner.command(&owned, &asked)).await?;
         let id = ExecId::new(RandomState::new().hash_one(Timestamp::now().as_nanosecond()));
-        let request = Request::Exec(Box::new(spec(key, id, program, plan)));
+        if hardening.own_kernel {
+            if plan.timeout.is_some() {
+                return Err(RuntimeError::Unsupported {
+                    runtime: self.kind,
+                    action: "bound the time of a kept command of",
+                    subject: key.to_string(),
+                    reason: "the host cannot end what runs in its kernel; use `timeout` inside"
+                        .to_owned(),
+                });
+            }
+            program = self.inner.gvisor.wrap_command(program, &name(key, id));
+        }
+        let request = Request::Exec(Box::new(spec(key, id, (program, hardening), plan)));
         let patience = self.inner.timeouts.start;
         match self.inner.link.call(&request, &[], patience).await {
             Ok((Reply::Launched { .. }, _)) => self.kept_exec(key, id).await,
@@ -170,6 +182,10 @@ impl KeptStreams for NativeRuntime {
         exec: ExecId,
         signal: SignalNumber,
     ) -> Result<bool, RuntimeError> {
+        if self.kind == RuntimeKind::Gvisor {
+            let name = name(key, exec);
+            return self.inner.signal_inside(key, Some(&name), signal).await;
+        }
         let request = Request::Signal {
             name: name(key, exec),
             signal: signal.get(),
@@ -197,6 +213,9 @@ impl KeptStreams for NativeRuntime {
                 };
                 let (same, owned) = (Arc::clone(inner), key.clone());
                 let process = PidFd::received(process, pid);
+                if self.kind == RuntimeKind::Gvisor {
+                    inner.kill_inside(key, &name).await?;
+                }
                 away(END, move || kill_command(&same.kernel, &owned, &process)).await?;
                 // If the end is not reported in time, forgetting is refused below.
                 let _ = tokio::time::timeout(END_PATIENCE, ended).await;
@@ -210,6 +229,9 @@ impl KeptStreams for NativeRuntime {
             Err(error) => return Err(call_failed(END, key, error)),
         }
         inner.ends.forget(&name);
+        if self.kind == RuntimeKind::Gvisor {
+            inner.forget_inside(key, &name).await;
+        }
         // The shim closes the streams and reports that to attached clients.
         let names = vec![name];
         let forgotten = inner.ask(&Request::Acknowledge { names }).await;

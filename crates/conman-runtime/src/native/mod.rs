@@ -17,6 +17,7 @@ mod disk;
 mod ends;
 mod exec;
 mod failure;
+mod gvisor;
 mod host_ports;
 mod images;
 mod kept_commands;
@@ -29,11 +30,11 @@ mod start;
 mod store;
 mod trash;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -41,12 +42,13 @@ use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
 use conman_linux::{
     CpuLimit, DiskUsage, ExitScan, Features, Interface, IoLimits, PidFd, ProjectQuotas,
-    ResourceUsage, Signal,
+    ResourceUsage, Signal, SignalNumber,
 };
 use conman_proto::RuntimeKind;
 use conman_shim_protocol::{ContainerState, Reply, Request};
 
 use crate::fence_opening::FenceOpener;
+use crate::lifecycle::signal_process;
 use crate::shared::blocking::on_blocking_thread;
 use crate::shared::container_files::host_error;
 use crate::shared::kept_logs::{KeptLogLimits, KeptLogs};
@@ -60,6 +62,7 @@ use crate::{
 };
 use ends::{Ends, ProcessEnd, end};
 use failure::call_failed;
+pub use gvisor::GvisorOptions;
 pub use host_ports::HostPorts;
 use images::Images;
 pub use link::NativeNetwork;
@@ -87,6 +90,7 @@ pub struct NativeOptions {
     /// Of each container.
     pub io: Option<IoLimits>,
     pub network: NativeNetwork,
+    pub gvisor: GvisorOptions,
     pub timeouts: NativeTimeouts,
 }
 
@@ -108,10 +112,11 @@ impl Default for NativeTimeouts {
     }
 }
 
-/// conman's own containers.
+/// conman's own containers: those of one kind of session, `native` or `gvisor`.
 #[derive(Debug)]
 pub struct NativeRuntime {
     inner: Arc<Inner>,
+    kind: RuntimeKind,
 }
 
 #[derive(Debug)]
@@ -127,6 +132,9 @@ struct Inner {
     ends: Arc<Ends>,
     link: Link,
     network: NativeNetwork,
+    gvisor: GvisorOptions,
+    /// The containers whose program is gVisor.
+    sandboxed: Mutex<HashSet<ContainerKey>>,
     timeouts: NativeTimeouts,
     /// The first number differs for each daemon, so that names of commands are unique.
     commands: (u64, AtomicU64),
@@ -156,6 +164,8 @@ impl NativeRuntime {
             ),
             ends,
             network: options.network,
+            gvisor: options.gvisor,
+            sandboxed: Mutex::default(),
             timeouts: options.timeouts,
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
         };
@@ -167,7 +177,19 @@ impl NativeRuntime {
             .name("conman-trash".to_owned())
             .spawn(move || same.store.trash.empty())
             .map_err(|source| host_error("start a thread for", &options.directory, source))?;
-        Ok(Self { inner })
+        Ok(Self {
+            inner,
+            kind: RuntimeKind::Native,
+        })
+    }
+
+    /// The sessions with a kernel of their own, in the same containers.
+    #[must_use]
+    pub fn gvisor(&self) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            kind: RuntimeKind::Gvisor,
+        }
     }
 
     /// Keeps a shim running until the future is dropped: when one dies, another one takes over what
@@ -213,7 +235,7 @@ impl NativeRuntime {
 #[async_trait]
 impl Lifecycle for NativeRuntime {
     fn kind(&self) -> RuntimeKind {
-        RuntimeKind::Native
+        self.kind
     }
 
     async fn info(&self) -> Result<RuntimeInfo, RuntimeError> {
@@ -277,6 +299,9 @@ impl Lifecycle for NativeRuntime {
 
     async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError> {
         let dir = self.inner.store.container(key);
+        if self.inner.kind_of(key) != self.kind {
+            return Ok(None);
+        }
         if !away("find", move || Ok(dir.exists())).await? {
             return Ok(None);
         }
@@ -295,7 +320,7 @@ impl Lifecycle for NativeRuntime {
 
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError> {
         let failed = |error| call_failed("list", "containers", error);
-        let inner = Arc::clone(&self.inner);
+        let (inner, kind) = (Arc::clone(&self.inner), self.kind);
         let views = inner.link.containers(inner.timeouts.call).await;
         let views = views.map_err(failed)?;
         away("list", move || {
@@ -307,6 +332,7 @@ impl Lifecycle for NativeRuntime {
                 .store
                 .keys()?
                 .into_iter()
+                .filter(|key| inner.kind_of(key) == kind)
                 .map(|key| (views.remove(&store::name(&key)), key))
                 .collect();
             let strange = known.iter().filter(|(view, _)| view.is_none());
@@ -348,6 +374,22 @@ impl Lifecycle for NativeRuntime {
 
     fn oom_kills(&self, key: &ContainerKey) -> Option<u64> {
         self.inner.kernel.oom_kills(key)
+    }
+
+    async fn signal(
+        &self,
+        key: &ContainerKey,
+        process: &Arc<PidFd>,
+        signal: SignalNumber,
+    ) -> Result<bool, RuntimeError> {
+        match self.shows_processes() {
+            true => signal_process(process, signal),
+            false => self.inner.signal_inside(key, None, signal).await,
+        }
+    }
+
+    fn shows_processes(&self) -> bool {
+        self.kind != RuntimeKind::Gvisor
     }
 
     async fn stop_signal(&self, key: &ContainerKey) -> Option<String> {
@@ -409,6 +451,19 @@ impl Inner {
         naming::container_name(self.kernel.instance(), &key.session, key.generation)
     }
 
+    fn kind_of(&self, key: &ContainerKey) -> RuntimeKind {
+        match self.lock_sandboxed().contains(key) {
+            true => RuntimeKind::Gvisor,
+            false => RuntimeKind::Native,
+        }
+    }
+
+    fn lock_sandboxed(&self) -> MutexGuard<'_, HashSet<ContainerKey>> {
+        self.sandboxed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn next_command(&self) -> String {
         let (daemon, next) = &self.commands;
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -422,6 +477,9 @@ impl Inner {
                 Ok(Some(plan)) => {
                     let layers = &plan.launch.root.layers;
                     self.images.hold_again(&key, &plan.image, layers);
+                    if plan.session_program.is_some() {
+                        self.lock_sandboxed().insert(key.clone());
+                    }
                     if let Some(link) = &plan.link {
                         self.network.adopt(&key, link);
                     }

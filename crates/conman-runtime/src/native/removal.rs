@@ -100,6 +100,7 @@ impl Inner {
             away(ACTION, move || inner.store.discard(&leaving)).await?;
         }
         self.images.release(key);
+        self.lock_sandboxed().remove(key);
         self.ends.forget(&store::name(key));
         Ok(())
     }

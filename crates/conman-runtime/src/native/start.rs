@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use conman_linux::Mount;
 use conman_proto::RuntimeKind;
-use conman_shim_protocol::{CallError, LaunchSpec, NetworkSpec, Phases, Reply, Request};
+use conman_shim_protocol::{
+    CallError, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request,
+};
 use futures_util::stream::StreamExt;
+use tokio::time::{Instant, sleep};
 
 use super::ends::{ProcessEnd, end};
 use super::failure::{call_failed, milliseconds, start_failed};
 use super::link::{Connecting, StoredLink};
-use super::{Inner, away, no_such_container, store};
+use super::{Inner, away, gvisor, no_such_container, store};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, LogOptions, RuntimeError, Started};
@@ -25,7 +28,15 @@ const QUOTED_BYTES: usize = 300;
 /// How long to wait for the end of a container that was dead when its start was answered.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-type Prepared = (LaunchSpec, Vec<Mount>, Option<StoredLink>);
+/// Pause between two looks whether a session's kernel runs, which takes a tenth of a second.
+const KERNEL_INTERVAL: Duration = Duration::from_millis(5);
+
+type Prepared = (
+    LaunchSpec,
+    Vec<Mount>,
+    Option<StoredLink>,
+    Option<ProgramSpec>,
+);
 
 impl Inner {
     pub(super) async fn start(
@@ -33,7 +44,7 @@ impl Inner {
         key: &ContainerKey,
     ) -> Result<Started, RuntimeError> {
         let (inner, owned) = (Arc::clone(self), key.clone());
-        let (launch, mounts, link) = away("start", move || inner.prepare(&owned)).await?;
+        let (launch, mounts, link, session) = away("start", move || inner.prepare(&owned)).await?;
         let mut fds: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
         let link = link.filter(|_| launch.network == NetworkSpec::Linked);
         let connecting = link.map(|link| self.connecting(key, link)).transpose()?;
@@ -54,7 +65,13 @@ impl Inner {
             Ok((Reply::Launched { pid, phases }, fds)) => {
                 let name = store::name(key);
                 match self.ends.of(&name) {
-                    None if !fds.is_empty() => Ok(started(pid, steps(&phases))),
+                    None if !fds.is_empty() => {
+                        let mut steps = steps(&phases);
+                        if let Some(session) = &session {
+                            steps.push(("start.kernel", self.kernel_starts(key, session).await?));
+                        }
+                        Ok(started(pid, steps))
+                    }
                     // It ended before a pidfd was opened; the shim is reporting its end.
                     None => {
                         let end = tokio::time::timeout(END_PATIENCE, self.ends.wait(&name));
@@ -84,6 +101,38 @@ impl Inner {
         }
     }
 
+    /// Waits until the session's kernel runs the session's program, and returns how long that took.
+    async fn kernel_starts(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        session: &ProgramSpec,
+    ) -> Result<Duration, RuntimeError> {
+        let begun = Instant::now();
+        loop {
+            if let Some(end) = self.ends.of(&store::name(key)) {
+                let error = self.ended_at_once(key, end).await;
+                return Err(match &error {
+                    RuntimeError::EndedAtOnce { reason, .. } if end.0 == Some(gvisor::FAILED) => {
+                        gvisor::not_run(key, session, reason).unwrap_or(error)
+                    }
+                    _ => error,
+                });
+            }
+            if self.kernel_runs(key).await? {
+                return Ok(begun.elapsed());
+            }
+            if begun.elapsed() > self.timeouts.start {
+                return Err(RuntimeError::TimedOut {
+                    runtime: RuntimeKind::Gvisor,
+                    action: "start",
+                    subject: key.to_string(),
+                    after_ms: milliseconds(self.timeouts.start),
+                });
+            }
+            sleep(KERNEL_INTERVAL).await;
+        }
+    }
+
     /// The start order, with a mount for each bind, and the link.
     fn prepare(&self, key: &ContainerKey) -> Result<Prepared, RuntimeError> {
         let stored = self.store.container(key).plan()?;
@@ -93,7 +142,12 @@ impl Inner {
         std::fs::symlink_metadata(&stored.files_dir)
             .map_err(|source| host_error("find", &stored.files_dir, source))?;
         let mounts: Result<Vec<_>, _> = stored.sources.iter().map(mount).collect();
-        Ok((stored.launch, mounts?, stored.link))
+        let mut mounts = mounts?;
+        if let Some(program) = &stored.session_program {
+            let config = self.store.container(key).kernel_config();
+            mounts.extend(self.gvisor.files(program, &stored.launch, &config)?);
+        }
+        Ok((stored.launch, mounts, stored.link, stored.session_program))
     }
 
     async fn ended_at_once(

@@ -7,6 +7,7 @@
 //!     plan.json   what to start; its presence makes the container exist
 //!     log         both outputs of its program
 //!     root/       what it writes (the shim makes it, once)
+//!     kernel.json what the session's kernel runs, if it has one
 //!   leaving/      containers that are being removed, by the same names
 //!   trash/        what was removed and is being emptied
 //! ```
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use conman_image::ImageId;
 use conman_linux::{remove_if_present, spread_directories};
 use conman_proto::Generation;
-use conman_shim_protocol::LaunchSpec;
+use conman_shim_protocol::{LaunchSpec, ProgramSpec};
 use serde::{Deserialize, Serialize};
 
 use super::link::StoredLink;
@@ -38,6 +39,7 @@ const TRASH: &str = "trash";
 const PAUSED: &str = "paused";
 const LOG: &str = "log";
 const ROOT: &str = "root";
+const KERNEL_CONFIG: &str = "kernel.json";
 
 /// Most files that a removal waits for; few containers write as many.
 const SHED_ENTRIES: usize = 4_096;
@@ -57,6 +59,9 @@ pub(super) struct StoredPlan {
     /// If it has a link.
     #[serde(default)]
     pub(super) link: Option<StoredLink>,
+    /// The session's program, if that of `launch` is a kernel for it.
+    #[serde(default)]
+    pub(super) session_program: Option<ProgramSpec>,
 }
 
 /// Every container of one instance.
@@ -185,6 +190,11 @@ impl ContainerDir {
     /// Its standard error, if it is kept separately.
     pub(super) fn log_stderr(&self) -> PathBuf {
         conman_linux::with_suffix(&self.log(), ".stderr")
+    }
+
+    /// The configuration of a session's kernel, with the session's environment.
+    pub(super) fn kernel_config(&self) -> PathBuf {
+        self.path.join(KERNEL_CONFIG)
     }
 
     pub(super) fn root(&self) -> PathBuf {

@@ -171,7 +171,11 @@ mod trouble_on_demand {
         runtime.faults().resume();
         // On a busy machine a removal may take longer than that bound, too.
         loop {
-            match runtime.remove(&[container.key.clone()]).await.remove(0) {
+            match runtime
+                .remove(std::slice::from_ref(&container.key))
+                .await
+                .remove(0)
+            {
                 Err(RuntimeError::TimedOut { .. }) => {}
                 other => break other.expect("removed"),
             }

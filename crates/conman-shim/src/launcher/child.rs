@@ -11,7 +11,9 @@ use conman_linux::{
     Capabilities, Features, Interface, Mount, MountAttributes, Namespaces, NewFilesystem,
     become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
-use conman_shim_protocol::{LaunchError, LaunchSpec, encode, seqpacket};
+use conman_shim_protocol::{
+    KERNEL_FILES, LaunchError, LaunchSpec, SESSION_ROOT, SESSION_TMP, encode, seqpacket,
+};
 use nix::unistd::setsid;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty};
@@ -76,7 +78,7 @@ pub(super) enum ChildReport {
 }
 
 /// The order to continue. It carries the overlay, the log, /dev, the log of standard error if it has one, a
-/// mount for each file and each bind, /sys and a mount for each cgroup in it if the container has them, and the
+/// mount for each file and each bind, the root and the files of a session's kernel, /sys and a mount for each cgroup in it if the container has them, and the
 /// descriptors for joining the cgroups, in this order. The numbers of the places of cgroups follow, a byte each.
 pub(super) const GO: &[u8] = b"go";
 
@@ -132,6 +134,8 @@ struct Handed {
     dev: Mount,
     files: Vec<Mount>,
     binds: Vec<Mount>,
+    /// The root of a session's kernel, and its files.
+    kernel: Vec<Mount>,
     sys: Option<Mount>,
     /// With the numbers of their places.
     cgroups: Vec<(usize, Mount)>,
@@ -184,6 +188,7 @@ impl Child<'_> {
             dev,
             files,
             binds,
+            kernel,
             sys,
             cgroups,
             entrances,
@@ -197,7 +202,8 @@ impl Child<'_> {
         // From here on only the sockets of the launcher's descriptors are open: the following paths are
         // resolved in files of the image and of a bind's other users.
         close_streams(&dev).map_err(step("close the launcher's streams"))?;
-        self.mount_all(&overlay, &dev, &proc)?;
+        self.enter_root(&overlay, &kernel)?;
+        self.mount_all(&dev, &proc)?;
         if let Some(sys) = sys {
             self.mount_sys(&sys, &cgroups)
                 .map_err(step("show its cgroups to the container"))?;
@@ -217,7 +223,7 @@ impl Child<'_> {
         let terminal = self.spec.terminal.is_some();
         let errors = log_stderr.as_ref().unwrap_or(&log);
         connect_streams(&log, errors, terminal).map_err(step("connect the standard streams"))?;
-        drop((overlay, log, log_stderr, files, binds));
+        drop((overlay, log, log_stderr, files, binds, kernel));
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
         if terminal {
             ioctl_tiocsctty(rustix::stdio::stdin())
@@ -263,6 +269,14 @@ impl Child<'_> {
                     .take(self.spec.binds.len())
                     .map(Mount::from_fd)
                     .collect(),
+                kernel: fds
+                    .by_ref()
+                    .take(match self.spec.hardening.own_kernel {
+                        true => 1 + KERNEL_FILES.len(),
+                        false => 0,
+                    })
+                    .map(Mount::from_fd)
+                    .collect(),
                 sys: fds
                     .by_ref()
                     .take(usize::from(self.spec.sys))
@@ -279,11 +293,31 @@ impl Child<'_> {
         }
     }
 
-    fn mount_all(&self, overlay: &Mount, dev: &Mount, proc: &Mount) -> Result<(), LaunchError> {
-        overlay.attach(CWD, c"/").map_err(step("mount the root"))?;
-        fchdir(overlay.as_fd())
+    /// Makes the overlay the root, or that of the session's kernel, which has the overlay below it.
+    fn enter_root(&self, overlay: &Mount, kernel: &[Mount]) -> Result<(), LaunchError> {
+        let root = kernel.first().unwrap_or(overlay);
+        root.attach(CWD, c"/").map_err(step("mount the root"))?;
+        fchdir(root.as_fd())
             .and_then(|()| chroot("."))
             .map_err(|errno| step("enter the root")(errno.into()))?;
+        let [_, files @ ..] = kernel else {
+            return Ok(());
+        };
+        attach_at(overlay, SESSION_ROOT).map_err(step("mount the session's root"))?;
+        show_tmp(overlay).map_err(step("mount the session's /tmp"))?;
+        let attributes = MountAttributes::MOUNT_ATTR_RDONLY
+            | MountAttributes::MOUNT_ATTR_NODEV
+            | MountAttributes::MOUNT_ATTR_NOSUID;
+        for (mount, path) in files.iter().zip(KERNEL_FILES) {
+            bind_target(root.as_fd(), mount, Path::new(path))
+                .and_then(|target| mount.attach(&target, c""))
+                .and_then(|()| self.restrict(mount, attributes))
+                .map_err(step("show the session's kernel its files"))?;
+        }
+        Ok(())
+    }
+
+    fn mount_all(&self, dev: &Mount, proc: &Mount) -> Result<(), LaunchError> {
         let shm = shared_memory().map_err(step("make /dev/shm"))?;
         attach_at(dev, "/dev").map_err(step("mount /dev"))?;
         attach_at(&shm, "/dev/shm").map_err(step("mount /dev/shm"))?;
@@ -387,6 +421,20 @@ fn close_streams(dev: &Mount) -> io::Result<()> {
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     Ok(rustix::stdio::dup2_stderr(&null)?)
+}
+
+/// Shows a session's kernel the session's `/tmp` by a path on which the session has no symbolic link.
+fn show_tmp(session: &Mount) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let tmp = match openat(session, "tmp", flags, Mode::empty()) {
+        Ok(tmp) => tmp,
+        // Without one, or with something else there, the session's `/tmp` is empty.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
+            return Ok(());
+        }
+        Err(errno) => return Err(errno.into()),
+    };
+    attach_at(&Mount::copy_of(&tmp, Path::new(""))?, SESSION_TMP)
 }
 
 /// Makes a directory of the container's the working directory.

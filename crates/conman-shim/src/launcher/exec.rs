@@ -13,11 +13,11 @@ use conman_fence::Command;
 use conman_linux::{
     CloneOptions, PidFd, SessionCgroup, SoleThread, become_user, clone_process, open_in_root,
 };
-use conman_shim_protocol::{LaunchError, STREAMS, encode, seqpacket};
+use conman_shim_protocol::{LaunchError, SESSION_ROOT, STREAMS, encode, seqpacket};
 use nix::unistd::setsid;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::net::{Shutdown, shutdown};
-use rustix::process::ioctl_tiocsctty;
+use rustix::process::{chroot, fchdir, ioctl_tiocsctty};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use super::child::{ChildReport, enter_directory, step, wait_to_go_on, workdir_failed};
@@ -124,6 +124,13 @@ fn enter(workdir: &str) -> io::Result<()> {
     enter_directory(&directory)
 }
 
+/// Makes the session's root the root, in a container whose root is that of the session's kernel.
+fn enter_session_root() -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    fchdir(openat(CWD, SESSION_ROOT, flags, Mode::empty())?)?;
+    Ok(chroot(".")?)
+}
+
 /// Programs reopen /dev/stdout, so they must own it. A stream that is not a pipe may have other users,
 /// and is not changed.
 fn give_pipes(streams: &[OwnedFd], (user, group): (u32, u32)) -> io::Result<()> {
@@ -197,6 +204,9 @@ impl Inside<'_> {
         self.connect_streams()
             .map_err(step("connect the standard streams"))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
+        if self.order.spec.files.is_some() && self.privileges.hardening.own_kernel {
+            enter_session_root().map_err(step("enter the session's root"))?;
+        }
         enter(&program.workdir).map_err(workdir_failed(&program.workdir))?;
         self.privileges.apply()?;
         self.report(&ChildReport::Executing);

@@ -12,7 +12,9 @@ use conman_linux::{
     CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, Interface,
     MakeCgroupError, Mount, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
 };
-use conman_shim_protocol::{LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, seqpacket};
+use conman_shim_protocol::{
+    KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, seqpacket,
+};
 use rustix::fs::OFlags;
 
 use super::bind_owners::BindOwners;
@@ -190,6 +192,10 @@ impl Launcher {
             NetworkSpec::Loopback | NetworkSpec::Host => None,
             NetworkSpec::Linked => binds.pop(),
         };
+        let kernel = match spec.hardening.own_kernel {
+            true => binds.split_off(binds.len().saturating_sub(KERNEL_FILES.len())),
+            false => Vec::new(),
+        };
         let (process, socket) = self.clone_child(order, cgroup, link.as_ref())?;
         // When the child ends, the client must read the socket's end.
         drop(link);
@@ -225,18 +231,27 @@ impl Launcher {
             .places
             .devices(order.ids)
             .map_err(|error| LaunchError::step("make the container's devices", &error))?;
+        let kernel_root = spec
+            .hardening
+            .own_kernel
+            .then(|| scratch.kernel_root(order.ids));
+        let kernel_root = kernel_root
+            .transpose()
+            .map_err(|error| LaunchError::step("make the root of the session's kernel", &error))?;
         let view = spec.sys.then(|| self.view.of(&self.places, cgroup));
         let view = view.transpose()?.unwrap_or_default();
         let first = [overlay.as_fd(), log.as_fd(), dev.as_fd()];
         let rest = files
             .iter()
             .chain(&binds)
-            .chain(view.mounts())
-            .map(AsFd::as_fd);
+            .chain(&kernel_root)
+            .map(AsFd::as_fd)
+            .chain(kernel.iter().map(AsFd::as_fd))
+            .chain(view.mounts().map(AsFd::as_fd));
         let rest = log_stderr.iter().map(AsFd::as_fd).chain(rest);
         hand_over(&socket, cgroup, first, rest, &view.order())?;
         // From now on only the child's copies keep them open.
-        drop((overlay, log, log_stderr, dev, files, binds, view));
+        drop((overlay, log, log_stderr, dev, files, binds, kernel, view));
         Ok(socket)
     }
 

@@ -28,6 +28,19 @@ const VOLATILE: &str = "volatile";
 /// The launcher's descriptors, by number.
 const OPEN_FILES: &str = "/proc/self/fd";
 
+/// The root of a session's kernel, and its directories: the session's root, its state, and what the child mounts
+/// on.
+const KERNEL_ROOT: &str = "kernel";
+const KERNEL_DIRECTORIES: [&str; 7] = [
+    "rootfs",
+    "session-tmp",
+    "state",
+    "proc",
+    "dev",
+    "tmp",
+    "etc",
+];
+
 /// Directories that the child mounts on, and their modes, parents first.
 const MOUNT_POINTS: [(&str, u32); 4] = [
     ("proc", 0o755),
@@ -62,6 +75,16 @@ impl Scratch {
                 Err(step(error))
             }
         }
+    }
+
+    /// Makes the root of a session's kernel, for the container's root `ids`, and returns it.
+    pub(super) fn kernel_root(&self, ids: u32) -> io::Result<Mount> {
+        let root = self.path.join(KERNEL_ROOT);
+        own_directory(&root, 0o755, ids)?;
+        for name in KERNEL_DIRECTORIES {
+            own_directory(&root.join(name), 0o755, ids)?;
+        }
+        Mount::copy_of(CWD, &root)
     }
 
     fn upper(&self) -> PathBuf {

@@ -179,7 +179,10 @@ pub async fn signals_reach_the_program(stage: &Stage) {
     let script = "trap 'exit 3' TERM; echo trapped; while :; do sleep 0.05; done";
     let container = stage.run(&stage.plan("alice", &["sh", "-c", script])).await;
     super::logs::until_logged(stage, &container.key, "trapped").await;
-    container.pidfd.signal(Signal::SIGTERM).expect("sent");
+    let sent = stage
+        .runtime()
+        .signal(&container.key, &container.pidfd, Signal::SIGTERM.into());
+    assert!(sent.await.expect("sent"));
     assert!(container.pidfd.wait_dead(PATIENCE).expect("poll works"));
     assert_eq!(
         stage.runtime().exit_code(&container.key, PATIENCE).await,

@@ -54,11 +54,12 @@ pub trait Harness: Send + Sync + 'static {
 }
 
 /// Makes a test of each check. `$harness` is an expression of type `Result<H, String>` where `H`
-/// is a [`Harness`]; the error says why the host cannot run the tests and is printed.
+/// is a [`Harness`]; the error says why the host cannot run the tests and is printed. Attributes after it
+/// are those of every test.
 #[macro_export]
 macro_rules! runtime_conformance {
-    ($harness:expr) => {
-        $crate::runtime_conformance! { @each $harness;
+    ($harness:expr $(, $(#[$attribute:meta])+)?) => {
+        $crate::runtime_conformance! { @each [$($(#[$attribute])+)?] $harness;
             a_created_container_has_no_process
             a_started_container_has_an_init_that_the_kernel_knows_as_its_own
             a_second_create_of_a_key_is_refused
@@ -106,7 +107,11 @@ macro_rules! runtime_conformance {
             binds_are_mounted_as_asked
         }
     };
-    (@each $harness:expr; $($check:ident)+) => {$(
+    (@each $attributes:tt $harness:expr; $($check:ident)+) => {$(
+        $crate::runtime_conformance! { @one $attributes $harness; $check }
+    )+};
+    (@one [$(#[$attribute:meta])*] $harness:expr; $check:ident) => {
+        $(#[$attribute])*
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $check() {
             match $harness {
@@ -117,7 +122,7 @@ macro_rules! runtime_conformance {
                 Err(why) => $crate::runtime_conformance::say_skipped(&why),
             }
         }
-    )+};
+    };
 }
 
 /// Reports that a test was skipped, and why.

@@ -38,7 +38,7 @@ pub struct Stage {
 pub struct Running {
     pub key: ContainerKey,
     pub container_id: String,
-    pub pidfd: PidFd,
+    pub pidfd: Arc<PidFd>,
     pub pid: i32,
 }
 
@@ -168,7 +168,7 @@ impl Stage {
             .start(&plan.key)
             .await
             .expect("the container starts");
-        let pidfd = PidFd::open(started.pid).expect("its init lives");
+        let pidfd = Arc::new(PidFd::open(started.pid).expect("its init lives"));
         assert!(
             self.runtime.owns_pid(&plan.key, started.pid),
             "the init belongs to the container"

@@ -8,6 +8,7 @@ use std::time::Duration;
 use conman_core::{BindCreation, DEFAULT_BIND_FIRST_ID, SpecPolicy};
 use conman_node::{NOTICE_SOURCES, NoticeSetting, NoticeSourceKind, NoticeSourceOptions};
 use conman_proto::RuntimeKind;
+use conman_runtime::GvisorOptions;
 use conman_shim::{IdPool, RANGE_SIZE};
 use toml::de::DeTable;
 
@@ -140,6 +141,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     }
     let preempt = preempt(&root.section("preempt"));
     let docker_socket = docker_socket(&root.section("docker"));
+    let gvisor = gvisor(&root.section("gvisor"));
     let images = images::images(&root.section("images"));
     let net = net::net(
         &root.section("net"),
@@ -174,6 +176,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         preempt,
         images,
         docker_socket,
+        gvisor,
         log_format,
         bind_first_id,
         net,
@@ -284,6 +287,17 @@ fn docker_socket(section: &Section<'_, '_>) -> PathBuf {
     let socket = section.path("socket");
     section.finish();
     socket.unwrap_or_else(|| "/var/run/docker.sock".into())
+}
+
+/// Reads `[gvisor]`.
+fn gvisor(section: &Section<'_, '_>) -> GvisorOptions {
+    let default = GvisorOptions::default();
+    let options = GvisorOptions {
+        program: section.path("path").unwrap_or(default.program),
+        arguments: section.strings("args").unwrap_or(default.arguments),
+    };
+    section.finish();
+    options
 }
 
 fn log_format(section: &Section<'_, '_>) -> LogFormat {
@@ -404,8 +418,9 @@ fn notice_source(section: &Section<'_, '_>, kind: NoticeSourceKind) -> Option<No
 pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {
     match text {
         "native" => Ok(RuntimeKind::Native),
+        "gvisor" => Ok(RuntimeKind::Gvisor),
         "docker" => Ok(RuntimeKind::Docker),
-        _ => Err("must be \"native\" or \"docker\"".to_owned()),
+        _ => Err("must be \"native\", \"gvisor\" or \"docker\"".to_owned()),
     }
 }
 

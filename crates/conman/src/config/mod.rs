@@ -28,7 +28,7 @@ use conman_net::egress::EgressOptions;
 use conman_net::{InterfaceNetwork, PoolNetworks};
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::{InterfaceName, RuntimeKind};
-use conman_runtime::KeptLogLimits;
+use conman_runtime::{GvisorOptions, KeptLogLimits};
 use conman_shim::IdPool;
 use http::HeaderName;
 use serde::Deserialize;
@@ -67,6 +67,8 @@ pub(crate) struct Config {
     pub(crate) net: Net,
     /// `docker.socket`.
     pub(crate) docker_socket: PathBuf,
+    /// `[gvisor]`.
+    pub(crate) gvisor: GvisorOptions,
     /// `log.format`.
     pub(crate) log_format: LogFormat,
     /// `binds.first_id`: host id of user 0 in files of native sessions' binds.
@@ -87,6 +89,14 @@ impl Config {
             .filter_map(|template| template.runtime)
             .chain([self.runtime])
             .collect()
+    }
+
+    /// Whether sessions run in native containers.
+    pub(crate) fn has_native_containers(&self) -> bool {
+        self.runtimes().iter().any(|runtime| match runtime {
+            RuntimeKind::Native | RuntimeKind::Gvisor => true,
+            RuntimeKind::Docker | RuntimeKind::Process => false,
+        })
     }
 }
 

@@ -313,7 +313,10 @@ fn a_safe_fleet_tells_by_how_much() {
 #[test]
 fn the_runtime_of_the_tests_is_refused() {
     let text = mistakes("[node]\nruntime = \"process\"\n");
-    assert!(text.contains("must be \"native\" or \"docker\""), "{text}");
+    assert!(
+        text.contains("must be \"native\", \"gvisor\" or \"docker\""),
+        "{text}"
+    );
 }
 
 #[test]

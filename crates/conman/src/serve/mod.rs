@@ -46,7 +46,6 @@ use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, error_chain as chain};
 use conman_linux::Cgroups;
 use conman_node::{HostStalls, Node};
-use conman_proto::RuntimeKind;
 use conman_shim::IdsTaken;
 use conman_watchdog::CrashLoopBackoff;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -174,7 +173,7 @@ fn start(arguments: &ServeArgs, settings: Settings) -> Result<()> {
         let _entered = runtime.enter();
         Signals::listen().context("cannot watch for signals")?
     };
-    if config.shared.is_some() || config.runtimes().contains(&RuntimeKind::Native) {
+    if config.shared.is_some() || config.has_native_containers() {
         shim::check_ids(&config)?;
     }
     // Before anything measures: what is set without a recorder is lost.

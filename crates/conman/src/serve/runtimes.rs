@@ -1,5 +1,6 @@
 //! Composes the runtimes that the node or its templates use.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ pub(super) struct Runtimes {
     recorded: Option<Arc<Recorded>>,
     /// The task that keeps a shim running.
     keeper: Option<JoinHandle<()>>,
+    kinds: BTreeSet<RuntimeKind>,
 }
 
 impl Runtimes {
@@ -52,8 +54,8 @@ impl Runtimes {
             FenceOpener::Registry | FenceOpener::AnyConnection => None,
         };
         let kinds = config.runtimes();
-        let native = kinds
-            .contains(&RuntimeKind::Native)
+        let native = config
+            .has_native_containers()
             .then(|| native(config, state, opener.clone(), network.clone()));
         let docker = kinds
             .contains(&RuntimeKind::Docker)
@@ -63,15 +65,19 @@ impl Runtimes {
             docker: docker.transpose()?.map(Arc::new),
             recorded,
             keeper: None,
+            kinds,
         })
     }
 
     pub(super) fn all(&self) -> Vec<Arc<dyn Runtime>> {
-        let native = self.native.clone();
-        let docker = self.docker.clone();
-        let native = native.map(|native| native as Arc<dyn Runtime>);
-        let docker = docker.map(|docker| docker as Arc<dyn Runtime>);
-        native.into_iter().chain(docker).collect()
+        let native = self.native.as_ref();
+        let of = |kind: &RuntimeKind| match kind {
+            RuntimeKind::Native => native.map(|native| Arc::clone(native) as Arc<dyn Runtime>),
+            RuntimeKind::Gvisor => native.map(|native| Arc::new(native.gvisor()) as _),
+            RuntimeKind::Docker => self.docker.clone().map(|docker| docker as _),
+            RuntimeKind::Process => None,
+        };
+        self.kinds.iter().filter_map(of).collect()
     }
 
     /// If this node was in a fleet, the fence may be closed. Opens it for the sessions that this
@@ -163,6 +169,7 @@ fn native(
         kept_logs: config.limits.kept_logs,
         io: io_limits(config, &config.state_dir)?.map(|(_, limits)| limits),
         network,
+        gvisor: config.gvisor.clone(),
         timeouts: NativeTimeouts::default(),
     };
     NativeRuntime::open(options).context("cannot set up the native runtime")
@@ -189,7 +196,7 @@ fn docker(
     // Docker's sessions get a fence only if there is a shim anyway, or if other nodes take over
     // from this one. A node outside a fleet needs no fence, and a shim only for Docker would be one
     // more dependency.
-    if config.shared.is_some() || config.runtimes().contains(&RuntimeKind::Native) {
+    if config.shared.is_some() || config.has_native_containers() {
         options.fence = Some(DockerFence {
             socket: ShimPlace::of(&state.instance).socket(),
             shim: Some(shim::command(config)?),

@@ -2,6 +2,7 @@
 
 mod docker;
 mod floor_kernel;
+mod gvisor;
 mod images;
 mod needs;
 mod packages;
@@ -143,6 +144,13 @@ pub(crate) fn for_programs() -> Result<Machine> {
     images::programs_archive()?;
     images::slow_archives()?;
     Ok(machine)
+}
+
+/// Sets up the tests of sessions with a kernel of their own, and returns gVisor's program.
+pub(crate) fn for_gvisor() -> Result<std::path::PathBuf> {
+    require_root()?;
+    packages::install(&["busybox-static"])?;
+    gvisor::make()
 }
 
 fn prepare(packages: &[&str]) -> Result<Machine> {

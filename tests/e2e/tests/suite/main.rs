@@ -22,6 +22,7 @@ mod files;
 mod first_hour;
 mod full_disk;
 mod fuzz;
+mod gvisor;
 mod host_limits;
 mod images;
 mod interfaces;

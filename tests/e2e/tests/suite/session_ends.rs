@@ -50,7 +50,9 @@ async fn a_program_that_memory_ran_out_for_says_so() {
         api.ensure(runtime, &spec).await;
         let go = json!({"command": ["touch", "/go"]});
         let path = format!("/v1/sessions/{runtime}/exec");
-        api.post(&path, &go).await.expect::<ExecResult>(StatusCode::OK);
+        api.post(&path, &go)
+            .await
+            .expect::<ExecResult>(StatusCode::OK);
         let session = ended(&api, runtime).await;
         let cause = session.end.as_ref().map(|end| end.cause);
         assert_eq!(

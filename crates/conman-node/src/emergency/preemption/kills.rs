@@ -39,6 +39,10 @@ impl Execution {
     pub(super) fn warn(&mut self, slot: Slot) -> Option<Event> {
         let warned = self.session(&slot).is_some_and(|session| {
             session.entry.leaving.signal();
+            let runtime = session.entry.runtime.as_ref();
+            if !runtime.is_none_or(|runtime| runtime.shows_processes()) {
+                return false;
+            }
             match (session.entry.warning, &session.process) {
                 (Some((signal, _)), Some(process)) => process.signal(signal).is_ok(),
                 _ => false,

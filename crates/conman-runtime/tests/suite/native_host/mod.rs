@@ -13,8 +13,8 @@ use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
 use conman_runtime::{
-    FenceOpener, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime, NativeTimeouts,
-    ShimCommand,
+    FenceOpener, GvisorOptions, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime,
+    NativeTimeouts, ShimCommand,
 };
 
 /// What the store calls busybox.
@@ -99,6 +99,7 @@ impl Host {
             },
             io: None,
             network: NativeNetwork::default(),
+            gvisor: gvisor(),
             timeouts,
         };
         NativeRuntime::open(options).expect("the host has cgroups")
@@ -167,4 +168,14 @@ fn archive(directory: &Path) -> PathBuf {
         .expect("tar runs");
     assert!(packed.success(), "{packed}");
     path
+}
+
+/// The tests' `runsc`, or where it is by default.
+fn gvisor() -> GvisorOptions {
+    let default = GvisorOptions::default();
+    let program = std::env::var_os("CONMAN_RUNSC").map(PathBuf::from);
+    GvisorOptions {
+        program: program.unwrap_or(default.program),
+        ..default
+    }
 }

@@ -180,6 +180,7 @@ pub(crate) fn nothing_but_namespaces() -> Hardening {
         no_new_privileges: false,
         own_filters: false,
         masked_proc: false,
+        own_kernel: false,
         capabilities: Some(all.map(str::to_owned).to_vec()),
     }
 }

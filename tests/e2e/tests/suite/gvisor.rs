@@ -1,0 +1,142 @@
+//! Sessions with gVisor as their kernel, beside native ones on the same node.
+
+use std::time::Duration;
+
+use conman_e2e::{Conman, Native, ROOT, eventually, native};
+use conman_observer::ProcEntry;
+use conman_proto::{EndCause, ExecResult, SessionState};
+use http::StatusCode;
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The command line of a process of the host.
+fn command(process: &ProcEntry) -> String {
+    std::fs::read_to_string(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default()
+}
+
+async fn start(native: &Native) -> Conman {
+    let runsc = std::env::var("CONMAN_RUNSC").unwrap_or("/usr/local/bin/runsc".to_owned());
+    let toml = format!(
+        "[gvisor]\npath = \"{runsc}\"\n\
+         [templates.own-kernel]\nruntime = \"gvisor\"\nimage = \"{ROOT}\"\nstop_grace_ms = 20000\n"
+    );
+    Conman::builder().toml(&toml).start_native(native).await
+}
+
+#[tokio::test]
+#[ignore = "needs runsc: `cargo xtask acceptance gvisor`"]
+async fn a_session_with_its_own_kernel_is_served_like_others_and_survives_the_daemon() {
+    let Some(native) = native() else { return };
+    let mut conman = start(&native).await;
+    let serve = "trap 'echo stopped; exit 4' TERM; echo page >/tmp/index.html; \
+                 httpd -f -p 8000 -h /tmp & wait";
+    let spec = json!({"template": "own-kernel", "port": 8000, "command": ["sh", "-c", serve]});
+    conman.api().ensure("s", &spec).await;
+    for round in 0..2 {
+        let api = conman.api();
+        let page = conman.sessions().get("/s/s/index.html").await;
+        assert_eq!(
+            (page.status, &*page.text()),
+            (StatusCode::OK, "page\n"),
+            "{round}"
+        );
+        let which = json!({"command": ["cat", "/proc/version"]});
+        let which: ExecResult = api
+            .post("/v1/sessions/s/exec", &which)
+            .await
+            .expect(StatusCode::OK);
+        assert!(which.stdout.contains("gvisor"), "{which:?}");
+        // What a client writes is there for the session, and the other way round.
+        let file = conman.directory().join("file");
+        std::fs::write(&file, format!("round {round}")).expect("written");
+        let copied = conman
+            .cli(&["cp", &file.to_string_lossy(), "s:/root/in"])
+            .await;
+        copied.success();
+        let copy = json!({"command": ["cp", "/root/in", "/root/out"]});
+        let copied: ExecResult = api
+            .post("/v1/sessions/s/exec", &copy)
+            .await
+            .expect(StatusCode::OK);
+        assert_eq!(copied.exit_code, 0, "{copied:?}");
+        let fetched = conman
+            .cli(&["cp", "s:/root/out", &file.to_string_lossy()])
+            .await;
+        fetched.success();
+        let text = std::fs::read_to_string(&file).expect("fetched");
+        assert_eq!(text, format!("round {round}"));
+        if round == 0 {
+            conman.restart_after_crash().await;
+        }
+    }
+    let api = conman.api();
+    // The kernel beside it is the host's.
+    let spec = json!({"image": ROOT, "command": ["sleep", "1000"]});
+    api.ensure("n", &spec).await;
+    let which = json!({"command": ["cat", "/proc/version"]});
+    let which: ExecResult = api
+        .post("/v1/sessions/n/exec", &which)
+        .await
+        .expect(StatusCode::OK);
+    assert!(!which.stdout.contains("gvisor"), "{which:?}");
+    let listed = api.get("/v1/sessions/s/processes").await;
+    assert_eq!(
+        listed.status,
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "{}",
+        listed.text()
+    );
+
+    api.stop("s").await;
+    let session = api.session("s").await;
+    assert_eq!(
+        session.exit_code,
+        Some(4),
+        "it was stopped gently: {session:?}"
+    );
+}
+
+#[tokio::test]
+#[ignore = "needs runsc: `cargo xtask acceptance gvisor`"]
+async fn a_kernel_that_is_missing_or_killed_is_said_and_leaves_nothing() {
+    let Some(native) = native() else { return };
+    let conman = start(&native).await;
+    let api = conman.api();
+    let spec = json!({"template": "own-kernel", "command": ["sleep", "1000"]});
+    api.ensure("s", &spec).await;
+    // The sandbox: the process of the session that the host sees as such.
+    let sandbox = conman
+        .processes()
+        .into_iter()
+        .find(|one| command(one).starts_with("runsc-sandbox"))
+        .expect("the sandbox runs");
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(sandbox.pid),
+        nix::sys::signal::Signal::SIGKILL,
+    )
+    .expect("killed");
+    eventually("its end", PATIENCE, async || {
+        api.session("s").await.state == SessionState::Failed
+    })
+    .await;
+    let session = api.session("s").await;
+    assert_eq!(session.end.map(|end| end.cause), Some(EndCause::Exited));
+    eventually("nothing of it runs", PATIENCE, async || {
+        let mut all = conman.processes().into_iter();
+        !all.any(|one| command(&one).starts_with("runsc"))
+    })
+    .await;
+
+    let toml = format!(
+        "[gvisor]\npath = \"/no/such/runsc\"\n\
+         [templates.own-kernel]\nruntime = \"gvisor\"\nimage = \"{ROOT}\"\n"
+    );
+    let conman = Conman::builder().toml(&toml).start_native(&native).await;
+    let refused = conman.api().put("/v1/sessions/s", &spec).await;
+    assert!(
+        refused.text().contains("/no/such/runsc"),
+        "{}",
+        refused.text()
+    );
+}
