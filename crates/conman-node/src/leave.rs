@@ -22,6 +22,9 @@ use tokio::time::{Instant, timeout};
 /// Interval between checks whether anything still passes through.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// What is kept of the time that is left for closing what passes through, however long load balancers may need.
+const CLOSING: Duration = Duration::from_secs(1);
+
 /// Why a node leaves.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LeaveCause {
@@ -98,7 +101,8 @@ impl Leave {
     /// nothing passes through any more, at `until` at the latest, or when the cause is withdrawn. Safe to
     /// cancel.
     pub(crate) async fn close(&self, cause: LeaveCause, began: Instant, until: Instant) {
-        let noticed = (began + self.delay).min(until);
+        let latest = until.checked_sub(CLOSING).unwrap_or(until);
+        let noticed = (began + self.delay).min(latest);
         // For another cause, they have noticed already.
         let must_notice = self.is_probed() && *self.departure.borrow() != Departure::Closing;
         self.while_leaving(cause, noticed, || {
@@ -200,6 +204,22 @@ mod tests {
         leave.announce(LeaveCause::Drain);
         leave.close(LeaveCause::Drain, began, until).await;
         assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_is_gone_soon_has_a_second_for_closing_what_passes_through() {
+        let leave = Arc::new(Leave::new(Duration::from_secs(5)));
+        let mut departure = leave.departure();
+        let tunnel = leave.through().begin();
+        let began = Instant::now();
+        leave.announce(LeaveCause::Preemption);
+        let closing = Arc::clone(&leave);
+        let until = began + Duration::from_secs(5);
+        tokio::spawn(async move { closing.close(LeaveCause::Preemption, began, until).await });
+        let closes = departure.wait_for(|state| *state == Departure::Closing);
+        closes.await.expect("it leaves");
+        assert!(began.elapsed() <= Duration::from_secs(4), "{began:?}");
+        drop(tunnel);
     }
 
     #[tokio::test(start_paused = true)]
