@@ -7,6 +7,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use conman_proto::RuntimeKind;
 
+use crate::storm::Way;
+use crate::storm::old::OldNode;
+
 /// Measures a separate conman, which it starts and removes
 #[derive(Debug, Parser)]
 #[command(name = "conman-bench", bin_name = "conman bench", version)]
@@ -19,9 +22,9 @@ pub(crate) struct Arguments {
     /// Print JSON
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Write a chart of the result to FILE
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) svg: Option<PathBuf>,
+    /// Write a report to FILE, as HTML with charts, and its data beside it, as JSON
+    #[arg(long, global = true, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 /// The benchmarks, and the servers that they need.
@@ -39,6 +42,8 @@ pub(crate) enum Benchmark {
     Hop(Echoing),
     /// Latency, bulk and Redis over every kind of network: sessions', Docker's, plain ones
     Net(Networking),
+    /// Preempt the nodes of a fleet behind HAProxy, the old way and conman's: what clients see
+    Storm(Storming),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(Tunnelling),
     /// Copy files into and out of a session, against `docker cp` and `tar` through `docker exec`
@@ -50,6 +55,9 @@ pub(crate) enum Benchmark {
     /// Echo WebSocket messages: the program inside the benchmarks' sessions
     #[command(hide = true)]
     Echo(Listening),
+    /// A node of the old way, for the storm
+    #[command(hide = true)]
+    OldNode(OldNode),
     /// Serve echo, bulk, iperf3 and Redis
     #[command(hide = true)]
     Services(Listening),
@@ -133,6 +141,54 @@ pub(crate) struct Networking {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Storming {
+    /// Nodes of the fleet
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = from_to(2, 20))]
+    pub(crate) nodes: usize,
+    /// Sessions, each with a client
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = from_to(1, 250))]
+    pub(crate) sessions: usize,
+    /// Length of each way's storm in minutes
+    #[arg(long, value_name = "M", default_value_t = 5.0, value_parser = number)]
+    pub(crate) minutes: f64,
+    /// Time from a notice to the end of the machine in seconds
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = number)]
+    budget: f64,
+    /// Time between two notices in seconds
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = number)]
+    every: f64,
+    /// Only these ways
+    #[arg(long, value_name = "WAY", value_delimiter = ',', value_enum)]
+    pub(crate) ways: Vec<Way>,
+    /// Members of etcd
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = from_to(1, 9))]
+    pub(crate) members: usize,
+    /// Seed of the order of the nodes and of the moments of connections
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Instead: take conman through every way in which a node leaves or is lost
+    #[arg(long, conflicts_with_all = ["ways", "minutes", "budget", "every"])]
+    pub(crate) every_way: bool,
+    /// One step of each kind
+    #[arg(long, requires = "every_way")]
+    pub(crate) short: bool,
+}
+
+impl Storming {
+    pub(crate) fn length(&self) -> Duration {
+        Duration::from_secs_f64(self.minutes * 60.0)
+    }
+
+    pub(crate) fn budget(&self) -> Duration {
+        Duration::from_secs_f64(self.budget)
+    }
+
+    pub(crate) fn every(&self) -> Duration {
+        Duration::from_secs_f64(self.every)
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Loading {
     pub(crate) kind: LoadKind,
     /// Address of the service
@@ -174,6 +230,9 @@ pub(crate) struct Density {
     /// Runtime of the sessions: native or docker
     #[arg(long, value_name = "RUNTIME", default_value = "native", value_parser = runtime)]
     pub(crate) runtime: RuntimeKind,
+    /// Network of the sessions
+    #[arg(long, value_enum, default_value = "loopback")]
+    pub(crate) network: DensityNetwork,
     /// Concurrent starts
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = from_to(1, 256))]
     pub(crate) parallel: usize,
@@ -186,6 +245,27 @@ pub(crate) struct Density {
     /// `ptys` of the sessions; 0 for none of their own
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = from_to(0, 1_024))]
     pub(crate) ptys: usize,
+}
+
+/// Networks of native sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DensityNetwork {
+    /// Nothing but the session's loopback
+    Loopback,
+    /// That, and a proxy and resolver inside for what the template lists
+    Egress,
+    /// A link and an address for each session
+    Routed,
+}
+
+impl DensityNetwork {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Loopback => "loopback",
+            Self::Egress => "egress",
+            Self::Routed => "routed",
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -235,6 +315,13 @@ fn runtime(text: &str) -> Result<RuntimeKind, String> {
         "docker" => Ok(RuntimeKind::Docker),
         _ => Err("it is native or docker".to_owned()),
     }
+}
+
+/// A time that is neither nothing nor endless.
+fn number(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok();
+    let number = number.filter(|number| *number > 0.0 && *number <= 1_000.0);
+    number.ok_or_else(|| "it is a number above 0, up to 1000".to_owned())
 }
 
 fn from_to(least: usize, most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {

@@ -116,12 +116,16 @@ impl Daemon {
         &self.api
     }
 
-    /// Its shim, if it has one: the process with this daemon's state directory and `shim` on its
-    /// command line.
+    /// Its shim, if it has one.
     pub(crate) fn shim_pid(&self) -> Option<i32> {
+        self.shim_pids().next()
+    }
+
+    /// The processes of its shim: those with this daemon's state directory and `shim` on their command lines.
+    fn shim_pids(&self) -> impl Iterator<Item = i32> {
         let state = self.directory.path().display().to_string();
-        let entries = std::fs::read_dir("/proc").ok()?;
-        entries.filter_map(Result::ok).find_map(|entry| {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten();
+        entries.filter_map(Result::ok).filter_map(move |entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let line = std::fs::read(entry.path().join("cmdline")).ok()?;
             let line = String::from_utf8_lossy(&line);
@@ -259,6 +263,22 @@ impl Daemon {
             .await;
     }
 
+    /// What `conman doctor` finds for as many sessions.
+    pub(crate) async fn doctor(&self, target: usize) -> Result<serde_json::Value> {
+        // Its exit status says whether the host is fit, which is a finding, too.
+        let output = Command::new(&self.binary)
+            .args(["doctor", "--json", "--target", &target.to_string()])
+            .arg("--config")
+            .arg(self.directory.path().join("conman.toml"))
+            .output()
+            .await
+            .context("starting `conman doctor`")?;
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            format!("reading what `conman doctor` found: {}", errors.trim())
+        })
+    }
+
     /// Imports an image into conman's store.
     pub(crate) async fn import(&self, archive: &Path, name: &str) -> Result<()> {
         let output = Command::new(&self.binary)
@@ -314,6 +334,16 @@ impl Daemon {
 
     fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Daemon {
+    /// A daemon that did not become ready may have started its shim.
+    fn drop(&mut self) {
+        for pid in self.shim_pids() {
+            // One that has ended already is what this is for.
+            let _ = conman_linux::signal_process(pid, conman_linux::Signal::SIGKILL);
+        }
     }
 }
 

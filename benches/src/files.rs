@@ -7,19 +7,18 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::{Table, presets};
 use conman_observer::resident_bytes;
 use conman_proto::RuntimeKind;
 use serde_json::json;
 use tokio::process::Command;
 
 use crate::arguments::Copying;
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::{Docker, image_name};
+use crate::image;
 use crate::interruption::until_interrupted;
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
 use crate::statistics::median;
-use crate::{Chart, Report, image};
 
 const IMAGE: &str = "conman-bench/root:1";
 const SESSION: &str = "files";
@@ -219,48 +218,48 @@ async fn timed(mut command: Command, daemon: i32, peak: &mut u64) -> Result<f64>
 }
 
 fn report(options: &Copying, compared: &[Compared], before: u64, peak: u64) -> Report {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["copy", "conman cp", "Docker", "speed", "bound"]);
+    let mut table = Table::new(["copy", "conman cp", "Docker", "speed", "bound"]);
     let (mut rows, mut bars, mut missed) = (Vec::new(), Vec::new(), Vec::new());
     for one in compared {
         let (Some(ours), Some(theirs)) = (median(&one.ours_s), median(&one.theirs_s)) else {
             continue;
         };
         let speed = theirs / ours;
-        let seconds = |value: f64| format!("{} s", shown(value));
-        table.add_row([
+        let rounds = one.ours_s.iter().zip(&one.theirs_s);
+        let speeds: Vec<f64> = rounds.map(|(ours, theirs)| theirs / ours).collect();
+        table.row([
             one.name.to_owned(),
-            seconds(ours),
-            seconds(theirs),
+            figure(&one.ours_s, "s"),
+            figure(&one.theirs_s, "s"),
             format!("{} ×", shown(speed)),
             format!("{} ×", shown(one.bound)),
         ]);
         rows.push(json!({ "copy": one.name, "ours_s": one.ours_s, "docker_s": one.theirs_s }));
-        bars.push((one.name.to_owned(), speed));
+        bars.push(Bar::of(format!("conman, {}", one.name), &speeds));
         if speed < one.bound {
             missed.push(one.name);
         }
     }
     let mib = |bytes: u64| bytes >> 20;
     Report {
-        table: format!(
-            "{} MiB, {} small files, {} rounds; the daemon's memory: {} MiB before, {} MiB at most\n{table}",
-            options.mebibytes,
-            options.files,
-            options.rounds,
-            mib(before),
-            mib(peak)
-        ),
+        title: "Files into sessions and out of them".to_owned(),
+        parts: vec![
+            format!(
+                "{} MiB, {} small files, {} rounds; the daemon's memory: {} MiB before, {} MiB at most",
+                options.mebibytes,
+                options.files,
+                options.rounds,
+                mib(before),
+                mib(peak)
+            )
+            .into(),
+            Chart::bars("speed relative to Docker, round by round", "×", bars).into(),
+            table.into(),
+        ],
         json: json!({
             "benchmark": "files", "image": image_name(), "copies": rows,
             "resident_bytes_before": before, "resident_bytes_peak": peak,
         }),
-        chart: Chart {
-            title: "Speed of conman cp relative to Docker".to_owned(),
-            unit: "×",
-            plot: Plot::Bars(bars),
-        },
         missed: (!missed.is_empty()).then(|| format!("too slow: {}", missed.join(", "))),
     }
 }

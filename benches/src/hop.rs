@@ -5,17 +5,16 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::arguments::Echoing;
-use crate::chart::{Plot, shown};
 use crate::daemon::free_ports;
 use crate::interruption::until_interrupted;
 use crate::load::{Target, echo};
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
+use crate::rivals;
 use crate::statistics::{median, quantiles};
-use crate::{Chart, Report, rivals};
 
 /// Sizes of the measured messages.
 const SIZES: [usize; 2] = [64, 4_096];
@@ -108,9 +107,7 @@ fn write_secret(path: &Path) -> Result<()> {
 }
 
 fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+    let mut table = Table::new([
         "through",
         "message",
         "p50",
@@ -119,13 +116,15 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
     ]);
     let (mut rows, mut bars, mut missed) = (Vec::new(), Vec::new(), Vec::new());
     for bytes in SIZES {
-        let of = |path: &str, value: fn(&Measurement) -> f64| {
-            let sample: Vec<f64> = measurements
+        let all = |path: &str, value: fn(&Measurement) -> f64| -> Vec<f64> {
+            measurements
                 .iter()
                 .filter(|one| one.path == path && one.message_bytes == bytes)
                 .map(value)
-                .collect();
-            median(&sample).context("a case was not measured")
+                .collect()
+        };
+        let of = |path: &str, value: fn(&Measurement) -> f64| {
+            median(&all(path, value)).context("a case was not measured")
         };
         let base = of(LOCAL, |one| one.p50_us)?;
         for path in [DIRECT, LOCAL, HOP] {
@@ -137,10 +136,10 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
                      own, and may take {MAX_RATIO}"
                 ));
             }
-            table.add_row([
+            table.row([
                 path.to_owned(),
                 format!("{bytes} B"),
-                format!("{} µs", shown(p50)),
+                figure(&all(path, |one| one.p50_us), "µs"),
                 format!("{} µs", shown(p99)),
                 format!("{ratio:.2} ×"),
             ]);
@@ -148,27 +147,28 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
                 "path": path, "message_bytes": bytes, "p50_us": p50, "p99_us": p99, "ratio": ratio,
             }));
             if bytes == SIZES[0] {
-                bars.push((path.to_owned(), p50));
+                bars.push(Bar::of(path, &all(path, |one| one.p50_us)));
             }
         }
     }
     Ok(Report {
         missed: (!missed.is_empty()).then(|| missed.join("; ")),
-        table: format!(
-            "WebSocket echo, one connection, medians of {} rounds of {} s\n{table}",
-            options.rounds,
-            options.duration().as_secs_f64()
-        ),
+        title: "WebSocket echo through another node".to_owned(),
+        parts: vec![
+            format!(
+                "One connection, medians of {} rounds of {} s in rotation.",
+                options.rounds,
+                options.duration().as_secs_f64()
+            )
+            .into(),
+            Chart::bars("64 B: median", "µs", bars).into(),
+            table.into(),
+        ],
         json: json!({
             "benchmark": "hop", "rounds": options.rounds,
             "duration_s": options.duration().as_secs_f64(), "medians": rows,
             "measurements": measurements,
         }),
-        chart: Chart {
-            title: "WebSocket echo of 64 B through another node: median".to_owned(),
-            unit: "µs",
-            plot: Plot::Bars(bars),
-        },
     })
 }
 

@@ -84,6 +84,11 @@ impl Connection {
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
+    /// A request whose answer has no body.
+    pub(crate) async fn done(&mut self, method: Method, path: &str) -> Result<()> {
+        self.exchange(&method, path, Bytes::new()).await.map(drop)
+    }
+
     async fn exchange(&mut self, method: &Method, path: &str, payload: Bytes) -> Result<Bytes> {
         let sent = format!("{method} {path}");
         let request = Request::builder()

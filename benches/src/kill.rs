@@ -4,19 +4,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::arguments::Killing;
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
 use crate::observer::Observer;
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
 use crate::statistics::median;
-use crate::{Chart, Report};
 
 /// Bound on everything that Docker does with hundreds of containers.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -212,19 +210,14 @@ fn remove_cgroups(mark: &str) {
 }
 
 fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
-    let median_of = |way: Way, value: fn(&Measurement) -> Option<f64>| {
-        let sample: Vec<f64> = measurements
-            .iter()
-            .filter(|one| one.way == way)
-            .filter_map(value)
-            .collect();
-        median(&sample)
+    let sample = |way: Way, value: fn(&Measurement) -> Option<f64>| -> Vec<f64> {
+        let of_way = measurements.iter().filter(|one| one.way == way);
+        of_way.filter_map(value).collect()
     };
-    let dead = |way| median_of(way, |one| Some(one.last_dead_ms));
+    let all_dead = |way| sample(way, |one| Some(one.last_dead_ms));
+    let dead = |way| median(&all_dead(way));
     let reference = dead(Way::DockerKill).context("docker kill was not measured")?;
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+    let mut table = Table::new([
         "way",
         "last process dead",
         "sooner than docker kill",
@@ -235,49 +228,46 @@ fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
     let mut rows = Vec::new();
     for way in Way::ALL {
         let last_dead = dead(way).context("a way was not measured")?;
-        let release = median_of(way, |one| one.last_release_ms);
-        let noticed = median_of(way, |one| Some(one.docker_noticed_ms));
-        let cleaned = median_of(way, |one| Some(one.cleaned_ms));
+        let release = sample(way, |one| one.last_release_ms);
+        let noticed = sample(way, |one| Some(one.docker_noticed_ms));
+        let cleaned = sample(way, |one| Some(one.cleaned_ms));
         let ratio = reference / last_dead;
-        let cell = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-        let time = |value: Option<f64>| {
-            cell(value.map_or_else(|| "–".to_owned(), |ms| format!("{} ms", shown(ms))))
-        };
-        table.add_row([
-            Cell::new(way.name()),
-            time(Some(last_dead)),
-            cell(format!("{} ×", shown(ratio))),
-            time(release),
-            time(noticed),
-            time(cleaned),
+        let time = |sample: &[f64]| figure(sample, "ms");
+        table.row([
+            way.name().to_owned(),
+            time(&all_dead(way)),
+            format!("{} ×", shown(ratio)),
+            time(&release),
+            time(&noticed),
+            time(&cleaned),
         ]);
         rows.push(json!({
             "way": way, "name": way.name(), "last_dead_ms": last_dead, "times_sooner": ratio,
-            "last_release_ms": release, "docker_noticed_ms": noticed, "cleaned_ms": cleaned,
+            "last_release_ms": median(&release), "docker_noticed_ms": median(&noticed),
+            "cleaned_ms": median(&cleaned),
         }));
     }
     let bars = Way::ALL
         .into_iter()
-        .filter_map(|way| Some((way.name().to_owned(), dead(way)?)))
+        .map(|way| Bar::of(way.name(), &all_dead(way)))
         .collect();
+    let heading = format!("{} containers killed at once", options.count);
     Ok(Report {
         missed: None,
-        table: format!(
-            "{} containers, medians of {} round(s), from the command or notice\n{table}",
-            options.count, options.rounds
-        ),
+        parts: vec![
+            format!(
+                "Medians of {} round(s), from the command or notice.",
+                options.rounds
+            )
+            .into(),
+            Chart::bars(format!("{heading}: last process dead"), "ms", bars).into(),
+            table.into(),
+        ],
+        title: heading,
         json: json!({
             "benchmark": "kill", "count": options.count, "rounds": options.rounds,
             "medians": rows, "measurements": measurements,
         }),
-        chart: Chart {
-            title: format!(
-                "{} containers killed at once: last process dead",
-                options.count
-            ),
-            unit: "ms",
-            plot: Plot::Bars(bars),
-        },
     })
 }
 

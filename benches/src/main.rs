@@ -2,14 +2,13 @@
 //!
 //! Each one runs a separate conman (temporary state, free ports) and removes it at the end, so that
 //! a benchmark never touches the sessions of a machine. The images are made on the way. A result
-//! is data ([`Report`]), printed as a table or as JSON, and drawn as a chart.
+//! is data ([`Report`]), printed as text or as JSON, and written to an HTML file with charts.
 //!
 //! Compared variants are measured in one run and in alternation: figures of different runs or
 //! machines are hardly comparable, ratios within one run are.
 #![forbid(unsafe_code)]
 
 mod arguments;
-mod chart;
 mod daemon;
 mod density;
 mod docker;
@@ -22,14 +21,17 @@ mod image;
 mod interruption;
 mod kill;
 mod load;
+mod needs;
 mod net;
 mod observer;
 mod pause;
 mod preempt;
 mod proxy;
+mod report;
 mod rivals;
 mod start;
 mod statistics;
+mod storm;
 mod tunnels;
 
 use std::io::Write as _;
@@ -40,24 +42,19 @@ use anyhow::{Context, Result, bail};
 use clap::Parser as _;
 
 use arguments::{Arguments, Benchmark};
-use chart::Chart;
+use report::{Report, Setting};
 
-/// A benchmark's result.
-#[derive(Debug, Clone)]
-pub(crate) struct Report {
-    /// For people.
-    pub(crate) table: String,
-    /// For programs.
-    pub(crate) json: serde_json::Value,
-    /// A picture.
-    pub(crate) chart: Chart,
-    /// The bound that is not met, as text.
-    pub(crate) missed: Option<String>,
-}
+/// The name by which this program is the program of the storm's sessions.
+const WITNESS: &str = "witness";
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Arguments::parse()).await {
+fn main() -> ExitCode {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    let is_witness = name.is_some_and(|name| name.ends_with(WITNESS));
+    let ended = match is_witness {
+        true => storm::witness(),
+        false => measure(Arguments::parse()),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // An error of standard error cannot be reported.
@@ -67,11 +64,13 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: Arguments) -> Result<()> {
+#[tokio::main]
+async fn measure(arguments: Arguments) -> Result<()> {
     let conman = || match arguments.conman {
         Some(path) => Ok(path),
         None => installed_conman(),
     };
+    let setting = Setting::begin();
     let report = match arguments.benchmark {
         Benchmark::Kill(kill) => kill::kill(&conman()?, &kill).await?,
         Benchmark::Preempt(kill) => preempt::preempt(&conman()?, &kill).await?,
@@ -83,12 +82,18 @@ async fn run(arguments: Arguments) -> Result<()> {
         Benchmark::Files(copying) => files::files(&conman()?, &copying).await?,
         Benchmark::Density(density) => density::density(&conman()?, &density).await?,
         Benchmark::Pause(pausing) => pause::pause(&conman()?, &pausing).await?,
+        Benchmark::Storm(storming) => storm::storm(&conman()?, &storming).await?,
         Benchmark::Echo(echo) => return echo::serve_echo(echo.listen).await,
+        Benchmark::OldNode(node) => return storm::old::serve(node).await,
         Benchmark::Services(services) => return net::serve_services(services.listen).await,
         Benchmark::Load(load) => return net::load(load).await,
         Benchmark::Forward(forward) => return forward::serve_forward(forward).await,
     };
-    show(&report, arguments.svg.as_deref(), arguments.json)
+    let default = PathBuf::from(format!("conman-bench-{}.html", report.name()));
+    let path = arguments
+        .report
+        .or_else(|| (!arguments.json).then_some(default));
+    show(&report, &setting, path.as_deref(), arguments.json)
 }
 
 /// The conman beside this program, or else the one in `PATH`.
@@ -106,16 +111,17 @@ fn installed_conman() -> Result<PathBuf> {
     found.context("there is no `conman` beside this program or in PATH; name one with --conman")
 }
 
-fn show(report: &Report, svg: Option<&Path>, json: bool) -> Result<()> {
+fn show(report: &Report, setting: &Setting, path: Option<&Path>, json: bool) -> Result<()> {
     let text = match json {
-        true => report.json.to_string(),
-        false => report.table.clone(),
+        true => report.to_json(setting).to_string(),
+        false => report.to_text(),
     };
     // A reader that has gone is a normal end.
     let _ = writeln!(std::io::stdout(), "{text}");
-    if let Some(path) = svg {
-        std::fs::write(path, report.chart.to_svg()?)
-            .with_context(|| format!("writing the chart to {}", path.display()))?;
+    if let Some(path) = path {
+        let json = report.save(path, setting)?;
+        let (path, json) = (path.display(), json.display());
+        let _ = writeln!(std::io::stderr(), "report: {path}, its data: {json}");
     }
     match &report.missed {
         Some(missed) => bail!("not within the bounds: {missed}"),

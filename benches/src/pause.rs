@@ -10,15 +10,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::arguments::Pausing;
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::http_client::Connection;
 use crate::image;
 use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::observer::Observer;
+use crate::report::{Bar, Chart, Report, shown};
 use crate::statistics::{Quantiles, quantiles};
-use crate::{Chart, Report};
 
 const IMAGE: &str = "conman-bench:pause";
 /// Bound on the reclaim of all memory that can be reclaimed.
@@ -78,7 +77,7 @@ fn template(options: &Pausing) -> String {
     ]);
     format!(
         "[templates.pause]\nimage = \"{IMAGE}\"\ncommand = {command}\nport = 8080\n\
-         memory_bytes = {}\nready_path = \"/full\"\n",
+         memory_bytes = {}\nready_path = \"/full\"\nresume_on_connect = true\n",
         (options.mebibytes + 64) << 22
     )
 }
@@ -151,11 +150,10 @@ fn report(options: &Pausing, measured: &Measured) -> Report {
     let resident = measured.paused_bytes as f64 / measured.running_bytes as f64;
     let mib = |bytes: u64| shown(bytes as f64 / 1_048_576.0 / options.count as f64);
     let found = measured.resume_ms;
-    let table = format!(
-        "{} sessions, {} MiB filled in each\nresident: {} MiB a session running, {} MiB paused \
+    let text = format!(
+        "{} MiB filled in each\nresident: {} MiB a session running, {} MiB paused \
          ({} %), {} MiB swapped\nprocessor time while paused: {} ms over {} s, all together\n\
          resume to the first answer: p50 {} ms, p99 {} ms, max {} ms\n",
-        options.count,
         options.mebibytes,
         mib(measured.running_bytes),
         mib(measured.paused_bytes),
@@ -179,18 +177,22 @@ fn report(options: &Pausing, measured: &Measured) -> Report {
     }
     Report {
         missed: (!missed.is_empty()).then(|| missed.join(", ")),
-        table,
+        title: format!("{} sessions paused", options.count),
+        parts: vec![
+            text.into(),
+            Chart::bars(
+                "from a paused session's request to its answer",
+                "ms",
+                vec![
+                    Bar::one("conman, p50", found.p50),
+                    Bar::one("conman, p99", found.p99),
+                ],
+            )
+            .into(),
+        ],
         json: json!({
             "benchmark": "pause", "count": options.count, "mebibytes": options.mebibytes,
             "measured": measured,
         }),
-        chart: Chart {
-            title: "From a paused session's request to its answer".to_owned(),
-            unit: "ms",
-            plot: Plot::Bars(vec![
-                ("p50".to_owned(), found.p50),
-                ("p99".to_owned(), found.p99),
-            ]),
-        },
     }
 }

@@ -4,21 +4,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use conman_proto::RuntimeKind;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::arguments::Killing;
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::image;
 use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::observer::Observer;
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
 use crate::statistics::median;
-use crate::{Chart, Report};
 
 /// Bound on the last death.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -138,43 +136,41 @@ pub(crate) async fn preempt_all(daemon: &Daemon, count: usize) -> Result<(f64, f
 }
 
 fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
-    let median_of = |load: Load, value: fn(&Measurement) -> f64| {
+    let sample = |load: Load, value: fn(&Measurement) -> f64| -> Vec<f64> {
         let of = measurements.iter().filter(|one| one.load == load);
-        let sample: Vec<f64> = of.map(value).collect();
-        median(&sample).context("a load was not measured")
+        of.map(value).collect()
     };
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["sessions", "last process dead", "last release"]);
+    let dead = |load| sample(load, |one: &Measurement| one.last_dead_ms);
+    let median_of = |load| median(&dead(load)).context("a load was not measured");
+    let mut table = Table::new(["sessions", "last process dead", "last release"]);
     let mut bars = Vec::new();
     for load in Load::ALL {
-        let dead = median_of(load, |one| one.last_dead_ms)?;
-        let released = median_of(load, |one| one.last_release_ms)?;
-        let time = |ms| Cell::new(format!("{} ms", shown(ms))).set_alignment(CellAlignment::Right);
-        table.add_row([Cell::new(load.template()), time(dead), time(released)]);
-        bars.push((load.template().to_owned(), dead));
+        let released = sample(load, |one| one.last_release_ms);
+        table.row([
+            load.template().to_owned(),
+            figure(&dead(load), "ms"),
+            figure(&released, "ms"),
+        ]);
+        bars.push(Bar::of(format!("conman, {}", load.template()), &dead(load)));
     }
-    let idle = median_of(Load::Idle, |one| one.last_dead_ms)?;
-    let spinning = median_of(Load::Spinning, |one| one.last_dead_ms)?;
+    let idle = median_of(Load::Idle)?;
+    let spinning = median_of(Load::Spinning)?;
     let most = idle * MOST_TIMES + MOST_MORE_MS;
     Ok(Report {
         missed: (spinning > most).then(|| {
             let (spinning, most) = (shown(spinning), shown(most));
             format!("the last spinning session died after {spinning} ms, not within {most} ms")
         }),
-        table: format!(
-            "{} native sessions of {CPUS} CPU, medians of {} round(s), from the notice\n{table}",
-            options.count, options.rounds
-        ),
+        title: format!("{} native sessions of {CPUS} CPU preempted", options.count),
+        parts: vec![
+            format!("Medians of {} round(s), from the notice.", options.rounds).into(),
+            Chart::bars("last process dead", "ms", bars).into(),
+            table.into(),
+        ],
         json: json!({
             "benchmark": "preempt", "count": options.count, "rounds": options.rounds,
             "idle_last_dead_ms": idle, "spinning_last_dead_ms": spinning, "most_ms": most,
             "measurements": measurements,
         }),
-        chart: Chart {
-            title: format!("{} sessions preempted: last process dead", options.count),
-            unit: "ms",
-            plot: Plot::Bars(bars),
-        },
     })
 }

@@ -4,18 +4,17 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::arguments::Echoing;
-use crate::chart::{Plot, shown};
 use crate::daemon::{Daemon, free_ports};
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
 use crate::load::{Target, echo};
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
+use crate::rivals;
 use crate::statistics::{median, quantiles};
-use crate::{Chart, Report, rivals};
 
 /// Numbers of connections and sizes of messages that are measured.
 const CASES: [(usize, usize); 4] = [(1, 64), (32, 64), (1, 65_536), (32, 65_536)];
@@ -124,9 +123,7 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
             names.push(one.path);
         }
     }
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+    let mut table = Table::new([
         "path",
         "connections",
         "message",
@@ -137,15 +134,17 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
     ]);
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (connections, bytes) in CASES {
-        let of = |name: &str, value: fn(&Measurement) -> f64| {
-            let sample: Vec<f64> = measurements
+        let all = |name: &str, value: fn(&Measurement) -> f64| -> Vec<f64> {
+            measurements
                 .iter()
                 .filter(|one| {
                     one.path == name && one.connections == connections && one.message_bytes == bytes
                 })
                 .map(value)
-                .collect();
-            median(&sample).context("a case was not measured")
+                .collect()
+        };
+        let of = |name: &str, value: fn(&Measurement) -> f64| {
+            median(&all(name, value)).context("a case was not measured")
         };
         // One connection shows the delay, many the throughput.
         let (measure, value): (_, fn(&Measurement) -> f64) = match connections {
@@ -164,11 +163,11 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
                 of(name, |one| one.messages_per_s)?,
             );
             let ratio = of(name, value)? / best;
-            table.add_row([
+            table.row([
                 (*name).to_owned(),
                 connections.to_string(),
                 format!("{bytes} B"),
-                format!("{} µs", shown(p50)),
+                figure(&all(name, |one| one.p50_us), "µs"),
                 format!("{} µs", shown(p99)),
                 shown(rate),
                 format!("{measure} {ratio:.2} ×"),
@@ -179,25 +178,26 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
                 "compared": measure, "ratio": ratio,
             }));
             if (connections, bytes) == CASES[0] {
-                bars.push(((*name).to_owned(), p50));
+                bars.push(Bar::of(*name, &all(name, |one| one.p50_us)));
             }
         }
     }
     Ok(Report {
         missed: None,
-        table: format!(
-            "WebSocket echo, medians of {} rounds of {} s\n{table}",
-            options.rounds,
-            options.duration().as_secs_f64()
-        ),
+        title: "WebSocket echo through proxies".to_owned(),
+        parts: vec![
+            format!(
+                "Medians of {} rounds of {} s in rotation.",
+                options.rounds,
+                options.duration().as_secs_f64()
+            )
+            .into(),
+            Chart::bars("64 B, one connection: median", "µs", bars).into(),
+            table.into(),
+        ],
         json: json!({
             "benchmark": "proxy", "rounds": options.rounds,
             "duration_s": options.duration().as_secs_f64(), "medians": rows, "measurements": measurements,
         }),
-        chart: Chart {
-            title: "WebSocket echo of 64 B, one connection: median".to_owned(),
-            unit: "µs",
-            plot: Plot::Bars(bars),
-        },
     })
 }

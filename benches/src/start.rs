@@ -5,18 +5,16 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use comfy_table::{Table, presets};
 use conman_proto::Session;
 use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::arguments::Starting;
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
+use crate::report::{Bar, Chart, Report, Table, shown};
 use crate::statistics::{Quantiles, quantiles};
-use crate::{Chart, Report};
 
 /// Phases that are Docker's calls or the session's program; all others are conman's part.
 const NOT_OURS: [&str; 3] = ["create", "start", "ready"];
@@ -63,14 +61,13 @@ fn report(options: &Starting, sessions: &[Session], elapsed_s: f64) -> Result<Re
         own.push(sum(&|name| name != QUEUE && !NOT_OURS.contains(&name)));
         total.push(sum(&|_| true));
     }
+    let own_bar = Bar::of("conman's own part", &own);
     let own = quantiles(&own).context("no session was started")?;
     let total = quantiles(&total).context("no session was started")?;
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["phase", "whose", "p50", "p99", "max"]);
+    let mut table = Table::new(["phase", "whose", "p50", "p99", "max"]);
     let mut row = |name: &str, whose: &str, q: Quantiles| {
         let ms = |value| format!("{} ms", shown(value));
-        table.add_row([
+        table.row([
             name.to_owned(),
             whose.to_owned(),
             ms(q.p50),
@@ -90,31 +87,31 @@ fn report(options: &Starting, sessions: &[Session], elapsed_s: f64) -> Result<Re
         };
         row(name, whose, found);
         by_phase.insert((*name).to_owned(), json!({ "whose": whose, "ms": found }));
-        bars.push((format!("{whose} {name}"), found.p50));
+        bars.push(Bar::of(format!("{whose} {name}"), sample));
     }
     row("conman's own part", "conman's", own);
     row("whole start", "", total);
-    bars.push(("conman's own part".to_owned(), own.p50));
+    bars.push(own_bar);
     let rate = sessions.len() as f64 / elapsed_s;
     Ok(Report {
         missed: None,
-        table: format!(
-            "{} starts, {} at a time, {} starts a second\n{table}",
-            options.count,
-            options.parallel,
-            shown(rate)
+        title: format!(
+            "{} starts in Docker, {} at a time",
+            options.count, options.parallel
         ),
+        parts: vec![
+            format!("{} starts a second", shown(rate)).into(),
+            Chart::bars(
+                "median of each phase, from the least to the greatest",
+                "ms",
+                bars,
+            )
+            .into(),
+            table.into(),
+        ],
         json: json!({
             "benchmark": "start", "count": options.count, "parallel": options.parallel,
             "starts_per_s": rate, "own_ms": own, "total_ms": total, "phases": by_phase,
         }),
-        chart: Chart {
-            title: format!(
-                "Median of each phase of a start, {} at a time",
-                options.parallel
-            ),
-            unit: "ms",
-            plot: Plot::Bars(bars),
-        },
     })
 }

@@ -10,12 +10,11 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::arguments::Tunnelling;
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::docker::Docker;
 use crate::interruption::until_interrupted;
 use crate::load::{Client, Target};
-use crate::{Chart, Report};
+use crate::report::{Bar, Chart, Report, shown};
 
 /// Concurrent openings of tunnels.
 const PARALLEL: usize = 32;
@@ -41,22 +40,26 @@ pub(crate) async fn tunnels(conman: &Path, options: &Tunnelling) -> Result<Repor
     let each = after.saturating_sub(before) as f64 / options.count as f64 / 1024.0;
     Ok(Report {
         missed: None,
-        table: format!(
-            "{} idle tunnels: {} KiB of daemon memory each ({} MiB before, {} MiB with them)",
-            options.count,
-            shown(each),
-            shown(before as f64 / 1_048_576.0),
-            shown(after as f64 / 1_048_576.0),
-        ),
+        title: format!("{} idle tunnels", options.count),
+        parts: vec![
+            format!(
+                "{} KiB of the daemon's memory each ({} MiB before, {} MiB with them)",
+                shown(each),
+                shown(before as f64 / 1_048_576.0),
+                shown(after as f64 / 1_048_576.0),
+            )
+            .into(),
+            Chart::bars(
+                "the daemon's memory",
+                "KiB",
+                vec![Bar::one("conman, a tunnel", each)],
+            )
+            .into(),
+        ],
         json: json!({
             "benchmark": "tunnels", "count": options.count, "kib_each": each,
             "resident_bytes_before": before, "resident_bytes_with_tunnels": after,
         }),
-        chart: Chart {
-            title: format!("Daemon memory of an idle tunnel, {} open", options.count),
-            unit: "KiB",
-            plot: Plot::Bars(vec![("conman".to_owned(), each)]),
-        },
     })
 }
 

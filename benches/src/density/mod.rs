@@ -7,9 +7,10 @@ mod rivals;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use conman_proto::{EnsureResponse, RuntimeKind, SessionState, SessionStats, StatsList};
 use futures_util::future::try_join_all;
 use http::Method;
@@ -17,8 +18,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::Report;
-use crate::arguments::Density;
+use crate::arguments::{Density, DensityNetwork};
 use crate::daemon::Daemon;
 use crate::docker::{Docker, image_name};
 use crate::http_client::Connection;
@@ -26,6 +26,7 @@ use crate::image;
 use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::observer::Observer;
+use crate::report::Report;
 use footprint::{Footprint, MachineMemory, Own};
 
 /// Sessions whose page is requested at the end.
@@ -35,6 +36,9 @@ const ASKING: usize = 8;
 /// Looks at the statistics of all sessions, and the time without looks that they are compared with.
 const LOOKS: u32 = 5;
 const QUIET: std::time::Duration = std::time::Duration::from_secs(10);
+/// With fewer sessions there is nothing to measure in these times, which are then as short as this.
+const FEW: usize = 100;
+const SHORT: std::time::Duration = std::time::Duration::from_secs(1);
 /// The daemon rests if it used less than this processor time for so long. Then it measures the sessions' files
 /// again after a minute.
 const REST: std::time::Duration = std::time::Duration::from_secs(10);
@@ -62,7 +66,11 @@ struct Rival {
 
 #[derive(Debug, Serialize)]
 struct Measured {
+    /// What `conman doctor` says before the first start.
+    doctor: Doctor,
     starts: Vec<Start>,
+    /// Why there are no more, as conman says it.
+    bound: Option<String>,
     elapsed_s: f64,
     rivals_at: usize,
     rivals: Vec<Rival>,
@@ -75,6 +83,14 @@ struct Measured {
     processes: usize,
     last_dead_ms: f64,
     last_release_ms: f64,
+}
+
+/// The limits of the host, as `conman doctor` names them.
+#[derive(Debug, Clone, Serialize)]
+struct Doctor {
+    /// Sessions that the host holds; `None`: as many as wanted.
+    holds: Option<u64>,
+    first_limit: Option<String>,
 }
 
 /// Processor time of daemon and shim, in seconds.
@@ -126,8 +142,17 @@ fn template(options: &Density) -> String {
         image_name()
     };
     let command = json!(image::COMMAND);
+    let (net, own) = match options.network {
+        DensityNetwork::Loopback => ("", ""),
+        // An address for documentation (RFC 5737): no session connects to it.
+        DensityNetwork::Egress => ("", "egress = [\"192.0.2.1/32:80\"]\n"),
+        DensityNetwork::Routed => (
+            "[net]\npool = [\"198.18.0.0/15\"]\n",
+            "network = \"routed\"\n",
+        ),
+    };
     format!(
-        "[templates.http]\nimage = \"{image}\"\ncommand = {command}\nport = 8080\n\
+        "{net}[templates.http]\n{own}image = \"{image}\"\ncommand = {command}\nport = 8080\n\
          memory_bytes = {}\ncpus = {}\npids = {}\nptys = {}\n",
         rivals::MEMORY_BYTES,
         rivals::CPUS,
@@ -143,49 +168,57 @@ async fn measure(
     root: &Path,
 ) -> Result<Measured> {
     conman_linux::raise_nofile().context("raising the limit of open files")?;
+    let doctor = doctor(options, daemon).await?;
     let before = MachineMemory::now()?;
     let rivals_at = options.rivals_at.min(options.count);
     let bar = ProgressBar::new(options.count as u64);
     let (mut starts, mut elapsed_s) = (Vec::with_capacity(options.count), 0.0);
-    let mut rivals = Vec::new();
+    let (mut rivals, mut bound) = (Vec::new(), None);
     for (from, to) in [(0, rivals_at), (rivals_at, options.count)] {
         let begun = Instant::now();
-        starts.extend(open(options, daemon, from, to, &bar).await?);
+        let (started, refused) = open(options, daemon, from, to, &bar).await?;
+        starts.extend(started);
         elapsed_s += begun.elapsed().as_secs_f64();
+        bound = refused;
+        if bound.is_some() {
+            break;
+        }
         if from == 0 && options.rivals > 0 {
             bar.println(format!("the rivals, next to {rivals_at} sessions"));
             rivals = measure_rivals(options, daemon, docker, root).await;
         }
     }
     bar.finish_and_clear();
+    let reached = starts.len();
+    ensure!(
+        reached > 0,
+        "no session starts: {}",
+        bound.unwrap_or_default()
+    );
     let after = MachineMemory::now()?;
     let observer = Observer::of_cgroup(&daemon.cgroup())?;
     let pids = observer.pids();
-    let footprint = Footprint::between(
-        before,
-        after,
-        options.count,
-        footprint::program_bytes(&pids)?,
-    );
+    let footprint = Footprint::between(before, after, reached, footprint::program_bytes(&pids)?);
     let own = Own::of(daemon.pid()?)?;
     let shim = daemon.shim_pid().map(Own::of).transpose()?;
-    let looks = look(options, daemon).await?;
-    let asked = ASKED.min(options.count);
-    let answering = ask(options, daemon, asked).await?;
+    let looks = look(reached, daemon).await?;
+    let asked = ASKED.min(reached);
+    let answering = ask(&starts, daemon, asked).await?;
     let processes = observer.count();
     let notice = Instant::now();
     let watching = tokio::task::spawn_blocking(move || observer.wait_all_dead(DEATH_PATIENCE));
     let preempted = daemon.preempt().await?;
     let dead = watching.await.context("the observer panicked")??;
     ensure!(
-        preempted.released == options.count as u64,
-        "only {} of {} sessions were released: {:?}",
+        preempted.released == reached as u64,
+        "only {} of {reached} sessions were released: {:?}",
         preempted.released,
-        options.count,
         preempted.unreleased.iter().take(3).collect::<Vec<_>>()
     );
     Ok(Measured {
+        doctor,
         starts,
+        bound,
         elapsed_s,
         rivals_at,
         rivals,
@@ -203,12 +236,26 @@ async fn measure(
     })
 }
 
+async fn doctor(options: &Density, daemon: &Daemon) -> Result<Doctor> {
+    let found = daemon.doctor(options.count).await?;
+    let found = &found["diagnosis"];
+    Ok(Doctor {
+        holds: found["holds"].as_u64(),
+        first_limit: found["first_limit"].as_str().map(str::to_owned),
+    })
+}
+
+/// A time for that many sessions.
+fn time(count: usize, usual: std::time::Duration) -> std::time::Duration {
+    if count < FEW { SHORT } else { usual }
+}
+
 /// Waits until the daemon has nothing of its own to do: after many starts it measures the sessions' files.
-async fn rest(used: impl Fn() -> Result<f64>) -> Result<()> {
+async fn rest(count: usize, used: impl Fn() -> Result<f64>) -> Result<()> {
     let begun = Instant::now();
     loop {
         let before = used()?;
-        tokio::time::sleep(REST).await;
+        tokio::time::sleep(time(count, REST)).await;
         if used()? - before < MOST_AT_REST_S {
             return Ok(());
         }
@@ -217,13 +264,13 @@ async fn rest(used: impl Fn() -> Result<f64>) -> Result<()> {
 }
 
 /// Measures looks at all statistics, and as long without them.
-async fn look(options: &Density, daemon: &Daemon) -> Result<Looks> {
+async fn look(count: usize, daemon: &Daemon) -> Result<Looks> {
     let pids = [Some(daemon.pid()?), daemon.shim_pid()];
     let used = || -> Result<f64> {
         let times = pids.iter().flatten().map(|pid| footprint::cpu_s(*pid));
         times.sum()
     };
-    rest(&used).await?;
+    rest(count, &used).await?;
     let mut connection = Connection::open(daemon.api()).await?;
     let before = used()?;
     for _ in 0..LOOKS {
@@ -231,15 +278,16 @@ async fn look(options: &Density, daemon: &Daemon) -> Result<Looks> {
         let list: StatsList = connection.json(Method::GET, path, None).await?;
         let counted = |stats: &SessionStats| stats.cpu_s.is_some() && stats.memory_bytes.is_some();
         ensure!(
-            list.sessions.iter().filter(|stats| counted(stats)).count() >= options.count,
+            list.sessions.iter().filter(|stats| counted(stats)).count() >= count,
             "not all sessions have statistics"
         );
     }
     let looked = used()?;
-    tokio::time::sleep(QUIET).await;
+    let quiet = time(count, QUIET);
+    tokio::time::sleep(quiet).await;
     Ok(Looks {
         one_s: (looked - before) / f64::from(LOOKS),
-        quiet_s: (used()? - looked) / QUIET.as_secs_f64(),
+        quiet_s: (used()? - looked) / quiet.as_secs_f64(),
     })
 }
 
@@ -247,15 +295,20 @@ fn session_id(number: usize) -> String {
     format!("d-{number}")
 }
 
-/// Starts sessions on one connection for each concurrent start.
+/// Starts sessions on one connection for each concurrent start, until one is refused: returns why then.
 async fn open(
     options: &Density,
     daemon: &Daemon,
     from: usize,
     to: usize,
     bar: &ProgressBar,
-) -> Result<Vec<Start>> {
-    let next = AtomicUsize::new(from);
+) -> Result<(Vec<Start>, Option<String>)> {
+    let (next, refused) = (AtomicUsize::new(from), Mutex::new(None));
+    let refuse = |why: Error| {
+        next.store(to, Ordering::Relaxed);
+        let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.get_or_insert_with(|| format!("{why:#}"));
+    };
     let connections = (0..options.parallel).map(|_| async {
         let mut connection = Connection::open(daemon.api()).await?;
         let mut starts = Vec::new();
@@ -264,13 +317,19 @@ async fn open(
             if number >= to {
                 return anyhow::Ok(starts);
             }
-            starts.push(start(&mut connection, number, &session_id(number)).await?);
+            match start(&mut connection, number, &session_id(number)).await {
+                Ok(start) => starts.push(start),
+                Err(why) => refuse(why),
+            }
             bar.inc(1);
         }
     });
     let mut starts: Vec<Start> = try_join_all(connections).await?.concat();
     starts.sort_by_key(|start| start.alive);
-    Ok(starts)
+    Ok((
+        starts,
+        refused.into_inner().unwrap_or_else(PoisonError::into_inner),
+    ))
 }
 
 async fn start(connection: &mut Connection, alive: usize, id: &str) -> Result<Start> {
@@ -338,8 +397,8 @@ async fn measure_rivals(
 
 /// Requests the page of some sessions, spread over all in a shuffled order; returns how many
 /// answered.
-async fn ask(options: &Density, daemon: &Daemon, asked: usize) -> Result<usize> {
-    let mut numbers: Vec<usize> = (0..options.count).collect();
+async fn ask(starts: &[Start], daemon: &Daemon, asked: usize) -> Result<usize> {
+    let mut numbers: Vec<usize> = starts.iter().map(|start| start.alive).collect();
     shuffle(&mut numbers, u64::from(std::process::id()));
     numbers.truncate(asked);
     let (next, answering) = (AtomicUsize::new(0), AtomicUsize::new(0));

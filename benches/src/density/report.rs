@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
-use comfy_table::{Table, presets};
 use serde_json::json;
 
 use super::{Measured, Start};
 use crate::arguments::Density;
-use crate::chart::{Plot, shown};
+use crate::report::{Chart, Curve, Curves, Part, Report, Table, shown};
 use crate::statistics::{Quantiles, median, quantiles};
-use crate::{Chart, Report};
 
 /// Starts that are compared at each end.
 const BLOCK: usize = 500;
@@ -27,28 +25,51 @@ pub(super) fn report(options: &Density, measured: &Measured) -> Result<Report> {
     let last = &measured.starts[measured.starts.len() - block..];
     let (first_ms, last_ms) = (whole(first)?, whole(last)?);
     let rate = measured.starts.len() as f64 / measured.elapsed_s;
-    let mut table = format!(
-        "{} sessions of busybox's httpd on the {:?} runtime, {} starts at a time: {} starts a \
-         second\nswitched on: {SWITCHED_ON}\n",
-        options.count,
-        options.runtime,
+    let lead = format!(
+        "{} starts at a time: {} starts a second\nswitched on: {SWITCHED_ON}\n",
         options.parallel,
         shown(rate),
     );
-    table += &starts(block, first, last)?;
-    table += &rivals(measured)?;
-    table += &costs(options, measured);
+    let mut parts = vec![
+        lead.into(),
+        limits(options, measured).into(),
+        chart(options, measured)?.into(),
+    ];
+    parts.extend(starts(block, first, last)?);
+    parts.extend(rivals(measured)?);
+    parts.push(costs(measured).into());
     Ok(Report {
         missed: None,
-        table,
+        title: format!(
+            "{} sessions of busybox's httpd, {} runtime, network {}",
+            measured.starts.len(),
+            options.runtime,
+            options.network.name()
+        ),
+        parts,
         json: json!({
             "benchmark": "density", "runtime": options.runtime, "count": options.count,
-            "parallel": options.parallel, "ptys": options.ptys, "switched_on": SWITCHED_ON, "starts_per_s": rate,
+            "network": options.network.name(), "reached": measured.starts.len(), "bound": measured.bound,
+            "doctor": measured.doctor, "parallel": options.parallel, "ptys": options.ptys, "switched_on": SWITCHED_ON, "starts_per_s": rate,
             "first": { "starts": block, "ms": first_ms }, "last": { "starts": block, "ms": last_ms },
             "last_over_first_p50": last_ms.p50 / first_ms.p50, "measured": measured,
         }),
-        chart: chart(options, measured)?,
     })
+}
+
+/// What binds, in the words of `conman doctor`, and of the refusal if there was one.
+fn limits(options: &Density, measured: &Measured) -> String {
+    let (wanted, reached) = (options.count, measured.starts.len());
+    let doctor = match (measured.doctor.holds, &measured.doctor.first_limit) {
+        (Some(holds), Some(limit)) => {
+            format!("conman doctor: this host holds {holds} sessions; {limit} binds first")
+        }
+        _ => format!("conman doctor: nothing binds before {wanted} sessions"),
+    };
+    match &measured.bound {
+        Some(why) => format!("{reached} of {wanted} sessions reached: {why}\n{doctor}"),
+        None => format!("all {wanted} sessions reached\n{doctor}"),
+    }
 }
 
 fn whole(starts: &[Start]) -> Result<Quantiles> {
@@ -57,10 +78,8 @@ fn whole(starts: &[Start]) -> Result<Quantiles> {
 }
 
 /// The whole start as the client saw it, and every phase, at both ends.
-fn starts(block: usize, first: &[Start], last: &[Start]) -> Result<String> {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+fn starts(block: usize, first: &[Start], last: &[Start]) -> Result<[Part; 2]> {
+    let mut table = Table::new([
         "phase".to_owned(),
         format!("first {block}, p50"),
         "p99".to_owned(),
@@ -70,7 +89,7 @@ fn starts(block: usize, first: &[Start], last: &[Start]) -> Result<String> {
     ]);
     let mut row = |name: &str, first: Quantiles, last: Quantiles| {
         let ms = |value| format!("{} ms", shown(value));
-        table.add_row([
+        table.row([
             name.to_owned(),
             ms(first.p50),
             ms(first.p99),
@@ -96,25 +115,22 @@ fn starts(block: usize, first: &[Start], last: &[Start]) -> Result<String> {
     }
     let (first, last) = (whole(first)?, whole(last)?);
     row("whole, at the client", first, last);
-    Ok(format!(
-        "{table}\nlast {block} against first {block}, p50: {} ×\n",
-        shown(last.p50 / first.p50)
-    ))
+    let growth = shown(last.p50 / first.p50);
+    let text = format!("last {block} against first {block}, p50: {growth} ×");
+    Ok([table.into(), text.into()])
 }
 
-fn rivals(measured: &Measured) -> Result<String> {
+fn rivals(measured: &Measured) -> Result<Vec<Part>> {
     let Some(own) = measured.rivals.first() else {
-        return Ok(String::new());
+        return Ok(Vec::new());
     };
     let own = own.times_ms.as_ref().ok().and_then(|times| median(times));
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["one at a time", "p50", "p99", "slower than conman"]);
+    let mut table = Table::new(["one at a time", "p50", "p99", "slower than conman"]);
     for rival in &measured.rivals {
         match &rival.times_ms {
             Ok(times) => {
                 let found = quantiles(times).context("a rival without a start")?;
-                table.add_row([
+                table.row([
                     rival.name.to_owned(),
                     format!("{} ms", shown(found.p50)),
                     format!("{} ms", shown(found.p99)),
@@ -125,17 +141,15 @@ fn rivals(measured: &Measured) -> Result<String> {
                 ]);
             }
             Err(why) => {
-                table.add_row([rival.name.to_owned(), format!("not measured: {why}")]);
+                table.row([rival.name.to_owned(), format!("not measured: {why}")]);
             }
         }
     }
-    Ok(format!(
-        "next to {} live sessions:\n{table}\n",
-        measured.rivals_at
-    ))
+    let text = format!("next to {} live sessions:", measured.rivals_at);
+    Ok(vec![text.into(), table.into()])
 }
 
-fn costs(options: &Density, measured: &Measured) -> String {
+fn costs(measured: &Measured) -> String {
     let mib = |bytes: f64| format!("{} MiB", shown(bytes / 1_048_576.0));
     let kib = |bytes: f64| format!("{} KiB", shown(bytes / 1_024.0));
     let mut text = format!(
@@ -155,7 +169,7 @@ fn costs(options: &Density, measured: &Measured) -> String {
     }
     text += &format!(
         "; descriptors of both: {descriptors}, {} a session\n",
-        shown(descriptors as f64 / options.count as f64)
+        shown(descriptors as f64 / measured.starts.len() as f64)
     );
     text += &format!(
         "processor time of daemon and shim: {} ms for each request of all statistics, {} ms a second without requests\n",
@@ -168,7 +182,7 @@ fn costs(options: &Density, measured: &Measured) -> String {
     );
     text += &format!(
         "preemption of {} sessions ({} processes): last dead after {} ms, last released after {} ms\n",
-        options.count,
+        measured.starts.len(),
         measured.processes,
         shown(measured.last_dead_ms),
         shown(measured.last_release_ms)
@@ -187,24 +201,25 @@ fn chart(options: &Density, measured: &Measured) -> Result<Chart> {
             })
             .collect()
     };
+    let curve = |name: String, points| Curve { name, points };
     let mut curves = vec![
-        ("conman, p50".to_owned(), points(|found| found.p50)?),
-        ("conman, p99".to_owned(), points(|found| found.p99)?),
+        curve("conman, p50".to_owned(), points(|found| found.p50)?),
+        curve("conman, p99".to_owned(), points(|found| found.p99)?),
     ];
     for rival in measured.rivals.iter().skip(1) {
         if let Some(p50) = rival.times_ms.as_ref().ok().and_then(|times| median(times)) {
             let at = measured.rivals_at as f64;
-            // A short stroke: one point is easily overlooked.
-            let stroke = vec![(at * 0.9, p50), (at * 1.1, p50)];
-            curves.push((format!("{}, p50", rival.name), stroke));
+            curves.push(curve(format!("{}, p50", rival.name), vec![(at, p50)]));
         }
     }
-    Ok(Chart {
-        title: format!("Start of a session, {:?} runtime", options.runtime),
-        unit: "ms",
-        plot: Plot::Curves {
+    Ok(Chart::curves(
+        format!("start of a session, {} runtime", options.runtime),
+        "ms",
+        Curves {
             over: "sessions alive",
+            logarithmic: true,
             curves,
+            marks: Vec::new(),
         },
-    })
+    ))
 }

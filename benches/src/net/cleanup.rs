@@ -8,19 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
 use super::namespaces::ip;
 use super::routed::{PARALLEL_STARTS, start_conman};
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::observer::Observer;
-use crate::{Chart, Report};
+use crate::report::{Bar, Chart, Report, Table, shown};
 
 /// Bound on everything: links are deleted one by one in some 20 ms each.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -211,21 +209,18 @@ impl Bystander {
 fn report(count: usize, measured: &[Measurement; 3]) -> Result<Report> {
     let [dying, pinned, one_by_one] = measured;
     let faster = |one: &Measurement| one_by_one.gone_ms / one.gone_ms.max(1.0);
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+    let mut table = Table::new([
         "links",
         "gone after",
         "faster",
         "longest wait of another program",
     ]);
-    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     for one in measured {
-        table.add_row([
-            Cell::new(one.way.name()),
-            right(format!("{} ms", shown(one.gone_ms))),
-            right(format!("{} ×", shown(faster(one)))),
-            right(format!("{} ms", shown(one.longest_wait_ms))),
+        table.row([
+            one.way.name().to_owned(),
+            format!("{} ms", shown(one.gone_ms)),
+            format!("{} ×", shown(faster(one))),
+            format!("{} ms", shown(one.longest_wait_ms)),
         ]);
     }
     let bounds = [
@@ -248,20 +243,19 @@ fn report(count: usize, measured: &[Measurement; 3]) -> Result<Report> {
         .filter_map(|(missed, promise)| missed.then_some(promise))
         .collect();
     let bars = measured.iter();
-    let bars = bars.map(|one| (one.way.name().to_owned(), one.gone_ms.max(1.0)));
+    let bars = bars.map(|one| Bar::one(one.way.name(), one.gone_ms.max(1.0)));
     Ok(Report {
         missed: (!missed.is_empty())
             .then(|| format!("promised, but not kept: {}", missed.join("; "))),
-        table: format!("Links of {count} dead routed sessions\n{table}"),
+        title: format!("Links of {count} dead routed sessions"),
+        parts: vec![
+            Chart::bars("gone after", "ms", bars.collect()).into(),
+            table.into(),
+        ],
         json: json!({
             "benchmark": "net cleanup", "count": count, "measurements": measured,
             "times_faster": faster(dying),
         }),
-        chart: Chart {
-            title: format!("Links of {count} dead routed sessions: gone after"),
-            unit: "ms",
-            plot: Plot::Bars(bars.collect()),
-        },
     })
 }
 

@@ -16,9 +16,9 @@ use anyhow::Result;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::Report;
 use crate::arguments::Networking;
 use crate::interruption::until_interrupted;
+use crate::report::Report;
 use loads::Metric;
 use ways::{Stage, Way};
 

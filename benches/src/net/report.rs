@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
@@ -14,9 +13,8 @@ use super::ways::{
 };
 use super::{Measurement, Name, Side, Unmeasured};
 use crate::arguments::Networking;
-use crate::chart::{Plot, shown};
+use crate::report::{Bar, Chart, Report, Table, shown};
 use crate::statistics::median;
-use crate::{Chart, Report};
 
 /// A cost above this is called one: the rounds differ by less.
 const NOTICEABLE: f64 = 0.05;
@@ -111,10 +109,13 @@ struct Medians<'a>(&'a [Measurement]);
 
 impl Medians<'_> {
     fn of(&self, name: Name, metric: Metric) -> Option<f64> {
+        median(&self.all(name, metric))
+    }
+
+    fn all(&self, name: Name, metric: Metric) -> Vec<f64> {
         let of_way = self.0.iter();
         let of_way = of_way.filter(|one| one.name == name && one.metric == metric);
-        let sample: Vec<f64> = of_way.map(|one| one.value).collect();
-        median(&sample)
+        of_way.map(|one| one.value).collect()
     }
 
     fn ratio(
@@ -205,12 +206,7 @@ pub(super) fn report(
 ) -> Result<Report> {
     let medians = Medians(measurements);
     let (verdicts, statements) = (medians.verdicts(), medians.statements());
-    let mut text = format!(
-        "Medians of {} rounds of {} s in rotation\n{}\n",
-        options.rounds,
-        options.seconds,
-        table(&medians)
-    );
+    let mut text = String::new();
     for one in unmeasured {
         let (side, way) = (one.name.side.title(), one.name.way);
         // Messages of a refused configuration have several lines.
@@ -242,22 +238,28 @@ pub(super) fn report(
     let names = medians.names();
     let rows: Vec<_> = names.iter().map(|name| row(&medians, *name)).collect();
     let bars = names.iter().filter_map(|name| {
+        let sample = medians.all(*name, Metric::LatencyUs);
         let label = format!("{}, {}", name.way, name.side.title());
-        Some((label, medians.of(*name, Metric::LatencyUs)?))
+        (!sample.is_empty()).then(|| Bar::of(label, &sample))
     });
     Ok(Report {
         missed: (!missed.is_empty()).then(|| missed.join("; ")),
-        table: text,
+        title: "Networks of sessions, containers and plain processes".to_owned(),
+        parts: vec![
+            format!(
+                "Medians of {} rounds of {} s in rotation.",
+                options.rounds, options.seconds
+            )
+            .into(),
+            Chart::bars("echo of 64 B, one connection: median", "µs", bars.collect()).into(),
+            table(&medians).into(),
+            text.into(),
+        ],
         json: json!({
             "benchmark": "net", "rounds": options.rounds, "seconds": options.seconds,
             "medians": rows, "measurements": measurements, "not_measured": unmeasured,
             "promises": verdicts, "study": statements,
         }),
-        chart: Chart {
-            title: "Echo of 64 B, one connection: median".to_owned(),
-            unit: "µs",
-            plot: Plot::Bars(bars.collect()),
-        },
     })
 }
 
@@ -274,21 +276,16 @@ fn row(medians: &Medians<'_>, name: Name) -> serde_json::Value {
 }
 
 fn table(medians: &Medians<'_>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
     let mut header = vec!["", "way"];
     header.extend(Metric::ALL.map(Metric::title));
-    table.set_header(header);
+    let mut table = Table::new(header);
     for name in medians.names() {
-        let mut cells = vec![Cell::new(name.side.title()), Cell::new(name.way)];
-        cells.extend(Metric::ALL.map(|metric| {
-            let text = match medians.of(name, metric) {
-                Some(value) => format!("{} {}", shown(value), metric.unit()),
-                None => "–".to_owned(),
-            };
-            Cell::new(text).set_alignment(CellAlignment::Right)
+        let mut cells = vec![name.side.title().to_owned(), name.way.to_owned()];
+        cells.extend(Metric::ALL.map(|metric| match medians.of(name, metric) {
+            Some(value) => format!("{} {}", shown(value), metric.unit()),
+            None => "–".to_owned(),
         }));
-        table.add_row(cells);
+        table.row(cells);
     }
     table
 }
@@ -365,7 +362,7 @@ mod tests {
         let all = redis(PLAIN, 100.0, 1_000.0);
         let report = report(&OPTIONS, &all, &[unmeasured]).expect("figures");
         let line = "not measured: conman, routed, to another machine: no pool";
-        assert!(report.table.contains(line), "{}", report.table);
+        assert!(report.to_text().contains(line), "{}", report.to_text());
         let ratio = Medians(&all).ratio(Side::Outbound, Metric::LatencyUs, ROUTED, PLAIN);
         assert_eq!(ratio, None);
     }

@@ -4,20 +4,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use conman_proto::RuntimeKind;
 use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::arguments::Networking;
-use crate::chart::{Plot, shown};
 use crate::daemon::Daemon;
 use crate::image;
 use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::preempt::preempt_all;
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
 use crate::statistics::median;
-use crate::{Chart, Report};
 
 /// The compared templates: the second one is the first one with a link.
 const TEMPLATES: [&str; 2] = ["loopback", "routed"];
@@ -137,17 +135,12 @@ fn report(options: &Networking, times: &Times) -> Result<Report> {
         let title = format!("{count} sessions preempted: last release");
         (title, loopback * MOST_TIMES, format!("{MOST_TIMES} times"))
     };
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["sessions", "p50"]);
-    for (template, p50) in TEMPLATES.iter().zip([loopback, routed]) {
-        let time = Cell::new(format!("{} ms", shown(p50)));
-        table.add_row([
-            Cell::new(template),
-            time.set_alignment(CellAlignment::Right),
-        ]);
+    let mut table = Table::new(["sessions", "p50"]);
+    let mut bars = Vec::new();
+    for (template, times) in TEMPLATES.iter().zip(times) {
+        table.row([(*template).to_owned(), figure(times, "ms")]);
+        bars.push(Bar::of(format!("conman, {template}"), times));
     }
-    let bars = TEMPLATES.map(str::to_owned).into_iter();
     Ok(Report {
         missed: (routed > most).then(|| {
             let (routed, loopback) = (shown(routed), shown(loopback));
@@ -155,18 +148,18 @@ fn report(options: &Networking, times: &Times) -> Result<Report> {
                 "{title}: routed {routed} ms, loopback {loopback} ms; promised: {bound} at most"
             )
         }),
-        table: format!("{title}, medians of {} round(s)\n{table}", options.rounds),
+        parts: vec![
+            format!("Medians of {} round(s).", options.rounds).into(),
+            Chart::bars("median", "ms", bars).into(),
+            table.into(),
+        ],
+        title,
         json: json!({
             "benchmark": if options.start { "net start" } else { "net preempt" },
             "count": count, "rounds": options.rounds,
             "loopback_ms": loopback, "routed_ms": routed, "most_ms": most,
             "loopback": times[0], "routed": times[1],
         }),
-        chart: Chart {
-            title,
-            unit: "ms",
-            plot: Plot::Bars(bars.zip([loopback, routed]).collect()),
-        },
     })
 }
 

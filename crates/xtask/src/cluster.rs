@@ -70,9 +70,6 @@ pub(crate) fn overlap(arguments: &OverlapArguments) -> Result<()> {
     Ok(())
 }
 
-/// Sessions of the storm.
-const STORM_SESSIONS: usize = 200;
-
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
@@ -104,16 +101,6 @@ struct FleetArguments {
     /// processors, or the kernel with its Docker Engine, which is stopped from the notice on.
     #[arg(long, value_parser = ["processors", "engine"])]
     apart: Option<String>,
-    /// Put a load balancer in front, and take the fleet through every way in which a node leaves or is lost,
-    /// with a client for each session.
-    #[arg(long, value_parser = ["haproxy"], conflicts_with_all = ["lost", "apart", "clients", "runtime"])]
-    behind: Option<String>,
-    /// With `--behind`: one step of each kind.
-    #[arg(long, requires = "behind")]
-    short: bool,
-    /// With `--behind`: draw the figures into this file, as SVG.
-    #[arg(long, requires = "behind")]
-    chart: Option<PathBuf>,
     /// Use this `conman` instead of a release build of this tree.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -134,16 +121,12 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
     };
     let mut command = Command::new(release_program()?);
     command.env("CONMAN_E2E_BINARY", binary);
-    let storm = fleet.behind.is_some();
-    command.arg(if storm { "storm" } else { "bench" });
+    command.arg("bench");
     command.args(["--sessions", &fleet.sessions.to_string()]);
-    if !storm {
-        command.args(["--clients", &fleet.clients.to_string()]);
-    }
+    command.args(["--clients", &fleet.clients.to_string()]);
     for (wanted, flag) in [
         (docker, "--docker"),
         (fleet.lost, "--lost"),
-        (fleet.short, "--short"),
         (fleet.json, "--json"),
     ] {
         if wanted {
@@ -153,9 +136,6 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
     if let Some(apart) = &fleet.apart {
         command.args(["--apart", apart]);
     }
-    if let Some(chart) = &fleet.chart {
-        command.arg("--chart").arg(chart);
-    }
     let status = command.status().context("starting the benchmark")?;
     if !status.success() {
         bail!("the benchmark failed, or something was not within its bounds ({status})");
@@ -163,22 +143,24 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<()> {
     Ok(())
 }
 
-/// The storm at its full length.
+/// The benchmarks that take fleets through storms, whole.
 pub(crate) fn storm() -> Result<()> {
-    bench(&BenchArguments {
-        what: Bench::Fleet(FleetArguments {
-            sessions: STORM_SESSIONS,
-            clients: 0,
-            runtime: "native".to_owned(),
-            lost: false,
-            apart: None,
-            behind: Some("haproxy".to_owned()),
-            short: false,
-            chart: None,
-            binary: None,
-            json: false,
-        }),
-    })
+    setup::for_clusters()?;
+    // When dropped, it stops a Docker that it has started; the nodes start theirs.
+    let _docker = setup::for_docker()?;
+    let conman = release()?;
+    for arguments in [&["storm", "--every-way"][..], &["storm"]] {
+        let mut bench = Command::new(&conman);
+        bench.arg("bench").args(arguments);
+        bench
+            .arg("--report")
+            .arg(target_dir().join(format!("{}.html", arguments.join(""))));
+        let status = bench.status().context("starting the storm")?;
+        if !status.success() {
+            bail!("the storm failed, or something was not within its bounds ({status})");
+        }
+    }
+    Ok(())
 }
 
 /// A release build of conman, with the same command as for its benchmarks: alone, it would have other features

@@ -16,10 +16,9 @@ use crate::layout::{AGENT_PORT, Layout};
 use crate::network::SWITCH;
 use crate::requirements::find;
 
-const CONFIG: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../deploy/haproxy/haproxy.cfg"
-);
+const CONFIG: &str = include_str!("../../../deploy/haproxy/haproxy.cfg");
+/// How the line of a node begins in it.
+const SERVER: &str = "    server n";
 /// The nodes that the configuration names.
 pub(crate) const NODES: usize = 3;
 /// Where it listens at the switch.
@@ -42,7 +41,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Starts one for three nodes, whose agents listen at `AGENT_PORT` of their loopback.
+    /// Starts one for all nodes, whose agents listen at `AGENT_PORT` of their loopback.
     ///
     /// # Errors
     /// It is not installed, or does not start.
@@ -158,14 +157,13 @@ pub(crate) fn command(
     sessions: &[SocketAddr],
     agents: &[SocketAddr],
 ) -> Result<Command> {
-    if sessions.len() != NODES || agents.len() != NODES {
-        bail!("{CONFIG} names {NODES} nodes");
-    }
-    let own = directory.join("haproxy-tests.cfg");
+    let [config, own] = ["haproxy.cfg", "haproxy-tests.cfg"].map(|name| directory.join(name));
     let stats = directory.join(STATS);
     let text = format!("global\n    stats socket {} level admin\n", stats.display());
-    fs::write(&own, text).context("cannot write HAProxy's configuration")?;
-    haproxy.arg("-db").arg("-f").arg(CONFIG).arg("-f").arg(own);
+    fs::write(&config, config_for(sessions.len()))
+        .and_then(|()| fs::write(&own, text))
+        .context("cannot write HAProxy's configuration")?;
+    haproxy.arg("-db").arg("-f").arg(config).arg("-f").arg(own);
     haproxy.env("CONMAN_LISTEN", address.to_string());
     for (index, (sessions, agent)) in sessions.iter().zip(agents).enumerate() {
         let number = index + 1;
@@ -178,6 +176,25 @@ pub(crate) fn command(
         .stdout(log.try_clone().context("cannot share a log")?)
         .stderr(log);
     Ok(haproxy)
+}
+
+/// The configuration with as many nodes.
+fn config_for(nodes: usize) -> String {
+    let (mut text, mut servers) = (String::new(), Vec::new());
+    for line in CONFIG.lines() {
+        if line.starts_with(SERVER) {
+            servers.push(line.to_owned());
+        } else {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    let known = servers.len();
+    servers.truncate(nodes);
+    let further = (known + 1..=nodes)
+        .map(|n| format!("{SERVER}{n} \"${{CONMAN_N{n}}}\" agent-port \"${{CONMAN_AGENT{n}}}\""));
+    servers.extend(further);
+    text + &servers.join("\n") + "\n"
 }
 
 impl Drop for Balancer {

@@ -17,7 +17,7 @@ use crate::certificates::{self, Authority};
 use crate::layout::{self, Host, Layout, PREFIX};
 use crate::node::{config_path, fleet_config_path};
 use crate::slots::QUIET_MACHINE;
-use crate::{cluster, command, docker, image, node, overlap, timing};
+use crate::{cluster, command, docker, engine, image, node, overlap, timing};
 
 /// A fence that closes long after a takeover.
 const UNFENCED_MS: u64 = 600_000;
@@ -32,7 +32,11 @@ pub struct Builder {
     pub(crate) nodes: u8,
     pub(crate) members: u8,
     etcd_arguments: Vec<String>,
+    /// The `conman` of all nodes, unless it is that of the tests.
+    binary: Option<PathBuf>,
     binaries: BTreeMap<String, PathBuf>,
+    /// Whether the nodes are hosts without conman.
+    pub(crate) bare: bool,
     timing: Timing,
     /// Whether the configuration leaves the time-outs to the nodes.
     derived: bool,
@@ -48,6 +52,7 @@ pub struct Builder {
     docker: bool,
     docker_first: bool,
     docker_too: bool,
+    docker_each: bool,
     sections: Vec<(Option<String>, String, String)>,
     toml: String,
 }
@@ -66,7 +71,9 @@ impl Default for Builder {
             nodes: 3,
             members: members(),
             etcd_arguments: Vec::new(),
+            binary: None,
             binaries: BTreeMap::new(),
+            bare: false,
             timing: Timing::default(),
             derived: false,
             joined: true,
@@ -77,6 +84,7 @@ impl Default for Builder {
             docker: false,
             docker_first: false,
             docker_too: false,
+            docker_each: false,
             sections: Vec::new(),
             toml: String::new(),
         }
@@ -91,6 +99,32 @@ impl Builder {
 
     pub fn members(mut self, members: u8) -> Self {
         self.members = members;
+        self
+    }
+
+    /// Has all nodes run this `conman`.
+    pub fn binary(mut self, binary: &Path) -> Self {
+        self.binary = Some(binary.to_owned());
+        self
+    }
+
+    /// The `conman` of all nodes.
+    pub(crate) fn conman(&self) -> &Path {
+        match &self.binary {
+            Some(binary) => binary,
+            None => conman_e2e::binary(),
+        }
+    }
+
+    /// Without conman: hosts for another program.
+    pub fn bare(mut self) -> Self {
+        self.bare = true;
+        self
+    }
+
+    /// With [a Docker Engine on each node](crate::Engine), which runs its sessions.
+    pub fn docker_each(mut self) -> Self {
+        self.docker_each = true;
         self
     }
 
@@ -242,10 +276,17 @@ impl Builder {
         if layout.docker || layout.docker_too {
             docker::begin(layout, &archive)?;
         }
+        if layout.docker_each {
+            engine::begin(layout, &archive)?;
+        }
         Ok(archive)
     }
 
     fn docker_table(&self, layout: &Layout, host: &Host) -> String {
+        if self.docker_each {
+            let socket = engine::socket(layout, &host.name);
+            return format!("socket = \"{}\"\n", socket.display());
+        }
         let first = layout.node_hosts().first() == Some(host);
         if self.docker_too || self.docker && first == self.docker_first {
             return format!("socket = \"{}\"\n", docker::own(layout).display());
@@ -314,7 +355,11 @@ impl Builder {
                     "name = \"{}\"\nstate_dir = \"{}\"\nruntime = \"{}\"\nid_range = {}\n",
                     host.name,
                     layout.state_dir(&host.name).display(),
-                    if self.docker { "docker" } else { "native" },
+                    if self.docker || self.docker_each {
+                        "docker"
+                    } else {
+                        "native"
+                    },
                     layout.id_range(host)
                 ),
             ),
@@ -395,6 +440,7 @@ pub(crate) fn begin(
         binaries: builder.binaries.clone(),
         docker: builder.docker,
         docker_too: builder.docker_too,
+        docker_each: builder.docker_each,
         first_port: 0,
         id_ranges: ids.iter().map(IdRange::value).collect(),
     };
@@ -403,7 +449,7 @@ pub(crate) fn begin(
 
 /// Has a node know the image, unless Docker knows it for all.
 pub(crate) fn import(layout: &Layout, node: &str, archive: &Path) -> Result<()> {
-    if layout.docker {
+    if layout.docker || layout.docker_each {
         return Ok(());
     }
     let mut import = Command::new(layout.binary(node));

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 use crate::builder::{Builder, begin, import, log_tail};
 use crate::cut::{self, Cut};
 use crate::docker;
+use crate::engine::Engine;
 use crate::etcd::Member;
 use crate::layout::Layout;
 use crate::leftovers;
@@ -77,7 +78,7 @@ impl Cluster {
         leftovers::sweep()?;
         let pid = std::process::id();
         let tag = format!("{pid}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let (mut layout, ids) = begin(builder, tag, conman_e2e::binary())?;
+        let (mut layout, ids) = begin(builder, tag, builder.conman())?;
         let own = i32::try_from(pid).context("a process id")?;
         layout.owner = Some(ProcessIdentity::of(own).context("this process")?);
         layout.save()?;
@@ -102,6 +103,9 @@ impl Cluster {
         if !cluster.members.is_empty() {
             cluster.leader().await?;
         }
+        if builder.bare {
+            return Ok(cluster);
+        }
         for (index, host) in layout.node_hosts().into_iter().enumerate() {
             let node = Node::new(&layout, index, host)?;
             node.start()?;
@@ -122,6 +126,15 @@ impl Cluster {
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// The Docker Engine of each node, where [each has one](Builder::docker_each).
+    #[must_use]
+    pub fn engines(&self) -> Vec<Engine> {
+        let layout = &self.ground.layout;
+        let hosts = layout.node_hosts().into_iter();
+        let engines = hosts.map(|host| Engine::new(layout, host));
+        engines.filter(|_| layout.docker_each).collect()
     }
 
     #[must_use]

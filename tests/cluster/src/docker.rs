@@ -62,7 +62,7 @@ fn sockets(layout: &Layout) -> Vec<Option<PathBuf>> {
 }
 
 /// The machine's daemon, or the cluster's own.
-fn docker(socket: Option<&Path>) -> Command {
+pub(crate) fn docker(socket: Option<&Path>) -> Command {
     let mut command = Command::new("docker");
     if let Some(socket) = socket {
         let mut host = std::ffi::OsString::from("unix://");
@@ -80,6 +80,15 @@ pub(crate) fn ask(layout: &Layout, words: &[&str]) -> Result<String> {
 /// Starts the cluster's daemon and has each know the image of the sessions.
 pub(crate) fn begin(layout: &Layout, archive: &Path) -> Result<()> {
     start(layout)?;
+    let archive = self::archive(archive)?;
+    for socket in sockets(layout) {
+        import(socket.as_deref(), &archive)?;
+    }
+    Ok(())
+}
+
+/// Makes an archive that Docker takes of that of the sessions' image. Returns its path.
+pub(crate) fn archive(archive: &Path) -> Result<PathBuf> {
     // Directories are twice in an archive that was appended to, which Docker refuses.
     let (root, single) = (
         archive.with_extension("docker"),
@@ -93,14 +102,16 @@ pub(crate) fn begin(layout: &Layout, archive: &Path) -> Result<()> {
     pack.args(["--numeric-owner", "--owner=0", "--group=0", "-cf"]);
     pack.arg(&single).arg("-C").arg(&root).arg(".");
     run(&mut pack)?;
-    for socket in sockets(layout) {
-        let mut import = docker(socket.as_deref());
-        import.arg("import").arg(&single).arg(conman_e2e::ROOT);
-        run(&mut import).context(
-            "Docker does not take the sessions' image; `cargo xtask setup` starts Docker",
-        )?;
-    }
-    Ok(())
+    Ok(single)
+}
+
+/// Imports such an archive as the sessions' image.
+pub(crate) fn import(socket: Option<&Path>, archive: &Path) -> Result<()> {
+    let mut import = docker(socket);
+    import.arg("import").arg(archive).arg(conman_e2e::ROOT);
+    run(&mut import)
+        .context("Docker does not take the sessions' image; is it running?")
+        .map(drop)
 }
 
 /// Starts the cluster's daemon, anew with the containers that it had, and waits until it answers.

@@ -45,10 +45,16 @@ impl Member {
         &self.host
     }
 
+    /// Where the machine reaches it.
+    #[must_use]
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.forward.addresses()[0]
+    }
+
     /// Its gateway from JSON, as `/v3/kv/range`.
     #[must_use]
     pub fn gateway(&self) -> Api {
-        Api::tcp(self.forward.addresses()[0])
+        Api::tcp(self.address())
     }
 
     /// Starts it, anew with the data that it had.

@@ -32,7 +32,7 @@ const API_PORT: u16 = 7700;
 const SESSIONS_PORT: u16 = 7701;
 const PEERS_PORT: u16 = 7702;
 /// Where a node's agent for balancers listens, in its namespace.
-pub(crate) const AGENT_PORT: u16 = 7703;
+pub const AGENT_PORT: u16 = 7703;
 /// Where members answer clients.
 pub(crate) const ETCD_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
@@ -62,6 +62,9 @@ pub struct Layout {
     /// Whether those of some templates are, by a daemon of the cluster's own.
     #[serde(default)]
     pub docker_too: bool,
+    /// Whether each node has a Docker Engine, which runs its sessions.
+    #[serde(default)]
+    pub docker_each: bool,
     /// The port on the machine's loopback of the first node's API, the next one being its sessions',
     /// and ten further on for each node; 0 where every process makes its own.
     pub first_port: u16,
@@ -123,6 +126,12 @@ impl Layout {
     #[must_use]
     pub fn namespace_path(&self, host: &str) -> PathBuf {
         Path::new(NAMESPACES).join(self.namespace(host))
+    }
+
+    /// A program on a host, which neither the end of a terminal nor Ctrl-C reaches.
+    #[must_use]
+    pub fn command(&self, host: &str, program: &Path) -> std::process::Command {
+        crate::etcd::detached(&self.namespace_path(host), program)
     }
 
     /// A host's own directory.
@@ -316,6 +325,7 @@ mod tests {
             binaries: BTreeMap::new(),
             docker: false,
             docker_too: false,
+            docker_each: false,
             first_port: 0,
             id_ranges: Vec::new(),
         };

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use conman_linux::{Cgroups, Freezer, PidFd, remove_tree};
 
 use crate::layout::{Layout, PREFIX, places};
-use crate::{docker, network, people, process};
+use crate::{docker, engine, network, people, process};
 
 /// Bound on the end of what was killed, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,6 +98,11 @@ pub fn remove(layout: &Layout) -> Result<()> {
     };
     if layout.docker || layout.docker_too {
         docker::end(layout, &instances)?;
+    }
+    if layout.docker_each {
+        for host in layout.node_hosts() {
+            engine::end(layout, &host.name)?;
+        }
     }
     for instance in &instances {
         let run = run_directory(instance);

@@ -14,8 +14,7 @@
 //! maker died ([`sweep`]).
 //!
 //! [`overlap`] judges what sessions wrote about themselves, and drives random faults; [`mod@bench`]
-//! measures how soon sessions are served again elsewhere, and [`storm`] what clients behind HAProxy see of
-//! every way in which a node leaves.
+//! measures how soon sessions are served again elsewhere. `conman bench storm` is built on this crate, too.
 #![forbid(unsafe_code)]
 
 mod balancer;
@@ -28,6 +27,7 @@ mod cut;
 mod delay;
 mod docker;
 pub mod echo;
+mod engine;
 mod etcd;
 mod forward;
 mod holdings;
@@ -41,7 +41,6 @@ pub mod people;
 mod process;
 mod requirements;
 mod slots;
-pub mod storm;
 mod timing;
 
 pub use balancer::{Balancer, has_haproxy};
@@ -51,11 +50,15 @@ pub use cluster::Cluster;
 pub use cut::Cut;
 pub use delay::Delay;
 pub use docker::has_docker;
+pub use engine::Engine;
 pub use etcd::Member;
 pub use forward::Forward;
 pub use holdings::Holdings;
-pub use layout::{Host, Layout};
+pub use layout::{AGENT_PORT, Host, Layout};
 pub use leftovers::{Leftover, leftovers, remove, sweep};
 pub use node::Node;
 pub use requirements::{Ready, requirements};
 pub use slots::QUIET_MACHINE;
+
+/// The image of the sessions, for conman and for Docker.
+pub const IMAGE: &str = conman_e2e::ROOT;

@@ -4,7 +4,7 @@
 #![expect(clippy::print_stderr, reason = "a command's errors and progress")]
 
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,7 +13,6 @@ use clap::{Parser, Subcommand};
 use conman_cluster::bench;
 use conman_cluster::overlap::{Drive, Fault, Scale};
 use conman_cluster::people::{self, Part};
-use conman_cluster::storm::{StormOptions, storm};
 use conman_cluster::{Cluster, Layout, has_docker, requirements};
 
 /// A fleet on this machine: nodes and etcd members in network namespaces.
@@ -102,18 +101,6 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// What clients behind HAProxy see of every way in which a node leaves, on a cluster of its own.
-    #[command(hide = true)]
-    Storm {
-        #[arg(long)]
-        sessions: usize,
-        #[arg(long)]
-        short: bool,
-        #[arg(long)]
-        json: bool,
-        #[arg(long)]
-        chart: Option<PathBuf>,
-    },
     /// Forward ports of loopback; `up` runs this.
     #[command(hide = true)]
     Forward,
@@ -192,12 +179,6 @@ fn run(owner: Option<i32>, command: Command) -> Result<()> {
             };
             measure(&options, json)
         }
-        Command::Storm {
-            sessions,
-            short,
-            json,
-            chart,
-        } => weather(StormOptions { sessions, short }, json, chart.as_deref()),
         Command::Forward => people::forward_for_ever(owner),
     }
 }
@@ -290,36 +271,6 @@ fn measure(options: &bench::Options, json: bool) -> Result<()> {
         print!("{figures}");
     }
     if !figures.met {
-        bail!("not within the bounds");
-    }
-    Ok(())
-}
-
-fn weather(options: StormOptions, json: bool, chart: Option<&Path>) -> Result<()> {
-    let Some(ready) = requirements() else {
-        bail!("this machine lacks what is named above");
-    };
-    let witness = witness()?;
-    let runtime = tokio::runtime::Runtime::new().context("cannot start a runtime")?;
-    let report = runtime.block_on(async {
-        let tell = &mut |what: &str| eprintln!("  … {what}");
-        // Dropping the cluster half-way is what its end is made for.
-        tokio::select! {
-            report = storm(&options, &ready, &witness, tell) => report,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
-        }
-    })?;
-    if let Some(chart) = chart {
-        std::fs::write(chart, report.to_svg())
-            .with_context(|| format!("cannot write {}", chart.display()))?;
-    }
-    if json {
-        let text = serde_json::to_string_pretty(&report).context("figures are plain")?;
-        println!("{text}");
-    } else {
-        print!("{report}");
-    }
-    if !report.missed.is_empty() {
         bail!("not within the bounds");
     }
     Ok(())

@@ -88,7 +88,7 @@ pub fn up(
         .set("listen", &agent)
         .toml(&echo::template());
     let builder = &builder;
-    let (mut layout, _ids) = begin(builder, tag, conman_e2e::binary())?;
+    let (mut layout, _ids) = begin(builder, tag, builder.conman())?;
     layout.first_port = match owner {
         Some(_) => FIRST_PORT_OF_TESTS,
         None => FIRST_PORT,

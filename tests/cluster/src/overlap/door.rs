@@ -1,5 +1,5 @@
-//! Who comes to a witness: a WebSocket is told at once who answers, and kept; any other request is
-//! answered with the same.
+//! Who comes to a witness: a WebSocket is told at once who answers, and echoes from then on; any other request
+//! is answered with the same.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -55,7 +55,11 @@ fn greet(mut stream: TcpStream, text: String) {
     if socket.send(Message::from(text)).is_err() {
         return;
     }
-    while socket.read().is_ok() {}
+    while let Ok(message) = socket.read() {
+        if (message.is_text() || message.is_binary()) && socket.send(message).is_err() {
+            return;
+        }
+    }
 }
 
 /// The head of a request, left to be read; `None` where none comes.

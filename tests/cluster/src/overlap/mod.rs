@@ -20,8 +20,7 @@ pub use drive::Drive;
 pub use faults::{Event, Fault, Scale, Targets, draw};
 pub use line::Line;
 pub use tail::Tail;
-pub use visit::visit;
-pub(crate) use visit::{ClosedEarly, WITHOUT_CODE};
+pub use visit::{ClosedEarly, WITHOUT_CODE, visit};
 pub use witness::{
     CALM, DOCKERS, SERVING, TEMPLATE, journal, make_journal, monotonic_ns, template, write,
 };

@@ -47,11 +47,11 @@ fn refusal(error: tungstenite::Error) -> Error {
 }
 
 /// The code of a close that has none.
-pub(crate) const WITHOUT_CODE: u16 = 1005;
+pub const WITHOUT_CODE: u16 = 1005;
 
 /// The connection was opened, and closed before the session greeted: it moves at this moment.
 #[derive(Debug, thiserror::Error)]
 #[error("closed with {code} before the greeting")]
-pub(crate) struct ClosedEarly {
-    pub(crate) code: u16,
+pub struct ClosedEarly {
+    pub code: u16,
 }

@@ -1,17 +1,17 @@
-//! The steps of the storm.
+//! The steps.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use conman_cluster::Cut;
 use conman_proto::{DrainReport, DrainState, PreemptReport};
 use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{NODES, Storm};
-use crate::cut::Cut;
+use super::Storm;
 
 const QUORUM_LOST: Duration = Duration::from_secs(20);
 const QUORUM_LOST_SHORT: Duration = Duration::from_secs(5);
@@ -41,14 +41,14 @@ pub(super) enum Step {
 }
 
 impl Step {
-    pub(super) fn all(short: bool) -> Vec<Self> {
+    pub(super) fn all(nodes: usize, short: bool) -> Vec<Self> {
         let (preemptions, drains, losses) = if short { (1, 1, 1) } else { (10, 3, 2) };
-        let preemptions = (0..preemptions).map(|number| Self::Preempt(number % NODES));
-        let drains = (0..drains).map(|number| Self::Drain((number + 1) % NODES));
+        let preemptions = (0..preemptions).map(|number| Self::Preempt(number % nodes));
+        let drains = (0..drains).map(|number| Self::Drain((number + 1) % nodes));
         let losses = (0..losses).flat_map(|number| {
             [
-                Self::Lose((number + 2) % NODES),
-                Self::PowerCut(number % NODES),
+                Self::Lose((number + 2) % nodes),
+                Self::PowerCut(number % nodes),
             ]
         });
         let quorum_lost = if short {
@@ -59,8 +59,8 @@ impl Step {
         preemptions
             .chain(drains)
             .chain([Self::Cordon(0)])
-            .chain((0..NODES).map(Self::Restart))
-            .chain((0..NODES).map(Self::Kill))
+            .chain((0..nodes).map(Self::Restart))
+            .chain((0..nodes).map(Self::Kill))
             .chain(losses)
             .chain([Self::EtcdLeaderLost, Self::QuorumLost(quorum_lost)])
             .collect()
@@ -127,7 +127,9 @@ impl Step {
                 storm.cluster.leader().await?;
             }
             Self::QuorumLost(lasts) => {
-                let members = &storm.cluster.members()[..2];
+                // All but one: never a majority of several.
+                let members = storm.cluster.members();
+                let members = &members[..members.len().div_ceil(2)];
                 for member in members {
                     tokio::task::block_in_place(|| member.kill())?;
                 }

@@ -1,77 +1,52 @@
-//! A storm: every way in which a node leaves or is lost, one after the other, while clients are connected
-//! through HAProxy, and what these clients see.
-//!
-//! Each client holds a WebSocket to a session and connects again when it is closed; callers open further
-//! ones all the time. None of them knows anything of conman. The sessions are witnesses: their journal
-//! shows whether two of one ever ran.
+//! Every way in which a node leaves or is lost, one after the other, and what clients see of each.
 
-mod chart;
-mod clients;
 mod report;
 mod steps;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use conman_cluster::overlap::{CALM as CALM_WITNESS, Tail, journal};
+use conman_cluster::{Balancer, Cluster, Node, Ready};
 use conman_proto::SessionList;
 use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use self::clients::Clients;
-pub use self::report::StormReport;
+use self::report::EveryWay;
 use self::steps::Step;
-use crate::balancer::Balancer;
-use crate::cluster::Cluster;
-use crate::layout::AGENT_PORT;
-use crate::node::Node;
-use crate::overlap::{self, Tail, journal};
-use crate::requirements::Ready;
+use super::clients::Clients;
+use super::{fleet, tell};
+use crate::arguments::Storming;
+use crate::report::Report;
 
-/// The nodes that HAProxy's configuration names.
-const NODES: usize = 3;
+/// A client's patience with a handshake: longer than any node is replaced.
+const ATTEMPT: Duration = Duration::from_secs(30);
 /// Bound on everything that must happen, beyond the takeover time.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 /// Between two steps.
 const CALM: Duration = Duration::from_secs(1);
 
-/// What to measure.
-#[derive(Debug, Clone, Copy)]
-pub struct StormOptions {
-    pub sessions: usize,
-    /// One step of each kind instead of all.
-    pub short: bool,
-}
-
-/// Makes a fleet behind HAProxy, and takes it through the storm.
+/// Makes a fleet behind HAProxy, and takes it through all steps.
 ///
 /// # Errors
 /// When a fleet cannot be made, or does not recover from a step.
-pub async fn storm(
-    options: &StormOptions,
-    ready: &Ready,
-    witness: &Path,
-    tell: &mut dyn FnMut(&str),
-) -> Result<StormReport> {
-    tell("making three etcd members, three nodes and HAProxy");
-    let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, AGENT_PORT));
-    let builder = Cluster::builder()
-        .members(3)
-        .set("listen", &format!("agent = \"{agent}\""))
-        .set("limits", "max_sessions = 1000");
-    ensure!(builder.is_joined(), "the nodes share no registry");
-    let cluster = Cluster::start(&builder, ready, witness).await?;
+pub(super) async fn run(conman: &Path, options: &Storming, ready: &Ready) -> Result<Report> {
+    let short = options.short;
+    tell("making members of etcd, nodes and HAProxy");
+    let builder = fleet::builder(conman, options)?;
+    let program = std::env::current_exe().context("finding this program")?;
+    let cluster = Cluster::start(&builder, ready, &program).await?;
     let balancer = Balancer::start(cluster.layout())?;
     let storm = Storm {
-        clients: Clients::new(balancer.address()),
+        clients: Clients::new(balancer.address(), ATTEMPT),
         cluster,
         balancer,
     };
-    for node in 0..NODES {
+    for node in 0..options.nodes {
         storm.is_balanced(node).await?;
     }
     tell(&format!(
@@ -79,13 +54,14 @@ pub async fn storm(
         options.sessions
     ));
     let ids = storm.start_sessions(options.sessions).await?;
-    storm.clients.connect(&ids);
+    let mut random = fastrand::Rng::with_seed(options.seed);
+    storm.clients.connect(&ids, &mut random);
     let mut tail = Tail::open(&journal(storm.cluster.layout()))?;
     storm.all_are_served(&BTreeMap::new()).await?;
     sleep(CALM).await;
 
-    let mut report = StormReport::new(options.sessions, builder.timing().takeover_ms);
-    for step in Step::all(options.short) {
+    let mut report = EveryWay::new(options.sessions, builder.timing().takeover_ms);
+    for step in Step::all(options.nodes, short) {
         storm.clients.begin_step();
         let began = Instant::now();
         let served_after = step.run(&storm).await.with_context(|| step.to_string())?;
@@ -95,11 +71,10 @@ pub async fn storm(
             .with_context(|| step.to_string())?;
         sleep(CALM).await;
         let seen = storm.clients.end_step();
-        let told = report.add(step, began.elapsed(), served_after, seen);
-        tell(&told);
+        tell(&report.add(step, began.elapsed(), served_after, seen));
     }
     report.judge(&tail.catch_up()?);
-    Ok(report)
+    report.finish()
 }
 
 /// A fleet behind HAProxy, and its clients.
@@ -119,9 +94,9 @@ impl Storm {
         let mut ids = Vec::new();
         for number in 0..count {
             let id = format!("w{number}");
-            let node = self.node(number % NODES);
+            let node = self.node(number % self.cluster.nodes().len());
             // A label would tie the session to the node.
-            let body = json!({"template": overlap::CALM});
+            let body = json!({"template": CALM_WITNESS});
             let answer = node.api().put(&format!("/v1/sessions/{id}"), &body).await;
             ensure!(answer.status.is_success(), "{id}: {}", answer.text());
             ids.push(id);

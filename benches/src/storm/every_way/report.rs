@@ -1,15 +1,16 @@
-//! What the storm did to clients, and whether that is within what conman promises.
+//! What each kind of step did to clients, and whether that is within what conman promises.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
+use conman_cluster::overlap;
 use serde::Serialize;
 
-use super::clients::Seen;
 use super::steps::Step;
-use crate::overlap::Report;
+use crate::report::{Bar, Chart, Report, Table};
+use crate::storm::clients::Seen;
 
 /// Bound on an interruption by a planned move, for 99 of 100.
 const MOVED_MS: f64 = 1_000.0;
@@ -22,38 +23,38 @@ const SERVICE_RESTART: u16 = 1012;
 
 /// All steps of one kind.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Kind {
-    pub name: &'static str,
-    pub steps: usize,
-    pub took_s: f64,
-    pub handshakes: usize,
-    pub failed: BTreeMap<String, usize>,
-    pub closes: BTreeMap<u16, usize>,
+pub(super) struct Kind {
+    name: &'static str,
+    steps: usize,
+    took_s: f64,
+    handshakes: usize,
+    failed: BTreeMap<String, usize>,
+    closes: BTreeMap<u16, usize>,
     /// Closes of one client in one step, at most.
-    pub most_closes: usize,
+    most_closes: usize,
     /// Sorted.
-    pub interruptions_ms: Vec<f64>,
+    interruptions_ms: Vec<f64>,
     /// Until every client was served again, at most, after a loss.
-    pub served_ms: Option<f64>,
+    served_ms: Option<f64>,
 }
 
-/// The figures of a storm.
+/// The figures of all steps.
 #[derive(Debug, Clone, Serialize)]
-pub struct StormReport {
-    pub sessions: usize,
-    pub takeover_ms: u64,
-    pub kinds: Vec<Kind>,
-    pub lives: usize,
+pub(super) struct EveryWay {
+    sessions: usize,
+    takeover_ms: u64,
+    kinds: Vec<Kind>,
+    lives: usize,
     /// What must not be, by the witnesses.
-    pub violations: usize,
-    pub missed: Vec<String>,
+    violations: usize,
+    missed: Vec<String>,
     #[serde(skip)]
     planned: Vec<&'static str>,
     #[serde(skip)]
     moves_ms: Vec<f64>,
 }
 
-impl StormReport {
+impl EveryWay {
     pub(super) fn new(sessions: usize, takeover_ms: u64) -> Self {
         Self {
             sessions,
@@ -88,16 +89,18 @@ impl StormReport {
         if step.is_planned() && self.planned.last() != Some(&step.kind()) {
             self.planned.push(step.kind());
         }
+        let mut interruptions: Vec<f64> = seen.reconnects.iter().map(|one| one.ms).collect();
+        interruptions.sort_by(f64::total_cmp);
         if step.moves() {
-            self.moves_ms.extend(&seen.interruptions_ms);
+            self.moves_ms.extend(&interruptions);
         }
         let mut line = format!(
             "{step}: {:.1} s, {} handshakes, {} failed, closed {:?}, interrupted for {} at most",
             took.as_secs_f64(),
-            seen.handshakes,
-            seen.failed.values().sum::<usize>(),
+            seen.count(true),
+            seen.count(false),
             seen.closes,
-            ms(seen.interruptions_ms.iter().copied().reduce(f64::max)),
+            ms(interruptions.last().copied()),
         );
         for (why, count) in &seen.failed {
             let _ = write!(line, "\n    {count} failed: {why}");
@@ -111,7 +114,7 @@ impl StormReport {
         };
         kind.steps += 1;
         kind.took_s += took.as_secs_f64();
-        kind.handshakes += seen.handshakes;
+        kind.handshakes += seen.count(true);
         for (why, count) in seen.failed {
             *kind.failed.entry(why).or_default() += count;
         }
@@ -119,7 +122,7 @@ impl StormReport {
             *kind.closes.entry(code).or_default() += count;
         }
         kind.most_closes = kind.most_closes.max(seen.most_closes);
-        kind.interruptions_ms.extend(seen.interruptions_ms);
+        kind.interruptions_ms.extend(interruptions);
         kind.interruptions_ms.sort_by(f64::total_cmp);
         let served_ms = served_after.map(|after| after.as_secs_f64() * 1e3);
         kind.served_ms = kind.served_ms.into_iter().chain(served_ms).reduce(f64::max);
@@ -127,7 +130,7 @@ impl StormReport {
     }
 
     /// Compares the figures with their bounds, and the witnesses' journal with what must not be.
-    pub(super) fn judge(&mut self, witnessed: &Report) {
+    pub(super) fn judge(&mut self, witnessed: &overlap::Report) {
         self.lives = witnessed.lives;
         self.violations = witnessed.violations.len();
         let mut missed: Vec<String> = Vec::new();
@@ -172,63 +175,85 @@ impl StormReport {
         }
         self.missed = missed;
     }
+
+    pub(super) fn finish(self) -> Result<Report> {
+        let mut table = Table::new([
+            "event",
+            "times",
+            "handshakes",
+            "failed",
+            "closes",
+            "interruption p50",
+            "p99",
+            "max",
+            "all served after",
+        ]);
+        let mut bars = Vec::new();
+        for kind in &self.kinds {
+            let closes = kind.closes.iter();
+            let closes: Vec<String> = closes
+                .map(|(code, count)| format!("{count} × {code}"))
+                .collect();
+            let quantiles = [50, 99, 100].map(|percent| quantile(&kind.interruptions_ms, percent));
+            let mut row = vec![
+                kind.name.to_owned(),
+                kind.steps.to_string(),
+                kind.handshakes.to_string(),
+                kind.failed.values().sum::<usize>().to_string(),
+                if closes.is_empty() {
+                    "–".to_owned()
+                } else {
+                    closes.join(", ")
+                },
+            ];
+            row.extend(quantiles.map(ms));
+            row.push(ms(kind.served_ms));
+            table.row(row);
+            if let [Some(p50), Some(p99), Some(max)] = quantiles {
+                bars.push(Bar::within(
+                    format!("conman, {}", kind.name),
+                    p99,
+                    (p50, max),
+                ));
+            }
+        }
+        let witnessed = format!(
+            "99 of 100 planned moves within {}; {} containers ran, two of one session {}.",
+            ms(quantile(&self.moves_ms, 99)),
+            self.lives,
+            if self.violations == 0 {
+                "never"
+            } else {
+                "see above"
+            },
+        );
+        let lead = format!(
+            "{} sessions with a client each behind HAProxy, takeover time {} ms.",
+            self.sessions, self.takeover_ms
+        );
+        let title = "interruption of a client: 99 of 100, from the median to the longest";
+        let mut json = serde_json::to_value(&self).context("figures are plain")?;
+        json["benchmark"] = "storm-every-way".into();
+        Ok(Report {
+            title: "Every way in which a node leaves or is lost".to_owned(),
+            parts: vec![
+                lead.into(),
+                Chart::bars(title, "ms", bars).into(),
+                table.into(),
+                witnessed.into(),
+            ],
+            json,
+            missed: (!self.missed.is_empty()).then(|| self.missed.join("; ")),
+        })
+    }
 }
 
 /// The nearest rank in a sorted sample.
-pub(super) fn quantile(sorted: &[f64], percent: usize) -> Option<f64> {
+fn quantile(sorted: &[f64], percent: usize) -> Option<f64> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied()
 }
 
 fn ms(ms: Option<f64>) -> String {
     ms.map_or_else(|| "–".to_owned(), |ms| format!("{ms:.0} ms"))
-}
-
-impl fmt::Display for StormReport {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            formatter,
-            "{} sessions with a client each behind HAProxy, takeover time {} ms:\n\n\
-             | event | times | handshakes | failed | closes | interruption p50 | p99 | max | all served after |\n\
-             |---|---|---|---|---|---|---|---|---|",
-            self.sessions, self.takeover_ms
-        )?;
-        for kind in &self.kinds {
-            let closes = kind.closes.iter();
-            let closes: Vec<String> = closes
-                .map(|(code, count)| format!("{count} × {code}"))
-                .collect();
-            let closes = if closes.is_empty() {
-                "–".to_owned()
-            } else {
-                closes.join(", ")
-            };
-            let [p50, p99, max] =
-                [50, 99, 100].map(|percent| ms(quantile(&kind.interruptions_ms, percent)));
-            writeln!(
-                formatter,
-                "| {} | {} | {} | {} | {closes} | {p50} | {p99} | {max} | {} |",
-                kind.name,
-                kind.steps,
-                kind.handshakes,
-                kind.failed.values().sum::<usize>(),
-                ms(kind.served_ms),
-            )?;
-        }
-        writeln!(
-            formatter,
-            "\np99 of a planned move: {}; {} containers ran, two of one session {}",
-            ms(quantile(&self.moves_ms, 99)),
-            self.lives,
-            if self.violations == 0 {
-                "never"
-            } else {
-                "see below"
-            },
-        )?;
-        for missed in &self.missed {
-            writeln!(formatter, "MISSED {missed}")?;
-        }
-        Ok(())
-    }
 }
