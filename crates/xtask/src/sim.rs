@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: the search through simulated fleets, from a release build.
+//! `cargo xtask sim`: the search through simulated fleets, and large fleets on one etcd, from release builds.
 
 use anyhow::{Context, Result, bail};
 
@@ -20,12 +20,21 @@ pub(crate) struct SimArguments {
     /// Machines pause, unnoticed, for longer than the takeover time allows.
     #[arg(long)]
     beyond: bool,
+    /// Instead: fleets of up to ten thousand nodes through a mass preemption, and an etcd measured. Further
+    /// arguments are the program's; `--scale -- --help` lists them.
+    #[arg(long, conflicts_with_all = ["seeds", "start", "all", "beyond", "sabotage"])]
+    scale: bool,
+    #[arg(last = true, requires = "scale")]
+    arguments: Vec<String>,
     /// Use a core broken by `tests/sim/sabotages/NAME.patch`.
     #[arg(long, value_name = "NAME")]
     sabotage: Option<String>,
 }
 
 pub(crate) fn run(arguments: &SimArguments) -> Result<()> {
+    if arguments.scale {
+        return scale(&arguments.arguments);
+    }
     let build = ["--release", "--locked", "--package", "conman-sim"];
     let step = Step::start("building the simulation");
     step.run(cargo().arg("build").args(build))?;
@@ -42,6 +51,21 @@ pub(crate) fn run(arguments: &SimArguments) -> Result<()> {
     let status = search.status().context("starting the simulation")?;
     if !status.success() {
         bail!("the simulation found a violation, or could not run ({status})");
+    }
+    Ok(())
+}
+
+fn scale(arguments: &[String]) -> Result<()> {
+    let build = ["--release", "--locked", "--package", "conman-scale"];
+    let step = Step::start("building the simulation of large fleets");
+    step.run(cargo().arg("build").args(build))?;
+    step.done();
+    let mut scale = cargo();
+    scale.args(["run", "--quiet"]).args(build).arg("--");
+    let status = scale.args(arguments).status();
+    let status = status.context("starting the simulation")?;
+    if !status.success() {
+        bail!("the simulation of large fleets failed ({status})");
     }
     Ok(())
 }

@@ -1,0 +1,325 @@
+//! What one etcd carries: the distribution's, on this machine, filled with records as large as conman's.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use futures_util::future::try_join_all;
+use serde::Serialize;
+use tokio::time::{sleep, timeout};
+
+use crate::EtcdCosts;
+use crate::wire::{Client, RECORDS, STATES};
+
+/// Of a session's record, as a template with some environment makes it.
+const RECORD_BYTES: usize = 1_000;
+/// Puts in one transaction while records are made: etcd's default limit.
+const A_TRANSACTION: usize = 128;
+/// Requests under way at a time.
+const PARALLEL: usize = 64;
+/// Nodes' reads of many records at a time.
+const READERS: usize = 8;
+/// As conman's daemon reads them.
+const PAGE: i64 = 500;
+const WATCHES: usize = 200;
+const CHANGES: usize = 100;
+/// The time over which a rate is measured.
+const MEASURED: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+
+/// etcd with a number of records.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Stored {
+    pub records: usize,
+    /// A node's read of all records, in pages.
+    pub first_read: Duration,
+    pub transactions_per_s: f64,
+    pub memory_bytes: u64,
+    pub file_bytes: u64,
+    /// A compaction that frees one version of each of [`CHURN`] records.
+    pub compaction: Duration,
+}
+
+/// Records that are written again before the compaction.
+pub const CHURN: usize = 10_000;
+
+/// The figures of etcd.
+#[derive(Debug, Clone, Serialize)]
+pub struct EtcdReport {
+    pub version: String,
+    pub costs: EtcdCosts,
+    pub stored: Vec<Stored>,
+}
+
+/// A process that ends when this is dropped.
+struct Etcd {
+    process: Child,
+    folder: tempfile::TempDir,
+    client: Client,
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Measures an etcd with each number of records; they grow.
+///
+/// # Errors
+/// When etcd is not installed, or does not answer.
+pub async fn measure(records: &[usize], tell: &dyn Fn(&str)) -> Result<EtcdReport> {
+    let etcd = Etcd::start().await?;
+    tell("etcd: transactions, reads and watches a second");
+    etcd.fill(0, 1_000).await?;
+    let costs = etcd.costs().await?;
+    let (mut stored, mut filled) = (Vec::new(), 1_000);
+    for records in records {
+        tell(&format!("etcd: {records} records"));
+        etcd.fill(filled, *records).await?;
+        filled = filled.max(*records);
+        stored.push(etcd.with_records(filled).await?);
+    }
+    Ok(EtcdReport {
+        version: version()?,
+        costs,
+        stored,
+    })
+}
+
+fn version() -> Result<String> {
+    let output = Command::new("etcd").arg("--version").output();
+    let output = output.context("etcd is missing: apt-get install etcd-server")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+impl Etcd {
+    async fn start() -> Result<Self> {
+        version()?;
+        let folder = tempfile::tempdir().context("making a folder")?;
+        let [client, peer] =
+            [free_port()?, free_port()?].map(|port| format!("http://127.0.0.1:{port}"));
+        let log = fs::File::create(folder.path().join("log")).context("making a log")?;
+        let process = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(folder.path().join("data"))
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args(["--initial-cluster", &format!("default={peer}")])
+            .args(["--quota-backend-bytes", "8589934592", "--logger", "zap"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("starting etcd")?;
+        let client = Client::new(&client)?;
+        let etcd = Self {
+            process,
+            folder,
+            client,
+        };
+        let answers = async {
+            while etcd.client.put(b"/up".to_vec(), Vec::new()).await.is_err() {
+                sleep(POLL).await;
+            }
+        };
+        timeout(PATIENCE, answers)
+            .await
+            .context("etcd does not answer")?;
+        Ok(etcd)
+    }
+
+    /// Writes the records of these numbers.
+    async fn fill(&self, from: usize, to: usize) -> Result<()> {
+        let mut first = from;
+        while first < to {
+            let batches = (0..READERS).map(|batch| {
+                let first = (first + batch * A_TRANSACTION).min(to);
+                let last = (first + A_TRANSACTION).min(to);
+                let puts = (first..last).map(|number| (record(number), value(number, 0)));
+                self.client.put_all(puts.collect())
+            });
+            try_join_all(batches).await?;
+            first += READERS * A_TRANSACTION;
+        }
+        Ok(())
+    }
+
+    async fn costs(&self) -> Result<EtcdCosts> {
+        let write = self.rate(PARALLEL, |client, number| async move {
+            // Each writer has its own keys, as nodes have.
+            let key = format!("{STATES}{}", number % 10_000).into_bytes();
+            client.compare_and_put(key, value(number, 1)).await
+        });
+        let transaction_us = 1e6 / write.await?;
+        let read = self.rate(PARALLEL, |client, number| async move {
+            let key = record(number % 1_000);
+            client.range(key, Vec::new(), 1).await.map(drop)
+        });
+        let read_us = 1e6 / read.await?;
+        let pages = self.rate(READERS, |client, _| async move {
+            let end = behind(RECORDS);
+            client.range(RECORDS.into(), end, PAGE).await.map(drop)
+        });
+        let page_us = 1e6 / pages.await?;
+        Ok(EtcdCosts {
+            transaction_us,
+            read_us,
+            record_us: ((page_us - read_us) / PAGE as f64).max(0.0),
+            delivery_us: self.deliveries().await?,
+        })
+    }
+
+    /// Calls a second, with so many under way.
+    async fn rate<F, R>(&self, parallel: usize, call: F) -> Result<f64>
+    where
+        F: Fn(Client, usize) -> R,
+        R: Future<Output = Result<()>>,
+    {
+        let done = AtomicU64::new(0);
+        let begun = Instant::now();
+        let workers = (0..parallel).map(|worker| {
+            let (done, call) = (&done, &call);
+            async move {
+                let mut number = worker;
+                while begun.elapsed() < MEASURED {
+                    call(self.client.clone(), number).await?;
+                    done.fetch_add(1, Ordering::Relaxed);
+                    number += parallel;
+                }
+                anyhow::Ok(())
+            }
+        });
+        try_join_all(workers).await?;
+        Ok(done.into_inner() as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    /// The time that each delivery of a change to a watch takes, in microseconds.
+    async fn deliveries(&self) -> Result<f64> {
+        let seen = Arc::new(AtomicU64::new(0));
+        let mut watches = Vec::new();
+        for _ in 0..WATCHES {
+            let mut changes = self.client.watch(b"/watched/".to_vec()).await?;
+            let seen = Arc::clone(&seen);
+            watches.push(tokio::spawn(async move {
+                while let Ok(Some(change)) = changes.message().await {
+                    seen.fetch_add(change.events.len() as u64, Ordering::Relaxed);
+                }
+            }));
+        }
+        let begun = Instant::now();
+        for number in 0..CHANGES {
+            let key = format!("/watched/{}", number % 10).into_bytes();
+            self.client.put(key, value(number, 2)).await?;
+        }
+        let written = begun.elapsed();
+        let all = (WATCHES * CHANGES) as u64;
+        let arrived = async {
+            while seen.load(Ordering::Relaxed) < all {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, arrived)
+            .await
+            .context("watches are late")?;
+        for watch in watches {
+            watch.abort();
+        }
+        // Deliveries go on while further changes are written.
+        let took = begun.elapsed().max(written);
+        Ok(took.as_secs_f64() * 1e6 / all as f64)
+    }
+
+    async fn with_records(&self, records: usize) -> Result<Stored> {
+        let first_read = self.read_all(records).await?;
+        let write = self.rate(PARALLEL, |client, number| async move {
+            let key = format!("{STATES}{}", number % 10_000).into_bytes();
+            client.compare_and_put(key, value(number, 3)).await
+        });
+        let transactions_per_s = write.await?;
+        self.fill(0, CHURN.min(records)).await?;
+        let revision = self.client.put(b"/up".to_vec(), Vec::new()).await?;
+        let begun = Instant::now();
+        self.client.compact(revision).await?;
+        Ok(Stored {
+            records,
+            first_read,
+            transactions_per_s,
+            memory_bytes: memory(self.process.id())?,
+            file_bytes: fs::metadata(self.file()).map_or(0, |file| file.len()),
+            compaction: begun.elapsed(),
+        })
+    }
+
+    fn file(&self) -> std::path::PathBuf {
+        self.folder.path().join("data/member/snap/db")
+    }
+
+    async fn read_all(&self, records: usize) -> Result<Duration> {
+        let begun = Instant::now();
+        let (mut from, mut read) = (RECORDS.as_bytes().to_vec(), 0);
+        loop {
+            let page = self.client.range(from, behind(RECORDS), PAGE).await?;
+            read += page.kvs.len();
+            let Some(last) = page.kvs.last() else { break };
+            from = last.key.clone();
+            from.push(0);
+        }
+        if read != records {
+            bail!("{read} records instead of {records}");
+        }
+        Ok(begun.elapsed())
+    }
+}
+
+fn record(number: usize) -> Vec<u8> {
+    format!("{RECORDS}s{number}").into_bytes()
+}
+
+/// A value that does not repeat itself in a way that etcd could use.
+fn value(number: usize, version: usize) -> Vec<u8> {
+    format!(
+        "{{\"number\":{number},\"version\":{version},\"spec\":\"{number:>width$}\"}}",
+        width = RECORD_BYTES - 60
+    )
+    .into_bytes()
+}
+
+/// The first key behind all with a prefix that ends with `/`.
+fn behind(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    end.pop();
+    end.push(b'0');
+    end
+}
+
+fn memory(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(Path::new(&path)).with_context(|| format!("reading {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.context("etcd's memory is not shown")? << 10)
+}
+
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("finding a port")?;
+    Ok(listener.local_addr()?.port())
+}
