@@ -1,6 +1,6 @@
 //! What a hostile session can reach on Docker but not on the native runtime.
 
-/// Probes of the hostile battery (`cargo xtask hostile --docker`) that succeed in a session on Docker, and
+/// Probes of the hostile battery (`cargo xtask hostile --runtime docker`) that succeed in a session on Docker, and
 /// their consequences. `cargo xtask acceptance` fails on any others.
 pub const ON_DOCKER: &[(&str, &str)] = &[
     (

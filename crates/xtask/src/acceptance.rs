@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::cluster::OverlapArguments;
-use crate::hostile::{self, HostileArguments};
+use crate::hostile::{self, HostileArguments, Runtime};
 use crate::process::{cargo_test_of, cargo_test_workspace, output};
 use crate::{cluster, earlier, setup, suite};
 
@@ -44,9 +44,8 @@ const MACHINES: &str = "machines";
 /// The filter that selects the tests of programs in sessions.
 const PROGRAMS: &str = "programs";
 
-/// The filter that selects the tests of sessions with a kernel of their own, and gVisor's program for them.
+/// The filter that selects the tests of sessions with a kernel of their own.
 const GVISOR: &str = "gvisor";
-const RUNSC: &str = "CONMAN_RUNSC";
 
 /// The filter that selects the tests that the suite leaves out.
 const LONG: &str = "long";
@@ -170,11 +169,14 @@ fn gvisor() -> Result<()> {
     let mut command = cargo_test_of(&["conman-runtime", "conman-e2e"]);
     command.args(["--no-fail-fast", "--test", "suite"]);
     command.args(["gvisor::", "--", "--include-ignored"]);
-    let status = command.env(RUNSC, runsc).status();
-    if status.context("starting cargo test")?.success() {
-        return Ok(());
+    let status = command.env(setup::RUNSC, runsc).status();
+    if !status.context("starting cargo test")?.success() {
+        bail!("the tests of sessions with gVisor failed, see above");
     }
-    bail!("the tests of sessions with gVisor failed, see above")
+    hostile::run(&HostileArguments {
+        runtime: Some(Runtime::Gvisor),
+        ..HostileArguments::default()
+    })
 }
 
 fn faults(filter: &str) -> Result<()> {
@@ -231,7 +233,7 @@ fn attacks() -> Result<()> {
         ..HostileArguments::default()
     })?;
     hostile::run(&HostileArguments {
-        docker: true,
+        runtime: Some(Runtime::Docker),
         ..native
     })
 }

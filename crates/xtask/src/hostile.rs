@@ -16,9 +16,10 @@ pub(crate) struct HostileArguments {
     /// Only list the probes.
     #[arg(long)]
     pub(crate) list: bool,
-    /// On Docker's sessions: exactly those probes succeed that `conman doctor` lists.
-    #[arg(long)]
-    pub(crate) docker: bool,
+    /// On sessions of another runtime: exactly those probes succeed that are known to; for Docker, `conman doctor`
+    /// lists them.
+    #[arg(long, value_enum)]
+    pub(crate) runtime: Option<Runtime>,
     /// Try each layer of protection with the others off, for the probes that need nothing but a session.
     #[arg(long)]
     pub(crate) layers: bool,
@@ -31,10 +32,20 @@ pub(crate) struct HostileArguments {
     pub(crate) binary: Option<PathBuf>,
 }
 
+/// What sessions are attacked instead of native ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Runtime {
+    Docker,
+    Gvisor,
+}
+
 pub(crate) fn run(arguments: &HostileArguments) -> Result<()> {
     setup::for_hostile()?;
     // When dropped, it stops a Docker that it has started.
-    let _docker = arguments.docker.then(setup::for_docker).transpose()?;
+    let is_docker = arguments.runtime == Some(Runtime::Docker);
+    let _docker = is_docker.then(setup::for_docker).transpose()?;
+    let is_gvisor = arguments.runtime == Some(Runtime::Gvisor);
+    let runsc = is_gvisor.then(setup::for_gvisor).transpose()?;
     let mut build = cargo_build_conman();
     build.args(["--package", "conman-hostile", "--package", "conman-shim"]);
     let step = Step::start("building conman and the attacks");
@@ -48,9 +59,13 @@ pub(crate) fn run(arguments: &HostileArguments) -> Result<()> {
         binary.unwrap_or_else(|| programs.join("conman")),
     );
     battery.args(&arguments.filter);
+    if let Some(runsc) = runsc {
+        battery.env(setup::RUNSC, runsc);
+    }
     for (wanted, flag) in [
         (arguments.list, "--list"),
-        (arguments.docker, "--docker"),
+        (is_docker, "--runtime=docker"),
+        (is_gvisor, "--runtime=gvisor"),
         (arguments.layers, "--layers"),
         (arguments.acceptance, "--acceptance"),
     ] {

@@ -33,17 +33,24 @@ struct Arguments {
     /// Only list the probes.
     #[arg(long)]
     list: bool,
-    /// On Docker's sessions, those that need nothing but a session: exactly those may succeed that
-    /// `conman doctor` lists.
-    #[arg(long)]
-    docker: bool,
+    /// On sessions of another runtime, those that need nothing but a session: exactly those may succeed that are
+    /// known to (for Docker, `conman doctor` lists them)
+    #[arg(long, value_enum)]
+    runtime: Option<Runtime>,
     /// Each layer of protection with the others off, for the probes that need nothing but a session.
-    #[arg(long, conflicts_with = "docker")]
+    #[arg(long, conflicts_with = "runtime")]
     layers: bool,
     /// The long probes as well, the bystander's times held to those of a quiet machine, and the host's
     /// counters read after each probe.
     #[arg(long)]
     acceptance: bool,
+}
+
+/// What sessions are attacked instead of native ones.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Runtime {
+    Docker,
+    Gvisor,
 }
 
 #[tokio::main]
@@ -59,7 +66,7 @@ async fn main() -> ExitCode {
     if arguments.layers {
         return code(LocalSet::new().run_until(layers::alone(&selected)).await);
     }
-    if arguments.docker {
+    if let Some(Runtime::Docker) = arguments.runtime {
         let Some(docker) = conman_e2e::docker_shared().await else {
             return ExitCode::SUCCESS;
         };
@@ -71,6 +78,12 @@ async fn main() -> ExitCode {
     let Some(native) = conman_e2e::native() else {
         return ExitCode::SUCCESS;
     };
+    if let Some(Runtime::Gvisor) = arguments.runtime {
+        let as_listed = LocalSet::new()
+            .run_until(run::on_gvisor(&native, &selected))
+            .await;
+        return code(as_listed);
+    }
     // Probes stay on this thread; the bystander's operations do not wait for it.
     let battery = run::all(&native, &selected, arguments.acceptance);
     code(LocalSet::new().run_until(battery).await)

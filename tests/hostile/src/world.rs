@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use conman_core::DEFAULT_BIND_FIRST_ID;
-use conman_e2e::{Answer, Api, Conman, Docker, Native};
+use conman_e2e::{Answer, Api, Builder, Conman, Docker, Native};
 use conman_observer::ProcEntry;
 use conman_proto::ExecResult;
 use http::StatusCode;
@@ -73,12 +73,26 @@ fn host_directory() -> TempDir {
 
 impl World {
     pub(crate) async fn start(native: &Native) -> Self {
+        let builder = Conman::builder().toml("[templates.filters]\nown_filters = true");
+        Self::start_from(native, builder).await
+    }
+
+    /// The same with gVisor as the kernel of every session.
+    pub(crate) async fn start_on_gvisor(native: &Native) -> Self {
+        let runsc = std::env::var("CONMAN_RUNSC");
+        let runsc = runsc.unwrap_or_else(|_| "/usr/local/bin/runsc".to_owned());
+        let builder = Conman::builder()
+            .set("node", "runtime = \"gvisor\"")
+            .toml(&format!("[gvisor]\npath = \"{runsc}\""));
+        Self::start_from(native, builder).await
+    }
+
+    async fn start_from(native: &Native, builder: Builder) -> Self {
         let directory = host_directory();
         let allow = format!("allow = [\"{}\"]", directory.path().join("binds").display());
-        let conman = Conman::builder()
+        let conman = builder
             .set("binds", &allow)
             .set("limits", "max_starting = 4")
-            .toml("[templates.filters]\nown_filters = true")
             .start_native(native)
             .await;
         let archive = image::attacks(directory.path());

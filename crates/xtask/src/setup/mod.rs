@@ -146,6 +146,9 @@ pub(crate) fn for_programs() -> Result<Machine> {
     Ok(machine)
 }
 
+/// Where tests find gVisor's program.
+pub(crate) const RUNSC: &str = "CONMAN_RUNSC";
+
 /// Sets up the tests of sessions with a kernel of their own, and returns gVisor's program.
 pub(crate) fn for_gvisor() -> Result<std::path::PathBuf> {
     require_root()?;
