@@ -312,8 +312,9 @@ pub(crate) struct Forwarding {
 fn runtime(text: &str) -> Result<RuntimeKind, String> {
     match text {
         "native" => Ok(RuntimeKind::Native),
+        "gvisor" => Ok(RuntimeKind::Gvisor),
         "docker" => Ok(RuntimeKind::Docker),
-        _ => Err("it is native or docker".to_owned()),
+        _ => Err("it is native, gvisor or docker".to_owned()),
     }
 }
 

@@ -28,6 +28,7 @@ use crate::kill::milliseconds;
 use crate::observer::Observer;
 use crate::report::Report;
 use footprint::{Footprint, MachineMemory, Own};
+use rivals::Oci;
 
 /// Sessions whose page is requested at the end.
 const ASKED: usize = 500;
@@ -120,7 +121,7 @@ pub(crate) async fn density(conman: &Path, options: &Density) -> Result<Report> 
     let room = options.count + options.rivals;
     let daemon = Daemon::with_templates(conman, options.runtime, room, &template(options)).await?;
     let measured = until_interrupted(async {
-        if options.runtime == RuntimeKind::Native {
+        if options.runtime != RuntimeKind::Docker {
             daemon.import(&archive, IMAGE).await?;
         }
         measure(options, &daemon, &docker, &root).await
@@ -136,10 +137,9 @@ pub(crate) async fn density(conman: &Path, options: &Density) -> Result<Report> 
 const IMAGE: &str = "conman-bench:http";
 
 fn template(options: &Density) -> String {
-    let image = if options.runtime == RuntimeKind::Native {
-        IMAGE.to_owned()
-    } else {
-        image_name()
+    let image = match options.runtime {
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => IMAGE.to_owned(),
+        RuntimeKind::Docker => image_name(),
     };
     let command = json!(image::COMMAND);
     let (net, own) = match options.network {
@@ -379,14 +379,18 @@ async fn measure_rivals(
         rivals::docker_run(options.rivals).await
     };
     let said = |times: Result<Vec<f64>>| times.map_err(|error| format!("{error:#}"));
+    let (bare, oci) = match options.runtime {
+        RuntimeKind::Gvisor => ("runsc run", Oci::Runsc),
+        RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => ("crun run", Oci::Crun),
+    };
     vec![
         Rival {
             name: "conman, through its API",
             times_ms: said(own.await),
         },
         Rival {
-            name: "crun run",
-            times_ms: said(rivals::crun(root, options.rivals).await),
+            name: bare,
+            times_ms: said(rivals::run(oci, root, options.rivals).await),
         },
         Rival {
             name: "docker run",

@@ -33,41 +33,69 @@ const REFUSED_CALLS: [&str; 12] = [
     "unshare",
 ];
 
-/// Starts `count` containers with `crun run`, one after the other; milliseconds each.
-pub(super) async fn crun(root: &Path, count: usize) -> Result<Vec<f64>> {
+/// An OCI runtime by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Oci {
+    Crun,
+    /// gVisor's.
+    Runsc,
+}
+
+impl Oci {
+    fn program(self) -> &'static str {
+        match self {
+            Self::Crun => "crun",
+            Self::Runsc => "runsc",
+        }
+    }
+
+    /// What it is told that sessions are told, too.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Crun => &[],
+            Self::Runsc => &["--network=none", "--ignore-cgroups", "--overlay2=none"],
+        }
+    }
+}
+
+/// Starts `count` containers with `crun run` or `runsc run`, one after the other; milliseconds each.
+pub(super) async fn run(oci: Oci, root: &Path, count: usize) -> Result<Vec<f64>> {
     let directory = tempfile::tempdir().context("making a temporary folder")?;
-    let crun = Crun {
+    let runtime = Runtime {
+        oci,
         bundle: directory.path().join("bundle"),
-        state: directory.path().join("crun"),
+        state: directory.path().join("state"),
         name: format!("conman-bench-{}", std::process::id()),
     };
-    std::fs::create_dir_all(&crun.bundle).context("making a bundle")?;
+    std::fs::create_dir_all(&runtime.bundle).context("making a bundle")?;
     let mut times = Vec::with_capacity(count);
     let mut failed = None;
     for number in 0..count {
-        let spec = crun_spec(root, &format!("{}-{number}", crun.name)).to_string();
-        std::fs::write(crun.bundle.join("config.json"), spec).context("writing crun's spec")?;
+        let spec = oci_spec(oci, root, &format!("{}-{number}", runtime.name)).to_string();
+        std::fs::write(runtime.bundle.join("config.json"), spec).context("writing the spec")?;
         let begun = Instant::now();
-        if let Err(error) = crun.run(number).await {
+        if let Err(error) = runtime.run(number).await {
             failed = Some(error);
             break;
         }
         times.push(milliseconds(begun.elapsed()));
     }
     for number in 0..times.len() + 1 {
-        crun.delete(number).await;
+        runtime.delete(number).await;
     }
     failed.map_or(Ok(times), Err)
 }
 
-struct Crun {
+struct Runtime {
+    oci: Oci,
     bundle: PathBuf,
     state: PathBuf,
     name: String,
 }
 
-impl Crun {
+impl Runtime {
     async fn run(&self, number: usize) -> Result<()> {
+        let program = self.oci.program();
         let log = self.bundle.join("log");
         let status = self
             .command()
@@ -78,10 +106,10 @@ impl Crun {
             .arg(format!("{}-{number}", self.name))
             .status()
             .await
-            .context("starting crun; is it installed?")?;
+            .with_context(|| format!("starting {program}; is it installed?"))?;
         if !status.success() {
             let said = std::fs::read_to_string(&log).unwrap_or_default();
-            bail!("crun run failed ({status}): {}", said.trim());
+            bail!("{program} run failed ({status}): {}", said.trim());
         }
         Ok(())
     }
@@ -96,8 +124,9 @@ impl Crun {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new("crun");
+        let mut command = Command::new(self.oci.program());
         command
+            .args(self.oci.arguments())
             .arg("--root")
             .arg(&self.state)
             .process_group(0)
@@ -110,13 +139,20 @@ impl Crun {
 
 /// As close to a session as an OCI runtime alone comes: the same namespaces, limits and program.
 /// Its root is a plain read-only directory, since its caller would make the overlay.
-fn crun_spec(root: &Path, name: &str) -> Value {
-    let namespaces = ["pid", "network", "ipc", "uts", "mount", "cgroup", "user"];
+fn oci_spec(oci: Oci, root: &Path, name: &str) -> Value {
+    let namespaces: &[&str] = match oci {
+        Oci::Crun => &["pid", "network", "ipc", "uts", "mount", "cgroup", "user"],
+        // gVisor makes its own on the host.
+        Oci::Runsc => &["pid", "network", "ipc", "uts", "mount"],
+    };
     let namespaces: Vec<Value> = namespaces
         .iter()
         .map(|kind| json!({ "type": kind }))
         .collect();
-    let ids = json!([{ "containerID": 0, "hostID": 0, "size": 65_536 }]);
+    let ids = match oci {
+        Oci::Crun => json!([{ "containerID": 0, "hostID": 0, "size": 65_536 }]),
+        Oci::Runsc => json!([]),
+    };
     json!({
         "ociVersion": "1.0.2",
         "process": {
