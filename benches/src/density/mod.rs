@@ -141,6 +141,18 @@ fn template(options: &Density) -> String {
         RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => IMAGE.to_owned(),
         RuntimeKind::Docker => image_name(),
     };
+    let ptys = match options.runtime {
+        RuntimeKind::Native => format!("ptys = {}\n", options.ptys),
+        // They do not limit terminals.
+        RuntimeKind::Gvisor | RuntimeKind::Docker | RuntimeKind::Process => String::new(),
+    };
+    let cpus = match options.runtime {
+        // Bare `runsc` has no cgroups here: a limit would slow the start of the session's kernel alone.
+        RuntimeKind::Gvisor => String::new(),
+        RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => {
+            format!("cpus = {}\n", rivals::CPUS)
+        }
+    };
     let command = json!(image::COMMAND);
     let (net, own) = match options.network {
         DensityNetwork::Loopback => ("", ""),
@@ -153,11 +165,9 @@ fn template(options: &Density) -> String {
     };
     format!(
         "{net}[templates.http]\n{own}image = \"{image}\"\ncommand = {command}\nport = 8080\n\
-         memory_bytes = {}\ncpus = {}\npids = {}\nptys = {}\n",
+         memory_bytes = {}\npids = {}\n{cpus}{ptys}",
         rivals::MEMORY_BYTES,
-        rivals::CPUS,
         rivals::PIDS,
-        options.ptys,
     )
 }
 
