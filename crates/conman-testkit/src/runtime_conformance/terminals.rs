@@ -134,6 +134,14 @@ pub async fn a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs
     viewer.types("echo begun-$((6 * 7)); sleep 1000\n").await;
     viewer.sees("begun-42").await;
     if !stage.runtime().shows_processes() {
+        while !stage
+            .sh(&plan.key, "ps")
+            .await
+            .stdout
+            .contains("sleep 1000")
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         viewer.types("\x03").await;
         viewer.types("echo alive-$((6 * 7)) $?\n").await;
         viewer.sees("alive-42 130").await;
