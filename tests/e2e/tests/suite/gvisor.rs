@@ -6,6 +6,8 @@ use conman_e2e::{Conman, Native, ROOT, eventually, native};
 use conman_observer::ProcEntry;
 use conman_proto::{EndCause, ExecResult, SessionState};
 use http::StatusCode;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -13,6 +15,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The command line of a process of the host.
 fn command(process: &ProcEntry) -> String {
     std::fs::read_to_string(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default()
+}
+
+/// The process of a session whose command line begins so.
+fn process(conman: &Conman, name: &str) -> ProcEntry {
+    let mut all = conman.processes().into_iter();
+    all.find(|one| command(one).starts_with(name))
+        .unwrap_or_else(|| panic!("no {name} runs"))
+}
+
+fn send(process: &ProcEntry, signal: Signal) {
+    kill(Pid::from_raw(process.pid), signal).expect("sent");
 }
 
 async fn start(native: &Native) -> Conman {
@@ -103,16 +116,7 @@ async fn a_kernel_that_is_missing_or_killed_is_said_and_leaves_nothing() {
     let spec = json!({"template": "own-kernel", "command": ["sleep", "1000"]});
     api.ensure("s", &spec).await;
     // The sandbox: the process of the session that the host sees as such.
-    let sandbox = conman
-        .processes()
-        .into_iter()
-        .find(|one| command(one).starts_with("runsc-sandbox"))
-        .expect("the sandbox runs");
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(sandbox.pid),
-        nix::sys::signal::Signal::SIGKILL,
-    )
-    .expect("killed");
+    send(&process(&conman, "runsc-sandbox"), Signal::SIGKILL);
     eventually("its end", PATIENCE, async || {
         api.session("s").await.state == SessionState::Failed
     })
@@ -124,6 +128,14 @@ async fn a_kernel_that_is_missing_or_killed_is_said_and_leaves_nothing() {
         !all.any(|one| command(&one).starts_with("runsc"))
     })
     .await;
+
+    // A gofer that hangs delays no death.
+    api.ensure("h", &spec).await;
+    let gofer = process(&conman, "runsc-gofer");
+    send(&gofer, Signal::SIGSTOP);
+    conman.cli(&["rm", "--force", "h"]).await.success();
+    let left = conman.processes();
+    assert!(!left.iter().any(|one| one.pid == gofer.pid), "{left:?}");
 
     let toml = format!(
         "[gvisor]\npath = \"/no/such/runsc\"\n\
