@@ -164,7 +164,8 @@ fn fill_in(
     let ports = ports(base, request, port, mistakes);
     let ready_path = ready_path(base, request, port, whole, mistakes);
     let network = network(base, request, runtime, mistakes);
-    let (preempt_signal, preempt_grace_ms) = signals::preemption(base, request, whole, mistakes);
+    let (preempt_signal, preempt_grace_ms) =
+        signals::preemption((base, request), runtime, whole, mistakes);
     let (stop_signal, stop_grace_ms) = signals::stop(base, request, whole, mistakes);
     let tty = tty(base, request, runtime, mistakes);
     let ptys = ptys(base, request, runtime, mistakes);

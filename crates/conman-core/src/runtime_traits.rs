@@ -21,6 +21,9 @@ pub struct RuntimeTraits {
     /// their disk is durable.
     pub has_native_choices: bool,
     pub has_egress_proxy: bool,
+    /// The host sees a session's processes: they can be listed, warned by a signal at a preemption, and a kept command
+    /// can have a time limit.
+    pub shows_processes: bool,
     /// It makes links, or shares the node's network.
     makes_links: bool,
     /// Its daemon has a bridge.
@@ -54,6 +57,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             refuses_filters: true,
             has_native_choices: true,
             has_egress_proxy: true,
+            shows_processes: true,
             makes_links: true,
             has_bridge: false,
         },
@@ -68,6 +72,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             refuses_filters: false,
             has_native_choices: false,
             has_egress_proxy: true,
+            shows_processes: false,
             makes_links: true,
             has_bridge: false,
         },
@@ -82,6 +87,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             refuses_filters: false,
             has_native_choices: false,
             has_egress_proxy: true,
+            shows_processes: true,
             makes_links: false,
             has_bridge: true,
         },
@@ -96,8 +102,69 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             refuses_filters: false,
             has_native_choices: false,
             has_egress_proxy: false,
+            shows_processes: true,
             makes_links: false,
             has_bridge: false,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page for operators.
+    const PAGE: &str = include_str!("../../../deploy/configure.md");
+
+    type Row = (&'static str, fn(RuntimeTraits) -> bool);
+
+    /// What operators can notice.
+    fn table() -> String {
+        let kinds = [
+            RuntimeKind::Native,
+            RuntimeKind::Gvisor,
+            RuntimeKind::Docker,
+        ];
+        let rows: [Row; 9] = [
+            ("images are in the node's store", |one| {
+                one.needs_image && one.uses_image_store
+            }),
+            ("`tty`, attaching", |one| one.has_terminals),
+            ("`conman pause`, `idle_action = \"pause\"`", |one| {
+                one.pauses
+            }),
+            ("limits of disk space", |one| one.limits_disk),
+            ("`ptys`", |one| one.limits_terminals),
+            ("`sys`, `durable`, `no_new_privs`, `own_filters`", |one| {
+                one.has_native_choices && one.refuses_filters
+            }),
+            ("`routed` networks and links", |one| one.makes_links),
+            ("Docker's bridge", |one| one.has_bridge),
+            (
+                "`conman ps`, `preempt_signal`, time limits of kept commands",
+                |one| one.shows_processes,
+            ),
+        ];
+        let mut table = "| | native | gvisor | docker |\n|---|---|---|---|\n".to_owned();
+        for (what, has) in rows {
+            let cells = kinds.map(|kind| {
+                if has(runtime_traits(kind)) {
+                    "yes"
+                } else {
+                    "no"
+                }
+            });
+            table += &format!("| {what} | {} |\n", cells.join(" | "));
+        }
+        table
+    }
+
+    #[test]
+    fn the_page_for_operators_says_what_each_runtime_can_do() {
+        let table = table();
+        assert!(
+            PAGE.contains(&table),
+            "deploy/configure.md must have:\n{table}"
+        );
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use conman_core::runtime_traits;
 use conman_linux::{
     CpuLimit, DiskUsage, ExitScan, NetnsSockets, PidFd, ResourceUsage, SignalNumber,
 };
@@ -234,7 +235,7 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
 
     /// Whether the host sees the processes of a container, so that a signal to them needs nobody's help.
     fn shows_processes(&self) -> bool {
-        true
+        runtime_traits(self.kind()).shows_processes
     }
 
     /// What can prove that nothing of a killed container runs before its PID namespace is empty; `None` if

@@ -1,21 +1,26 @@
 //! The signals that ask a session's program to end, and the time that it has to obey.
 
-use conman_proto::SessionRequest;
+use conman_proto::{RuntimeKind, SessionRequest};
 
 use super::limits::within;
 use super::{MAX_GRACE_MS, Mistakes, quote};
+use crate::runtime_traits::runtime_traits;
 use crate::stop_signals;
 
 /// A grace period without a signal would only delay the kill.
 pub(super) fn preemption(
-    base: &SessionRequest,
-    request: &SessionRequest,
+    (base, request): (&SessionRequest, &SessionRequest),
+    runtime: RuntimeKind,
     whole: bool,
     mistakes: &mut Mistakes,
 ) -> (Option<String>, u32) {
     let given = request.preempt_signal.as_ref();
     let given = given.or(base.preempt_signal.as_ref());
     let signal = signal("preempt_signal", given, mistakes);
+    if given.is_some() && !runtime_traits(runtime).shows_processes {
+        let message = format!("the {runtime} runtime cannot send one in time; leave it out");
+        mistakes.add("preempt_signal", message);
+    }
     let grace = grace(
         "preempt_grace_ms",
         request.preempt_grace_ms.or(base.preempt_grace_ms),

@@ -388,10 +388,6 @@ impl Lifecycle for NativeRuntime {
         }
     }
 
-    fn shows_processes(&self) -> bool {
-        self.kind != RuntimeKind::Gvisor
-    }
-
     async fn stop_signal(&self, key: &ContainerKey) -> Option<String> {
         self.inner.images.stop_signal(key)
     }
