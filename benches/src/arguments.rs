@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use conman_proto::RuntimeKind;
 
+use crate::overhead::Load;
 use crate::storm::Way;
 use crate::storm::old::OldNode;
 
@@ -44,6 +45,8 @@ pub(crate) enum Benchmark {
     Net(Networking),
     /// Preempt the nodes of a fleet behind HAProxy, the old way and conman's: what clients see
     Storm(Storming),
+    /// Run the same programs as a plain process, in sessions and in Docker: what containers cost
+    Overhead(Overhead),
     /// Hold many idle tunnels open: the daemon's memory for each
     Tunnels(Tunnelling),
     /// Copy files into and out of a session, against `docker cp` and `tar` through `docker exec`
@@ -138,6 +141,25 @@ pub(crate) struct Networking {
     /// Length of one measurement in seconds
     #[arg(long, value_name = "S", default_value_t = 1, value_parser = from_to(1, 60))]
     pub(crate) seconds: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Overhead {
+    /// How often every way is measured, in rotation
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_to(1, 100))]
+    pub(crate) rounds: usize,
+    /// Only these loads
+    #[arg(long, value_name = "LOAD", value_delimiter = ',', value_enum)]
+    pub(crate) loads: Vec<Load>,
+    /// Length of each measurement of disks and databases in seconds
+    #[arg(long, value_name = "S", default_value_t = 3, value_parser = from_to(1, 3_600))]
+    pub(crate) seconds: usize,
+    /// Rows of hpcc's matrices
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = from_to(100, 100_000))]
+    pub(crate) size: usize,
+    /// Clients of the database at a time
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,64", value_parser = from_to(1, 1_000))]
+    pub(crate) threads: Vec<usize>,
 }
 
 #[derive(Debug, Args)]

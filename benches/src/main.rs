@@ -24,6 +24,7 @@ mod load;
 mod needs;
 mod net;
 mod observer;
+mod overhead;
 mod pause;
 mod preempt;
 mod proxy;
@@ -83,6 +84,7 @@ async fn measure(arguments: Arguments) -> Result<()> {
         Benchmark::Density(density) => density::density(&conman()?, &density).await?,
         Benchmark::Pause(pausing) => pause::pause(&conman()?, &pausing).await?,
         Benchmark::Storm(storming) => storm::storm(&conman()?, &storming).await?,
+        Benchmark::Overhead(overhead) => overhead::overhead(&conman()?, &overhead).await?,
         Benchmark::Echo(echo) => return echo::serve_echo(echo.listen).await,
         Benchmark::OldNode(node) => return storm::old::serve(node).await,
         Benchmark::Services(services) => return net::serve_services(services.listen).await,
