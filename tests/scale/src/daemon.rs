@@ -28,12 +28,15 @@ const PLACED_ALONE: usize = 1_000;
 
 impl Fleet {
     pub(crate) fn released(&mut self, name: &SessionName) {
-        let Some(index) = self.sessions.get(name).copied() else {
-            return;
-        };
-        self.served[index] = false;
+        if let Some(index) = self.sessions.get(name).copied() {
+            self.to_be_restarted(index);
+        }
+    }
+
+    /// One of the nodes that stay has to restart it.
+    fn to_be_restarted(&mut self, session: usize) {
         let restarter = self.any_live();
-        self.members[restarter].to_restart.push(index);
+        self.members[restarter].to_restart.push(session);
     }
 
     pub(crate) fn any_live(&mut self) -> usize {
@@ -45,6 +48,14 @@ impl Fleet {
         }
     }
 
+    /// Reads a page of the records with `left` pages up to their end.
+    fn read_page(&mut self, node: usize, left: usize) {
+        let costs = self.options.costs;
+        let behind = (left * PAGE) as f64;
+        let records_us = costs.record_us * PAGE as f64 + costs.count_us * behind;
+        self.read(PAGE, records_us, Job::Page(node));
+    }
+
     /// Reads all nodes, unless a read is under way.
     pub(crate) fn look(&mut self, node: usize) {
         let records = RECORDS_A_NODE * self.members.len();
@@ -53,7 +64,8 @@ impl Fleet {
             return;
         }
         member.is_reading_nodes = true;
-        self.read(records, Job::Nodes(node));
+        let records_us = self.options.costs.state_us * records as f64;
+        self.read(records, records_us, Job::Nodes(node));
     }
 
     /// Publishes what has changed, and the rest now and then.
@@ -96,7 +108,7 @@ impl Fleet {
         let due = now_ms.saturating_sub(member.scanned_ms) >= pause_ms;
         if member.scan.is_none() && !member.leaving && (is_new || due) {
             member.scan = Some((now_ms, pages, member.to_restart.len()));
-            self.read(PAGE, Job::Page(node));
+            self.read_page(node, pages);
         }
         // Half to one and a half of the interval.
         let half = CHECK_MS / 2;
@@ -112,7 +124,7 @@ impl Fleet {
         };
         if pages > 1 {
             member.scan = Some((begun_ms, pages - 1, found));
-            return self.read(PAGE, Job::Page(node));
+            return self.read_page(node, pages - 1);
         }
         member.scan = None;
         member.scanned_ms = now_ms;
@@ -128,13 +140,11 @@ impl Fleet {
     /// The node that starts a session, by the order of `restarter`.
     pub(crate) fn place(&mut self, restarter: usize, session: usize) -> usize {
         loop {
-            if let Some(name) = self.candidates.pop()
-                && let Some(target) = self.index.get(name.as_str()).copied()
-                && self.members[target].up
-                && !self.members[target].leaving
-            {
-                self.views[target].load.sessions += 1;
-                return target;
+            while let Some(target) = self.candidates.pop() {
+                if self.members[target].takes_sessions() {
+                    self.views[target].load.sessions += 1;
+                    return target;
+                }
             }
             let name = session_name(session);
             let id: SessionId = name.parse().expect("a session's name");
@@ -151,9 +161,12 @@ impl Fleet {
             let placed = place(me, &self.views, demand, &PlacementLimits::default());
             self.placing.0 += begun.elapsed();
             self.placing.1 += 1;
-            self.candidates = placed.candidates;
-            self.candidates
-                .truncate(self.members.len().div_ceil(PLACED_ALONE));
+            // A node that leaves refuses before the others know, and the next candidate is asked.
+            let found = placed.candidates.iter();
+            let found = found.filter_map(|name| self.index.get(name.as_str()).copied());
+            let willing = found.filter(|node| self.members[*node].takes_sessions());
+            let shared = self.members.len().div_ceil(PLACED_ALONE);
+            self.candidates = willing.take(shared).collect();
             self.candidates.reverse();
             assert!(!self.candidates.is_empty(), "no node takes a session");
         }
@@ -165,32 +178,50 @@ impl Fleet {
         };
         let now_ms = self.now_ms();
         let member = &mut self.members[node];
+        member.held.push(index);
         member.dirty = true;
+        if member.leaving {
+            let session = slot.session.clone();
+            self.on(node, Event::StartSent(slot));
+            return self.on(node, Event::StopAsked(session));
+        }
         member.starts_end_ms = member.starts_end_ms.max(now_ms) + START_MS;
         let wait_ms = member.starts_end_ms - now_ms;
         self.on(node, Event::StartSent(slot));
-        self.after_ms(wait_ms, Due::Started(index));
+        self.after_ms(wait_ms, Due::Started(node, index));
     }
 
     /// It runs: its record says so from now on.
-    pub(crate) fn started(&mut self, session: usize) {
+    pub(crate) fn started(&mut self, node: usize, session: usize) {
+        if self.members[node].leaving {
+            return;
+        }
         self.counts.transactions += 1;
         let work_us = self.options.costs.transaction_us;
-        self.etcd.begin(self.now_us as f64, work_us, Job::Other);
+        self.begin(work_us, Job::Other);
         if !std::mem::replace(&mut self.served[session], true) {
+            self.unserved -= 1;
             self.served_count += 1;
             self.last_served_ms = self.now_ms();
         }
     }
 
-    /// A notice: it says so to the others, and ends its sessions.
+    /// A notice: it says so to the others, ends its sessions, and leaves what it has to restart to others.
     pub(crate) fn leave(&mut self, node: usize) {
         self.members[node].leaving = true;
         self.members[node].dirty = true;
+        self.to_come -= 1;
         self.announce(node);
-        let each = self.options.sessions_each;
-        for index in node * each..(node + 1) * each {
+        for index in std::mem::take(&mut self.members[node].held) {
+            if std::mem::replace(&mut self.served[index], false) {
+                self.unserved += 1;
+                self.lost += 1;
+            }
             self.on(node, Event::StopAsked(session_name(index).into()));
+        }
+        self.members[node].scan = None;
+        for session in std::mem::take(&mut self.members[node].to_restart) {
+            self.to_be_restarted(session);
         }
         self.after_ms(BUDGET_MS, Due::Gone(node));
     }

@@ -18,6 +18,11 @@ use crate::wire::{Client, RECORDS, STATES};
 
 /// Of a session's record, as a template with some environment makes it.
 const RECORD_BYTES: usize = 1_000;
+/// Of what a node announces, and of its other records.
+const ANNOUNCEMENT_BYTES: usize = 1_200;
+const STATE_BYTES: usize = 60;
+/// Where such records are for the measurement.
+const MIXED: &str = "/mixed/";
 /// Puts in one transaction while records are made: etcd's default limit.
 const A_TRANSACTION: usize = 128;
 /// Requests under way at a time.
@@ -29,7 +34,7 @@ const PAGE: i64 = 500;
 const WATCHES: usize = 200;
 const CHANGES: usize = 100;
 /// The time over which a rate is measured.
-const MEASURED: Duration = Duration::from_secs(3);
+const MEASURED: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -79,13 +84,14 @@ pub async fn measure(records: &[usize], tell: &dyn Fn(&str)) -> Result<EtcdRepor
     let etcd = Etcd::start().await?;
     tell("etcd: transactions, reads and watches a second");
     etcd.fill(0, 1_000).await?;
-    let costs = etcd.costs().await?;
+    let mut costs = etcd.costs().await?;
     let (mut stored, mut filled) = (Vec::new(), 1_000);
     for records in records {
         tell(&format!("etcd: {records} records"));
         etcd.fill(filled, *records).await?;
         filled = filled.max(*records);
         stored.push(etcd.with_records(filled).await?);
+        costs.count_us = etcd.count_us(filled, &costs).await?;
     }
     Ok(EtcdReport {
         version: version()?,
@@ -167,34 +173,55 @@ impl Etcd {
         let write = self.rate(PARALLEL, |client, number| async move {
             // Each writer has its own keys, as nodes have.
             let key = format!("{STATES}{}", number % 10_000).into_bytes();
-            client.compare_and_put(key, value(number, 1)).await
+            client.compare_and_put(key, vec![b'x'; STATE_BYTES]).await
         });
-        let transaction_us = 1e6 / write.await?;
+        let (_, transaction_us) = write.await?;
         let read = self.rate(PARALLEL, |client, number| async move {
             let key = record(number % 1_000);
             client.range(key, Vec::new(), 1).await.map(drop)
         });
-        let read_us = 1e6 / read.await?;
+        let (_, read_us) = read.await?;
         let pages = self.rate(READERS, |client, _| async move {
             let end = behind(RECORDS);
             client.range(RECORDS.into(), end, PAGE).await.map(drop)
         });
-        let page_us = 1e6 / pages.await?;
+        let (_, page_us) = pages.await?;
+        let states = (0..PAGE as usize).map(|number| {
+            let length = if number % 4 == 0 {
+                ANNOUNCEMENT_BYTES
+            } else {
+                STATE_BYTES
+            };
+            (format!("{MIXED}{number}").into_bytes(), vec![b'x'; length])
+        });
+        let states: Vec<_> = states.collect();
+        for some in states.chunks(A_TRANSACTION) {
+            self.client.put_all(some.to_vec()).await?;
+        }
+        let mixed = self.rate(READERS, |client, _| async move {
+            client
+                .range(MIXED.into(), behind(MIXED), PAGE)
+                .await
+                .map(drop)
+        });
+        let (_, mixed_us) = mixed.await?;
         Ok(EtcdCosts {
             transaction_us,
             read_us,
             record_us: ((page_us - read_us) / PAGE as f64).max(0.0),
+            state_us: ((mixed_us - read_us) / PAGE as f64).max(0.0),
+            count_us: 0.0,
             delivery_us: self.deliveries().await?,
         })
     }
 
-    /// Calls a second, with so many under way.
-    async fn rate<F, R>(&self, parallel: usize, call: F) -> Result<f64>
+    /// Calls a second, with so many under way, and the processor time of etcd for each in microseconds.
+    async fn rate<F, R>(&self, parallel: usize, call: F) -> Result<(f64, f64)>
     where
         F: Fn(Client, usize) -> R,
         R: Future<Output = Result<()>>,
     {
-        let done = AtomicU64::new(0);
+        let (done, cpu_us) = (AtomicU64::new(0), self.cpu_us()?);
         let begun = Instant::now();
         let workers = (0..parallel).map(|worker| {
             let (done, call) = (&done, &call);
@@ -209,7 +236,9 @@ impl Etcd {
             }
         });
         try_join_all(workers).await?;
-        Ok(done.into_inner() as f64 / begun.elapsed().as_secs_f64())
+        let rate = done.load(Ordering::Relaxed) as f64 / begun.elapsed().as_secs_f64();
+        let each_us = (self.cpu_us()? - cpu_us) / done.into_inner() as f64;
+        Ok((rate, each_us))
     }
 
     /// The time that each delivery of a change to a watch takes, in microseconds.
@@ -225,12 +254,11 @@ impl Etcd {
                 }
             }));
         }
-        let begun = Instant::now();
+        let cpu_us = self.cpu_us()?;
         for number in 0..CHANGES {
             let key = format!("/watched/{}", number % 10).into_bytes();
             self.client.put(key, value(number, 2)).await?;
         }
-        let written = begun.elapsed();
         let all = (WATCHES * CHANGES) as u64;
         let arrived = async {
             while seen.load(Ordering::Relaxed) < all {
@@ -243,18 +271,29 @@ impl Etcd {
         for watch in watches {
             watch.abort();
         }
-        // Deliveries go on while further changes are written.
-        let took = begun.elapsed().max(written);
-        Ok(took.as_secs_f64() * 1e6 / all as f64)
+        Ok((self.cpu_us()? - cpu_us) / all as f64)
+    }
+
+    /// What a page costs for each record behind it.
+    async fn count_us(&self, records: usize, costs: &EtcdCosts) -> Result<f64> {
+        let pages = self.rate(READERS, |client, _| async move {
+            client
+                .range(RECORDS.into(), behind(RECORDS), PAGE)
+                .await
+                .map(drop)
+        });
+        let (_, page_us) = pages.await?;
+        let page_us = page_us - costs.read_us - costs.record_us * PAGE as f64;
+        Ok((page_us / records as f64).max(0.0))
     }
 
     async fn with_records(&self, records: usize) -> Result<Stored> {
         let first_read = self.read_all(records).await?;
         let write = self.rate(PARALLEL, |client, number| async move {
             let key = format!("{STATES}{}", number % 10_000).into_bytes();
-            client.compare_and_put(key, value(number, 3)).await
+            client.compare_and_put(key, vec![b'y'; STATE_BYTES]).await
         });
-        let transactions_per_s = write.await?;
+        let (transactions_per_s, _) = write.await?;
         self.fill(0, CHURN.min(records)).await?;
         let revision = self.client.put(b"/up".to_vec(), Vec::new()).await?;
         let begun = Instant::now();
@@ -267,6 +306,17 @@ impl Etcd {
             file_bytes: fs::metadata(self.file()).map_or(0, |file| file.len()),
             compaction: begun.elapsed(),
         })
+    }
+
+    /// The processor time that it has used.
+    fn cpu_us(&self) -> Result<f64> {
+        let path = format!("/proc/{}/stat", self.process.id());
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        // After the name in parentheses: utime and stime are fields 14 and 15 of the line, in hundredths of a second.
+        let fields = text.rsplit(')').next().unwrap_or_default();
+        let fields = fields.split_whitespace().skip(11).take(2);
+        let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();
+        Ok(ticks as f64 * 1e4)
     }
 
     fn file(&self) -> std::path::PathBuf {

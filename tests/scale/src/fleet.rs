@@ -50,7 +50,7 @@ pub(crate) enum Due {
     Died(usize, Slot),
     Leave(usize),
     Gone(usize),
-    Started(usize),
+    Started(usize, usize),
 }
 
 pub(crate) struct Member {
@@ -73,6 +73,8 @@ pub(crate) struct Member {
     pub(crate) scan_took_ms: u64,
     /// Released sessions that are this node's to restart.
     pub(crate) to_restart: Vec<usize>,
+    /// Sessions that it has begun to start.
+    pub(crate) held: Vec<usize>,
     pub(crate) starts_end_ms: u64,
     pub(crate) renewals: BTreeMap<u64, u64>,
     pub(crate) frozen: bool,
@@ -96,12 +98,17 @@ pub(crate) struct Fleet {
     pub(crate) counts: Counts,
     pub(crate) lost: usize,
     pub(crate) served: Vec<bool>,
+    /// Lost sessions that do not run again yet, and those that do.
+    pub(crate) unserved: usize,
     pub(crate) served_count: usize,
+    /// Notices that are still to come.
+    pub(crate) to_come: usize,
+    frozen: usize,
     pub(crate) last_served_ms: u64,
     pub(crate) slowest_renewal_ms: u64,
     pub(crate) placing: (Duration, u32),
     /// Candidates of the latest placement, for those sessions that share it.
-    pub(crate) candidates: Vec<String>,
+    pub(crate) candidates: Vec<usize>,
 }
 
 pub(crate) fn session_name(index: usize) -> String {
@@ -127,7 +134,10 @@ impl Fleet {
             counts: Counts::default(),
             lost: 0,
             served: vec![true; options.nodes * options.sessions_each],
+            unserved: 0,
             served_count: 0,
+            to_come: 0,
+            frozen: 0,
             last_served_ms: 0,
             slowest_renewal_ms: 0,
             placing: (Duration::ZERO, 0),
@@ -178,6 +188,7 @@ impl Fleet {
         let own: Vec<(usize, SessionName)> = own.collect();
         for (index, name) in &own {
             self.sessions.insert(name.clone(), *index);
+            self.members[node].held.push(*index);
         }
         let asked = own.into_iter().map(|(_, name)| Event::EnsureAsked(name));
         let mut events: Vec<Event> = asked.chain([Event::Tick]).collect();
@@ -226,7 +237,7 @@ impl Fleet {
     pub(crate) fn run(mut self) -> ScaleReport {
         let first_us = WARM_UP_MS * 1_000;
         let lost = self.options.nodes * self.options.lost_percent / 100;
-        self.lost = lost * self.options.sessions_each;
+        self.to_come = lost;
         for node in 0..lost {
             let at_us = first_us + self.random.u64(0..=self.options.within_ms * 1_000);
             self.at_us(at_us, Due::Leave(node));
@@ -247,14 +258,14 @@ impl Fleet {
             }
             self.now_us = next_us;
             self.step();
-            if self.served_count == self.lost && self.lost > 0 {
+            if self.is_over() || self.has_frozen() {
                 break;
             }
         }
         self.counts.busy_us = self.etcd.busy_us();
         let start = quiet_to.unwrap_or_default();
         let before = quiet_from.unwrap_or_default();
-        let is_served = self.served_count == self.lost;
+        let is_served = self.is_over();
         ScaleReport {
             nodes: self.options.nodes,
             intervals: self.options.intervals,
@@ -264,10 +275,20 @@ impl Fleet {
             served_after_ms: is_served.then(|| self.last_served_ms.saturating_sub(WARM_UP_MS)),
             lost_sessions: self.lost,
             served_sessions: self.served_count,
-            frozen_nodes: self.members.iter().filter(|member| member.frozen).count(),
+            frozen_nodes: self.frozen,
             slowest_renewal_ms: self.slowest_renewal_ms,
             placement_us: self.placing.0.as_secs_f64() * 1e6 / f64::from(self.placing.1.max(1)),
         }
+    }
+
+    /// All notices have come, and all sessions run.
+    fn is_over(&self) -> bool {
+        self.to_come == 0 && self.unserved == 0
+    }
+
+    /// A fleet of which a tenth has frozen does not recover: its nodes read all records when they rejoin.
+    fn has_frozen(&self) -> bool {
+        self.frozen * 10 > self.options.nodes
     }
 
     fn next_us(&self) -> Option<u64> {
@@ -296,7 +317,7 @@ impl Fleet {
             Due::Died(node, slot) => self.on(node, Event::DeathCertificate(slot)),
             Due::Leave(node) => self.leave(node),
             Due::Gone(node) => self.members[node].up = false,
-            Due::Started(session) => self.started(session),
+            Due::Started(node, session) => self.started(node, session),
         }
     }
 
@@ -308,7 +329,7 @@ impl Fleet {
         let protocol = &self.members[node].protocol;
         let fires = protocol.is_live() && now >= protocol.deadline();
         if fires {
-            self.members[node].frozen = true;
+            self.frozen += usize::from(!std::mem::replace(&mut self.members[node].frozen, true));
             self.on(node, Event::FenceFired);
         }
         self.on(node, Event::Tick);
@@ -337,6 +358,10 @@ impl Fleet {
 }
 
 impl Member {
+    pub(crate) fn takes_sessions(&self) -> bool {
+        self.up && !self.leaving
+    }
+
     fn new(name: NodeName, protocol: NodeProtocol) -> Self {
         Self {
             name,
@@ -355,6 +380,7 @@ impl Member {
             scanned_ms: 0,
             scan_took_ms: 0,
             to_restart: Vec::new(),
+            held: Vec::new(),
             starts_end_ms: 0,
             renewals: BTreeMap::new(),
             frozen: false,

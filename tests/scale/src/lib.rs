@@ -32,7 +32,7 @@ use serde::Serialize;
 
 pub use load::Load;
 
-/// What a request costs etcd, in microseconds of its processors at full load.
+/// What a request costs etcd, in microseconds of processor time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct EtcdCosts {
     /// A transaction that writes one or two keys.
@@ -41,6 +41,10 @@ pub struct EtcdCosts {
     pub read_us: f64,
     /// Each record of a read.
     pub record_us: f64,
+    /// Each record of a read of the nodes: one of four is an announcement, the others are short.
+    pub state_us: f64,
+    /// Each record behind the end of a page: etcd counts them.
+    pub count_us: f64,
     /// Each change that one watch is sent.
     pub delivery_us: f64,
 }
@@ -61,6 +65,8 @@ pub struct ScaleOptions {
     pub observers: usize,
     pub timing: Timing,
     pub costs: EtcdCosts,
+    /// Processors of etcd.
+    pub processors: usize,
     pub seed: u64,
 }
 

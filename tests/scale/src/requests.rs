@@ -2,7 +2,7 @@
 
 use conman_core::ownership::{Answer, Event, Key, OwnedState, Request, Transaction, Value};
 
-use crate::fleet::{Due, Fleet, HURRY_PAUSE_MS, Job, ROUND_TRIP_MS};
+use crate::fleet::{Due, Fleet, HURRY_PAUSE_MS, Job, ROUND_TRIP_MS, session_name};
 
 impl Fleet {
     pub(crate) fn request(&mut self, node: usize, op: u64, request: Request) {
@@ -20,7 +20,7 @@ impl Fleet {
             Request::Read(keys) => {
                 self.counts.reads += 1;
                 self.counts.records += keys.len() as u64;
-                costs.read_us + costs.record_us * keys.len() as f64
+                costs.read_us + costs.state_us * keys.len() as f64
             }
             Request::ReadSessions => {
                 self.counts.reads += 1;
@@ -33,12 +33,17 @@ impl Fleet {
             .begin(now_us, work_us, Job::Answer(node, op, request));
     }
 
-    pub(crate) fn read(&mut self, records: usize, job: Job) {
+    pub(crate) fn read(&mut self, records: usize, records_us: f64, job: Job) {
         let costs = self.options.costs;
         self.counts.reads += 1;
         self.counts.records += records as u64;
-        let work_us = costs.read_us + costs.record_us * records as f64;
-        self.etcd.begin(self.now_us as f64, work_us, job);
+        let work_us = costs.read_us + records_us;
+        self.begin(work_us, job);
+    }
+
+    pub(crate) fn begin(&mut self, work_us: f64, job: Job) {
+        let share_us = work_us / self.options.processors as f64;
+        self.etcd.begin(self.now_us as f64, share_us, job);
     }
 
     /// A change below a key that every node watches.
@@ -46,8 +51,7 @@ impl Fleet {
         let watching = self.members.iter().filter(|member| member.up).count();
         self.counts.deliveries += watching as u64;
         let work_us = self.options.costs.delivery_us * watching as f64;
-        let now_us = self.now_us as f64;
-        self.etcd.begin(now_us, work_us, Job::Delivered { news });
+        self.begin(work_us, Job::Delivered { news });
     }
 
     pub(crate) fn done(&mut self, job: Job) {
@@ -119,12 +123,10 @@ impl Fleet {
             }
             Request::ReadSessions => {
                 // The protocol ignores the others.
-                let me = &self.members[node].name;
-                let all = self.store.iter();
-                let own = all.filter(
-                    |(_, value)| matches!(value, Value::Session(record) if record.owner == *me),
-                );
-                Answer::Values(own.map(|(k, v)| (k.clone(), Some(v.clone()))).collect())
+                let own = self.members[node].held.iter();
+                let keys = own.map(|index| Key::Session(session_name(*index).into()));
+                let read = |key: Key| (key.clone(), self.store.get(&key).cloned());
+                Answer::Values(keys.map(read).collect())
             }
         }
     }
