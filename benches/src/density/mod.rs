@@ -1,5 +1,6 @@
 //! How many sessions one machine holds, and the cost of one more at that number.
 
+mod conditions;
 mod footprint;
 mod report;
 mod rivals;
@@ -27,6 +28,7 @@ use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::observer::Observer;
 use crate::report::Report;
+use conditions::Conditions;
 use footprint::{Footprint, MachineMemory, Own};
 use rivals::Oci;
 
@@ -69,6 +71,7 @@ struct Rival {
 struct Measured {
     /// What `conman doctor` says before the first start.
     doctor: Doctor,
+    conditions: Conditions,
     starts: Vec<Start>,
     /// Why there are no more, as conman says it.
     bound: Option<String>,
@@ -117,14 +120,15 @@ pub(crate) async fn density(conman: &Path, options: &Density) -> Result<Report> 
     if let (RuntimeKind::Docker, Err(why)) = (options.runtime, &docker) {
         bail!("{why}");
     }
-    // Exactly as many as needed: the kernel is prepared for that number.
+    // Exactly as many as needed: the kernel is prepared for no more.
     let room = options.count + options.rivals;
+    let conditions = Conditions::now(room)?;
     let daemon = Daemon::with_templates(conman, options.runtime, room, &template(options)).await?;
     let measured = until_interrupted(async {
         if options.runtime != RuntimeKind::Docker {
             daemon.import(&archive, IMAGE).await?;
         }
-        measure(options, &daemon, &docker, &root).await
+        measure(options, conditions, &daemon, &docker, &root).await
     })
     .await;
     let stopped = daemon.stop_all().await;
@@ -173,6 +177,7 @@ fn template(options: &Density) -> String {
 
 async fn measure(
     options: &Density,
+    conditions: Conditions,
     daemon: &Daemon,
     docker: &std::result::Result<Docker, String>,
     root: &Path,
@@ -206,6 +211,7 @@ async fn measure(
         bound.unwrap_or_default()
     );
     let after = MachineMemory::now()?;
+    let conditions = conditions.with_sessions()?;
     let observer = Observer::of_cgroup(&daemon.cgroup())?;
     let pids = observer.pids();
     let footprint = Footprint::between(before, after, reached, footprint::program_bytes(&pids)?);
@@ -227,6 +233,7 @@ async fn measure(
     );
     Ok(Measured {
         doctor,
+        conditions,
         starts,
         bound,
         elapsed_s,

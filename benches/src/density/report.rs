@@ -33,6 +33,7 @@ pub(super) fn report(options: &Density, measured: &Measured) -> Result<Report> {
     let mut parts = vec![
         lead.into(),
         limits(options, measured).into(),
+        measured.conditions.to_text().into(),
         chart(options, measured)?.into(),
     ];
     parts.extend(starts(block, first, last)?);

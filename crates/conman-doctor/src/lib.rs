@@ -4,7 +4,8 @@
 //! root directory so that tests can simulate a machine; [`examine`] turns that, the [`Site`] and a
 //! runtime's [`Footprint`] into a [`Diagnosis`], which is data; [`Fix`] is planned from the diagnosis and
 //! carried out last. [`room`] is the same for a daemon that admits sessions: it returns the one limit that
-//! binds first. [`Kernel`] reports which optional interfaces the kernel has.
+//! binds first. [`Kernel`] reports which optional interfaces the kernel has, [`Superblocks`] a price of each session
+//! that only a boot lowers.
 //!
 //! Absent on purpose: sessions, the daemon's API, any knowledge of running programs beyond the kernel's
 //! counters. No task runs here, and everything that is read is bounded.
@@ -22,6 +23,7 @@ mod limit;
 mod on_docker;
 mod pools;
 mod site;
+mod superblocks;
 mod table;
 
 pub use checks::{examine, room};
@@ -33,3 +35,4 @@ pub use kernel::{Kernel, KernelInterface};
 pub use layers::{MissingLayer, layers_text, missing_layers};
 pub use on_docker::ON_DOCKER;
 pub use site::Site;
+pub use superblocks::Superblocks;

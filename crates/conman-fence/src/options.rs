@@ -31,11 +31,11 @@ pub struct ShimOptions {
     pub do_without: Vec<Interface>,
     /// The cgroup hierarchies to use.
     pub cgroups: CgroupPart,
-    /// Number of containers that the host is to hold. The kernel is prepared for them at the beginning,
-    /// which takes some seconds in the background and makes later starts cheaper. 0 disables it.
+    /// Most containers that the kernel is prepared for, in the background and as their number grows, which makes
+    /// later starts cheaper. 0 disables it.
     pub prepare_for: u32,
-    /// Where all shims of the host record how many it has been prepared for since the boot: the kernel stays
-    /// prepared, whichever shim did it.
+    /// Where all shims of the host record how many superblocks it has been prepared for since the boot: the kernel
+    /// stays prepared, whichever shim did it.
     pub prepared_file: PathBuf,
     /// If another shim runs already, wait for its end and succeed it, instead of failing.
     pub standby: bool,

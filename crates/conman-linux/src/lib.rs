@@ -66,6 +66,7 @@ mod signals;
 mod socket_buffers;
 mod spread;
 mod state_file;
+mod superblock_arrays;
 mod thread_stat;
 mod time_slice;
 mod tree_removal;
@@ -119,5 +120,6 @@ pub use spread::spread_directories;
 pub use state_file::{
     FORMAT, StateFile, remove_if_present, replace_file, sync_parent, with_suffix,
 };
+pub use superblock_arrays::SuperblockArray;
 pub use time_slice::run_in_short_slices;
 pub use tree_removal::{empty_directory, remove_tree, remove_tree_partly};

@@ -179,6 +179,12 @@ impl Mount {
         Ok(flags.contains(StatVfsMountFlags::NOSUID))
     }
 
+    /// The number of its superblock, if it is on no device: the kernel gives the lowest number that is free, so
+    /// that of a new one is close to the number of all superblocks on the host.
+    pub fn superblock_number(&self) -> io::Result<u32> {
+        Ok(rustix::fs::minor(rustix::fs::fstat(&self.fd)?.st_dev))
+    }
+
     #[expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
     fn change(&self, change: &MountAttr) -> io::Result<()> {
         // SAFETY: the path is an empty C string, which AT_EMPTY_PATH makes mean the descriptor

@@ -8,7 +8,8 @@ use conman_cli::{DoctorArgs, DoctorRuntime};
 use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, Template};
 use conman_doctor::{
-    Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, examine, layers_text, missing_layers,
+    Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, Superblocks, examine, layers_text,
+    missing_layers,
 };
 use conman_linux::Features;
 use conman_net::egress::IDLE_DESCRIPTORS;
@@ -39,6 +40,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => Features::probe().ok(),
     };
     let kernel = features.as_ref().map(Kernel::from);
+    let superblocks = features.as_ref().and_then(|_| Superblocks::measure());
     let layers = features.map(|features| missing_layers(&features, &config.state_dir));
     let network = match missing_for_network(&config) {
         Ok(missing) => missing,
@@ -52,7 +54,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     if json {
         let value = serde_json::json!({
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
-            "missing_layers": layers,
+            "missing_layers": layers, "superblocks": superblocks,
             "missing_network": network,
             "missing_gvisor": gvisor,
             "open_api": config.open_loopback,
@@ -62,6 +64,9 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         crate::tell(diagnosis.to_text().trim_end());
         if let Some(kernel) = &kernel {
             crate::tell(&kernel.to_text());
+        }
+        if let Some(superblocks) = &superblocks {
+            crate::tell(&superblocks.to_text());
         }
         if let Some(layers) = &layers {
             crate::tell(&layers_text(layers));

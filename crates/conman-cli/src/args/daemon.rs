@@ -51,8 +51,8 @@ pub struct ShimArgs {
     /// The daemon's state directory; no configuration is read
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     pub state_dir: Option<PathBuf>,
-    /// Prepare the kernel for so many sessions; 0 changes nothing [default: `limits.max_sessions` if
-    /// the configuration's sessions are native, 0 with --state-dir]
+    /// Prepare the kernel for up to so many sessions, as their number grows; 0 changes nothing [default:
+    /// `limits.max_sessions` if the configuration's sessions are native, 0 with --state-dir]
     #[arg(long, value_name = "COUNT")]
     pub prepare_for: Option<u32>,
     /// User and group ids of containers; the configuration's `node.id_range` unless given

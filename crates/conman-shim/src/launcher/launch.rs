@@ -56,6 +56,8 @@ pub(super) struct Launcher {
     view: CgroupView,
     pub(super) filters: Filters,
     proc_paths: ProcPaths,
+    /// The greatest number of a container's superblock: about as many were on the host at once.
+    pub(super) superblocks: u32,
 }
 
 /// What a start has made so far; undone unless it succeeds. Fields are dropped in order.
@@ -140,6 +142,7 @@ impl Launcher {
             view,
             filters,
             proc_paths,
+            superblocks: 0,
         })
     }
 
@@ -222,6 +225,9 @@ impl Launcher {
             user_namespace.as_fd(),
             order.ids,
         )?;
+        if let Ok(number) = overlay.superblock_number() {
+            self.superblocks = self.superblocks.max(number);
+        }
         phases.root_us = clock.lap();
         let files = self.places.files(order.ids, &spec.files);
         let files =

@@ -87,7 +87,6 @@ pub(crate) fn serve(socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
         tracing::warn!(%error, "sessions have the kernel's default time slices");
     }
     let sole = SoleThread::prove()?;
-    let mut preparing = preparing::Preparing::begin(&sole, options);
     let launcher = match launch::Launcher::new(sole, options) {
         Ok(launcher) => launcher,
         Err(error) => return report(socket, &Report::Broken { error }),
@@ -103,10 +102,13 @@ pub(crate) fn serve(socket: &OwnedFd, options: &ShimOptions) -> io::Result<()> {
         under_way: Vec::new(),
         buffer: seqpacket::buffer(),
     };
-    while serving.turn()? {
-        preparing.look();
+    let mut preparing = preparing::Preparing::new(options);
+    loop {
+        preparing.follow(&serving.launcher.sole, serving.launcher.superblocks);
+        if !serving.turn()? {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// The launcher at work.

@@ -1,22 +1,25 @@
 //! Prepares the kernel for many containers.
 //!
-//! Every memory cgroup holds an array with an entry for each superblock. When there are more superblocks
-//! than ever before since the boot, the kernel enlarges every array on the host, every 64th time: with
-//! ten thousand containers that is more than half of the cost of their starts. So as many superblocks as
-//! they will need are created at once, while there are few cgroups, and removed again; the arrays stay
-//! long.
+//! Every memory cgroup holds an array over all superblocks, as long as there were ever superblocks at once
+//! since the boot. One that exceeds this number makes the kernel enlarge every array on the host, every 64th
+//! time: with ten thousand containers that is more than half of the cost of their starts. So superblocks are
+//! created before they are needed, and removed again; the arrays stay long.
 //!
-//! The cost: every memory cgroup takes from the beginning the memory that it would take in the end, 16
-//! bytes for each superblock.
+//! The cost: every memory cgroup of the host takes the memory of a whole array, 16 bytes for each superblock, and
+//! only a boot shortens it. So the number follows the use: [`STEP`] in the beginning, and a quarter more than are
+//! used whenever an eighth is left.
 
 use std::fs::create_dir;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use conman_fence::ShimOptions;
 use conman_linux::{
     CloneOptions, Namespaces, PidFd, SoleThread, boot_id, clone_process, reap_if_dead, replace_file,
 };
+use rustix::event::{Timespec, poll};
+use rustix::fs::{minor, stat};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use super::places::{BENCH, new_tmpfs};
@@ -25,34 +28,69 @@ use super::places::{BENCH, new_tmpfs};
 /// terminals.
 const SUPERBLOCKS: u32 = 4;
 
-/// Additional ones, for other mounts of the host.
-const SPARE: u32 = 2_048;
+/// Superblocks of the host and of two hundred containers. The kernel is prepared for them in the beginning, and for
+/// as many beyond each part of those that are used.
+const STEP: u32 = 1_024;
 
 /// Maximum; the kernel allows 100,000 mounts in a namespace (fs.mount-max).
 const MOST: u32 = 90_000;
 
-/// The preparing process, until it has finished.
-#[derive(Debug, Default)]
+/// The kernel enlarges the arrays for so many at a time.
+const BATCH: u32 = 64;
+
+/// A batch is followed by a rest of this multiple of its time. Starts wait while the kernel enlarges all arrays, and
+/// it frees the former ones a moment later.
+const REST: u32 = 4;
+
+/// Keeps the kernel prepared.
+#[derive(Debug)]
 pub(super) struct Preparing {
+    /// Where all shims of the host record for how many superblocks the kernel is prepared since the boot.
+    file: PathBuf,
+    boot: String,
+    /// Maximum for this shim; 0 disables the preparation.
+    most: u32,
+    /// As last known.
+    prepared: u32,
+    /// The preparing process, until it has finished.
     process: Option<PidFd>,
 }
 
 impl Preparing {
-    /// Begins, unless it has been done since the boot. A failure only makes starts slower.
-    pub(super) fn begin(sole: &SoleThread, options: &ShimOptions) -> Self {
-        let wanted = match options.prepare_for {
+    pub(super) fn new(options: &ShimOptions) -> Self {
+        let most = match options.prepare_for {
             0 => 0,
-            count => count
-                .saturating_mul(SUPERBLOCKS)
-                .saturating_add(SPARE)
-                .min(MOST),
+            count => count.saturating_mul(SUPERBLOCKS).saturating_add(STEP),
         };
-        let boot = boot_id().unwrap_or_default();
-        let mark = format!("{boot} {wanted}\n");
-        let file = &options.prepared_file;
-        if wanted == 0 || prepared(file, &boot) >= wanted {
-            return Self::default();
+        Self {
+            file: options.prepared_file.clone(),
+            boot: boot_id().unwrap_or_default(),
+            most: most.min(MOST),
+            prepared: 0,
+            process: None,
         }
+    }
+
+    /// Prepares for more if there are few left beyond `used`. A failure only makes starts slower.
+    pub(super) fn follow(&mut self, sole: &SoleThread, used: u32) {
+        if let Some(process) = &self.process {
+            if let Ok(true) = process.is_dead() {
+                let _ = reap_if_dead(process);
+                self.process = None;
+            }
+            return;
+        }
+        let Some(wanted) = wanted(used, self.prepared, self.most) else {
+            return;
+        };
+        // Another shim may have done it.
+        self.prepared = self.prepared.max(prepared(&self.file, &self.boot));
+        if self.prepared < wanted {
+            self.begin(sole, wanted);
+        }
+    }
+
+    fn begin(&mut self, sole: &SoleThread, wanted: u32) {
         let how = CloneOptions {
             namespaces: Some(Namespaces::NEWNS),
             keep_only: Some(&[]),
@@ -61,33 +99,32 @@ impl Preparing {
         let work = || match make_superblocks(wanted) {
             Ok(()) => 0,
             Err(error) => {
-                tracing::warn!(%error, "cannot prepare the kernel for many containers");
+                tracing::warn!(wanted, %error, "cannot prepare the kernel for more containers");
                 1
             }
         };
-        let process = clone_process(sole, &how, work);
-        // Recorded first: an attempt that runs out of memory must not be repeated.
-        if let Err(error) = replace_file(file, mark.as_bytes()) {
+        self.process = clone_process(sole, &how, work).ok();
+        // An attempt that runs out of memory must not be repeated.
+        self.prepared = wanted;
+        let mark = format!("{} {wanted}\n", self.boot);
+        if let Err(error) = replace_file(&self.file, mark.as_bytes()) {
             tracing::warn!(
-                file = %file.display(),
+                file = %self.file.display(),
                 %error,
                 "cannot record that the kernel is prepared"
             );
         }
-        Self {
-            process: process.ok(),
-        }
     }
+}
 
-    /// Reaps the process when it has ended.
-    pub(super) fn look(&mut self) {
-        if let Some(process) = &self.process
-            && let Ok(true) = process.is_dead()
-        {
-            let _ = reap_if_dead(process);
-            self.process = None;
-        }
+/// The number of superblocks to prepare for; `None` if enough are left.
+fn wanted(used: u32, prepared: u32, most: u32) -> Option<u32> {
+    let left = prepared.saturating_sub(used);
+    let few = (used / 8).max(STEP / 4);
+    if left >= few || prepared >= most {
+        return None;
     }
+    Some((used + (used / 4).max(STEP)).min(most))
 }
 
 /// The number of superblocks for which the kernel has been prepared since this boot.
@@ -99,17 +136,27 @@ fn prepared(file: &Path, boot: &str) -> u32 {
         .unwrap_or(0)
 }
 
-/// They are removed with the mount namespace of the calling process.
+/// Creates superblocks until there are `count` on the host. They are removed with the mount namespace of the calling
+/// process.
 fn make_superblocks(count: u32) -> io::Result<()> {
     mount_change(
         "/",
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
     )?;
     new_tmpfs(BENCH)?;
-    for number in 0..count {
+    let mut begun = Instant::now();
+    for number in 1..=count {
         let directory = Path::new(BENCH).join(number.to_string());
         create_dir(&directory)?;
         mount("none", &directory, "ramfs", MountFlags::empty(), None)?;
+        if number % BATCH == 0 {
+            if minor(stat(&directory)?.st_dev) >= count {
+                break;
+            }
+            let rest = Timespec::try_from(begun.elapsed() * REST).ok();
+            let _ = poll(&mut [], rest.as_ref());
+            begun = Instant::now();
+        }
     }
     Ok(())
 }
@@ -142,5 +189,23 @@ mod tests {
             std::fs::write(&file, text).expect("written");
             assert_eq!(prepared(&file, "boot"), count, "{text}");
         }
+    }
+
+    #[test]
+    fn the_preparation_follows_the_use_up_to_its_maximum() {
+        assert_eq!(wanted(0, 0, 81_024), Some(1_024));
+        // Fifty containers need no more.
+        assert_eq!(wanted(300, 1_024, 81_024), None);
+        let mut prepared = 0;
+        for used in 0..40_000 {
+            if let Some(more) = wanted(used, prepared, 81_024) {
+                prepared = more;
+            }
+            assert!(prepared > used + used / 9, "{prepared} for {used}");
+            assert!(prepared <= 1_024 + used + used / 4, "{prepared} for {used}");
+        }
+        assert_eq!(wanted(40_000, 41_024, 41_024), None);
+        assert_eq!(wanted(40_000, 40_000, 41_024), Some(41_024));
+        assert_eq!(wanted(7, 0, 0), None);
     }
 }
