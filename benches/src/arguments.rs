@@ -264,9 +264,9 @@ pub(crate) struct Density {
     /// Sessions alive while these are started
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_to(1, 20_000))]
     pub(crate) rivals_at: usize,
-    /// `ptys` of the sessions; 0 for none of their own
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = from_to(0, 1_024))]
-    pub(crate) ptys: usize,
+    /// `ptys` of the sessions, if their template is to have it
+    #[arg(long, value_name = "N", value_parser = from_to(0, 1_024))]
+    pub(crate) ptys: Option<usize>,
 }
 
 /// Networks of native sessions.

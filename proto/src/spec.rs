@@ -189,8 +189,8 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub pids: Option<u32>,
-    /// Maximum number of terminals that its programs open at a time; 4 when absent, 0 for no `/dev/pts`. With
-    /// the native runtime only.
+    /// Maximum number of terminals that its programs open at a time; 0 for no `/dev/pts`. When absent it is 4, and
+    /// without `tty` there is no `/dev/pts` before the first command with a terminal. With the native runtime only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 4_096)]
     pub ptys: Option<u32>,
@@ -277,6 +277,9 @@ pub struct ResolvedSpec {
     /// 0 without `/dev/pts`.
     #[serde(default)]
     pub ptys: u32,
+    /// There is no `/dev/pts` before the first command with a terminal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ptys_when_asked: bool,
     pub labels: BTreeMap<String, String>,
     /// With `{id}` expanded.
     pub binds: Vec<String>,

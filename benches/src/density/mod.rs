@@ -145,10 +145,10 @@ fn template(options: &Density) -> String {
         RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => IMAGE.to_owned(),
         RuntimeKind::Docker => image_name(),
     };
-    let ptys = match options.runtime {
-        RuntimeKind::Native => format!("ptys = {}\n", options.ptys),
-        // They do not limit terminals.
-        RuntimeKind::Gvisor | RuntimeKind::Docker | RuntimeKind::Process => String::new(),
+    let ptys = match (options.runtime, options.ptys) {
+        (RuntimeKind::Native, Some(ptys)) => format!("ptys = {ptys}\n"),
+        // The others do not limit terminals.
+        _ => String::new(),
     };
     let cpus = match options.runtime {
         // Bare `runsc` has no cgroups here: a limit would slow the start of the session's kernel alone.

@@ -168,7 +168,7 @@ fn fill_in(
         signals::preemption((base, request), runtime, whole, mistakes);
     let (stop_signal, stop_grace_ms) = signals::stop(base, request, whole, mistakes);
     let tty = tty(base, request, runtime, mistakes);
-    let ptys = ptys(base, request, runtime, mistakes);
+    let (ptys, ptys_when_asked) = ptys(base, request, (runtime, tty), mistakes);
     let choices = NativeChoices::of(template, runtime, mistakes);
     let (disk_bytes, disk_inodes) = disk(policy, base, request, runtime, mistakes);
 
@@ -196,6 +196,7 @@ fn fill_in(
         cpus: cpus(policy, base, request, mistakes),
         pids: pids(policy, base, request, mistakes),
         ptys,
+        ptys_when_asked,
         labels,
         binds: binds(policy, id, base, request, mistakes),
         idle_timeout_s: idle_timeout_s.unwrap_or(policy.default_idle_timeout_s),

@@ -59,6 +59,9 @@ pub struct LaunchSpec {
     pub log_bytes: Option<u64>,
     /// Maximum number of terminals that its programs open; without any it has no `/dev/pts`.
     pub ptys: u32,
+    /// `/dev/pts` is mounted only with a command that asks for it ([`ExecSpec::ptys`]).
+    #[serde(default)]
+    pub ptys_when_asked: bool,
     /// Its programs see its own cgroups, read-only, at `/sys/fs/cgroup`.
     #[serde(default)]
     pub sys: bool,
@@ -136,6 +139,9 @@ pub struct ExecSpec {
     /// Standard input is a terminal, which becomes the controlling one.
     pub terminal: bool,
     pub kept: Option<KeptCommandSpec>,
+    /// Mounts the container's `/dev/pts` for so many terminals if it has none; 0 leaves it as it is.
+    #[serde(default)]
+    pub ptys: u32,
     /// What to do with the container's files instead of executing the program, with its user's rights.
     pub files: Option<FilesOrder>,
     pub hardening: Hardening,

@@ -371,6 +371,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
         terminal: None,
         log_bytes: None,
         ptys: if plan.has("ptys") { 16 } else { 0 },
+        ptys_when_asked: false,
         sys: plan.has("sys"),
         cgroup: format!("{cgroup}/{name}"),
         limits: CgroupLimits {

@@ -27,6 +27,7 @@ pub fn resolved_spec(runtime: RuntimeKind, image: &str) -> ResolvedSpec {
         cpus: None,
         pids: 128,
         ptys: 0,
+        ptys_when_asked: false,
         labels: BTreeMap::new(),
         binds: Vec::new(),
         idle_timeout_s: 0,

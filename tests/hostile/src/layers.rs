@@ -196,6 +196,7 @@ impl Shim {
     fn spec(&self, name: &str, probe: &str, hardening: Hardening) -> LaunchSpec {
         LaunchSpec {
             ptys: 16,
+            ptys_when_asked: false,
             sys: true,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),

@@ -118,16 +118,18 @@ pub(super) fn pids(
     )
 }
 
-/// Docker's containers have a devpts without such a limit.
+/// The terminals of its programs, and whether they come only with the first command that has one: few sessions open
+/// any, and all sessions of the host pay for those that may. Docker's containers have a devpts without such a limit.
 pub(super) fn ptys(
     base: &SessionRequest,
     request: &SessionRequest,
-    runtime: RuntimeKind,
+    (runtime, tty): (RuntimeKind, bool),
     mistakes: &mut Mistakes,
-) -> u32 {
+) -> (u32, bool) {
     let given = request.ptys.or(base.ptys);
     if runtime_traits(runtime).limits_terminals {
-        return within("ptys", given, DEFAULT_PTYS, (0, MAX_PTYS), mistakes);
+        let most = within("ptys", given, DEFAULT_PTYS, (0, MAX_PTYS), mistakes);
+        return (most, given.is_none() && !tty);
     }
     if given.is_some() {
         mistakes.add(
@@ -135,7 +137,7 @@ pub(super) fn ptys(
             format!("the {runtime} runtime does not limit terminals; leave it out"),
         );
     }
-    0
+    (0, false)
 }
 
 pub(super) fn cpus(

@@ -841,11 +841,19 @@ fn terminals_are_limited_by_the_native_runtime_alone() {
             ..named("python")
         };
         let spec = resolve(policy, &id(), &request);
-        spec.map(|spec| spec.ptys)
+        spec.map(|spec| (spec.ptys, spec.ptys_when_asked))
     };
-    assert_eq!(asked(&native, None), Ok(4));
-    assert_eq!(asked(&native, Some(0)), Ok(0));
-    assert_eq!(asked(&policy(), None), Ok(0));
+    assert_eq!(asked(&native, None), Ok((4, true)));
+    assert_eq!(asked(&native, Some(4)), Ok((4, false)));
+    assert_eq!(asked(&native, Some(0)), Ok((0, false)));
+    assert_eq!(asked(&policy(), None), Ok((0, false)));
+    // Its programs expect the terminal's name.
+    let request = SessionRequest {
+        tty: Some(true),
+        ..named("python")
+    };
+    let spec = resolve(&native, &id(), &request).expect("allowed");
+    assert_eq!((spec.ptys, spec.ptys_when_asked), (4, false));
     for (policy, ptys) in [(&native, 4_097), (&policy(), 16)] {
         let mistakes = asked(policy, Some(ptys)).expect_err("not allowed");
         assert_eq!(fields(&mistakes), ["ptys"]);

@@ -103,6 +103,7 @@ impl Inner {
             terminal: plan.spec.tty.then(|| shim_size(TERMINAL_SIZE)),
             log_bytes: None,
             ptys: plan.spec.ptys,
+            ptys_when_asked: plan.spec.ptys_when_asked,
             sys: plan.spec.sys,
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,

@@ -81,12 +81,12 @@ async fn exec(
 ) -> Result<ExecIo, RuntimeError> {
     let (same, owned, asked) = (Arc::clone(&inner), key.clone(), plan.clone());
     let prepare = move || same.command(&owned, &asked);
-    let (mut program, hardening) = super::away(ACTION, prepare).await?;
+    let mut command = super::away(ACTION, prepare).await?;
     let name = inner.next_command();
-    if hardening.own_kernel && files.is_none() {
-        program = inner.gvisor.wrap_command(program, &name);
+    if command.hardening.own_kernel && files.is_none() {
+        command.program = inner.gvisor.wrap_command(command.program, &name);
     }
-    begin(inner, key, plan, files, name, (program, hardening)).await
+    begin(inner, key, plan, files, name, command).await
 }
 
 /// Runs `runsc` beside the session's kernel, and returns its exit code and what it prints. A boxed future: a command
@@ -98,8 +98,12 @@ pub(super) fn help(
 ) -> BoxFuture<'static, Result<(Option<i32>, String), RuntimeError>> {
     Box::pin(async move {
         let name = inner.next_command();
-        let program = (program, Hardening::of_session_kernel());
-        let mut io = begin(inner, key, ExecPlan::default(), None, name, program).await?;
+        let command = ContainerCommand {
+            program,
+            ptys: 0,
+            hardening: Hardening::of_session_kernel(),
+        };
+        let mut io = begin(inner, key, ExecPlan::default(), None, name, command).await?;
         let mut printed = Vec::new();
         while let Some((_, bytes)) = io.output.recv().await {
             let room = MAX_HELP_BYTES.saturating_sub(printed.len());
@@ -117,10 +121,10 @@ async fn begin(
     plan: ExecPlan,
     files: Option<FilesOrder>,
     name: String,
-    (program, hardening): (ProgramSpec, Hardening),
+    command: ContainerCommand,
 ) -> Result<ExecIo, RuntimeError> {
     let is_bulk = files.is_some();
-    let is_sandboxed = hardening.own_kernel && !is_bulk;
+    let is_sandboxed = command.hardening.own_kernel && !is_bulk;
     let without_reader = match is_bulk || plan.tty.is_some() {
         true => WithoutReader::Continues,
         false => WithoutReader::Killed,
@@ -131,8 +135,9 @@ async fn begin(
         name: name.clone(),
         container: super::store::name(&key),
         terminal: plan.tty.is_some(),
-        program,
-        hardening,
+        ptys: command.ptys,
+        program: command.program,
+        hardening: command.hardening,
     };
     let (near, far) = streams(&plan, is_bulk).map_err(|source| {
         host_error(
@@ -177,12 +182,12 @@ async fn begin(
 }
 
 impl Inner {
-    /// Returns what to run, and the container's layers of protection. Blocks.
+    /// Returns what to run. Blocks.
     pub(super) fn command(
         &self,
         key: &ContainerKey,
         plan: &ExecPlan,
-    ) -> Result<(ProgramSpec, Hardening), RuntimeError> {
+    ) -> Result<ContainerCommand, RuntimeError> {
         let dir = self.store.container(key);
         let stored = dir.plan()?.ok_or_else(|| RuntimeError::NoSuchContainer {
             subject: key.to_string(),
@@ -199,8 +204,23 @@ impl Inner {
         let first = stored.session_program.as_ref();
         let first = first.unwrap_or(&stored.launch.program);
         let program = program::command(key, first, plan, &directories)?;
-        Ok((program, stored.launch.hardening))
+        let asks = plan.tty.is_some() && stored.launch.ptys_when_asked;
+        Ok(ContainerCommand {
+            program,
+            ptys: if asks { stored.launch.ptys } else { 0 },
+            hardening: stored.launch.hardening,
+        })
     }
+}
+
+/// What to run in a container.
+#[derive(Debug)]
+pub(super) struct ContainerCommand {
+    pub(super) program: ProgramSpec,
+    /// As [`ExecSpec::ptys`].
+    pub(super) ptys: u32,
+    /// The container's layers of protection.
+    pub(super) hardening: Hardening,
 }
 
 fn streams(plan: &ExecPlan, is_bulk: bool) -> io::Result<(Streams, [OwnedFd; 3])> {

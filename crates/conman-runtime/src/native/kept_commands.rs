@@ -9,14 +9,15 @@ use async_trait::async_trait;
 use conman_linux::{PidFd, SignalNumber};
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_shim_protocol::{
-    CallError, CommandView, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, MAX_LABEL_BYTES,
-    ProgramSpec, Reply, Request,
+    CallError, CommandView, ExecSpec, KeptCommandSpec, KeptStreamsSpec, MAX_LABEL_BYTES, Reply,
+    Request,
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::attach::shim_size;
 use super::ends::{ProcessEnd, end};
+use super::exec::ContainerCommand;
 use super::failure::{call_failed, milliseconds, start_failed};
 use super::{NativeRuntime, away, store};
 use crate::kept_streams::no_such_exec;
@@ -119,9 +120,9 @@ impl KeptStreams for NativeRuntime {
         plan: ExecPlan,
     ) -> Result<KeptExec, RuntimeError> {
         let (inner, owned, asked) = (Arc::clone(&self.inner), key.clone(), plan.clone());
-        let (mut program, hardening) = away(KEEP, move || inner.command(&owned, &asked)).await?;
+        let mut command = away(KEEP, move || inner.command(&owned, &asked)).await?;
         let id = ExecId::new(RandomState::new().hash_one(Timestamp::now().as_nanosecond()));
-        if hardening.own_kernel {
+        if command.hardening.own_kernel {
             if plan.timeout.is_some() {
                 return Err(RuntimeError::Unsupported {
                     runtime: self.kind,
@@ -131,9 +132,13 @@ impl KeptStreams for NativeRuntime {
                         .to_owned(),
                 });
             }
-            program = self.inner.gvisor.wrap_command(program, &name(key, id));
+            let wrapped = self
+                .inner
+                .gvisor
+                .wrap_command(command.program, &name(key, id));
+            command.program = wrapped;
         }
-        let request = Request::Exec(Box::new(spec(key, id, (program, hardening), plan)));
+        let request = Request::Exec(Box::new(spec(key, id, command, plan)));
         let patience = self.inner.timeouts.start;
         match self.inner.link.call(&request, &[], patience).await {
             Ok((Reply::Launched { .. }, _)) => self.kept_exec(key, id).await,
@@ -241,12 +246,7 @@ impl KeptStreams for NativeRuntime {
 }
 
 /// The order for the shim.
-fn spec(
-    key: &ContainerKey,
-    id: ExecId,
-    (program, hardening): (ProgramSpec, Hardening),
-    plan: ExecPlan,
-) -> ExecSpec {
+fn spec(key: &ContainerKey, id: ExecId, command: ContainerCommand, plan: ExecPlan) -> ExecSpec {
     let description = Description {
         command: plan.command,
         user: plan.user,
@@ -257,8 +257,9 @@ fn spec(
         files: None,
         name: name(key, id),
         container: store::name(key),
-        program,
+        program: command.program,
         terminal: false,
+        ptys: command.ptys,
         kept: Some(KeptCommandSpec {
             streams: match plan.tty {
                 Some(size) => KeptStreamsSpec::Terminal(shim_size(size)),
@@ -267,7 +268,7 @@ fn spec(
             timeout_ms: plan.timeout.map(milliseconds),
             label: description.label(),
         }),
-        hardening,
+        hardening: command.hardening,
     }
 }
 

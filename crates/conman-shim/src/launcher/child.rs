@@ -23,6 +23,7 @@ use super::cgroup_view::{self, CgroupView};
 use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
 use super::program::{Privileges, execute};
+use super::terminals;
 use crate::seccomp_filter::Filter;
 
 /// Hidden from containers where the kernel has them: files by /dev/null, directories by an empty one. The
@@ -50,9 +51,6 @@ const MASKED: [&CStr; 15] = [
 /// Readable only.
 const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 
-/// The group of terminals: `tty` in every common distribution.
-const TTY_GROUP: &str = "5";
-
 /// All users may write, and remove only their own files.
 const SHARED_MODE: u32 = 0o1777;
 
@@ -65,6 +63,9 @@ const MAX_INOTIFY_INSTANCES: &[u8] = b"32";
 
 /// The device that covers files of procfs; below /dev.
 const NULL_DEVICE: &str = "null";
+
+/// A step of containers and of commands.
+pub(super) const MOUNT_TERMINALS: &str = "mount /dev/pts";
 
 /// The child's messages to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
@@ -330,10 +331,8 @@ impl Child<'_> {
         if self.spec.hardening.masked_proc {
             self.mask(proc, dev).map_err(step("mask paths in /proc"))?;
         }
-        if self.spec.ptys > 0 {
-            terminals(self.spec.ptys)
-                .and_then(|terminals| attach_at(&terminals, "/dev/pts"))
-                .map_err(step("mount /dev/pts"))?;
+        if self.spec.ptys > 0 && !self.spec.ptys_when_asked {
+            terminals::mount(self.spec.ptys).map_err(step(MOUNT_TERMINALS))?;
         }
         Ok(())
     }
@@ -492,16 +491,6 @@ fn limit_inotify(proc: &Mount) -> io::Result<()> {
         Err(rustix::io::Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
-}
-
-/// A devpts of the container's, with the ownership that C libraries expect. All users may open `ptmx`.
-fn terminals(most: u32) -> io::Result<Mount> {
-    let devpts = NewFilesystem::open("devpts")?;
-    devpts.set("ptmxmode", "0666")?;
-    devpts.set("mode", "0620")?;
-    devpts.set("gid", TTY_GROUP)?;
-    devpts.set("max", &most.to_string())?;
-    devpts.mount(MountAttributes::MOUNT_ATTR_NOSUID | MountAttributes::MOUNT_ATTR_NOEXEC)
 }
 
 /// Opens the place where a bind or a file is attached. Creates it if missing; a symbolic link as the last

@@ -20,10 +20,13 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{chroot, fchdir, ioctl_tiocsctty};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
-use super::child::{ChildReport, enter_directory, step, wait_to_go_on, workdir_failed};
+use super::child::{
+    ChildReport, MOUNT_TERMINALS, enter_directory, step, wait_to_go_on, workdir_failed,
+};
 use super::launch::{Launcher, cgroup_failed, offer_to_oom_killer};
 use super::program::{Privileges, execute};
 use super::relay::{Relay, is_socket};
+use super::terminals;
 use super::under_way::{Clock, UnderWay, go_on};
 
 /// All namespaces of a container.
@@ -206,6 +209,9 @@ impl Inside<'_> {
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
         if self.order.spec.files.is_some() && self.privileges.hardening.own_kernel {
             enter_session_root().map_err(step("enter the session's root"))?;
+        }
+        if self.order.spec.ptys > 0 {
+            terminals::mount_if_missing(self.order.spec.ptys).map_err(step(MOUNT_TERMINALS))?;
         }
         enter(&program.workdir).map_err(workdir_failed(&program.workdir))?;
         self.privileges.apply()?;

@@ -58,6 +58,7 @@ mod program;
 mod relay;
 mod rootfs;
 mod sweeping;
+mod terminals;
 mod under_way;
 
 use std::io;

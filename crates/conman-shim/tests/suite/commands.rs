@@ -25,6 +25,7 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
         program: shim.spec("unused", script).program,
         terminal: false,
         kept: None,
+        ptys: 0,
         hardening: Hardening::default(),
     }
 }
@@ -83,6 +84,32 @@ fn a_command_runs_in_the_containers_namespaces_cgroups_and_bounds() {
         ("c.1", ContainerState::Exited { code: 5 })
     );
     assert_eq!(ended.exec_in.as_deref(), Some("home.1"));
+    client.kill_all().expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn terminals_come_with_the_first_command_that_asks_for_them() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let mut spec = shim.spec("home.1", "exec sleep 1000");
+    (spec.ptys, spec.ptys_when_asked) = (2, true);
+    let launched = client.launch(spec).expect("launched");
+    let script = "ls /dev/pts; grep -c ' /dev/pts ' /proc/self/mountinfo; \
+                  grep -o 'mode=620.*' /proc/self/mountinfo";
+    let mut seen = |name: &str, ptys| {
+        let spec = command(&shim, name, script);
+        run(&mut client, ExecSpec { ptys, ..spec }).expect("executed")
+    };
+    assert_eq!(seen("c.1", 0), "0\n");
+    let mounted = "ptmx\n1\nmode=620,ptmxmode=666,max=2\n";
+    assert_eq!(seen("c.2", 2), mounted);
+    // They stay, and there are no second ones.
+    assert_eq!(seen("c.3", 0), mounted);
+    assert_eq!(seen("c.4", 2), mounted);
     client.kill_all().expect("killed");
     wait_dead(&launched);
 }

@@ -430,6 +430,7 @@ fn sessions_notice_nothing_of_each_other_at_device_nodes() {
         program,
         terminal: false,
         kept: None,
+        ptys: 0,
         hardening: Hardening::default(),
     };
     shim.client()

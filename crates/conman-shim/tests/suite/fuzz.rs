@@ -90,6 +90,7 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                 log_bytes: None,
                 log_stderr: None,
                 ptys: 0,
+                ptys_when_asked: false,
                 sys: false,
                 files: Vec::new(),
                 binds: Vec::new(),
@@ -126,6 +127,7 @@ fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
             container,
             program,
             terminal: false,
+            ptys: 0,
             kept,
             hardening: Hardening::default(),
         }))

@@ -25,6 +25,7 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
         container: "home.1".to_owned(),
         program: shim.spec("unused", script).program,
         terminal: false,
+        ptys: 0,
         kept: Some(KeptCommandSpec {
             streams: KeptStreamsSpec::Pipes { stdin: true },
             timeout_ms: None,

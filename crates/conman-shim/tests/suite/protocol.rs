@@ -13,6 +13,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
         terminal: None,
         log_bytes: None,
         ptys: 0,
+        ptys_when_asked: false,
         sys: false,
         name,
         cgroup: "/conman-x/a.1".to_owned(),

@@ -145,6 +145,7 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
         container: "home.1".to_owned(),
         program,
         terminal: false,
+        ptys: 0,
         kept: Some(KeptCommandSpec {
             streams: KeptStreamsSpec::Terminal(SIZE),
             timeout_ms: None,

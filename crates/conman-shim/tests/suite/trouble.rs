@@ -467,6 +467,7 @@ fn row_35_an_end_is_told_only_of_what_is_dead_and_what_lives_on_is_fenced() {
             program: shim.spec("unused", "exit 0").program,
             terminal: false,
             kept: None,
+            ptys: 0,
             hardening: Hardening::default(),
         };
         let entered = client.exec(spec, [null.as_fd(); 3]);

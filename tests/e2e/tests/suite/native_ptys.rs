@@ -53,7 +53,7 @@ async fn exec(api: &Api, id: &str, command: &[&str]) -> String {
 async fn programs_of_a_session_open_terminals() {
     let Some(conman) = start().await else { return };
     let api = conman.api();
-    session(&api, "s", json!({})).await;
+    session(&api, "s", json!({"ptys": 4})).await;
     let script = [
         "script",
         "-qec",
@@ -88,15 +88,26 @@ async fn terminals_are_bounded_by_each_sessions_spec() {
     let api = conman.api();
     session(&api, "two", json!({"ptys": 2})).await;
     session(&api, "none", json!({"ptys": 0})).await;
-    session(&api, "other", json!({})).await;
+    session(&api, "default", json!({})).await;
     let full = "2 /dev/pts/0 No space left on device\n";
     assert_eq!(exec(&api, "two", &["python3", "-c", OPEN_ALL]).await, full);
     let output = exec(&api, "none", &["python3", "-c", OPEN_ALL]).await;
     assert!(output.starts_with("0 "), "{output}");
     assert_eq!(exec(&api, "none", &["ls", "/dev/pts"]).await, "");
+    // Until a command has a terminal.
+    let output = exec(&api, "default", &["python3", "-c", OPEN_ALL]).await;
+    assert!(output.starts_with("0 "), "{output}");
+    for id in ["none", "default"] {
+        let request = json!({"command": ["sleep", "1000"], "tty": true});
+        let path = format!("/v1/sessions/{id}/execs");
+        let kept = api.post(&path, &request).await;
+        let _: Value = kept.expect(StatusCode::CREATED);
+    }
+    let output = exec(&api, "none", &["python3", "-c", OPEN_ALL]).await;
+    assert!(output.starts_with("0 "), "{output}");
     let default = "4 /dev/pts/0 No space left on device\n";
     assert_eq!(
-        exec(&api, "other", &["python3", "-c", OPEN_ALL]).await,
+        exec(&api, "default", &["python3", "-c", OPEN_ALL]).await,
         default
     );
 }

@@ -191,6 +191,7 @@ impl Shim {
             terminal: None,
             log_bytes: None,
             ptys: 0,
+            ptys_when_asked: false,
             sys: false,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),

@@ -6,6 +6,7 @@ use super::{CLI_PATIENCE, Programs};
 
 const CODE_SERVER: &str = r#"
 port = 8080
+ptys = 4
 ready_timeout_s = 300
 env = { HOME = "/tmp", SHELL = "/bin/sh" }
 command = ["/opt/web/bin/node", "/opt/web/node_modules/code-server/out/node/entry.js", "--auth=none",

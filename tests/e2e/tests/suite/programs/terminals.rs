@@ -9,6 +9,7 @@ use super::{CLI_PATIENCE, Forward, Programs, run, write};
 
 const SSHD: &str = r#"
 port = 22
+ptys = 4
 env = { LC_ALL = "C.UTF-8" }
 command = ["sh", "-c", """
 mkdir -p /run/sshd
@@ -22,6 +23,7 @@ exec /usr/sbin/sshd -f /dev/null -D -e -o HostKey=/work/host_key -o AuthorizedKe
 // The image lacks what the package's scripts write, among it the settings of PAM.
 const WEB_TERMINAL: &str = r#"
 port = 4200
+ptys = 4
 command = ["sh", "-c", """
 for kind in auth account session; do echo $kind required pam_permit.so; done >/etc/pam.d/other
 exec shellinaboxd -t -p 4200 --localhost-only -s /:0:0:/work:/bin/sh
