@@ -61,7 +61,7 @@ pub enum MakeCgroupError {
 ///
 /// It is created in three steps, so that a start can do other work meanwhile: [`CgroupMaker::begin`] creates
 /// the cgroup that a process is created in, [`CgroupMaker::limit`] creates the rest and sets the limits, and
-/// [`SessionCgroup::limit_cpu`] sets the limit for which the kernel visits every cgroup of the host.
+/// [`SessionCgroup::cpu_quota`] is the limit that is set last.
 #[derive(Debug)]
 pub struct CgroupMaker {
     unified: Option<Hierarchy>,
@@ -83,7 +83,7 @@ pub struct SessionCgroup {
     /// Files to which a process writes its id, one for each hierarchy to join.
     entrances: Vec<File>,
     /// The CPU limit to write: file and content.
-    quota: Option<(PathBuf, String)>,
+    quota: Option<(File, String)>,
     /// The directories that were created; removed by [`Self::take_back`].
     made: Vec<PathBuf>,
     /// Where its programs look for it below `/sys/fs/cgroup`, and its directory, in each hierarchy.
@@ -164,7 +164,9 @@ impl CgroupMaker {
             }
         }
         limited.check(limits)?;
-        cgroup.quota = limited.quota;
+        let quota = limited.quota;
+        let quota = quota.map(|(file, text)| Ok((open(&file, true)?, text)));
+        cgroup.quota = quota.transpose()?;
         Ok(())
     }
 
@@ -361,13 +363,12 @@ impl SessionCgroup {
         self.entrances.iter().try_for_each(enter)
     }
 
-    /// Sets the CPU limit, if there is one, and returns whether there is. The kernel visits every cgroup of the
-    /// host for it.
-    pub fn limit_cpu(&self) -> Result<bool, MakeCgroupError> {
-        match &self.quota {
-            Some((file, quota)) => write(file, quota).map(|()| true),
-            None => Ok(false),
-        }
+    /// The CPU limit, if there is one: the file that sets it, open for writing, and its content. The kernel visits
+    /// every cgroup of the host for it, so a container's own process writes it, while the launcher does other work.
+    #[must_use]
+    pub fn cpu_quota(&self) -> Option<(BorrowedFd<'_>, &str)> {
+        let (file, text) = self.quota.as_ref()?;
+        Some((file.as_fd(), text))
     }
 
     /// Removes it again; it must be empty. Failures are left to a later sweep.

@@ -15,12 +15,14 @@ use crate::messages::MAX_MESSAGE_BYTES;
 /// Cgroup hierarchies that a process joins: memory, pids, cpu, freezer or the unified one.
 const MAX_HIERARCHIES: usize = 4;
 
-/// Descriptors in one message: a root, a log, /dev, files, binds, a session's kernel and cgroups; fewer in a
+/// Descriptors in one message: a root, a log, /dev, files, binds, a session's kernel, the limit of processor time and cgroups;
+/// fewer in a
 /// request, with the socket for a link. The kernel takes 253.
 pub const MAX_FDS: usize = 3
     + crate::spec::MAX_FILES
     + crate::spec::MAX_BINDS
     + crate::spec::KERNEL_FILES.len()
+    + 1
     + 1
     + MAX_HIERARCHIES;
 

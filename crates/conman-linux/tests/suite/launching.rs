@@ -82,14 +82,14 @@ fn make(
     limits: &CgroupLimits,
 ) -> Result<SessionCgroup, MakeCgroupError> {
     let mut cgroup = maker.begin(path)?;
-    let limited = maker.limit(&mut cgroup, limits);
-    match limited.and_then(|()| cgroup.limit_cpu()) {
-        Ok(_) => Ok(cgroup),
-        Err(error) => {
-            cgroup.take_back();
-            Err(error)
-        }
+    if let Err(error) = maker.limit(&mut cgroup, limits) {
+        cgroup.take_back();
+        return Err(error);
     }
+    if let Some((file, text)) = cgroup.cpu_quota() {
+        rustix::io::write(file, text.as_bytes()).expect("the quota is accepted");
+    }
+    Ok(cgroup)
 }
 
 fn part(part: CgroupPart) -> CgroupLayout {

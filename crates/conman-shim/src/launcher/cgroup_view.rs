@@ -16,7 +16,6 @@ use conman_linux::{CgroupMaker, Mount, MountAttributes, SessionCgroup};
 use conman_shim_protocol::LaunchError;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::child::GO;
 use super::places::{Places, no_programs};
 
 /// The cgroup that stands in, for all conmans of the host.
@@ -54,10 +53,9 @@ impl OwnView {
             .chain(self.cgroups.iter().map(|(_, mount)| mount))
     }
 
-    /// The order to continue, with the numbers of the places.
-    pub(super) fn order(&self) -> Vec<u8> {
-        let places = self.cgroups.iter().map(|(place, _)| *place);
-        GO.iter().copied().chain(places).collect()
+    /// The numbers of the places.
+    pub(super) fn places(&self) -> Vec<u8> {
+        self.cgroups.iter().map(|(place, _)| *place).collect()
     }
 }
 

@@ -20,6 +20,7 @@ use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup_view::{self, CgroupView};
+use super::handed::Handed;
 use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
 use super::program::{Privileges, execute};
@@ -78,13 +79,8 @@ pub(super) enum ChildReport {
     Failed { error: LaunchError },
 }
 
-/// The order to continue. It carries the overlay, the log, /dev, the log of standard error if it has one, a
-/// mount for each file and each bind, the root and the files of a session's kernel, /sys and a mount for each cgroup in it if the container has them, and the
-/// descriptors for joining the cgroups, in this order. The numbers of the places of cgroups follow, a byte each.
+/// The order to a command to continue.
 pub(super) const GO: &[u8] = b"go";
-
-/// Longest order: a host has a dozen hierarchies of cgroups.
-const GO_BYTES: usize = 64;
 
 /// Which of the paths in /proc this kernel has.
 #[derive(Debug)]
@@ -124,23 +120,6 @@ pub(super) struct Child<'a> {
     pub(super) socket: &'a OwnedFd,
     /// Where the client makes its link.
     pub(super) link: Option<&'a OwnedFd>,
-}
-
-/// What the launcher sends.
-#[derive(Debug)]
-struct Handed {
-    overlay: Mount,
-    log: OwnedFd,
-    log_stderr: Option<OwnedFd>,
-    dev: Mount,
-    files: Vec<Mount>,
-    binds: Vec<Mount>,
-    /// The root of a session's kernel, and its files.
-    kernel: Vec<Mount>,
-    sys: Option<Mount>,
-    /// With the numbers of their places.
-    cgroups: Vec<(usize, Mount)>,
-    entrances: Vec<OwnedFd>,
 }
 
 pub(super) fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
@@ -192,8 +171,9 @@ impl Child<'_> {
             kernel,
             sys,
             cgroups,
+            quota,
             entrances,
-        } = self.wait_for_root()?;
+        } = Handed::receive(self.socket, self.spec)?;
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
         unshare_namespaces(Namespaces::NEWCGROUP).map_err(namespace_step(
             "make a cgroup namespace",
@@ -238,60 +218,15 @@ impl Child<'_> {
             filter: self.filter,
         }
         .apply()?;
+        // The last step, so that it throttles only the program, and before the program looks at its limits.
+        if let Some((file, text)) = &quota {
+            rustix::io::write(file, text.as_bytes())
+                .map_err(|errno| step("set the limit of processor time")(errno.into()))?;
+        }
         let report = encode(&ChildReport::Executing);
         let bytes = report.map_err(|error| step("report")(io::Error::other(error)))?;
         seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))?;
-        if self.spec.limits.cpu_millis.is_some() {
-            wait_to_go_on(self.socket)?;
-        }
         Err(execute(&self.spec.program))
-    }
-
-    fn wait_for_root(&self) -> Result<Handed, LaunchError> {
-        let mut buffer = [0_u8; GO_BYTES];
-        let received =
-            seqpacket::receive(self.socket, &mut buffer).map_err(step("wait for the root"))?;
-        let received = received.ok_or(LaunchError::LauncherDied)?;
-        let mut fds = received.fds.into_iter();
-        let places = received.bytes.strip_prefix(GO);
-        match (places, fds.next(), fds.next(), fds.next()) {
-            (Some(places), Some(overlay), Some(log), Some(dev)) => Ok(Handed {
-                overlay: Mount::from_fd(overlay),
-                log,
-                dev: Mount::from_fd(dev),
-                log_stderr: self.spec.log_stderr.as_ref().and_then(|_| fds.next()),
-                files: fds
-                    .by_ref()
-                    .take(self.spec.files.len())
-                    .map(Mount::from_fd)
-                    .collect(),
-                binds: fds
-                    .by_ref()
-                    .take(self.spec.binds.len())
-                    .map(Mount::from_fd)
-                    .collect(),
-                kernel: fds
-                    .by_ref()
-                    .take(match self.spec.hardening.own_kernel {
-                        true => 1 + KERNEL_FILES.len(),
-                        false => 0,
-                    })
-                    .map(Mount::from_fd)
-                    .collect(),
-                sys: fds
-                    .by_ref()
-                    .take(usize::from(self.spec.sys))
-                    .map(Mount::from_fd)
-                    .next(),
-                cgroups: places
-                    .iter()
-                    .map(|place| usize::from(*place))
-                    .zip(fds.by_ref().take(places.len()).map(Mount::from_fd))
-                    .collect(),
-                entrances: fds.collect(),
-            }),
-            _ => Err(LaunchError::LauncherDied),
-        }
     }
 
     /// Makes the overlay the root, or that of the session's kernel, which has the overlay below it.

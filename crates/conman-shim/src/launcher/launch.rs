@@ -20,6 +20,7 @@ use rustix::fs::OFlags;
 use super::bind_owners::BindOwners;
 use super::cgroup_view::CgroupView;
 use super::child::{Child, ProcPaths, namespace_step};
+use super::handed::Go;
 use super::places::Places;
 use super::rootfs::{self, Scratch};
 use super::sweeping::Sweeping;
@@ -71,12 +72,6 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// Sets the CPU limit. Returns whether there is one.
-    pub(super) fn limit_cpu(&self) -> Result<bool, LaunchError> {
-        let limited = self.cgroup.as_ref().map(SessionCgroup::limit_cpu);
-        limited.unwrap_or(Ok(false)).map_err(cgroup_failed)
-    }
-
     /// Undoes everything, continuing after failures, which are logged. Returns whether something of it may
     /// still live.
     pub(super) fn take_back(self) -> bool {
@@ -255,7 +250,11 @@ impl Launcher {
             .chain(kernel.iter().map(AsFd::as_fd))
             .chain(view.mounts().map(AsFd::as_fd));
         let rest = log_stderr.iter().map(AsFd::as_fd).chain(rest);
-        hand_over(&socket, cgroup, first, rest, &view.order())?;
+        let go = Go {
+            quota: cgroup.cpu_quota().map(|(_, text)| text.to_owned()),
+            places: view.places(),
+        };
+        go.hand_over(&socket, cgroup, first, rest)?;
         // From now on only the child's copies keep them open.
         drop((overlay, log, log_stderr, dev, files, binds, kernel, view));
         Ok(socket)
@@ -462,27 +461,6 @@ pub(super) fn map_ids(process: &PidFd, inside: u32, ids: u32) -> Result<File, La
         Ok(false) => opened.map_err(|error| LaunchError::step("map the container's ids", &error)),
         _ => Err(LaunchError::EndedEarly),
     }
-}
-
-fn hand_over<'a>(
-    socket: &OwnedFd,
-    cgroup: &'a SessionCgroup,
-    first: [BorrowedFd<'a>; 3],
-    rest: impl Iterator<Item = BorrowedFd<'a>>,
-    message: &[u8],
-) -> Result<(), LaunchError> {
-    let fds: Vec<_> = first
-        .into_iter()
-        .chain(rest)
-        .chain(cgroup.entrances())
-        .collect();
-    seqpacket::send(socket, message, &fds).map_err(|error| {
-        match error.raw_os_error() {
-            // It has ended, and may have sent the reason.
-            Some(libc::EPIPE | libc::ECONNRESET) => last_words(socket),
-            _ => LaunchError::step("hand over the root", &error),
-        }
-    })
 }
 
 #[cfg(test)]

@@ -34,15 +34,15 @@
 //!    by its user namespace, the layers' owners;
 //!    make the overlay
 //! L: send all that ───────────────────────────▶ C: join v1 cgroups, new cgroup namespace, become
-//! L: the next order, until C is ready              root of its namespace, mount, chroot, files,
-//!                                                  limits, privileges, filters
-//! L: limit of processor time, if any ─────────▶ C: exec
-//! L: the next order, until the socket's end
+//! L: the next order, until the socket's end        root of its namespace, mount, chroot, files,
+//!                                                  limits, privileges, filters, limit of processor
+//!                                                  time, exec
 //! ```
 //! If the container has a link, C sends its network namespace to the client right after L's clone, and
 //! waits for the link right before it drops its privileges.
 //!
-//! The CPU limit comes last, so that it throttles the program and not the creation of its container.
+//! The CPU limit comes last, so that it throttles the program and not the creation of its container. The kernel visits
+//! all cgroups of the host for it, so C writes it, and L does other work.
 //! C's end of the socket is close-on-exec: if it closes without an error report, the exec succeeded.
 //! When the launcher dies, C reads the end of the socket instead of its root, and exits.
 
@@ -50,6 +50,7 @@ mod bind_owners;
 mod cgroup_view;
 mod child;
 mod exec;
+mod handed;
 mod launch;
 mod network;
 mod places;

@@ -161,21 +161,10 @@ impl UnderWay {
                 if !matches!(self.stage, Stage::Entering(_)) && !self.executing =>
             {
                 self.executing = true;
-                self.limit_cpu()
+                Ok(())
             }
             ChildReport::Executing => Err(LaunchError::EndedEarly),
         }
-    }
-
-    /// Sets the CPU limit, the last one, for which a container's process waits.
-    fn limit_cpu(&mut self) -> Result<(), LaunchError> {
-        let Stage::Container(made) = &self.stage else {
-            return Ok(());
-        };
-        if made.limit_cpu()? {
-            go_on(&self.socket)?;
-        }
-        Ok(())
     }
 
     fn entered(&mut self) -> Result<(), LaunchError> {
