@@ -278,7 +278,7 @@ pub struct ResolvedSpec {
     #[serde(default)]
     pub ptys: u32,
     /// There is no `/dev/pts` before the first command with a terminal.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "is_false")]
     pub ptys_when_asked: bool,
     pub labels: BTreeMap<String, String>,
     /// With `{id}` expanded.
@@ -319,6 +319,9 @@ pub struct ResolvedSpec {
     /// Whether its programs may gain privileges in it through setuid programs, such as sudo.
     #[serde(default, skip_serializing_if = "is_false")]
     pub new_privs: bool,
+    /// Whether its programs have neither System V IPC nor POSIX message queues.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub without_ipc: bool,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
     /// Absent when a client requested this start.

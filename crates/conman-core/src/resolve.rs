@@ -213,6 +213,7 @@ fn fill_in(
         sys: choices.sys,
         durable: choices.durable,
         new_privs: choices.new_privs,
+        without_ipc: choices.without_ipc,
         on_node_loss: on_node_loss.unwrap_or_default(),
         restarted: None,
         node_labels,

@@ -47,6 +47,8 @@ pub struct Template {
     /// `false`: programs of native sessions may gain privileges in the session through setuid programs. No
     /// request may choose it.
     pub no_new_privs: Option<bool>,
+    /// `false`: native sessions have neither System V IPC nor POSIX message queues, and each is a superblock less.
+    pub ipc: Option<bool>,
 }
 
 /// The directories that a node makes for binds.

@@ -237,6 +237,10 @@ pub struct Hardening {
     /// memory that all programs of the host share (`net.core.bpf_jit_limit`).
     #[serde(default)]
     pub own_filters: bool,
+    /// It has no IPC namespace of its own, and its system call filter, which it must have, knows no calls of System V
+    /// IPC and of POSIX message queues. An IPC namespace is a superblock, for which every memory cgroup of the host pays.
+    #[serde(default)]
+    pub without_ipc: bool,
     /// Hidden and read-only paths in /proc.
     pub masked_proc: bool,
     /// Capabilities of root in the container, without `CAP_`; `None` is the short list.
@@ -266,10 +270,19 @@ impl Default for Hardening {
             seccomp: true,
             no_new_privileges: true,
             own_filters: false,
+            without_ipc: false,
             masked_proc: true,
             capabilities: None,
             own_kernel: false,
         }
+    }
+}
+
+impl Hardening {
+    /// Whether its processes are in an IPC namespace with those of other containers.
+    #[must_use]
+    pub const fn shares_ipc(&self) -> bool {
+        self.without_ipc && self.seccomp
     }
 }
 
@@ -301,6 +314,7 @@ impl Hardening {
             seccomp: false,
             no_new_privileges: true,
             own_filters: true,
+            without_ipc: false,
             masked_proc: false,
             capabilities: None,
             own_kernel: true,

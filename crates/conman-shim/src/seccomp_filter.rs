@@ -9,9 +9,10 @@
 use std::io;
 
 use conman_linux::{FilterInstruction, install_filter};
+use conman_shim_protocol::Hardening;
 use seccompiler::sock_filter as Instruction;
 
-use crate::seccomp_profile::{ALLOWED, Arguments, REFUSED, Variant, Verdict, verdict};
+use crate::seccomp_profile::{ALLOWED, Arguments, IPC, REFUSED, Variant, Verdict, verdict};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 #[cfg(target_arch = "x86_64")]
@@ -53,25 +54,30 @@ pub(crate) struct Filter {
 /// The filters of all variants.
 #[derive(Debug)]
 pub(crate) struct Filters {
+    all: Vec<(Variant, Filter)>,
     default: Filter,
-    own_filters: Filter,
 }
 
 impl Filters {
     pub(crate) fn compile() -> Self {
+        let variants = [(true, false), (false, true), (true, true)];
+        let variants = variants.map(|(own_filters, without_ipc)| Variant {
+            own_filters,
+            without_ipc,
+        });
         Self {
-            default: Filter::compile(Variant::Default),
-            own_filters: Filter::compile(Variant::OwnFilters),
+            all: variants.map(|one| (one, Filter::compile(one))).into(),
+            default: Filter::compile(Variant::default()),
         }
     }
 
-    /// The filter of a container whose programs may install filters, or may not.
-    pub(crate) fn of(&self, own_filters: bool) -> &Filter {
-        if own_filters {
-            &self.own_filters
-        } else {
-            &self.default
-        }
+    pub(crate) fn of(&self, hardening: &Hardening) -> &Filter {
+        let variant = Variant {
+            own_filters: hardening.own_filters,
+            without_ipc: hardening.without_ipc,
+        };
+        let found = self.all.iter().find(|(one, _)| *one == variant);
+        found.map_or(&self.default, |(_, filter)| filter)
     }
 }
 
@@ -102,7 +108,13 @@ impl Filter {
 
 /// The first number of each range with one verdict, in their order. The last is open.
 fn ranges(variant: Variant) -> Vec<(u32, Verdict)> {
-    let highest = ALLOWED.iter().chain(REFUSED).max().copied().unwrap_or(0);
+    let highest = ALLOWED
+        .iter()
+        .chain(IPC)
+        .chain(REFUSED)
+        .max()
+        .copied()
+        .unwrap_or(0);
     let mut ranges: Vec<(u32, Verdict)> = Vec::new();
     let verdicts = (0..=highest + 1).map(|number| verdict(number, variant));
     for (number, verdict) in (0..).zip(verdicts) {
@@ -272,7 +284,7 @@ mod tests {
     }
 
     fn call(number: i64, arguments: [u64; 6]) -> u32 {
-        call_of(Variant::Default, number, arguments)
+        call_of(Variant::default(), number, arguments)
     }
 
     fn call_of(variant: Variant, number: i64, arguments: [u64; 6]) -> u32 {
@@ -283,7 +295,7 @@ mod tests {
 
     #[test]
     fn every_listed_call_has_its_answer_and_nothing_is_both_allowed_and_refused() {
-        for number in ALLOWED {
+        for number in ALLOWED.iter().chain(IPC) {
             assert!(!REFUSED.contains(number), "{number}");
             assert_eq!(call(*number, [0; 6]), ALLOW, "{number}");
         }
@@ -360,11 +372,15 @@ mod tests {
 
     #[test]
     fn programs_install_filters_only_where_that_is_allowed() {
+        let variant = Variant {
+            own_filters: true,
+            ..Variant::default()
+        };
         let by_seccomp = (libc::SYS_seccomp, [1, 0, 8, 0, 0, 0]);
         let by_prctl = (libc::SYS_prctl, [22, 2, 8, 0, 0, 0]);
         for (number, arguments) in [by_seccomp, by_prctl] {
             assert_eq!(call(number, arguments), ERRNO | EINVAL);
-            assert_eq!(call_of(Variant::OwnFilters, number, arguments), ALLOW);
+            assert_eq!(call_of(variant, number, arguments), ALLOW);
         }
         // Strict mode, the query of an action; PR_SET_NAME, and strict mode.
         for arguments in [[0; 6], [2, 0, 8, 0, 0, 0]] {
@@ -372,6 +388,37 @@ mod tests {
         }
         for arguments in [[15, 2, 0, 0, 0, 0], [22, 1, 0, 0, 0, 0]] {
             assert_eq!(call(libc::SYS_prctl, arguments), ALLOW);
+        }
+    }
+
+    #[test]
+    fn a_container_without_an_ipc_namespace_has_no_calls_for_it() {
+        let variant = Variant {
+            without_ipc: true,
+            ..Variant::default()
+        };
+        for number in IPC.iter().chain([&libc::SYS_shmget]) {
+            assert_eq!(call_of(variant, *number, [0; 6]), ERRNO | ENOSYS);
+        }
+        assert_eq!(call_of(variant, libc::SYS_getpid, [0; 6]), ALLOW);
+        // Each container gets the variant of its hardening.
+        let filters = Filters::compile();
+        for (own_filters, without_ipc) in
+            [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let hardening = Hardening {
+                own_filters,
+                without_ipc,
+                ..Hardening::default()
+            };
+            let program = &filters.of(&hardening).program;
+            let first = [1, 0, 8, 0, 0, 0];
+            let answers = [(libc::SYS_seccomp, first), (libc::SYS_semget, [0; 6])];
+            let answers = answers.map(|(number, arguments)| {
+                let number = u32::try_from(number).expect("a number");
+                run(program, ARCHITECTURE, number, arguments) == ALLOW
+            });
+            assert_eq!(answers, [own_filters, !without_ipc]);
         }
     }
 
@@ -401,7 +448,7 @@ mod tests {
 
     #[test]
     fn the_program_is_small() {
-        let length = Filter::compile(Variant::Default).program.len();
+        let length = Filter::compile(Variant::default()).program.len();
         assert!(length < 400, "{length}");
     }
 
@@ -411,7 +458,7 @@ mod tests {
             architecture in any::<u32>(),
             number in 1_000..=u32::MAX,
         ) {
-            let program = Filter::compile(Variant::Default).program;
+            let program = Filter::compile(Variant::default()).program;
             let expected = if architecture == ARCHITECTURE { ERRNO | ENOSYS } else { KILL_PROCESS };
             prop_assert_eq!(run(&program, architecture, number, [0; 6]), expected);
             prop_assert_eq!(run(&program, ARCHITECTURE, number, [0; 6]), ERRNO | ENOSYS);

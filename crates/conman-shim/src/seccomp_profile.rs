@@ -99,23 +99,27 @@ pub(crate) enum Arguments {
 }
 
 /// A variant of the filter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Variant {
-    Default,
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Variant {
     /// The container's programs may install filters, too.
-    OwnFilters,
+    pub(crate) own_filters: bool,
+    /// The container has no IPC namespace of its own, so calls that need one are unknown.
+    pub(crate) without_ipc: bool,
 }
 
 /// What happens to the call of this number.
 pub(crate) fn verdict(number: i64, variant: Variant) -> Verdict {
+    if variant.without_ipc && (number == libc::SYS_shmget || IPC.contains(&number)) {
+        return Verdict::Unknown;
+    }
     if let Some(verdict) = by_arguments(number) {
         let installs = matches!(number, libc::SYS_seccomp | libc::SYS_prctl);
-        return match variant {
-            Variant::OwnFilters if installs => Verdict::Allow,
-            _ => verdict,
+        return match variant.own_filters && installs {
+            true => Verdict::Allow,
+            false => verdict,
         };
     }
-    if ALLOWED.contains(&number) {
+    if IPC.contains(&number) || ALLOWED.contains(&number) {
         Verdict::Allow
     } else if REFUSED.contains(&number) {
         Verdict::Refuse
@@ -157,6 +161,16 @@ fn by_arguments(number: i64) -> Option<Verdict> {
         _ => return None,
     })
 }
+
+/// System V and POSIX IPC, in the container's namespace, besides `shmget`: all that reach what is in one.
+#[rustfmt::skip]
+pub(crate) const IPC: &[i64] = &[
+    libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl, libc::SYS_semget,
+    libc::SYS_semop, libc::SYS_semtimedop, libc::SYS_semctl, libc::SYS_msgget, libc::SYS_msgsnd,
+    libc::SYS_msgrcv, libc::SYS_msgctl, libc::SYS_mq_open, libc::SYS_mq_unlink,
+    libc::SYS_mq_timedsend, libc::SYS_mq_timedreceive, libc::SYS_mq_notify,
+    libc::SYS_mq_getsetattr,
+];
 
 /// Refused with EPERM. clone3 is in neither list: its flags are in memory, which a filter cannot read,
 /// and at ENOSYS the C library uses clone. Nor are `io_setup` and related calls: their number is limited
@@ -292,12 +306,6 @@ pub(crate) const ALLOWED: &[i64] = &[
     libc::SYS_nanosleep, libc::SYS_gettimeofday, libc::SYS_getitimer, libc::SYS_setitimer,
     libc::SYS_timer_create, libc::SYS_timer_settime, libc::SYS_timer_gettime,
     libc::SYS_timer_getoverrun, libc::SYS_timer_delete,
-    // System V and POSIX IPC, in the container's namespace.
-    libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl, libc::SYS_semget,
-    libc::SYS_semop, libc::SYS_semtimedop, libc::SYS_semctl, libc::SYS_msgget, libc::SYS_msgsnd,
-    libc::SYS_msgrcv, libc::SYS_msgctl, libc::SYS_mq_open, libc::SYS_mq_unlink,
-    libc::SYS_mq_timedsend, libc::SYS_mq_timedreceive, libc::SYS_mq_notify,
-    libc::SYS_mq_getsetattr,
     // About the system.
     libc::SYS_uname, libc::SYS_sysinfo, libc::SYS_getrandom,
     // What only this architecture still has.

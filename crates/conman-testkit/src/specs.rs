@@ -42,6 +42,7 @@ pub fn resolved_spec(runtime: RuntimeKind, image: &str) -> ResolvedSpec {
         log_streams: false,
         own_filters: false,
         sys: false,
+        without_ipc: false,
         durable: false,
         new_privs: false,
         on_node_loss: OnNodeLoss::Wait,

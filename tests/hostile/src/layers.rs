@@ -145,6 +145,7 @@ fn only(layer: Option<Layer>) -> Hardening {
         seccomp: layer == Some(SystemCalls),
         no_new_privileges: layer == Some(NoNewPrivileges),
         own_filters: false,
+        without_ipc: false,
         masked_proc: layer == Some(MaskedFiles),
         own_kernel: false,
         capabilities: (layer != Some(Capabilities)).then(|| all.map(str::to_owned).to_vec()),

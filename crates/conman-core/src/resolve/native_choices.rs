@@ -11,6 +11,7 @@ pub(super) struct NativeChoices {
     pub(super) sys: bool,
     pub(super) durable: bool,
     pub(super) new_privs: bool,
+    pub(super) without_ipc: bool,
 }
 
 impl NativeChoices {
@@ -40,6 +41,7 @@ impl NativeChoices {
             sys: chosen("sys", |one| one.sys).unwrap_or(traits.has_native_choices),
             durable: chosen("durable", |one| one.durable).unwrap_or(false),
             new_privs: chosen("no_new_privs", |one| one.no_new_privs) == Some(false),
+            without_ipc: chosen("ipc", |one| one.ipc) == Some(false),
         }
     }
 }

@@ -591,18 +591,19 @@ fn only_a_template_of_native_sessions_chooses_its_view_its_durability_and_its_pr
             ..SessionRequest::default()
         };
         let spec = resolve(policy, &id(), &request);
-        spec.map(|spec| (spec.sys, spec.durable, spec.new_privs))
+        spec.map(|spec| (spec.sys, spec.durable, spec.new_privs, spec.without_ipc))
     };
-    assert_eq!(resolved(&policy), Ok((true, false, false)));
+    assert_eq!(resolved(&policy), Ok((true, false, false, false)));
     let template = policy.templates.get_mut("python").expect("there");
     template.sys = Some(false);
     template.durable = Some(true);
     template.no_new_privs = Some(false);
-    assert_eq!(resolved(&policy), Ok((false, true, true)));
+    template.ipc = Some(false);
+    assert_eq!(resolved(&policy), Ok((false, true, true, true)));
     let template = policy.templates.get_mut("python").expect("there");
     template.runtime = Some(RuntimeKind::Docker);
     let mistakes = resolved(&policy).expect_err("refused");
-    assert_eq!(fields(&mistakes), ["sys", "durable", "no_new_privs"]);
+    assert_eq!(fields(&mistakes), ["sys", "durable", "no_new_privs", "ipc"]);
 }
 
 /// A number near the bounds or anywhere.

@@ -125,6 +125,7 @@ impl Inner {
             network: StoredLink::spec(link.as_ref()),
             hardening: Hardening {
                 own_filters: plan.spec.own_filters,
+                without_ipc: plan.spec.without_ipc,
                 no_new_privileges: !plan.spec.new_privs,
                 ..Hardening::default()
             },

@@ -29,14 +29,16 @@ use super::relay::{Relay, is_socket};
 use super::terminals;
 use super::under_way::{Clock, UnderWay, go_on};
 
-/// All namespaces of a container.
+/// All namespaces that every container has.
 const NAMESPACES: ThreadNameSpaceType = ThreadNameSpaceType::USER
     .union(ThreadNameSpaceType::PROCESS_ID)
     .union(ThreadNameSpaceType::MOUNT)
     .union(ThreadNameSpaceType::NETWORK)
     .union(ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME)
-    .union(ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION)
     .union(ThreadNameSpaceType::CONTROL_GROUP);
+
+/// Where a container has none of its own, it is in the launcher's, and so is the helper.
+const IPC: ThreadNameSpaceType = ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
 
 impl Launcher {
     /// Carries out the launcher's part of an order. `helper` is called with the helper's PID before the
@@ -67,7 +69,7 @@ impl Launcher {
             program: &order.spec.program,
             hardening: &order.spec.hardening,
             capabilities: capabilities.map_err(|error| LaunchError::Spec { error })?,
-            filter: self.filters.of(order.spec.hardening.own_filters),
+            filter: self.filters.of(&order.spec.hardening),
         };
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
         // Only these enter the container.
@@ -175,8 +177,12 @@ impl Inside<'_> {
     fn enter(&self) -> Result<PidFd, LaunchError> {
         wait_to_go_on(self.socket)?;
         self.cgroup.join().map_err(step("join the cgroups"))?;
+        let namespaces = match self.privileges.hardening.shares_ipc() {
+            true => NAMESPACES,
+            false => NAMESPACES | IPC,
+        };
         // By the pidfd, so that no other container can be entered.
-        move_into_thread_name_spaces(self.init.as_fd(), NAMESPACES)
+        move_into_thread_name_spaces(self.init.as_fd(), namespaces)
             .map_err(|errno| step("enter the container")(errno.into()))?;
         let keep: Vec<_> = [self.socket.as_fd()]
             .into_iter()

@@ -11,6 +11,7 @@ use conman_fence::{ShimOptions, Start};
 use conman_linux::{
     CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, Interface,
     MakeCgroupError, Mount, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
+    unshare_namespaces,
 };
 use conman_shim_protocol::{
     KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, seqpacket,
@@ -32,12 +33,12 @@ use crate::seccomp_filter::Filters;
 const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Namespaces that a container is created in. It creates the network namespace, which takes longest,
-/// itself while the launcher continues, and the cgroup namespace once it has joined its cgroups.
+/// itself while the launcher continues, and the cgroup namespace once it has joined its cgroups. An IPC namespace
+/// only where it has its own.
 const NAMESPACES: Namespaces = Namespaces::NEWUSER
     .union(Namespaces::NEWPID)
     .union(Namespaces::NEWNS)
-    .union(Namespaces::NEWUTS)
-    .union(Namespaces::NEWIPC);
+    .union(Namespaces::NEWUTS);
 
 /// Controls the dumpable attribute of a process that changes its user; proc_sys_fs(5).
 const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";
@@ -108,6 +109,8 @@ impl Launcher {
             .map_err(step("keep sessions from tracing processes that enter them"))?;
         let features = Features::probe().map_err(step("probe the kernel"))?;
         let features = features.without(&options.do_without);
+        // Empty, for the containers that have none of their own.
+        unshare_namespaces(Namespaces::NEWIPC).map_err(step("make an IPC namespace"))?;
         let proc_paths = ProcPaths::probe();
         let filters = Filters::compile();
         let places = Places::make(&sole, &options.roots)?;
@@ -328,8 +331,12 @@ impl Launcher {
         // All other descriptors of the launcher are closed: the session must not reach them, and the
         // launcher's death must close the socket for the child.
         let keep: Vec<_> = [&theirs].into_iter().chain(link).map(AsFd::as_fd).collect();
+        let namespaces = match spec.hardening.shares_ipc() {
+            true => NAMESPACES,
+            false => NAMESPACES | Namespaces::NEWIPC,
+        };
         let options = CloneOptions {
-            namespaces: Some(NAMESPACES),
+            namespaces: Some(namespaces),
             sibling: true,
             into_cgroup: cgroup.unified(),
             keep_only: Some(&keep),
@@ -343,7 +350,7 @@ impl Launcher {
                 spec,
                 features: &self.features,
                 capabilities,
-                filter: self.filters.of(spec.hardening.own_filters),
+                filter: self.filters.of(&spec.hardening),
                 proc_paths: &self.proc_paths,
                 view: &self.view,
                 socket: &theirs,

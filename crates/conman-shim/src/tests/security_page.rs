@@ -17,7 +17,8 @@ const UPDATE: &str = "UPDATE_SECURITY_PAGE";
 /// The words behind `prefix` in the item that begins with `item`, in the order of the code.
 fn words(source: &str, item: &str, prefix: &str) -> Vec<String> {
     let (_, rest) = source.split_once(item).expect("the item is in the code");
-    let (body, _) = rest.split_once(';').expect("it ends");
+    let ends = [rest.find(';'), rest.find("\n}")];
+    let body = &rest[..ends.into_iter().flatten().min().expect("it ends")];
     let found = body.split(prefix).skip(1).map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         rest[..end.unwrap_or(rest.len())].to_owned()
@@ -45,6 +46,11 @@ fn tables() -> String {
     partly.sort_unstable();
     let _ = writeln!(text, "\n| system calls | |\n|---|---|");
     let _ = writeln!(text, "| allowed | {} |", calls("const ALLOWED"));
+    let _ = writeln!(
+        text,
+        "| allowed unless the template has `ipc = false` | {} |",
+        calls("const IPC:")
+    );
     let _ = writeln!(
         text,
         "| allowed with some arguments | {} |",

@@ -115,6 +115,40 @@ fn terminals_come_with_the_first_command_that_asks_for_them() {
 }
 
 #[test]
+fn containers_without_ipc_are_in_one_namespace_that_is_not_the_hosts() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let script = "readlink /proc/self/ns/ipc";
+    let mut namespaces = Vec::new();
+    for (name, without_ipc) in [("home.1", true), ("other.1", true), ("own.1", false)] {
+        let mut spec = shim.spec(name, "exec sleep 1000");
+        spec.hardening.without_ipc = without_ipc;
+        let hardening = spec.hardening.clone();
+        client.launch(spec).expect("launched");
+        let command = ExecSpec {
+            container: name.to_owned(),
+            hardening,
+            ..command(&shim, &format!("in.{name}"), script)
+        };
+        namespaces.push(run(&mut client, command).expect("executed"));
+    }
+    let host = std::fs::read_link("/proc/self/ns/ipc").expect("readable");
+    namespaces.push(format!("{}\n", host.display()));
+    let [first, second, own, host] = &namespaces[..] else {
+        panic!("{namespaces:?}");
+    };
+    assert_eq!(first, second);
+    assert!(
+        first != own && first != host && own != host,
+        "{namespaces:?}"
+    );
+    client.kill_all().expect("killed");
+}
+
+#[test]
 fn a_command_is_killed_alone_and_dies_with_its_container() {
     if !available() {
         return;

@@ -54,6 +54,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         sys: section.boolean("sys"),
         durable: section.boolean("durable"),
         no_new_privs: section.boolean("no_new_privs"),
+        ipc: section.boolean("ipc"),
     };
     section.finish();
     template

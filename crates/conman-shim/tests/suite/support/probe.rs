@@ -179,6 +179,7 @@ pub(crate) fn nothing_but_namespaces() -> Hardening {
         seccomp: false,
         no_new_privileges: false,
         own_filters: false,
+        without_ipc: false,
         masked_proc: false,
         own_kernel: false,
         capabilities: Some(all.map(str::to_owned).to_vec()),
