@@ -15,9 +15,8 @@ use crate::messages::MAX_MESSAGE_BYTES;
 /// Cgroup hierarchies that a process joins: memory, pids, cpu, freezer or the unified one.
 const MAX_HIERARCHIES: usize = 4;
 
-/// Descriptors in one message: a root, a log, /dev, files, binds, a session's kernel, the limit of processor time and cgroups;
-/// fewer in a
-/// request, with the socket for a link. The kernel takes 253.
+/// Descriptors in one message: a root, a log, /dev, files, binds, a session's kernel and its root, the limit of processor
+/// time and cgroups; fewer in a request, with the socket for a link. The kernel takes 253.
 pub const MAX_FDS: usize = 3
     + crate::spec::MAX_FILES
     + crate::spec::MAX_BINDS

@@ -216,14 +216,14 @@ impl Launcher {
             Ok(true) => last_words(&socket),
             _ => error,
         })?;
-        let overlay = rootfs::overlay(
+        let root = rootfs::overlay(
             &self.features,
             &spec.root,
             scratch,
             user_namespace.as_fd(),
             order.ids,
         )?;
-        if let Ok(number) = overlay.superblock_number() {
+        if let Ok(number) = root.overlay.superblock_number() {
             self.superblocks = self.superblocks.max(number);
         }
         phases.root_us = clock.lap();
@@ -244,7 +244,7 @@ impl Launcher {
             .map_err(|error| LaunchError::step("make the root of the session's kernel", &error))?;
         let view = spec.sys.then(|| self.view.of(&self.places, cgroup));
         let view = view.transpose()?.unwrap_or_default();
-        let first = [overlay.as_fd(), log.as_fd(), dev.as_fd()];
+        let first = [root.overlay.as_fd(), log.as_fd(), dev.as_fd()];
         let rest = files
             .iter()
             .chain(&binds)
@@ -259,7 +259,7 @@ impl Launcher {
         };
         go.hand_over(&socket, cgroup, first, rest)?;
         // From now on only the child's copies keep them open.
-        drop((overlay, log, log_stderr, dev, files, binds, kernel, view));
+        drop((root, log, log_stderr, dev, files, binds, kernel, view));
         Ok(socket)
     }
 

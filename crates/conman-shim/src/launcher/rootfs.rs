@@ -103,14 +103,24 @@ impl Scratch {
     }
 }
 
-/// Creates the overlay, detached.
+/// A container's root.
+#[derive(Debug)]
+pub(super) struct Root {
+    /// Detached.
+    pub(super) overlay: Mount,
+    /// Detached mounts that it was made of. Closing one waits for a grace period of the kernel, so they are kept until
+    /// nothing waits for the launcher.
+    _parts: Vec<Mount>,
+}
+
+/// Creates the overlay.
 pub(super) fn overlay(
     features: &Features,
     root: &RootSpec,
     scratch: &Scratch,
     user_namespace: BorrowedFd<'_>,
     ids: u32,
-) -> Result<Mount, LaunchError> {
+) -> Result<Root, LaunchError> {
     let step = |name: &'static str| move |error: io::Error| LaunchError::step(name, &error);
     let store = Mount::copy_of(CWD, &root.store).map_err(step("open the store of layers"))?;
     if !root.shared_ids {
@@ -140,12 +150,20 @@ pub(super) fn overlay(
     own_top(&layers, &scratch.upper(), ids)
         .and_then(|()| make_mount_points(&layers, &scratch.upper(), ids))
         .map_err(step("prepare the top layer"))?;
+    let mut parts = Vec::new();
     let made = match &attached {
-        None => by_descriptors(&layers, scratch, root.durable),
+        None => by_descriptors(&layers, scratch, root.durable, &mut parts),
         Some(_) => by_paths(&layers, scratch, root.durable),
     };
-    made.and_then(|overlay| must_be_writable(overlay, scratch))
-        .map_err(step("make the overlay"))
+    let overlay = made
+        .and_then(|overlay| must_be_writable(overlay, scratch))
+        .map_err(step("make the overlay"))?;
+    drop(attached);
+    parts.push(store);
+    Ok(Root {
+        overlay,
+        _parts: parts,
+    })
 }
 
 /// An overlay that cannot create its working directory is read-only, and reports that only to the
@@ -215,7 +233,12 @@ fn own_directory(path: &Path, mode: u32, ids: u32) -> io::Result<()> {
 
 /// Through its own mount the container's directory has no path, so that the container, which may read its
 /// mount table, cannot see its path on the host.
-fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch, durable: bool) -> io::Result<Mount> {
+fn by_descriptors(
+    layers: &[OwnedFd],
+    scratch: &Scratch,
+    durable: bool,
+    parts: &mut Vec<Mount>,
+) -> io::Result<Mount> {
     let overlay = NewFilesystem::open("overlay")?;
     for layer in layers {
         overlay.set_fd("lowerdir+", layer)?;
@@ -224,6 +247,7 @@ fn by_descriptors(layers: &[OwnedFd], scratch: &Scratch, durable: bool) -> io::R
     let own = Mount::copy_of(CWD, &scratch.path)?;
     overlay.set_fd("upperdir", hold(&own, UPPER)?)?;
     overlay.set_fd("workdir", hold(&own, WORK)?)?;
+    parts.push(own);
     if !durable {
         overlay.set_flag(VOLATILE)?;
     }
