@@ -15,9 +15,12 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// Pauses between tries; the last one repeats. Short at first, because most programs are up in
-/// milliseconds, and never long, because a client may be waiting.
-const PAUSES_MS: [u64; 9] = [1, 2, 5, 10, 20, 50, 50, 100, 200];
+/// Pauses between tries, in microseconds; the last one repeats. Short at first, because most programs are up in
+/// milliseconds, and never long, because a client may be waiting. The kernel has no event for a program that begins to
+/// listen. A pause below a millisecond ends with the timer's next tick, which comes every millisecond.
+const PAUSES_US: [u64; 11] = [
+    100, 100, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 50_000, 100_000, 200_000,
+];
 
 /// One connection or one HTTP answer.
 const TRY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,7 +71,7 @@ pub(crate) async fn wait(
     deadline: Instant,
 ) -> Result<(), NotReady> {
     let mut last = NotReady::Untried;
-    let mut pauses = PAUSES_MS.into_iter();
+    let mut pauses = PAUSES_US.into_iter();
     let mut pause = Duration::ZERO;
     loop {
         match timeout_at(deadline, attempt(runtime, sockets, process, probe)).await {
@@ -76,7 +79,7 @@ pub(crate) async fn wait(
             Ok(Err(reason)) => last = reason,
             Err(_) => return Err(last),
         }
-        pause = pauses.next().map_or(pause, Duration::from_millis);
+        pause = pauses.next().map_or(pause, Duration::from_micros);
         if timeout_at(deadline, sleep(pause)).await.is_err() {
             return Err(last);
         }
