@@ -23,14 +23,18 @@ pub(super) struct Counts {
 }
 
 impl Counts {
+    /// Nothing for a time that did not come.
     pub(super) fn since(&self, earlier: &Self, us: f64) -> Load {
-        let a_second = |now: u64, before: u64| (now - before) as f64 * 1e6 / us.max(1.0);
+        if us <= 0.0 {
+            return Load::default();
+        }
+        let a_second = |now: u64, before: u64| (now - before) as f64 * 1e6 / us;
         Load {
             transactions_per_s: a_second(self.transactions, earlier.transactions),
             reads_per_s: a_second(self.reads, earlier.reads),
             records_read_per_s: a_second(self.records, earlier.records),
             deliveries_per_s: a_second(self.deliveries, earlier.deliveries),
-            busy_percent: (self.busy_us - earlier.busy_us) * 100.0 / us.max(1.0),
+            busy_percent: (self.busy_us - earlier.busy_us) * 100.0 / us,
         }
     }
 }
