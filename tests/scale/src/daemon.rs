@@ -29,12 +29,12 @@ const PLACED_ALONE: usize = 1_000;
 impl Fleet {
     pub(crate) fn released(&mut self, name: &SessionName) {
         if let Some(index) = self.sessions.get(name).copied() {
-            self.to_be_restarted(index);
+            self.assign_restart(index);
         }
     }
 
     /// One of the nodes that stay has to restart it.
-    fn to_be_restarted(&mut self, session: usize) {
+    fn assign_restart(&mut self, session: usize) {
         let restarter = self.any_live();
         self.members[restarter].to_restart.push(session);
     }
@@ -221,7 +221,7 @@ impl Fleet {
         }
         self.members[node].scan = None;
         for session in std::mem::take(&mut self.members[node].to_restart) {
-            self.to_be_restarted(session);
+            self.assign_restart(session);
         }
         self.after_ms(BUDGET_MS, Due::Gone(node));
     }
