@@ -135,9 +135,10 @@ mod tests {
             }),
             ("limits of disk space", |one| one.limits_disk),
             ("`ptys`", |one| one.limits_terminals),
-            ("`sys`, `durable`, `no_new_privs`, `own_filters`", |one| {
-                one.has_native_choices && one.refuses_filters
-            }),
+            (
+                "`sys`, `durable`, `no_new_privs`, `ipc`, `own_filters`",
+                |one| one.has_native_choices && one.refuses_filters,
+            ),
             ("`routed` networks and links", |one| one.makes_links),
             ("Docker's bridge", |one| one.has_bridge),
             (
