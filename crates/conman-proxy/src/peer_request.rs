@@ -50,9 +50,9 @@ pub(crate) async fn forward(
         fault,
     } = outgoing;
     let mut times = 0;
-    // An idempotent request may be sent twice (RFC 9110, section 9.2.2): nothing of an answer has
-    // been passed on, and there is no body.
-    let mut may_repeat = head.method.is_safe() && body.deferred().is_none();
+    // An idempotent request may be sent again (RFC 9110, section 9.2.2): nothing of an answer has
+    // been passed on, and there is no body. A node that restarts may fail it more than once.
+    let may_repeat = head.method.is_safe() && body.deferred().is_none();
     loop {
         outgoing::readdress(&mut head, &route);
         let tried = match (&route.way, &offer) {
@@ -69,7 +69,6 @@ pub(crate) async fn forward(
             Ok(Tried::Answered(response)) => return Ok(*response),
             Ok(Tried::Refused(refusal)) => refusal,
             Err(failed) if may_repeat && Instant::now() < wait.until => {
-                may_repeat = false;
                 refusal_of(&route, &failed).await.ok_or(failed)?
             }
             Err(failed) => return Err(failed),
