@@ -126,6 +126,12 @@ pub(crate) enum SessionFault {
 }
 
 impl Unforwarded {
+    /// Whether the session is paused until it is resumed. Only the session's own node knows.
+    pub(crate) fn is_paused(&self) -> bool {
+        let paused = ProblemKind::PAUSED.slug;
+        matches!(self, Self::Refused(refusal) if refusal.problem.slug() == paused)
+    }
+
     /// The answer to the client; `as_page`: a person reads it in a browser.
     pub(crate) fn into_response(self, as_page: bool) -> Response<ResponseBody> {
         match self {

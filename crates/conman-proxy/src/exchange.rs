@@ -113,9 +113,11 @@ async fn from_client(
         port,
         public_only: permission.denied.is_some(),
     });
-    // A caller without a token learns nothing about the session.
+    // A caller without a token learns nothing about the session, except that a public port of it is paused.
     let route = match (route.await, permission.denied) {
-        (Err(_), Some(problem)) => return Err(Unforwarded::Denied(Box::new(problem))),
+        (Err(error), Some(problem)) if !error.is_paused() => {
+            return Err(Unforwarded::Denied(Box::new(problem)));
+        }
         (route, _) => route?,
     };
     let route = open_route(client, route, wait).await?.at(asked)?;

@@ -109,7 +109,7 @@ async fn a_public_port_alone_answers_callers_without_a_token() {
     assert_eq!(sessions.get("/s/s:9000/").await.text(), "page of 9000\n");
     let answer = at_host(&conman, "9000-s.localhost").await;
     assert!(answer.ends_with("page of 9000\n"), "{answer}");
-    // Such a caller resumes nothing that was paused by an order, and learns nothing of it.
+    // Such a caller resumes nothing that was paused by an order, and learns of it at a public port alone.
     let api = conman.api().with_token(&token);
     let paused = api.post("/v1/sessions/s/pause", &json!(null)).await;
     assert_eq!(paused.status, StatusCode::OK, "{}", paused.text());
@@ -118,12 +118,13 @@ async fn a_public_port_alone_answers_callers_without_a_token() {
         "/s/s:8080/",
         "/s/s:3000/",
         "/s/s:7000/",
-        "/s/s:9000/",
         "/s/nobody:9000/",
     ] {
         let answer = sessions.get(path).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{path}");
     }
+    let refused = sessions.get("/s/s:9000/").await.problem();
+    assert_eq!((refused.status, refused.slug()), (409, "session-paused"));
     assert_eq!(api.session("s").await.state, SessionState::Paused);
     let resumed = api.post("/v1/sessions/s/resume", &json!(null)).await;
     assert_eq!(resumed.status, StatusCode::OK, "{}", resumed.text());
