@@ -24,6 +24,11 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!(
+            "`{text}` has no unit: write {text}s for seconds; other examples are 500ms, 10s, 5m or 2h"
+        ));
+    }
     let span = SpanParser::new().parse_span(text).ok();
     let days = SpanRelativeTo::days_are_24_hours();
     let duration = span.and_then(|span| span.to_duration(days).ok()?.try_into().ok());
