@@ -17,9 +17,12 @@ use super::{FailureBackoff, NoticeSender, NoticeSource, NoticeSourceKind, Settin
 
 pub(super) const KIND: NoticeSourceKind = NoticeSourceKind {
     name: "logind",
-    setting: Setting::Endpoint("unix:path=/run/dbus/system_bus_socket"),
+    setting: Setting::Endpoint(SYSTEM_BUS),
     open,
 };
+
+/// Where systemd's distributions have it.
+const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
 
 /// A call to the bus or to logind.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,10 +52,14 @@ trait Manager {
 
 fn open(setting: &[String]) -> Result<Box<dyn NoticeSource>, String> {
     let [address] = setting else {
-        return Err("must be the address of a bus".to_owned());
+        return Err(format!(
+            "must be the address of a bus, for example {SYSTEM_BUS}"
+        ));
     };
     let address = Address::try_from(address.as_str());
-    let address = address.map_err(|error| format!("is no address of a bus: {error}"))?;
+    let address = address.map_err(|error| {
+        format!("is no address of a bus ({error}); give one such as {SYSTEM_BUS}")
+    })?;
     Ok(Box::new(Logind(address)))
 }
 
