@@ -1,7 +1,7 @@
 //! `cargo xtask clean`: lists and removes what the set-up and the tests leave on a machine.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -23,6 +23,15 @@ const BELOW_TARGET: [&str; 7] = [
 /// How names of files for locks begin, in the folder for temporary files.
 const LOCKS: [&str; 2] = ["conman-cluster.", "conman-e2e-docker."];
 
+/// Where hosts have the hierarchies of cgroups.
+const HIERARCHIES: &str = "/sys/fs/cgroup";
+
+/// The cgroup that the shim makes in hierarchies of v1 where sessions have none.
+const VIEW: &str = "conman-view";
+
+/// Hierarchies, and the cgroup of a conman in that of cpusets.
+const VIEW_DEPTH: usize = 3;
+
 /// Arguments of `cargo xtask clean`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CleanArguments {
@@ -37,6 +46,8 @@ enum Leftover {
     Path(PathBuf),
     /// An image in the machine's Docker.
     Image(&'static str),
+    /// A cgroup without processes.
+    Cgroup(PathBuf),
 }
 
 pub(crate) fn run(arguments: &CleanArguments) -> Result<()> {
@@ -86,11 +97,26 @@ fn leftovers() -> Result<Vec<Leftover>> {
         output(inspect.args(["image", "inspect", image])).is_ok()
     };
     let images = IMAGES.into_iter().filter(has).map(Leftover::Image);
+    let mut cgroups = Vec::new();
+    find_views(Path::new(HIERARCHIES), VIEW_DEPTH, &mut cgroups);
     Ok(found
         .into_iter()
         .map(Leftover::Path)
         .chain(images)
+        .chain(cgroups.into_iter().map(Leftover::Cgroup))
         .collect())
+}
+
+/// Finds the cgroups that stand in for those that sessions have not. What lies below them is not searched.
+fn find_views(below: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(below).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        if entry.file_name() == VIEW {
+            found.push(entry.path());
+        } else if depth > 0 {
+            find_views(&entry.path(), depth - 1, found);
+        }
+    }
 }
 
 impl Leftover {
@@ -105,6 +131,7 @@ impl Leftover {
                 )
             }
             Self::Image(name) => format!("image {name} in Docker"),
+            Self::Cgroup(path) => format!("cgroup {}", path.display()),
         }
     }
 
@@ -112,6 +139,8 @@ impl Leftover {
         match self {
             Self::Path(path) if path.is_dir() => fs::remove_dir_all(path),
             Self::Path(path) => fs::remove_file(path),
+            // The kernel keeps one that still has processes: of a conman that runs.
+            Self::Cgroup(path) => fs::remove_dir(path),
             Self::Image(name) => {
                 return output(Command::new("docker").args(["image", "rm", name])).map(drop);
             }
