@@ -34,6 +34,8 @@ pub enum EventKind {
     SessionFailed,
     /// The session's program ended by itself.
     SessionExited,
+    /// The signal to end was sent; the message says which, when SIGKILL follows, and why.
+    SessionSignalled,
     /// SIGKILL was sent; the message says on whose behalf.
     SessionKilled,
     /// The death certificate: the PID namespace holds no process any more.
@@ -123,6 +125,7 @@ impl EventKind {
             Self::SessionReady => "session_ready",
             Self::SessionFailed => "session_failed",
             Self::SessionExited => "session_exited",
+            Self::SessionSignalled => "session_signalled",
             Self::SessionKilled => "session_killed",
             Self::SessionDead => "session_dead",
             Self::SessionStuck => "session_stuck",

@@ -48,6 +48,56 @@ pub struct FileList {
     pub entries: Vec<FileEntry>,
 }
 
+/// What has happened to a file or a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileChangeKind {
+    Created,
+    /// Its content has changed.
+    Modified,
+    /// Its permissions, owner or times have changed.
+    Attributes,
+    Removed,
+    /// It was renamed; its new name follows as `moved_to` if that is watched, too.
+    MovedFrom,
+    MovedTo,
+    /// Changes were lost, since they came faster than they were read: list the directory.
+    Overflow,
+    /// The watched directory was removed or renamed. Nothing follows.
+    Gone,
+}
+
+impl FileChangeKind {
+    /// As in JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Modified => "modified",
+            Self::Attributes => "attributes",
+            Self::Removed => "removed",
+            Self::MovedFrom => "moved_from",
+            Self::MovedTo => "moved_to",
+            Self::Overflow => "overflow",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// One change in a watched directory, an event of `GET /v1/sessions/{id}/files/watch`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FileChange {
+    pub kind: FileChangeKind,
+    /// In the directory; absent for the directory itself. Bytes that are not UTF-8 are replaced by U+FFFD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Whether that is a directory.
+    pub directory: bool,
+    /// The same for both names of a renamed file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookie: Option<u32>,
+}
+
 /// The answer to `PUT /v1/sessions/{id}/files?archive=tar`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UnpackReport {

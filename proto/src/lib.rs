@@ -44,7 +44,10 @@ pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecOutput, ExecRequest, ExecResult, ExecStatus,
     OutputPosition, PORT_PROTOCOL, TerminalSize,
 };
-pub use file::{FileEntry, FileList, FileType, MakeDirectoryRequest, MoveRequest, UnpackReport};
+pub use file::{
+    FileChange, FileChangeKind, FileEntry, FileList, FileType, MakeDirectoryRequest, MoveRequest,
+    UnpackReport,
+};
 pub use generation::Generation;
 pub use image::{
     GcReport, Image, ImageConfig, ImageLayer, ImageList, ImageRemoval, LayerProgress, PullPhase,

@@ -84,6 +84,8 @@ kinds! {
     STUCK = passing("session-stuck", "The session could not be killed yet", 409);
     NO_PORT = lasting("no-port", "The session has no port", 409);
     NO_SUCH_COMMAND = lasting("no-such-command", "The command cannot be run", 422);
+    NO_SUCH_USER = lasting("no-such-user", "The session has no such user", 422);
+    NO_SUCH_WORKDIR = lasting("no-such-workdir", "The working directory cannot be entered", 422);
     EXEC_FAILED = lasting("exec-failed", "How the command ended is unknown", 502);
     EXEC_TIMED_OUT = lasting("exec-timed-out", "The command did not end in time", 504);
     NO_TERMINAL = lasting("no-terminal", "The session has no terminal", 409);
@@ -100,6 +102,7 @@ kinds! {
     FILE_REFUSED = lasting("file-refused", "The user may not do that in the session", 403);
     BAD_RANGE = lasting("bad-range", "The file does not have these bytes", 416);
     BAD_ARCHIVE = lasting("bad-archive", "The archive cannot be unpacked", 422);
+    TOO_MANY_WATCHES = passing("too-many-watches", "There is no room for more watches of files", 429);
     DISK_FULL = lasting("disk-full", "The session's disk is full", 507);
     FILES_FAILED = lasting("files-failed", "The session's files cannot be reached", 502);
     // Images.

@@ -226,6 +226,10 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 60_000)]
     pub stop_grace_ms: Option<u32>,
+    /// Run the program below an init, which forwards signals to it, reaps orphans and ends with it; `true` when
+    /// absent. `false` for a program that is an init itself; with the native runtime only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<bool>,
     /// Run the program in a terminal, which is kept, with its last 64 KiB, while no client is
     /// attached.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -301,6 +305,9 @@ pub struct ResolvedSpec {
     /// 0 for SIGKILL at once.
     #[serde(default)]
     pub stop_grace_ms: u32,
+    /// Whether its program runs below an init.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub init: bool,
     /// Whether its program runs in a terminal.
     #[serde(default)]
     pub tty: bool,
@@ -334,6 +341,14 @@ pub struct ResolvedSpec {
 
 fn strips_prefix() -> bool {
     true
+}
+
+impl ResolvedSpec {
+    /// Whether the first process of its PID namespace is conman's init, and the program's the child of that.
+    #[must_use]
+    pub fn has_own_init(&self) -> bool {
+        self.runtime == RuntimeKind::Native && self.init
+    }
 }
 
 #[expect(

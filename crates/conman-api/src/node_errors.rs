@@ -81,6 +81,7 @@ impl From<AccessError> for ApiError {
             AccessError::NoTerminal { .. } => Kind::NO_TERMINAL,
             AccessError::ExecEnded { .. } => Kind::EXEC_ENDED,
             AccessError::TooManyAttached { .. } => Kind::TOO_MANY_TERMINALS,
+            AccessError::TooManyWatches { .. } => Kind::TOO_MANY_WATCHES,
             AccessError::NotKept { .. } => Kind::NOT_KEPT,
             AccessError::Runtime { source, .. } => runtime_kind(source),
         };
@@ -264,6 +265,8 @@ fn runtime_kind(error: &RuntimeError) -> Kind {
         RuntimeError::NoSuchImage { .. } => Kind::NO_SUCH_IMAGE,
         RuntimeError::Refused { .. } => Kind::REFUSED,
         RuntimeError::NoSuchCommand { .. } => Kind::NO_SUCH_COMMAND,
+        RuntimeError::NoSuchUser { .. } => Kind::NO_SUCH_USER,
+        RuntimeError::NoSuchWorkdir { .. } => Kind::NO_SUCH_WORKDIR,
         RuntimeError::NoSuchContainer { .. } => Kind::NOT_RUNNING,
         RuntimeError::Unsupported { .. } => Kind::UNSUPPORTED,
         RuntimeError::NoTerminal { .. } => Kind::NO_TERMINAL,

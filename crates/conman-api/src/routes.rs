@@ -6,6 +6,7 @@ mod events;
 mod exec;
 mod execs;
 mod file_orders;
+mod file_watch;
 mod files;
 mod images;
 mod links;
@@ -76,6 +77,7 @@ pub(crate) fn all() -> OpenApiRouter<ApiState> {
         .routes(home(routes!(files::read, file_orders::remove)))
         .routes(streamed(routes!(files::write)))
         .routes(home(routes!(file_orders::list)))
+        .routes(home(routes!(file_watch::watch)))
         .routes(home(routes!(file_orders::make_directory)))
         .routes(home(routes!(file_orders::rename)))
         .routes(home(routes!(attach::attach)))

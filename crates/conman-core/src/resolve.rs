@@ -207,6 +207,7 @@ fn fill_in(
         preempt_grace_ms,
         stop_signal,
         stop_grace_ms,
+        init: init(base, request, runtime, mistakes),
         tty,
         log_streams: log_streams(base, request, runtime, tty),
         own_filters: choices.own_filters,
@@ -218,6 +219,22 @@ fn fill_in(
         restarted: None,
         node_labels,
     }
+}
+
+fn init(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    runtime: RuntimeKind,
+    mistakes: &mut Mistakes,
+) -> bool {
+    let traits = runtime_traits(runtime);
+    let chosen = request.init.or(base.init).unwrap_or(traits.has_init);
+    if chosen != traits.has_init && !traits.init_is_optional {
+        let often = if traits.has_init { "always" } else { "never" };
+        let message = format!("sessions of the {runtime} runtime {often} have one; leave it out");
+        mistakes.add("init", message);
+    }
+    chosen
 }
 
 fn either<T: Clone>(request: &Option<T>, base: &Option<T>) -> Option<T> {

@@ -20,6 +20,10 @@ pub struct RuntimeTraits {
     /// Templates choose what its sessions see of their limits, whether they may gain privileges, and whether
     /// their disk is durable.
     pub has_native_choices: bool,
+    /// Its programs run below an init.
+    pub has_init: bool,
+    /// Unless the spec says otherwise.
+    pub init_is_optional: bool,
     pub has_egress_proxy: bool,
     /// The host sees a session's processes: they can be listed, warned by a signal at a preemption, and a kept command
     /// can have a time limit.
@@ -56,6 +60,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             limits_terminals: true,
             refuses_filters: true,
             has_native_choices: true,
+            has_init: true,
+            init_is_optional: true,
             has_egress_proxy: true,
             shows_processes: true,
             makes_links: true,
@@ -71,6 +77,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             limits_terminals: false,
             refuses_filters: false,
             has_native_choices: false,
+            has_init: false,
+            init_is_optional: false,
             has_egress_proxy: true,
             shows_processes: false,
             makes_links: true,
@@ -86,6 +94,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             limits_terminals: false,
             refuses_filters: false,
             has_native_choices: false,
+            has_init: true,
+            init_is_optional: false,
             has_egress_proxy: true,
             shows_processes: true,
             makes_links: false,
@@ -101,6 +111,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             limits_terminals: false,
             refuses_filters: false,
             has_native_choices: false,
+            has_init: false,
+            init_is_optional: false,
             has_egress_proxy: false,
             shows_processes: true,
             makes_links: false,

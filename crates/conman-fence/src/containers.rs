@@ -171,6 +171,13 @@ impl Containers {
         after.take_while(move |(name, _)| name.starts_with(&first))
     }
 
+    /// The names of commands that live and end with this client's connection.
+    pub(crate) fn with_client(&self, client: u64) -> impl Iterator<Item = &str> {
+        let all = self.by_name.iter();
+        let with_it = all.filter(move |(_, one)| one.client == Some(client) && one.is_alive());
+        with_it.map(|(name, _)| name.as_str())
+    }
+
     /// Pidfds of containers that are no children, by name.
     pub(crate) fn held(&self) -> impl Iterator<Item = (&String, &PidFd)> {
         let all = self.by_name.iter();

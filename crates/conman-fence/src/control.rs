@@ -118,6 +118,9 @@ impl Control {
                     Token::Adopted(number) => self.adopted_died(number),
                 }
             }
+            for client in self.clients.departed() {
+                self.end_commands_of(client);
+            }
             if self.has_ended() {
                 return Ok(());
             }

@@ -41,6 +41,9 @@ pub(crate) struct Pending {
     pub(crate) exec_in: Option<String>,
     /// Of a command that is kept.
     pub(crate) kept: Option<KeptCommand>,
+    /// Of a command that is killed when the client's connection ends.
+    #[serde(default)]
+    pub(crate) with_client: bool,
     /// Kill it as soon as there is a process.
     pub(crate) killed: bool,
     /// For the answer; set when it is cloned.
@@ -57,6 +60,7 @@ impl Pending {
         let mut container = Container::starting(&self.cgroup, ids, scratch, self.exec_in.clone());
         container.logs = own.map_or_else(Vec::new, |own| own.logs.clone());
         container.kill_pending = self.killed;
+        container.client = Some(self.client).filter(|_| self.with_client);
         container.kept.clone_from(&self.kept);
         container
     }
@@ -180,6 +184,13 @@ impl Launching {
         let is_its =
             |start: &&Pending| start.kept.is_some() && start.exec_in.as_deref() == Some(container);
         self.pending.values().filter(is_its).count()
+    }
+
+    /// The names of commands under start that end with this client's connection.
+    pub(crate) fn with_client(&self, client: u64) -> impl Iterator<Item = &str> {
+        let pending = self.pending.values();
+        let with_it = pending.filter(move |start| start.with_client && start.client == client);
+        with_it.map(|start| start.name.as_str())
     }
 
     /// What a start of this name may have left.

@@ -4,6 +4,7 @@ use std::io;
 
 use rustix::io::Errno;
 
+use crate::init_program::signal_of_program;
 use crate::{Ended, PidFd};
 
 /// An event of a child of the calling process.
@@ -30,7 +31,7 @@ pub fn next_child_event() -> io::Result<Option<ChildEvent>> {
         };
         let pid = change.pid;
         let ended = match change.code {
-            libc::CLD_EXITED => Ended::Exited(change.status),
+            libc::CLD_EXITED => exited(pid, change.status),
             libc::CLD_KILLED | libc::CLD_DUMPED => Ended::Signalled(change.status),
             _ => {
                 take(pid, libc::WSTOPPED)?;
@@ -46,6 +47,16 @@ pub fn next_child_event() -> io::Result<Option<ChildEvent>> {
             return Ok(Some(ChildEvent::Ended { pid, ended }));
         }
     }
+}
+
+/// The end of a child that has exited and is not reaped. That of a session's init is that of the session's program.
+fn exited(pid: i32, code: i32) -> Ended {
+    // Only these can be a signal, and most ends are none.
+    let name = (code > 128).then(|| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+    let signal = name
+        .flatten()
+        .and_then(|name| signal_of_program(&name, code));
+    signal.map_or(Ended::Exited(code), Ended::Signalled)
 }
 
 /// Waits for the end of a child that nothing else reaps, and reaps it. Returns how it ended; `None` if it was

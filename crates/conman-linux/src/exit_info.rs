@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::thread::CapabilitySet;
 
+use crate::init_program::signal_of_program;
 use crate::privileges::with_effective;
 use crate::proc_files::{Stat, read_proc};
 use crate::{PidFd, ProcessIdentity};
@@ -61,7 +62,7 @@ impl Ended {
     }
 }
 
-/// How an unreaped process ended; it need not be the caller's child. `None` for one that lives or is reaped,
+/// How an unreaped process ended; for a session's init, how its program did. It need not be the caller's child. `None` for one that lives or is reaped,
 /// or that the caller may not trace. CAP_SYS_PTRACE need only be permitted.
 #[must_use]
 pub fn ended_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
@@ -75,7 +76,12 @@ fn read_unreaped(identity: &ProcessIdentity) -> Option<Ended> {
     let stat = read_proc::<Stat>(format!("/proc/{}/stat", identity.pid)).ok();
     let stat = stat.filter(|_| capable)?;
     let same = stat.starttime == identity.start_time_ticks;
-    (stat.state == 'Z' && same).then(|| Ended::from_wait_status(stat.exit_code.unwrap_or(0)))
+    let ended = Ended::from_wait_status(stat.exit_code.unwrap_or(0));
+    let ended = match ended {
+        Ended::Exited(code) => signal_of_program(&stat.comm, code).map_or(ended, Ended::Signalled),
+        Ended::Signalled(_) => ended,
+    };
+    (stat.state == 'Z' && same).then_some(ended)
 }
 
 impl PidFd {

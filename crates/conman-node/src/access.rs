@@ -136,7 +136,7 @@ impl AccessHandle {
         }
     }
 
-    /// Sends a signal to the first process of a running session.
+    /// Sends a signal to the first process of a running session. An init forwards it to the program.
     pub async fn signal(&self, id: &SessionId, signal: SignalNumber) -> Result<(), AccessError> {
         let Running {
             handle,

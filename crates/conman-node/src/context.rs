@@ -41,6 +41,8 @@ pub(crate) struct Context {
     /// One permit for each start that the runtime may work on at a time.
     pub(crate) starts: Arc<Semaphore>,
     pub(crate) host_limits: HostLimits,
+    /// Places for watches of sessions' files.
+    pub(crate) watches: Arc<Semaphore>,
     /// Waiting connections of all sessions.
     pub(crate) held: HeldCount,
     pub(crate) cleanup: CleanupQueue,

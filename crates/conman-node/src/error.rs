@@ -362,6 +362,15 @@ pub enum AccessError {
     #[error("{limit} clients are attached to session {id} or follow its log; detach one of them")]
     TooManyAttached { id: SessionId, limit: usize },
     #[error(
+        "{limit} watches {of} are open, so no file of session {id} can be watched; close one of them"
+    )]
+    TooManyWatches {
+        id: SessionId,
+        limit: usize,
+        /// `of the session`, or of the node.
+        of: &'static str,
+    },
+    #[error(
         "the log of session {id} is not kept: its container is gone, and the end of its log is kept only \
          for some time (`limits.kept_log_s`)"
     )]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conman_core::{EndCause, error_chain};
 use conman_linux::{PidFd, Signal, SignalNumber, parse_signal};
-use conman_proto::SessionState;
+use conman_proto::{EventKind, SessionState};
 use conman_runtime::{ContainerKey, RuntimeError};
 use tokio::time::{sleep, timeout};
 
@@ -43,8 +43,10 @@ async fn signal_and_wait(
         return;
     };
     let is_first = handle.leaving.ordered().is_none();
-    let why = why.to_owned();
-    handle.leaving.order(StopOrder { cause, why });
+    handle.leaving.order(StopOrder {
+        cause,
+        why: why.to_owned(),
+    });
     // A second order joins the first.
     if is_first {
         let signal = signal_of(context, handle).await;
@@ -54,12 +56,7 @@ async fn signal_and_wait(
             tracing::warn!(session = %handle.id, error, "cannot resume a paused session to signal it");
         }
         match send(context, handle, &process, signal).await {
-            Ok(_) => tracing::info!(
-                session = %handle.id,
-                %signal,
-                grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-                "sent the stop signal"
-            ),
+            Ok(_) => note_signal(context, handle, (signal, why), grace),
             Err(error) => {
                 let error = error_chain(&error);
                 tracing::warn!(session = %handle.id, error, "cannot send the signal; killing");
@@ -90,6 +87,21 @@ pub(crate) async fn send(
     };
     let key = ContainerKey::new(handle.id.clone(), generation);
     runtime.signal(&key, process, signal).await
+}
+
+fn note_signal(
+    context: &Context,
+    handle: &SessionHandle,
+    (signal, why): (SignalNumber, &str),
+    grace: Duration,
+) {
+    let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(session = %handle.id, %signal, grace_ms, "sent the stop signal");
+    if let Some(generation) = handle.generation() {
+        let message = format!("{signal}, and SIGKILL after {grace_ms} ms unless it ends: {why}");
+        let kind = EventKind::SessionSignalled;
+        context.note_session(kind, &handle.id, generation, message);
+    }
 }
 
 /// The signal of its spec, else that of its image, else SIGTERM.

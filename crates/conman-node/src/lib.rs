@@ -51,6 +51,7 @@ mod ensure;
 mod error;
 mod events;
 mod exit_proof;
+mod file_watch;
 mod gentle_stop;
 mod host_limits;
 mod host_load;
@@ -98,6 +99,7 @@ pub use error::{
     AccessError, CordonError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere,
     PatchError, PreemptError, RestartError, RouteError, StopError, Waiting,
 };
+pub use file_watch::WatchPlace;
 pub use host_limits::HostLimit;
 pub use host_load::host_load;
 pub use host_room::{FoundRoom, RoomProbe, watch_host_room};

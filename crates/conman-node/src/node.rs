@@ -24,6 +24,7 @@ use crate::drain::{self, Drain, DrainHandle};
 use crate::emergency::{self, EmergencyThread, PreemptionHandle};
 use crate::end_orders::{self, EndOrders};
 use crate::error::{CordonError, NodeStartError};
+use crate::file_watch::MAX_NODE_WATCHES;
 use crate::host_limits::HostLimits;
 use crate::kill_table::KillTable;
 use crate::leave::{Leave, LeaveCause};
@@ -98,6 +99,7 @@ impl Node {
         };
         let context = Arc::new(Context {
             starts: Arc::new(Semaphore::new(options.limits.max_starting.max(1))),
+            watches: Arc::new(Semaphore::new(MAX_NODE_WATCHES)),
             registry,
             journal,
             health: RuntimeHealth::new(runtimes.iter().map(|runtime| runtime.kind())),

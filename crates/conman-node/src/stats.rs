@@ -101,7 +101,10 @@ fn stats((handle, process): &Running, usage: ResourceUsage) -> SessionStats {
         memory_bytes: usage.memory_bytes,
         memory_limit_bytes: spec.memory_bytes,
         oom_kills: usage.oom_kills,
-        pids: usage.pids,
+        // Its own, as its spec limits them.
+        pids: usage
+            .pids
+            .map(|pids| pids.saturating_sub(u64::from(spec.has_own_init()))),
         pids_limit: spec.pids.into(),
         read_bytes: usage.read_bytes,
         written_bytes: usage.written_bytes,

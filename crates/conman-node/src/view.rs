@@ -26,7 +26,9 @@ pub(crate) fn session(context: &Context, handle: &SessionHandle) -> Session {
         reason: view.reason,
         end: view.end,
         exit_code: view.exit_code,
-        pid: view.process.map(|process| process.pid()),
+        pid: view
+            .process
+            .map(|process| handle.program_pid(process.pid())),
         started_at: view.started_at,
         ended_at: view.ended_at,
         phases_ms: phases_ms(&view.phases),

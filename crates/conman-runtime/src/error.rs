@@ -61,6 +61,12 @@ pub enum RuntimeError {
         reason: String,
         exit_code: i32,
     },
+    /// The user or group that a command is to run as does not exist in the container.
+    #[error("no command runs in {subject} as this user: {reason}")]
+    NoSuchUser { subject: String, reason: String },
+    /// The working directory of a command cannot be entered.
+    #[error("no command runs in {subject}: {reason}")]
+    NoSuchWorkdir { subject: String, reason: String },
     #[error("there is no container of {subject}")]
     NoSuchContainer { subject: String },
     /// A container of this name exists already.
@@ -109,6 +115,8 @@ impl RuntimeError {
             | Self::Fenced { .. }
             | Self::EndedAtOnce { .. }
             | Self::NoSuchCommand { .. }
+            | Self::NoSuchUser { .. }
+            | Self::NoSuchWorkdir { .. }
             | Self::NoSuchContainer { .. }
             | Self::Exists { .. }
             | Self::StillAlive { .. }

@@ -16,6 +16,8 @@ pub enum FilesOrder {
     },
     /// Returns a directory's entries as a `FileList`.
     List { path: String },
+    /// Returns the changes in a directory, or of a file, as they happen: a `FileChange` a line.
+    Watch { path: String },
     /// Returns a directory's content as a tar archive.
     Pack { path: String },
     /// Replaces a file by the input, once all of it has arrived.

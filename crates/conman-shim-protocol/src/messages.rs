@@ -332,6 +332,9 @@ impl LaunchError {
     /// filters is used up (`net.core.bpf_jit_limit`).
     pub const NO_FILTER_MEMORY: i32 = 524;
 
+    /// How the step begins that enters the working directory; its path follows.
+    pub const WORKDIR_STEP: &str = "enter the working directory";
+
     /// The failure of one step of a start.
     #[must_use]
     pub fn step(step: &str, error: &std::io::Error) -> Self {

@@ -50,6 +50,9 @@ pub struct LaunchSpec {
     pub root: RootSpec,
     pub hostname: String,
     pub program: ProgramSpec,
+    /// Its first process is conman's init, and its program the child of that.
+    #[serde(default)]
+    pub init: bool,
     /// Host file that its standard output and error are appended to; created if missing.
     pub log: PathBuf,
     /// Host file for its standard error, if it is kept separately.
@@ -142,6 +145,9 @@ pub struct ExecSpec {
     /// Mounts the container's `/dev/pts` for so many terminals if it has none; 0 leaves it as it is.
     #[serde(default)]
     pub ptys: u32,
+    /// It is killed with its process group when the client's connection ends.
+    #[serde(default)]
+    pub with_client: bool,
     /// What to do with the container's files instead of executing the program, with its user's rights.
     pub files: Option<FilesOrder>,
     pub hardening: Hardening,

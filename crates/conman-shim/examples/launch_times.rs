@@ -5,8 +5,8 @@
 //! at a time; for every thousand prints the median of each phase, its 99th percentile and its 10th, to
 //! which a busy machine adds the least, then the
 //! kernel's memory for each container, the shim's and the launcher's. Kills all and leaves nothing
-//! behind. `--without` leaves out `memory`, `pids`, `cpu` (limits), `seccomp`, `masks`, `ptys`, `sys`
-//! or `prepare`, to see what each costs or saves. The shim is this same program once more.
+//! behind. `--without` leaves out `memory`, `pids`, `cpu` (limits), `seccomp`, `masks`, `ptys`, `sys`,
+//! `init` or `prepare`, to see what each costs or saves. The shim is this same program once more.
 #![expect(clippy::print_stdout, reason = "a program for people")]
 
 use std::error::Error;
@@ -373,6 +373,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
         ptys: if plan.has("ptys") { 16 } else { 0 },
         ptys_when_asked: false,
         sys: plan.has("sys"),
+        init: plan.has("init"),
         cgroup: format!("{cgroup}/{name}"),
         limits: CgroupLimits {
             memory_bytes: plan.has("memory").then_some(64 << 20),

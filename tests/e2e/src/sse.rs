@@ -5,6 +5,7 @@ use std::time::Duration;
 use conman_proto::Event;
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
+use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{Api, Streamed};
@@ -12,7 +13,7 @@ use crate::{Api, Streamed};
 /// Bound on the wait for the next event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The server-sent events of `GET /v1/events`.
+/// Server-sent events, of `GET /v1/events` unless another is named.
 #[derive(Debug)]
 pub struct EventStream {
     streamed: Streamed,
@@ -43,11 +44,32 @@ impl EventStream {
     /// # Panics
     /// When none comes in time, or its id is neither its number nor a fleet's.
     pub async fn next(&mut self) -> Option<Event> {
+        let message = self.message().await?;
+        let event: Event =
+            serde_json::from_str(field(&message, "data")?).expect("an event is JSON");
+        let id = field(&message, "id").expect("an event has an id");
+        // A fleet's ids are positions on every node.
+        assert!(id == event.seq.to_string() || id.starts_with("f1-"), "{id}");
+        Some(event)
+    }
+
+    /// The data of the next event of any kind, as JSON.
+    ///
+    /// # Panics
+    /// When none comes in time, or it is no JSON.
+    pub async fn next_data(&mut self) -> Option<Value> {
+        let message = self.message().await?;
+        Some(serde_json::from_str(field(&message, "data")?).expect("JSON"))
+    }
+
+    /// The next message with data.
+    async fn message(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
                 let message: Vec<u8> = self.buffer.drain(..end + 2).collect();
-                if let Some(event) = parse(&String::from_utf8_lossy(&message)) {
-                    return Some(event);
+                let message = String::from_utf8_lossy(&message).into_owned();
+                if field(&message, "data").is_some() {
+                    return Some(message);
                 }
                 continue;
             }
@@ -60,15 +82,7 @@ impl EventStream {
     }
 }
 
-/// One message; `None` for a comment.
-fn parse(message: &str) -> Option<Event> {
-    let field = |name: &str| {
-        let mut lines = message.lines();
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
-    };
-    let event: Event = serde_json::from_str(field("data")?).expect("an event is JSON");
-    let id = field("id").expect("an event has an id");
-    // A fleet's ids are positions on every node.
-    assert!(id == event.seq.to_string() || id.starts_with("f1-"), "{id}");
-    Some(event)
+fn field<'m>(message: &'m str, name: &str) -> Option<&'m str> {
+    let mut lines = message.lines();
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
 }

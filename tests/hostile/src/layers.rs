@@ -199,6 +199,7 @@ impl Shim {
             ptys: 16,
             ptys_when_asked: false,
             sys: true,
+            init: true,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {

@@ -48,7 +48,7 @@ const LINES_QUEUE: usize = 4;
         )),
         (status = 404, description = "no-such-session"),
         (status = 409, description = "not-running"),
-        (status = 422, description = "no-such-command"),
+        (status = 422, description = "no-such-command, no-such-user or no-such-workdir"),
         (status = 502, description = "exec-failed"),
         (status = 503, description = "runtime-unavailable"),
         (status = 504, description = "exec-timed-out"),

@@ -28,7 +28,8 @@ use crate::query::{NoQuery, Query};
         (status = 201, description = "It runs.", body = KeptExec),
         (status = 404, description = "no-such-session"),
         (status = 409, description = "not-running or too-many-terminals"),
-        (status = 422, description = "no-such-command or not-supported"),
+        (status = 422, description =
+            "no-such-command, no-such-user, no-such-workdir or not-supported"),
         (status = 503, description = "runtime-unavailable"),
     )
 )]

@@ -126,7 +126,7 @@ impl Running {
     }
 }
 
-async fn reply(output: &mut FilesOutput) -> Result<FilesReply, ApiError> {
+pub(super) async fn reply(output: &mut FilesOutput) -> Result<FilesReply, ApiError> {
     let reply = tokio::time::timeout(REPLY_PATIENCE, output.reply()).await;
     checked(reply.map_err(|_| {
         Kind::TIMED_OUT.because(format!(

@@ -115,8 +115,8 @@ pub(crate) async fn restart(
 
 /// Signal a session
 ///
-/// Sends a signal to its first process. As process 1 of its namespace it gets only signals that it
-/// handles, and `SIGKILL`, which ends the session.
+/// Sends a signal to its program. Without an init (`init = false`), the program is process 1 of its namespace
+/// and gets only signals that it handles, and `SIGKILL`, which ends the session.
 #[utoipa::path(
     post, path = "/v1/sessions/{id}/kill", tag = "sessions", operation_id = "signal_session",
     params(

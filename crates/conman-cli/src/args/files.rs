@@ -66,6 +66,17 @@ pub struct LsArgs {
     pub directory: DirectoryAddress,
 }
 
+/// Arguments of `conman watch`.
+#[derive(Debug, Clone, Args)]
+pub struct WatchArgs {
+    /// User in the session whose rights count
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+    /// A session, and a directory or file in it; / unless given
+    #[arg(value_name = "ID[:PATH]")]
+    pub path: DirectoryAddress,
+}
+
 /// A directory of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryAddress {

@@ -17,7 +17,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Inside a session",
         &[
-            "exec", "execs", "attach", "cp", "ls", "port", "net", "forward", "token",
+            "exec", "execs", "attach", "cp", "ls", "watch", "port", "net", "forward", "token",
         ],
     ),
     (

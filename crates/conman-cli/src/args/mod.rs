@@ -22,7 +22,7 @@ pub use daemon::{
     NewTokenArgs, NoticeArgs, NoticeCommand, ServeArgs, ShimArgs, TokenScope,
 };
 pub use detach_keys::DetachKeys;
-pub use files::{CopyEnd, CpArgs, DirectoryAddress, LsArgs};
+pub use files::{CopyEnd, CpArgs, DirectoryAddress, LsArgs, WatchArgs};
 pub(crate) use habits::{answer, drop_value_tip};
 pub(crate) use help_groups::command;
 pub use image::{

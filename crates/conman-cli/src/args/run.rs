@@ -88,6 +88,9 @@ pub struct RunArgs {
     /// Time between that signal and SIGKILL
     #[arg(long, value_name = "DURATION", value_parser = parse_duration_ms)]
     pub stop_grace: Option<u32>,
+    /// Run its program below an init; `false` for a program that is one
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub init: Option<bool>,
     /// When its node is lost, preempted or drained: wait for a connection, or restart elsewhere
     #[arg(long, value_name = "WHAT", value_parser = on_node_loss_parser())]
     pub on_node_loss: Option<OnNodeLoss>,
@@ -163,6 +166,7 @@ impl RunArgs {
             preempt_grace_ms: self.preempt_grace,
             stop_signal: self.stop_signal.clone(),
             stop_grace_ms: self.stop_grace,
+            init: self.init,
             tty: self.tty.then_some(true),
             log_streams: None,
             on_node_loss: self.on_node_loss,

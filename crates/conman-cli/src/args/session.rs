@@ -9,7 +9,7 @@ use conman_proto::{EventKind, ExecId, PortRange, SessionId, SessionPatch, Sessio
 use jiff::Timestamp;
 
 use super::detach_keys::{DETACH_KEYS, DetachKeys};
-use super::files::{CpArgs, LsArgs};
+use super::files::{CpArgs, LsArgs, WatchArgs};
 use super::image::{ImageArgs, ImageLsArgs, ImagePullArgs, ImageRmArgs};
 use super::net::NetArgs;
 use super::node::{DrainArgs, NodeArgs, NodesArgs, PreemptArgs, RebalanceArgs};
@@ -49,6 +49,8 @@ pub enum ClientCommand {
     Cp(CpArgs),
     /// List a directory of a session
     Ls(LsArgs),
+    /// Show changes of files in a directory of a session, as they happen
+    Watch(WatchArgs),
     /// Show a session's output
     Logs(LogsArgs),
     /// Show what sessions use: processors, memory, processes, disks, network

@@ -29,6 +29,7 @@ mod stats;
 mod token;
 mod top;
 mod version;
+mod watch;
 mod why;
 
 use crate::args::{ClientCommand, Globals, ImageArgs, ImageCommand};
@@ -76,6 +77,7 @@ pub(crate) async fn dispatch(
         ClientCommand::Attach(args) => Box::pin(attach::run(context, args)).await,
         ClientCommand::Cp(args) => Box::pin(cp::run(context, args)).await,
         ClientCommand::Ls(args) => Box::pin(ls::run(context, &args)).await,
+        ClientCommand::Watch(args) => Box::pin(watch::run(context, &args)).await,
         ClientCommand::Logs(args) => Box::pin(logs::run(context, &args)).await,
         ClientCommand::Stats(args) => Box::pin(stats::run(context, &args)).await,
         ClientCommand::Processes(args) => Box::pin(processes::run(context, &args)).await,

@@ -37,6 +37,9 @@ pub(crate) struct Container {
     pub(crate) exec_in: Option<String>,
     /// Of a command that is kept.
     pub(crate) kept: Option<KeptCommand>,
+    /// The client whose connection's end ends it; only of a command, and of a client of this shim.
+    #[serde(default)]
+    pub(crate) client: Option<u64>,
     pub(crate) state: ContainerState,
     /// The logs to bound; none for a command, or with a terminal.
     pub(crate) logs: Vec<BoundedLog>,
@@ -74,6 +77,7 @@ impl Container {
             scratch,
             exec_in,
             kept: None,
+            client: None,
             logs: Vec::new(),
             state: ContainerState::Launching,
             frozen: false,

@@ -42,6 +42,8 @@ impl Control {
             self.launching.resume_sweep(ticket, left);
         }
         for (name, mut container) in kept.containers {
+            // The connections of an earlier shim have ended, but not necessarily its clients.
+            container.client = None;
             if container.state == ContainerState::Launching && !container.external {
                 self.end_interrupted(name, container)?;
                 continue;

@@ -36,6 +36,8 @@ pub(super) struct Clients {
     /// Closed to refuse a client when no other descriptor is left.
     spare: Option<File>,
     next_number: u64,
+    /// Clients whose connections have ended since this was last read.
+    departed: Vec<u64>,
 }
 
 impl Clients {
@@ -44,6 +46,7 @@ impl Clients {
             by_number: BTreeMap::new(),
             spare: spare(),
             next_number: FIRST_NUMBER,
+            departed: Vec::new(),
         }
     }
 
@@ -84,7 +87,7 @@ impl Clients {
             return;
         };
         if connection.flush().is_err() {
-            self.by_number.remove(&client);
+            self.remove(client);
             return;
         }
         self.update(poller, client);
@@ -111,11 +114,22 @@ impl Clients {
                     if error.kind() != io::ErrorKind::UnexpectedEof {
                         tracing::warn!(%error, "dropped a client");
                     }
-                    self.by_number.remove(&client);
+                    self.remove(client);
                 }
                 None
             }
         }
+    }
+
+    fn remove(&mut self, client: u64) {
+        if self.by_number.remove(&client).is_some() {
+            self.departed.push(client);
+        }
+    }
+
+    /// Returns each client whose connection has ended once.
+    pub(super) fn departed(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.departed)
     }
 
     pub(super) fn is_greeted(&self, client: u64) -> bool {
@@ -148,7 +162,7 @@ impl Clients {
         };
         if let Err(error) = connection.send(message, fd) {
             tracing::warn!(%error, "dropped a client");
-            self.by_number.remove(&client);
+            self.remove(client);
             return;
         }
         self.update(poller, client);

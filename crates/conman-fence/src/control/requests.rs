@@ -1,5 +1,6 @@
 //! Clients' requests, other than starts and those to the fence.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -210,6 +211,23 @@ impl Control {
             self.change(FenceEvent::Condemn(slot(&name)));
         }
         Ok(Reply::Done)
+    }
+
+    /// Kills the commands that end with a client's connection.
+    pub(super) fn end_commands_of(&mut self, client: u64) {
+        let running = self.containers.with_client(client);
+        let all = running.chain(self.launching.with_client(client));
+        let names: BTreeSet<String> = all.map(str::to_owned).collect();
+        for name in names {
+            tracing::info!(name, "killing a command whose client has gone");
+            let killed = match self.containers.get(&name) {
+                Some(command) => command.kill_group().map_err(CallError::host("kill", &name)),
+                None => self.kill_one(name).map(drop),
+            };
+            if let Err(error) = killed {
+                tracing::warn!(%error, "cannot kill a command whose client has gone");
+            }
+        }
     }
 
     /// Its start may have been ordered already and may arrive later. Another node may own the session then,

@@ -112,6 +112,7 @@ impl Control {
             own: Some(own),
             exec_in: None,
             kept: None,
+            with_client: false,
             killed: false,
             pidfd: None,
         };
@@ -170,6 +171,7 @@ impl Control {
             own: None,
             exec_in: Some(spec.container.clone()),
             kept,
+            with_client: spec.with_client,
             killed: false,
             pidfd: None,
         };

@@ -38,6 +38,7 @@ fn empty_node(state_dir: &Path, drain: Drain) -> Arc<Context> {
         egress: egress.expect("threads"),
         sessions: crate::session_table::SessionTable::default(),
         starts: Arc::new(Semaphore::new(1)),
+        watches: Arc::new(Semaphore::new(1)),
         host_limits: crate::host_limits::HostLimits::default(),
         held: Arc::default(),
         cleanup: crate::cleanup::CleanupQueue::default(),

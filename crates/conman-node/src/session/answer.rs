@@ -50,13 +50,14 @@ impl StepFailure {
             RuntimeError::NoSuchImage { .. } => (FailureKind::NoSuchImage, ""),
             RuntimeError::Refused { .. }
             | RuntimeError::NoSuchCommand { .. }
+            | RuntimeError::NoSuchUser { .. }
             | RuntimeError::Unsupported { .. } => {
                 (FailureKind::Refused, "; correct the session's spec")
             }
             // A start never returns them.
-            RuntimeError::NoTerminal { .. } | RuntimeError::NoSuchExec { .. } => {
-                (FailureKind::Refused, "")
-            }
+            RuntimeError::NoTerminal { .. }
+            | RuntimeError::NoSuchExec { .. }
+            | RuntimeError::NoSuchWorkdir { .. } => (FailureKind::Refused, ""),
             // The spec is not the cause, and the same start may succeed later.
             RuntimeError::TooMany { .. } => (FailureKind::Host, ""),
             RuntimeError::NotSent { .. } | RuntimeError::Fenced { .. } => {

@@ -1,12 +1,12 @@
 //! The handle of a session's task for the rest of the program.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use conman_core::EndCause;
 use conman_core::restart::{Ownerless, lost_by, was_last};
 use conman_core::{Activity, Closing};
-use conman_linux::SignalNumber;
+use conman_linux::{SignalNumber, program_of_init};
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::Ending;
 use tokio::sync::{Semaphore, watch};
@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, watch};
 use super::leaving::Leaving;
 use super::live_spec::LiveSpec;
 use super::view::View;
+use crate::file_watch::MAX_WATCHES;
 use crate::kill_table::Fate;
 use crate::oom_kills::OomKills;
 use crate::pause::Pausing;
@@ -75,11 +76,15 @@ pub(crate) struct SessionHandle {
     pub(crate) leaving: Arc<Leaving>,
     /// Places for clients that are attached to its terminals, or follow the log of one.
     pub(crate) attached: Arc<Semaphore>,
+    /// Places for watches of its files.
+    pub(crate) watches: Arc<Semaphore>,
     /// Whether it may have network interfaces besides loopback.
     pub(crate) may_have_links: AtomicBool,
     pub(crate) oom_kills: OomKills,
     /// Processes killed because memory ran out that the journal knows, or [`Self::OOM_UNKNOWN`].
     pub(crate) oom_noted: AtomicU64,
+    /// Its program's process below conman's init; 0 where there is none, or while it is not known.
+    program_pid: AtomicI32,
     /// The latest signal that a client has sent to its program.
     pub(crate) signalled: Mutex<Option<SignalNumber>>,
     /// A later life is on another node, which counts it.
@@ -105,9 +110,11 @@ impl SessionHandle {
             kept_commands: AtomicBool::new(false),
             leaving: Arc::default(),
             attached: Arc::new(Semaphore::new(MAX_ATTACHED)),
+            watches: Arc::new(Semaphore::new(MAX_WATCHES)),
             may_have_links,
             oom_kills: OomKills::default(),
             oom_noted: AtomicU64::new(0),
+            program_pid: AtomicI32::new(0),
             signalled: Mutex::default(),
             is_elsewhere: AtomicBool::new(false),
         })
@@ -127,6 +134,23 @@ impl SessionHandle {
 
     pub(crate) fn generation(&self) -> Option<Generation> {
         self.view.borrow().generation
+    }
+
+    /// Learns which process is its program's: `first`, the first of its PID namespace, unless that is conman's init.
+    /// Reads procfs.
+    pub(crate) fn learn_program(&self, first: i32) {
+        if self.spec().has_own_init() {
+            let program = program_of_init(first).unwrap_or(0);
+            self.program_pid.store(program, Ordering::Relaxed);
+        }
+    }
+
+    /// The process of its program.
+    pub(crate) fn program_pid(&self, first: i32) -> i32 {
+        match self.program_pid.load(Ordering::Relaxed) {
+            0 => first,
+            program => program,
+        }
     }
 
     /// Processes killed in this life because memory ran out, as far as that was noticed.

@@ -151,6 +151,10 @@ impl Failure {
             } if message.to_ascii_lowercase().contains("no such container") => {
                 RuntimeError::NoSuchContainer { subject }
             }
+            Self::Answered { message, .. } if message.contains("unable to find user") => {
+                let reason = quote(&message);
+                RuntimeError::NoSuchUser { subject, reason }
+            }
             Self::Answered { status, message } => {
                 let reason = quote(&message);
                 let lost_touch =

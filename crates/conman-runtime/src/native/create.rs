@@ -105,6 +105,7 @@ impl Inner {
             ptys: plan.spec.ptys,
             ptys_when_asked: plan.spec.ptys_when_asked,
             sys: plan.spec.sys,
+            init: plan.spec.has_own_init(),
             name: store::name(key),
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
             limits: program::limits(&plan.spec, self.io),

@@ -132,6 +132,8 @@ async fn begin(
     let spec = ExecSpec {
         files,
         kept: None,
+        // A terminal hangs up; orders about files end by themselves.
+        with_client: without_reader == WithoutReader::Killed,
         name: name.clone(),
         container: super::store::name(&key),
         terminal: plan.tty.is_some(),

@@ -13,6 +13,9 @@ use crate::shim_link::{LinkError, REMEDY_FOR_FULL};
 
 const RUNTIME: RuntimeKind = RuntimeKind::Native;
 
+/// The start of a container, and not of a command in one.
+pub(super) const START: &str = "start";
+
 /// Any failure of a call except a missing program.
 pub(super) fn call_failed(
     action: &'static str,
@@ -71,8 +74,16 @@ pub(super) fn start_failed(
             exit_code,
         },
         None if is_the_hosts(&error) => host_failed(action, subject, error.to_string()),
+        None if is_of_the_workdir(&error) && action != START => RuntimeError::NoSuchWorkdir {
+            subject: subject.to_string(),
+            reason: error.to_string(),
+        },
         None => refused(action, subject, error.to_string()),
     }
+}
+
+fn is_of_the_workdir(error: &LaunchError) -> bool {
+    matches!(error, LaunchError::Step { step, .. } if step.starts_with(LaunchError::WORKDIR_STEP))
 }
 
 /// Whether any spec would have failed: the host lacks something, or was too slow.

@@ -254,6 +254,7 @@ fn spec(key: &ContainerKey, id: ExecId, command: ContainerCommand, plan: ExecPla
         started_at: Timestamp::now(),
     };
     ExecSpec {
+        with_client: false,
         files: None,
         name: name(key, id),
         container: store::name(key),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use conman_image::{ImageConfig, resolve_user};
+use conman_image::{ImageConfig, UserError, resolve_user};
 use conman_linux::{CgroupLimits, IoLimits};
 use conman_proto::ResolvedSpec;
 use conman_shim_protocol::ProgramSpec;
@@ -78,6 +78,16 @@ pub(super) fn first_program(
     })
 }
 
+fn no_such_user(key: &ContainerKey, error: UserError) -> RuntimeError {
+    let (subject, reason) = (key.to_string(), error.to_string());
+    match error {
+        UserError::NoSuchUser { .. } | UserError::NoSuchGroup { .. } => {
+            RuntimeError::NoSuchUser { subject, reason }
+        }
+        UserError::Read { .. } | UserError::Open { .. } => refused("run a command in", key, reason),
+    }
+}
+
 /// A command in a container: like `first`, except for what `plan` sets. `directories`: the
 /// container's root, the topmost directory first.
 pub(super) fn command(
@@ -95,8 +105,7 @@ pub(super) fn command(
         env.set_absent("TERM", TERM);
     }
     if let Some(user) = &plan.user {
-        let user = resolve_user(directories, user)
-            .map_err(|error| refused("run a command in", key, error.to_string()))?;
+        let user = resolve_user(directories, user).map_err(|error| no_such_user(key, error))?;
         env.set("HOME", user.home.as_deref().unwrap_or("/"));
         (program.uid, program.gid, program.groups) = (user.uid, user.gid, user.groups);
     }
@@ -125,7 +134,8 @@ fn open_files(spec: &ResolvedSpec, host_open_files: u64) -> u64 {
 pub(super) fn limits(spec: &ResolvedSpec, io: Option<IoLimits>) -> CgroupLimits {
     CgroupLimits {
         memory_bytes: spec.memory_bytes,
-        pids: Some(u64::from(spec.pids)),
+        // The init is not one of the program's.
+        pids: Some(u64::from(spec.pids) + u64::from(spec.has_own_init())),
         cpu_millis: spec.cpus.map(millis),
         cpu_weighted: true,
         io,

@@ -14,7 +14,7 @@ use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep};
 
 use super::ends::{ProcessEnd, end};
-use super::failure::{call_failed, milliseconds, start_failed};
+use super::failure::{START, call_failed, milliseconds, start_failed};
 use super::link::{Connecting, StoredLink};
 use super::{Inner, away, gvisor, no_such_container, store};
 use crate::shared::container_files::host_error;
@@ -97,7 +97,7 @@ impl Inner {
                     }),
                 }
             }
-            Err(error) => Err(start_failed("start", key, error)),
+            Err(error) => Err(start_failed(START, key, error)),
         }
     }
 

@@ -17,6 +17,7 @@
 
 mod frames;
 mod tree;
+mod watch;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -113,6 +114,7 @@ fn carry_out(order: &FilesOrder, input: &OwnedFd, output: &OwnedFd) -> Result<()
         }
         FilesOrder::Read { path, range } => return read(&tree, path, *range, output),
         FilesOrder::List { path } => return list(&tree, path, output),
+        FilesOrder::Watch { path } => return watch::watch(&tree, path, output),
         FilesOrder::Pack { path } => {
             let directory = tree.directory(path)?;
             reply(output, &FilesReply::Content)?;

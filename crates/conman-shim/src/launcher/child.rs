@@ -1,5 +1,6 @@
 //! What a container's first process does before it becomes the container's program.
 
+use std::convert::Infallible;
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -8,8 +9,8 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use conman_linux::{
-    Capabilities, Features, Interface, Mount, MountAttributes, Namespaces, NewFilesystem,
-    become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
+    Capabilities, Features, InitProgram, Interface, Mount, MountAttributes, Namespaces,
+    NewFilesystem, SoleThread, become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
 use conman_shim_protocol::{
     KERNEL_FILES, LaunchError, LaunchSpec, SESSION_ROOT, SESSION_TMP, encode, seqpacket,
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup_view::{self, CgroupView};
 use super::handed::Handed;
+use super::init::become_init;
 use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
 use super::program::{Privileges, execute};
@@ -120,6 +122,9 @@ pub(super) struct Child<'a> {
     pub(super) socket: &'a OwnedFd,
     /// Where the client makes its link.
     pub(super) link: Option<&'a OwnedFd>,
+    /// What the process becomes once it has cloned the program's process; otherwise it becomes the program.
+    pub(super) init: Option<&'a InitProgram>,
+    pub(super) sole: &'a SoleThread,
 }
 
 pub(super) fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
@@ -143,17 +148,18 @@ pub(super) fn namespace_step(
 impl Child<'_> {
     /// Returns only when the program could not be executed.
     pub(super) fn run(&self) -> i32 {
-        let error = match self.set_up() {
-            Ok(never) => match never {},
-            Err(error) => error,
-        };
+        self.report_failure(self.set_up())
+    }
+
+    fn report_failure(&self, outcome: Result<Infallible, LaunchError>) -> i32 {
+        let Err(error) = outcome;
         let report = encode(&ChildReport::Failed { error });
         // Without a launcher there is no receiver.
         let _ = report.map(|bytes| seqpacket::send(self.socket, &bytes, &[]));
         1
     }
 
-    fn set_up(&self) -> Result<std::convert::Infallible, LaunchError> {
+    fn set_up(&self) -> Result<Infallible, LaunchError> {
         network::set_up(self.spec.network)?;
         rustix::system::sethostname(self.spec.hostname.as_bytes())
             .map_err(|errno| step("set the host name")(errno.into()))?;
@@ -205,8 +211,22 @@ impl Child<'_> {
         let errors = log_stderr.as_ref().unwrap_or(&log);
         connect_streams(&log, errors, terminal).map_err(step("connect the standard streams"))?;
         drop((overlay, log, log_stderr, files, binds, kernel));
+        match self.init {
+            Some(init) => {
+                let descriptors = [self.socket].into_iter().chain(self.link);
+                let descriptors = descriptors.chain(quota.as_ref().map(|(file, _)| file));
+                let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
+                let run = || self.report_failure(self.become_program(quota.as_ref()));
+                Err(become_init(init, self.sole, &descriptors, run))
+            }
+            None => self.become_program(quota.as_ref()),
+        }
+    }
+
+    /// `quota`: the file of its limit of processor time, and what to write there.
+    fn become_program(&self, quota: Option<&(OwnedFd, String)>) -> Result<Infallible, LaunchError> {
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
-        if terminal {
+        if self.spec.terminal.is_some() {
             ioctl_tiocsctty(rustix::stdio::stdin())
                 .map_err(|errno| step("take the terminal")(errno.into()))?;
         }
@@ -219,7 +239,7 @@ impl Child<'_> {
         }
         .apply()?;
         // The last step, so that it throttles only the program, and before the program looks at its limits.
-        if let Some((file, text)) = &quota {
+        if let Some((file, text)) = quota {
             rustix::io::write(file, text.as_bytes())
                 .map_err(|errno| step("set the limit of processor time")(errno.into()))?;
         }
@@ -382,7 +402,7 @@ pub(super) fn enter_directory(directory: &OwnedFd) -> io::Result<()> {
 }
 
 pub(super) fn workdir_failed(path: &str) -> impl FnOnce(io::Error) -> LaunchError {
-    move |error| LaunchError::step(&format!("enter the working directory {path}"), &error)
+    move |error| LaunchError::step(&format!("{} {path}", LaunchError::WORKDIR_STEP), &error)
 }
 
 /// Attaches at a directory of the container, which is created if missing. A symbolic link is refused:

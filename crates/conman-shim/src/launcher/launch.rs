@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use conman_fence::{ShimOptions, Start};
 use conman_linux::{
-    CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, Interface,
-    MakeCgroupError, Mount, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
+    CgroupLayout, CgroupLimits, CgroupMaker, Cgroups, CloneOptions, Features, Freezer, InitProgram,
+    Interface, MakeCgroupError, Mount, Namespaces, PidFd, SessionCgroup, SoleThread, clone_process,
     unshare_namespaces,
 };
 use conman_shim_protocol::{
@@ -60,6 +60,7 @@ pub(super) struct Launcher {
     proc_paths: ProcPaths,
     /// The greatest number of a container's superblock: about as many were on the host at once.
     pub(super) superblocks: u32,
+    init: InitProgram,
 }
 
 /// What a start has made so far; undone unless it succeeds. Fields are dropped in order.
@@ -113,6 +114,7 @@ impl Launcher {
         unshare_namespaces(Namespaces::NEWIPC).map_err(step("make an IPC namespace"))?;
         let proc_paths = ProcPaths::probe();
         let filters = Filters::compile();
+        let init = InitProgram::make().map_err(step("make the containers' init"))?;
         let places = Places::make(&sole, &options.roots)?;
         // Only now: cgroups' paths are valid in the workshop.
         let layout = CgroupLayout::detect().map_err(step("find the cgroups"))?;
@@ -141,6 +143,7 @@ impl Launcher {
             filters,
             proc_paths,
             superblocks: 0,
+            init,
         })
     }
 
@@ -330,7 +333,9 @@ impl Launcher {
         let (ours, theirs) = seqpacket::pair().map_err(step("make a socket"))?;
         // All other descriptors of the launcher are closed: the session must not reach them, and the
         // launcher's death must close the socket for the child.
-        let keep: Vec<_> = [&theirs].into_iter().chain(link).map(AsFd::as_fd).collect();
+        let init = spec.init.then_some(&self.init);
+        let sockets = [&theirs].into_iter().chain(link).map(AsFd::as_fd);
+        let keep: Vec<_> = sockets.chain(init.map(AsFd::as_fd)).collect();
         let namespaces = match spec.hardening.shares_ipc() {
             true => NAMESPACES,
             false => NAMESPACES | Namespaces::NEWIPC,
@@ -355,6 +360,8 @@ impl Launcher {
                 view: &self.view,
                 socket: &theirs,
                 link,
+                init,
+                sole: &self.sole,
             };
             child.run()
         });

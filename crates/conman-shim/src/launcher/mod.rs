@@ -38,12 +38,15 @@
 //!                                                  limits, privileges, filters, limit of processor
 //!                                                  time, exec
 //! ```
+//! If the container has an init, C clones its program's process once everything is mounted. That process does the
+//! rest, and C executes the init.
+//!
 //! If the container has a link, C sends its network namespace to the client right after L's clone, and
 //! waits for the link right before it drops its privileges.
 //!
 //! The CPU limit comes last, so that it throttles the program and not the creation of its container. The kernel visits
 //! all cgroups of the host for it, so C writes it, and L does other work.
-//! C's end of the socket is close-on-exec: if it closes without an error report, the exec succeeded.
+//! C's end of the socket is close-on-exec: if it closes without an error report, the exec succeeded, that of an init included.
 //! When the launcher dies, C reads the end of the socket instead of its root, and exits.
 
 mod bind_owners;
@@ -51,6 +54,7 @@ mod cgroup_view;
 mod child;
 mod exec;
 mod handed;
+mod init;
 mod launch;
 mod network;
 mod places;

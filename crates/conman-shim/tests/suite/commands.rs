@@ -19,6 +19,7 @@ use crate::support::{
 
 fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
     ExecSpec {
+        with_client: false,
         files: None,
         name: name.to_owned(),
         container: "home.1".to_owned(),
@@ -72,7 +73,7 @@ fn a_command_runs_in_the_containers_namespaces_cgroups_and_bounds() {
     let (mut client, launched) = home(&shim);
     subscribe(&mut client);
     let script = "hostname; id -u; for n in user pid mnt net uts ipc cgroup; do \
-                  [ $(readlink /proc/self/ns/$n) = $(readlink /proc/1/ns/$n) ] || echo $n differs; \
+                  [ $(readlink /proc/self/ns/$n) = $(readlink /proc/2/ns/$n) ] || echo $n differs; \
                   done; grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status; exit 5";
     let text = run(&mut client, command(&shim, "c.1", script)).expect("executed");
     let expected = "inside\n0\nCapEff:\t00000000000404fb\nCapBnd:\t00000000000404fb\n\
@@ -110,6 +111,32 @@ fn terminals_come_with_the_first_command_that_asks_for_them() {
     // They stay, and there are no second ones.
     assert_eq!(seen("c.3", 0), mounted);
     assert_eq!(seen("c.4", 2), mounted);
+    client.kill_all().expect("killed");
+    wait_dead(&launched);
+}
+
+#[test]
+fn a_command_ends_with_its_clients_connection_if_it_is_to() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let (mut client, launched) = home(&shim);
+    subscribe(&mut client);
+    let null = File::open("/dev/null").expect("there is one");
+    let mut other = shim.client();
+    for (name, with_client) in [("stays", false), ("goes", true)] {
+        let mut spec = command(&shim, name, "sleep 1000 & wait");
+        spec.with_client = with_client;
+        other.exec(spec, [null.as_fd(); 3]).expect("executed");
+    }
+    drop(other);
+    let ended = next_end(&mut client);
+    let killed = ContainerState::Signalled { signal: 9 };
+    assert_eq!((ended.name.as_str(), ended.state), ("goes", killed));
+    let views = client.list().expect("listed");
+    let stays = views.iter().find(|view| view.name == "stays");
+    assert!(stays.expect("known").state.is_alive());
     client.kill_all().expect("killed");
     wait_dead(&launched);
 }

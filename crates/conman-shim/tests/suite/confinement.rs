@@ -424,6 +424,7 @@ fn sessions_notice_nothing_of_each_other_at_device_nodes() {
     let mut program = shim.spec("unused", "echo x > /dev/null").program;
     program.uid = 0;
     let spec = ExecSpec {
+        with_client: false,
         files: None,
         name: "noise".to_owned(),
         container: "watch.1".to_owned(),

@@ -93,7 +93,7 @@ fn a_program_finds_its_arguments_environment_directory_user_files_and_host_name(
     assert_eq!(
         lines[..6],
         [
-            "1 b c",
+            "2 b c",
             "/srv/new",
             "0",
             "0",

@@ -92,6 +92,7 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                 ptys: 0,
                 ptys_when_asked: false,
                 sys: false,
+                init: false,
                 files: Vec::new(),
                 binds: Vec::new(),
                 terminal,
@@ -122,6 +123,7 @@ fn request(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
             _ => name,
         };
         Request::Exec(Box::new(ExecSpec {
+            with_client: false,
             files: None,
             name,
             container,

@@ -360,13 +360,13 @@ fn neither_mounts_nor_processes_of_the_host_are_in_sight() {
         !mounts.contains("/store") && !mounts.contains("scratch"),
         "the host's paths are not told: {mounts}"
     );
-    // The shell, ls, grep and wc at the most.
+    // The init, the shell, ls, grep and wc at the most.
     let processes: u32 = rest
         .lines()
         .next()
         .and_then(|line| line.parse().ok())
         .expect("a number");
-    assert!((1..=4).contains(&processes), "{rest}");
+    assert!((1..=5).contains(&processes), "{rest}");
     assert!(!rest.contains("sys-"), "{rest}");
     assert!(
         !rest.contains("shimtest"),

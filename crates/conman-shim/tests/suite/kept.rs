@@ -20,6 +20,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
     ExecSpec {
+        with_client: false,
         files: None,
         name: format!("home.1_{name}"),
         container: "home.1".to_owned(),

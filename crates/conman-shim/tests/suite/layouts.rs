@@ -102,7 +102,12 @@ fn a_unified_hierarchy_alone_limits_or_refuses_to_start_without_the_limit() {
     let launched = client.launch(spec).expect("launched");
     let cgroup = format!("{}/plain.1", shim.cgroup);
     let unified = alone(CgroupPart::Unified);
-    assert_eq!(unified.pids_below(&cgroup), [launched.pid]);
+    // Its init and its program.
+    let inside = unified.pids_below(&cgroup);
+    assert!(
+        inside.len() == 2 && inside.contains(&launched.pid),
+        "{inside:?}"
+    );
     assert_eq!(alone(CgroupPart::V1).pids_below(&cgroup), [0_i32; 0]);
     client.kill_all().expect("killed");
     wait_dead(&launched);

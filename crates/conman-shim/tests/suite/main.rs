@@ -11,6 +11,7 @@ mod fuzz;
 mod hardening;
 #[cfg(target_arch = "x86_64")]
 mod hostile_logs;
+mod init;
 mod kept;
 mod layouts;
 mod logs;

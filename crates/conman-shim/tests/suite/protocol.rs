@@ -15,6 +15,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
         ptys: 0,
         ptys_when_asked: false,
         sys: false,
+        init: false,
         name,
         cgroup: "/conman-x/a.1".to_owned(),
         limits: conman_linux::CgroupLimits::default(),

@@ -140,6 +140,7 @@ fn command(shim: &Shim, name: &str, script: &str) -> ExecSpec {
     let mut program = shim.spec("unused", script).program;
     program.env.push(("TERM".to_owned(), "xterm".to_owned()));
     ExecSpec {
+        with_client: false,
         files: None,
         name: format!("home.1_{name}"),
         container: "home.1".to_owned(),

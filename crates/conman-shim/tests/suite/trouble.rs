@@ -461,6 +461,7 @@ fn row_35_an_end_is_told_only_of_what_is_dead_and_what_lives_on_is_fenced() {
     for (name, _) in &alive {
         let null = File::open("/dev/null").expect("there is one");
         let spec = ExecSpec {
+            with_client: false,
             files: None,
             name: format!("in.{name}"),
             container: (*name).to_owned(),

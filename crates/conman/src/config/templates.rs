@@ -40,6 +40,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         preempt_grace_ms: section.integer("preempt_grace_ms", ANY),
         stop_signal: section.string("stop_signal"),
         stop_grace_ms: section.integer("stop_grace_ms", ANY),
+        init: section.boolean("init"),
         tty: section.boolean("tty"),
         log_streams: section.boolean("log_streams"),
         on_node_loss: section.get("on_node_loss", "\"wait\" or \"restart\""),

@@ -126,6 +126,13 @@ async fn commands_and_logs_are_those_of_the_session() {
     let missing = json!({"command": ["no-such-program"]});
     let answer = api.post("/v1/sessions/s/exec", &missing).await;
     assert_eq!(answer.problem().slug(), "no-such-command");
+    for (field, slug) in [("user", "no-such-user"), ("workdir", "no-such-workdir")] {
+        let request = json!({"command": ["true"], field: "/nosuch"});
+        let answer = api.post("/v1/sessions/s/exec", &request).await;
+        let problem = answer.problem();
+        assert_eq!(problem.slug(), slug, "{problem:?}");
+        assert!(problem.detail.contains("nosuch"), "{problem:?}");
+    }
     let lines = eventually_some("three lines", PATIENCE, async || {
         let log = api.get("/v1/sessions/s/logs").await.text();
         log.contains("three").then_some(log)

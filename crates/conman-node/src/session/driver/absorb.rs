@@ -324,6 +324,7 @@ impl Driver {
             let sockets = self.egress_sockets.take();
             self.egress = egress::serve(&self.context, &self.handle, generation, &process, sockets);
         }
+        self.handle.learn_program(process.pid());
         self.process = Some(Arc::clone(&process));
         self.dying = Some(Box::pin(certificate::of(process)));
     }

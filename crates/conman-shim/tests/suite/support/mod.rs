@@ -193,6 +193,7 @@ impl Shim {
             ptys: 0,
             ptys_when_asked: false,
             sys: false,
+            init: true,
             name: name.to_owned(),
             cgroup: format!("{}/{name}", self.cgroup),
             limits: CgroupLimits {

@@ -1,0 +1,56 @@
+//! A container's first process that is not its program.
+//!
+//! It clones the program's process, which finishes the start, and then executes the init ([`InitProgram`]), which
+//! costs a container little memory: a copy of the launcher would cost more.
+//!
+//! Processes of the container cannot trace the init, read its memory and descriptors in /proc, kill it or make it more
+//! likely to be killed when memory runs out. It has the score of the program, which is the lowest that a process of
+//! the container can have, and less memory than any other.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use conman_linux::{
+    Capabilities, CloneOptions, InitProgram, SoleThread, bound_capabilities, clone_process,
+    limit_capabilities, no_new_privileges,
+};
+use conman_shim_protocol::LaunchError;
+use nix::sys::signal::SigSet;
+use nix::unistd::{chdir, setsid};
+
+use super::child::step;
+
+/// Returns only with the reason for a failure. `program` is the run of the program's process, which has these
+/// descriptors: the init's own file is executable.
+pub(super) fn become_init(
+    init: &InitProgram,
+    sole: &SoleThread,
+    descriptors: &[BorrowedFd<'_>],
+    program: impl FnOnce() -> i32,
+) -> LaunchError {
+    // Signals that come before the init waits for them are queued.
+    let begun = SigSet::all().thread_set_mask().map_err(io::Error::from);
+    let run = || match SigSet::empty().thread_set_mask() {
+        Ok(()) => program(),
+        Err(_) => 1,
+    };
+    let options = CloneOptions {
+        keep_only: Some(descriptors),
+        ..CloneOptions::default()
+    };
+    let cloned = begun.and_then(|()| clone_process(sole, &options, run));
+    match cloned.and_then(|_| reduce()) {
+        Ok(()) => step("execute the init")(init.execute()),
+        Err(error) => step("start the program below its init")(error),
+    }
+}
+
+/// Takes from the process what the init does not need: it signals a program that may be any user's.
+fn reduce() -> io::Result<()> {
+    setsid()?;
+    chdir(Path::new("/"))?;
+    bound_capabilities(Capabilities::KILL)?;
+    limit_capabilities(Capabilities::KILL, false)?;
+    no_new_privileges()
+}
