@@ -68,7 +68,10 @@ pub(crate) async fn forward(
         let refusal = match tried {
             Ok(Tried::Answered(response)) => return Ok(*response),
             Ok(Tried::Refused(refusal)) => refusal,
-            Err(failed) if may_repeat && Instant::now() < wait.until => {
+            // The last failure is more precise than that there were too many.
+            Err(failed)
+                if may_repeat && times + 1 < MAX_REFUSALS && Instant::now() < wait.until =>
+            {
                 refusal_of(&route, &failed).await.ok_or(failed)?
             }
             Err(failed) => return Err(failed),
