@@ -228,7 +228,9 @@ fn init(
     mistakes: &mut Mistakes,
 ) -> bool {
     let traits = runtime_traits(runtime);
-    let chosen = request.init.or(base.init).unwrap_or(traits.has_init);
+    // Where it is a choice, it is made.
+    let usual = traits.has_init && !traits.init_is_optional;
+    let chosen = request.init.or(base.init).unwrap_or(usual);
     if chosen != traits.has_init && !traits.init_is_optional {
         let often = if traits.has_init { "always" } else { "never" };
         let message = format!("sessions of the {runtime} runtime {often} have one; leave it out");

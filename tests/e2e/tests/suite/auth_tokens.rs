@@ -395,6 +395,14 @@ fn rules() -> Vec<Rule> {
         ),
         act(
             "get",
+            "/v1/sessions/{id}/files/watch",
+            Frontend,
+            ("/v1/sessions/absent/files/watch?path=/", None),
+            ("/v1/sessions/absent/files/watch?path=/", None),
+            404,
+        ),
+        act(
+            "get",
             "/v1/sessions/{id}/files/list",
             Frontend,
             ("/v1/sessions/absent/files/list?path=/", None),

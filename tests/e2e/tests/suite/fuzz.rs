@@ -30,7 +30,7 @@ const MANY_EXAMPLES: &str = "50";
 /// Fewer, where every one may end all that runs.
 const PREEMPTIONS: &str = "5";
 /// Operations that are not tried.
-const UNDESCRIBED: &str = "^(cordon_node|get_node_stats|uncordon_node|read_file|write_file|remove_file|list_files|make_directory|move_file|signal_session|pause_session|connect_port|restart_session|resume_session|get_stats|create_session|update_session|attach|attach_exec|list_execs|start_exec|get_exec|end_exec|signal_exec|list_links|attach_link|detach_link)$";
+const UNDESCRIBED: &str = "^(cordon_node|get_node_stats|uncordon_node|read_file|write_file|remove_file|list_files|watch_files|make_directory|move_file|signal_session|pause_session|connect_port|restart_session|resume_session|get_stats|create_session|update_session|attach|attach_exec|list_execs|start_exec|get_exec|end_exec|signal_exec|list_links|attach_link|detach_link)$";
 
 /// The same requests every time.
 const SEED: &str = "1";

@@ -19,7 +19,7 @@ async fn started() -> Option<(Conman, Docker)> {
 }
 
 async fn start(api: &Api, (id, template, image): (&str, &str, &str), more: &Value) -> Session {
-    let mut spec = json!({"template": template, "image": image, "pids": 128});
+    let mut spec = json!({"template": template, "image": image, "pids": 128, "init": true});
     for (field, value) in more.as_object().expect("an object") {
         spec[field] = value.clone();
     }
