@@ -168,11 +168,15 @@ impl ContainerDir {
         for path in others.filter(|path| *path != plan) {
             fs::remove_file(&path).map_err(|source| host_error("remove", &path, source))?;
         }
-        match fs::remove_dir_all(&self.path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(host_error("remove", &self.path, error))
+        loop {
+            match fs::remove_dir_all(&self.path) {
+                // The end of a program is being written down.
+                Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(host_error("remove", &self.path, error));
+                }
+                _ => return Ok(()),
             }
-            _ => Ok(()),
         }
     }
 }
