@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_linux::PidFd;
-use conman_proto::ExecStatus;
+use conman_proto::{ExecStatus, RuntimeKind};
 use conman_shim_protocol::{ExecSpec, FilesOrder, Hardening, ProgramSpec, Reply, Request};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::ends::ProcessEnd;
-use super::failure::{call_failed, start_failed};
+use super::failure::{call_failed, milliseconds, start_failed};
 use super::{Inner, NativeRuntime};
 use super::{gvisor, program};
 use crate::shared::container_files::host_error;
@@ -34,6 +34,9 @@ const ACTION: &str = "run a command in";
 
 /// Most bytes in one piece of a file's content.
 const BULK_CHUNK_BYTES: usize = 64 * 1024;
+
+/// Bound on an answer of a session's kernel, which the session may have brought to a halt. A kill must not wait for it.
+const HELP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Most bytes of what a helper prints that are kept.
 const MAX_HELP_BYTES: usize = 4 * 1024;
@@ -96,7 +99,8 @@ pub(super) fn help(
     key: ContainerKey,
     program: ProgramSpec,
 ) -> BoxFuture<'static, Result<(Option<i32>, String), RuntimeError>> {
-    Box::pin(async move {
+    let subject = key.to_string();
+    let helping = async move {
         let name = inner.next_command();
         let command = ContainerCommand {
             program,
@@ -111,6 +115,18 @@ pub(super) fn help(
         }
         let code = io.status.await.ok().and_then(|status| status.exit_code);
         Ok((code, String::from_utf8_lossy(&printed).trim().to_owned()))
+    };
+    Box::pin(async move {
+        // Its end kills a command that has begun.
+        let helped = timeout(HELP_PATIENCE, helping).await;
+        helped.unwrap_or_else(|_| {
+            Err(RuntimeError::TimedOut {
+                runtime: RuntimeKind::Gvisor,
+                action: "ask the kernel of",
+                subject,
+                after_ms: milliseconds(HELP_PATIENCE),
+            })
+        })
     })
 }
 
@@ -318,8 +334,8 @@ async fn run(mut running: Running, near: Streams, ends: ExecEnds, without_reader
         let (inner, key, process) = (Arc::clone(&inner), key.clone(), process.clone());
         let name = name.clone();
         async move {
-            if is_sandboxed {
-                inner.kill_inside(&key, &name).await?;
+            if is_sandboxed && let Err(error) = inner.kill_inside(&key, &name).await {
+                tracing::warn!(container = %key, %error, "what a killed command has started may go on");
             }
             let kill = process.map(|process| -> Box<dyn FnOnce() -> _ + Send> {
                 Box::new(move || kill_command(&inner.kernel, &key, &process))

@@ -9,14 +9,16 @@
 //! What the design leaves to `runsc`: the session's processes, which the host does not see, and commands in it, which
 //! are another `runsc` in the container.
 
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use conman_linux::{Mount, SignalNumber};
+use conman_linux::{Mount, SignalNumber, open_file_in_root, open_in_root};
 use conman_shim_protocol::{
     Hardening, LaunchSpec, ProgramSpec, SESSION_KERNEL, SESSION_ROOT, SESSION_TMP,
 };
-use rustix::fs::CWD;
+use rustix::fs::{AtFlags, CWD, OFlags, unlinkat};
 use serde_json::{Value, json};
 
 use super::exec::help;
@@ -48,6 +50,9 @@ const STATE: &str = "/state";
 
 /// The same, below the container's directory.
 const STATE_ON_HOST: &str = "kernel/state";
+
+/// Most bytes of a file of its state: a description of what it runs.
+const MAX_STATE_BYTES: u64 = 1 << 20;
 
 /// Threads of gVisor besides those that run the session's: its own, its gofer's, and those of a command.
 const KERNEL_PIDS: u64 = 256;
@@ -185,21 +190,25 @@ impl Inner {
                 None => return Ok(false),
             },
         };
-        let (code, told) = self.runsc_kill(key, target, signal.get()).await?;
+        let (code, output) = self.runsc_kill(key, target, signal.get()).await?;
         match code {
             Some(0) => Ok(true),
-            _ if told.contains(NO_SUCH_PROCESS) => Ok(false),
-            _ => Err(refused("signal", key, format!("`runsc kill` says: {told}"))),
+            _ if output.contains(NO_SUCH_PROCESS) => Ok(false),
+            _ => Err(refused(
+                "signal",
+                key,
+                format!("`runsc kill` says: {output}"),
+            )),
         }
     }
 
     /// Whether the session's program has begun.
     pub(super) async fn kernel_runs(&self, key: &ContainerKey) -> Result<bool, RuntimeError> {
-        let file = self.store.container(key).root().join(STATE_ON_HOST);
-        let file = file.join(format!("{SANDBOX}_sandbox:{SANDBOX}.state"));
+        let root = self.store.container(key).root();
         away("start", move || {
             // It is absent, and then incomplete, before.
-            let text = std::fs::read_to_string(file).unwrap_or_default();
+            let text = read_state(&root, &format!("{SANDBOX}_sandbox:{SANDBOX}.state"));
+            let text = text.unwrap_or_default();
             let state: Value = serde_json::from_str(&text).unwrap_or_default();
             Ok(state["status"] == "running")
         })
@@ -216,14 +225,14 @@ impl Inner {
             return Ok(());
         };
         let group = vec![format!("--pgid={pid}")];
-        let (code, told) = self.runsc_kill(key, group, SIGKILL).await?;
-        if code == Some(0) || told.contains(NO_SUCH_PROCESS) {
+        let (code, output) = self.runsc_kill(key, group, SIGKILL).await?;
+        if code == Some(0) || output.contains(NO_SUCH_PROCESS) {
             return Ok(());
         }
         Err(refused(
             "kill a command in",
             key,
-            format!("`runsc kill` says: {told}"),
+            format!("`runsc kill` says: {output}"),
         ))
     }
 
@@ -246,10 +255,10 @@ impl Inner {
         key: &ContainerKey,
         command: &str,
     ) -> Result<Option<i32>, RuntimeError> {
-        let file = self.pid_file(key, command);
+        let (root, name) = (self.store.container(key).root(), command.to_owned());
         // There is none of a command that has not begun.
         away("find a command of", move || {
-            let text = std::fs::read_to_string(file).ok();
+            let text = read_state(&root, &name).ok();
             Ok(text.and_then(|text| text.trim().parse().ok()))
         })
         .await
@@ -262,19 +271,37 @@ impl Inner {
 
     /// Removes what is written down of a command that has ended.
     pub(super) async fn forget_inside(&self, key: &ContainerKey, command: &str) {
-        let file = self.pid_file(key, command);
+        let (root, name) = (self.store.container(key).root(), command.to_owned());
         // There is none of a command that did not begin.
         let _ = away("forget a command of", move || {
-            Ok(std::fs::remove_file(file).is_ok())
+            Ok(remove_state(&root, &name).is_ok())
         })
         .await;
     }
+}
 
-    /// On the host. The session cannot reach it.
-    fn pid_file(&self, key: &ContainerKey, command: &str) -> PathBuf {
-        let root = self.store.container(key).root();
-        root.join(STATE_ON_HOST).join(command)
+/// Reads a file of the kernel's state. What breaks out of the kernel may have put links, pipes and endless files there.
+fn read_state(root: &Path, name: &str) -> io::Result<String> {
+    let path = Path::new(STATE_ON_HOST).join(name);
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(open_file_in_root(File::open(root)?, &path, flags)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
     }
+    let mut text = String::new();
+    file.take(MAX_STATE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Removes a file of the kernel's state, and nothing outside of it.
+fn remove_state(root: &Path, name: &str) -> io::Result<()> {
+    let state = Path::new(STATE_ON_HOST);
+    let state = open_in_root(
+        File::open(root)?,
+        state,
+        OFlags::DIRECTORY | OFlags::CLOEXEC,
+    )?;
+    Ok(unlinkat(&state, name, AtFlags::empty())?)
 }
 
 /// `runsc` as the program of a container or a command in it.
@@ -386,5 +413,36 @@ mod tests {
         );
         assert_eq!(code(&format!("{failed}permission denied")), Some(126));
         assert_eq!(code("running container: no space left on device"), None);
+    }
+
+    #[test]
+    fn what_escaped_from_the_kernel_cannot_make_conman_read_or_remove_anything_of_the_host() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().join("root");
+        let state = root.join(STATE_ON_HOST);
+        std::fs::create_dir_all(&state).expect("made");
+        let outside = directory.path().join("outside");
+        std::fs::write(&outside, "42\n").expect("written");
+        std::fs::write(state.join("exec.1"), "7\n").expect("written");
+        assert_eq!(read_state(&root, "exec.1").expect("read"), "7\n");
+        std::os::unix::fs::symlink(&outside, state.join("link")).expect("linked");
+        rustix::fs::mknodat(
+            CWD,
+            state.join("pipe"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .expect("made");
+        for name in ["link", "pipe", "absent"] {
+            read_state(&root, name).expect_err(name);
+        }
+        remove_state(&root, "exec.1").expect("removed");
+        // In place of the whole state.
+        std::fs::remove_dir_all(&state).expect("removed");
+        std::os::unix::fs::symlink(directory.path(), &state).expect("linked");
+        read_state(&root, "outside").expect_err("outside");
+        remove_state(&root, "outside").expect_err("outside");
+        assert!(outside.exists());
     }
 }

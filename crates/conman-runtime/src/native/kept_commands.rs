@@ -219,7 +219,10 @@ impl KeptStreams for NativeRuntime {
                 let (same, owned) = (Arc::clone(inner), key.clone());
                 let process = PidFd::received(process, pid);
                 if self.kind == RuntimeKind::Gvisor {
-                    inner.kill_inside(key, &name).await?;
+                    let killed = inner.kill_inside(key, &name).await;
+                    if let Err(error) = killed {
+                        tracing::warn!(container = %key, %error, "what a killed command has started may go on");
+                    }
                 }
                 away(END, move || kill_command(&same.kernel, &owned, &process)).await?;
                 // If the end is not reported in time, forgetting is refused below.

@@ -137,6 +137,15 @@ async fn a_kernel_that_is_missing_or_killed_is_said_and_leaves_nothing() {
     let left = conman.processes();
     assert!(!left.iter().any(|one| one.pid == gofer.pid), "{left:?}");
 
+    // Nor does a kernel that does not answer when it is asked to pass on the stop signal.
+    let spec =
+        json!({"template": "own-kernel", "command": ["sleep", "1000"], "stop_grace_ms": 100});
+    api.ensure("w", &spec).await;
+    send(&process(&conman, "runsc-sandbox"), Signal::SIGSTOP);
+    api.stop("w").await;
+    let ended = api.session("w").await;
+    assert!(ended.state.is_ended(), "{ended:?}");
+
     let toml = format!(
         "[gvisor]\npath = \"/no/such/runsc\"\n\
          [templates.own-kernel]\nruntime = \"gvisor\"\nimage = \"{ROOT}\"\n"
