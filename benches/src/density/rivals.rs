@@ -49,7 +49,7 @@ impl Oci {
         }
     }
 
-    /// What it is told that sessions are told, too.
+    /// The settings that sessions have, too.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Crun => &[],

@@ -29,7 +29,7 @@ use crate::interruption::until_interrupted;
 use crate::needs;
 use crate::report::Report;
 
-/// Where the image of the sessions has its program, and what that is told.
+/// The sessions' program in their image, and its arguments.
 pub(crate) const WITNESS: &str = "/bin/witness";
 const JOURNAL: &str = "/shared/journal";
 /// Time between two lines of a witness.

@@ -1,5 +1,5 @@
-//! Who comes to a witness: a WebSocket is told at once who answers, and echoes from then on; any other request
-//! is answered with the same.
+//! The connections to a witness. A WebSocket learns at once which witness answers, and echoes from then on; any
+//! other request gets the same answer.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -75,7 +75,7 @@ async fn what_changes_in_a_directory_or_of_a_file_is_reported_in_order() {
         changes.push(words);
         cookies.extend(cookie.as_u64());
     }
-    // The replaced file is told by its name alone.
+    // The event of a replaced file has only its name.
     let expected = [
         "modified file",
         "created sub/",
