@@ -154,7 +154,7 @@ mod tests {
             ("`routed` networks and links", |one| one.makes_links),
             ("Docker's bridge", |one| one.has_bridge),
             (
-                "`conman ps`, `preempt_signal`, time limits of kept commands",
+                "`conman processes`, `preempt_signal`, time limits of kept commands",
                 |one| one.shows_processes,
             ),
         ];

@@ -110,9 +110,12 @@ impl GvisorOptions {
     ) -> Result<Vec<Mount>, RuntimeError> {
         let text = configuration(session, launch).to_string();
         std::fs::write(config, text).map_err(|source| host_error("write", config, source))?;
-        [&*self.program, config]
+        let find = "find gVisor's runsc (`gvisor.path`; `conman doctor` says what to install) at";
+        [(find, &*self.program), ("use", config)]
             .into_iter()
-            .map(|path| Mount::copy_of(CWD, path).map_err(|source| host_error("use", path, source)))
+            .map(|(action, path)| {
+                Mount::copy_of(CWD, path).map_err(|source| host_error(action, path, source))
+            })
             .collect()
     }
 
