@@ -295,19 +295,32 @@ impl Running {
     }
 
     async fn first_ended(&mut self) -> ExecStatus {
-        loop {
-            let process = self.process.as_deref();
-            let process = process.filter(|process| process.is_dead().unwrap_or(false));
-            // Cancel safe: an end that is not received stays in the channel.
-            if let Ok(told) = timeout(END_INTERVAL, &mut self.end).await {
-                return status(told.unwrap_or(ProcessEnd(None)));
-            }
-            // Its end would have been reported, unless the shim that knew it has gone.
-            if let Some(process) = process {
+        let process = self.process.as_deref();
+        match told_or_dead(process, &mut self.end).await {
+            Some(end) => status(end),
+            None => {
                 self.inner.ends.forget(&self.name);
-                let ended = process.ended().ok().flatten();
-                return status(ProcessEnd(ended.map(|ended| ended.code())));
+                let ended = process.and_then(|process| process.ended().ok().flatten());
+                status(ProcessEnd(ended.map(|ended| ended.code())))
             }
+        }
+    }
+}
+
+/// The end that the shim tells of a command; `None` when the command is dead and nobody tells it: the shim that
+/// knew it has gone. Without a `process`, it was dead before it could be watched.
+async fn told_or_dead(
+    process: Option<&PidFd>,
+    end: &mut oneshot::Receiver<ProcessEnd>,
+) -> Option<ProcessEnd> {
+    loop {
+        let is_dead = process.is_none_or(|process| process.is_dead().unwrap_or(false));
+        // Cancel safe: an end that is not received stays in the channel.
+        if let Ok(told) = timeout(END_INTERVAL, &mut *end).await {
+            return Some(told.unwrap_or(ProcessEnd(None)));
+        }
+        if is_dead {
+            return None;
         }
     }
 }
@@ -354,5 +367,21 @@ async fn run(mut running: Running, near: Streams, ends: ExecEnds, without_reader
     let names = vec![running.name];
     if let Err(error) = running.inner.ask(&Request::Acknowledge { names }).await {
         tracing::debug!(%error, "the next connection reports the command's end again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_was_dead_at_once_has_an_end_although_nobody_tells_it() {
+        let (_untold, mut end) = oneshot::channel();
+        assert!(told_or_dead(None, &mut end).await.is_none());
+
+        let (tell, mut end) = oneshot::channel();
+        tell.send(ProcessEnd(Some(3))).unwrap();
+        let told = told_or_dead(None, &mut end).await.unwrap();
+        assert_eq!(told.0, Some(3));
     }
 }
