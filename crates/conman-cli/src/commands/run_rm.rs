@@ -50,12 +50,14 @@ pub(super) async fn run(
     }
 }
 
-/// Waits for the start; whether the program has not ended before.
+/// Waits for the start; whether the program has not ended since.
 async fn is_up(context: &Context, path: &str) -> Result<bool, Failure> {
     loop {
         let session: Session = context.client.get(path).await?;
         match session.state {
             SessionState::Starting => tokio::time::sleep(LOG_INTERVAL).await,
+            // Its program has ended; the rest of it is still being removed.
+            SessionState::Stopping => return Ok(false),
             state => return Ok(!state.is_ended()),
         }
     }
