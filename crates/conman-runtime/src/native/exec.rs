@@ -380,8 +380,8 @@ mod tests {
         assert!(told_or_dead(None, &mut end).await.is_none());
 
         let (tell, mut end) = oneshot::channel();
-        tell.send(ProcessEnd(Some(3))).unwrap();
-        let told = told_or_dead(None, &mut end).await.unwrap();
+        tell.send(ProcessEnd(Some(3))).expect("it is received");
+        let told = told_or_dead(None, &mut end).await.expect("told");
         assert_eq!(told.0, Some(3));
     }
 }
