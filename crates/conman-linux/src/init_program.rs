@@ -32,12 +32,17 @@ impl InitProgram {
     /// Makes the file.
     ///
     /// # Errors
-    /// The kernel has no memory for it.
+    /// The kernel has no memory for it, or allows no programs in memory files.
     pub fn make() -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = match memfd_create(NAME, flags | MemfdFlags::EXEC) {
             // Before Linux 6.3.
             Err(Errno::INVAL) => memfd_create(NAME, flags)?,
+            Err(Errno::ACCESS) => {
+                return Err(io::Error::other(
+                    "vm.memfd_noexec is 2, so no program can be run from memory; set it to 0 or 1",
+                ));
+            }
             made => made?,
         };
         let mut rest = PROGRAM;

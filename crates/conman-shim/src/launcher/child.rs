@@ -26,6 +26,7 @@ use super::init::become_init;
 use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
 use super::program::{Privileges, execute};
+use super::steps::{namespace_step, step};
 use super::terminals;
 use crate::seccomp_filter::Filter;
 
@@ -125,24 +126,6 @@ pub(super) struct Child<'a> {
     /// What the process becomes once it has cloned the program's process; otherwise it becomes the program.
     pub(super) init: Option<&'a InitProgram>,
     pub(super) sole: &'a SoleThread,
-}
-
-pub(super) fn step(name: &str) -> impl FnOnce(io::Error) -> LaunchError {
-    move |error| LaunchError::step(name, &error)
-}
-
-/// Like [`step`], for namespaces: when there are too many, the kernel says only that there is no space.
-pub(super) fn namespace_step(
-    name: &'static str,
-    limit: &'static str,
-) -> impl FnOnce(io::Error) -> LaunchError {
-    move |error| {
-        let is_limit = error.raw_os_error() == Some(rustix::io::Errno::NOSPC.raw_os_error());
-        match is_limit {
-            true => step(&format!("{name}: {limit} is reached"))(error),
-            false => step(name)(error),
-        }
-    }
 }
 
 impl Child<'_> {

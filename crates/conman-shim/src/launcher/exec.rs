@@ -20,12 +20,11 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{chroot, fchdir, ioctl_tiocsctty};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
-use super::child::{
-    ChildReport, MOUNT_TERMINALS, enter_directory, step, wait_to_go_on, workdir_failed,
-};
+use super::child::{ChildReport, MOUNT_TERMINALS, enter_directory, wait_to_go_on, workdir_failed};
 use super::launch::{Launcher, cgroup_failed, offer_to_oom_killer};
 use super::program::{Privileges, execute};
 use super::relay::{Relay, is_socket};
+use super::steps::{process_step, step};
 use super::terminals;
 use super::under_way::{Clock, UnderWay, go_on};
 
@@ -94,7 +93,7 @@ impl Launcher {
             sole: &self.sole,
         };
         let process = clone_process(&self.sole, &options, || inside.help());
-        let process = process.map_err(step("clone a helper"))?;
+        let process = process.map_err(process_step("clone a helper"))?;
         drop(theirs);
         let reported = helper(process.pid()).map_err(step("report"));
         let begun = reported.and_then(|()| offer_to_oom_killer(&process));
@@ -193,7 +192,7 @@ impl Inside<'_> {
             keep_only: Some(&keep),
             ..CloneOptions::default()
         };
-        clone_process(self.sole, &options, || self.run()).map_err(step("clone the command"))
+        clone_process(self.sole, &options, || self.run()).map_err(process_step("clone the command"))
     }
 
     /// The command's run until its exec.

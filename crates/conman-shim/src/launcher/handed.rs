@@ -7,7 +7,7 @@ use conman_linux::{Mount, SessionCgroup};
 use conman_shim_protocol::{KERNEL_FILES, LaunchError, LaunchSpec, decode, encode, seqpacket};
 use serde::{Deserialize, Serialize};
 
-use super::child::step;
+use super::steps::step;
 use super::under_way::last_words;
 
 /// Longest [`Go`], as it is sent: a host has a dozen hierarchies of cgroups.

@@ -19,7 +19,7 @@ use conman_shim_protocol::LaunchError;
 use nix::sys::signal::SigSet;
 use nix::unistd::{chdir, setsid};
 
-use super::child::step;
+use super::steps::{process_step, step};
 
 /// Returns only with the reason for a failure. `program` is the run of the program's process, which has these
 /// descriptors: the init's own file is executable.
@@ -42,7 +42,7 @@ pub(super) fn become_init(
     let cloned = begun.and_then(|()| clone_process(sole, &options, run));
     match cloned.and_then(|_| reduce()) {
         Ok(()) => step("execute the init")(init.execute()),
-        Err(error) => step("start the program below its init")(error),
+        Err(error) => process_step("start the program below its init")(error),
     }
 }
 

@@ -20,10 +20,11 @@ use rustix::fs::OFlags;
 
 use super::bind_owners::BindOwners;
 use super::cgroup_view::CgroupView;
-use super::child::{Child, ProcPaths, namespace_step};
+use super::child::{Child, ProcPaths};
 use super::handed::Go;
 use super::places::Places;
 use super::rootfs::{self, Scratch};
+use super::steps::namespace_step;
 use super::sweeping::Sweeping;
 use super::under_way::{Clock, Failure, UnderWay, last_words};
 use crate::seccomp_filter::Filters;

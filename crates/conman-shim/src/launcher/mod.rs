@@ -62,6 +62,7 @@ mod preparing;
 mod program;
 mod relay;
 mod rootfs;
+mod steps;
 mod sweeping;
 mod terminals;
 mod under_way;

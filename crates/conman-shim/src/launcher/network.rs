@@ -12,7 +12,7 @@ use conman_shim_protocol::{LaunchError, LaunchSpec, NetworkSpec, link_socket};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::child::{namespace_step, step};
+use super::steps::{namespace_step, step};
 
 /// Groups whose processes may make sockets for echo requests; below /proc.
 const PING_GROUPS: &str = "sys/net/ipv4/ping_group_range";

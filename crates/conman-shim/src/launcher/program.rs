@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::execve;
 
-use super::child::step;
+use super::steps::step;
 use crate::seccomp_filter::Filter;
 
 /// Search path for commands when `PATH` is not set.

@@ -21,8 +21,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio, ioctl_fionread};
 
-use super::child::{step, wait_to_go_on};
+use super::child::wait_to_go_on;
 use super::launch::offer_to_oom_killer;
+use super::steps::{process_step, step};
 use super::under_way::go_on;
 
 /// Bytes that are copied at once.
@@ -79,7 +80,7 @@ impl Relay {
             ..CloneOptions::default()
         };
         let process = clone_process(sole, &options, || self.run(cgroup, &theirs));
-        let process = process.map_err(step("clone a relay"))?;
+        let process = process.map_err(process_step("clone a relay"))?;
         let reported = helper(process.pid()).map_err(step("report"));
         let begun = reported
             .and_then(|()| offer_to_oom_killer(&process))

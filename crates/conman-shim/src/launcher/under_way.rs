@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use conman_linux::PidFd;
 use conman_shim_protocol::{LaunchError, Phases, decode, seqpacket};
 
-use super::child::{ChildReport, GO, step};
+use super::child::{ChildReport, GO};
 use super::launch::Made;
+use super::steps::step;
 
 /// Bound on the process's part: a fraction of a millisecond, unless the disk below the overlay stalls,
 /// the memory limit is too small even for it, or a client freezes its container.

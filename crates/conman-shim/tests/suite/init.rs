@@ -2,6 +2,7 @@
 //! reach it.
 
 use std::fs;
+use std::path::Path;
 
 use conman_linux::program_of_init;
 use conman_shim::{ContainerState, LaunchSpec, Request};
@@ -33,7 +34,7 @@ fn what_a_program_leaves_behind_is_reaped() {
         return;
     }
     let shim = Shim::start();
-    let states = "cat /proc/[0-9]*/stat | cut -d' ' -f3 | sort | uniq -c";
+    let states = "cat /proc/[0-9]*/stat 2>/dev/null | cut -d' ' -f3 | sort | uniq -c";
     // The last ones end while their parent counts.
     let script = format!(
         "{}; echo $$ $PPID; cat /proc/1/comm; while {states} | grep -q Z; do sleep 0.02; done; echo none",
@@ -199,5 +200,32 @@ fn an_init_has_no_descriptor_and_less_memory_than_any_program() {
     };
     assert!(until(|| resident_kb(init) <= 16));
     assert!(until(|| resident_kb(init) < resident_kb(program)));
+    client.kill_all().expect("killed");
+}
+
+#[test]
+fn a_start_without_room_for_its_program_names_the_limits() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    client
+        .launch(shim.spec("first.1", "exec sleep 60"))
+        .expect("launched");
+    let places = ["pids", "unified", "."].map(|tree| {
+        let tree = Path::new("/sys/fs/cgroup").join(tree);
+        tree.join(&shim.cgroup[1..]).join("pids.max")
+    });
+    let limit = places.into_iter().find(|file| file.exists());
+    let limit = limit.expect("the containers have a limit of processes");
+    // For the first container, and the init of another one.
+    fs::write(&limit, "3").expect("limited");
+    let refused = client.launch(shim.spec("second.1", "exec sleep 60"));
+    let error = refused.expect_err("there is no room").to_string();
+    assert!(error.contains("below its init: pids.max"), "{error}");
+    fs::write(&limit, "max").expect("lifted");
+    let launched = client.launch(shim.spec("second.1", "exec sleep 60"));
+    launched.expect("there is room");
     client.kill_all().expect("killed");
 }
