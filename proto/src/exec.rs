@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Array, ArrayBuilder, Object, ObjectBuilder, Type};
 
+use crate::ProblemKind;
+
 /// WebSocket subprotocol of interactive commands.
 ///
 /// Every binary message is one channel byte ([`ExecChannel`]) and its payload. A client ends its
@@ -193,9 +195,33 @@ pub struct ExecStatus {
     pub exit_code: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Present when it never ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_run: Option<NotRun>,
     /// Whether SIGKILL ended it while the session's memory ran out.
     #[serde(default, skip_serializing_if = "crate::spec::is_false")]
     pub out_of_memory: bool,
+}
+
+/// What a command that never ran lacked: the slug of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NotRun {
+    NoSuchCommand,
+    NoSuchUser,
+    NoSuchWorkdir,
+}
+
+impl NotRun {
+    /// The problem that the collected form answers with.
+    #[must_use]
+    pub fn kind(self) -> ProblemKind {
+        match self {
+            Self::NoSuchCommand => ProblemKind::NO_SUCH_COMMAND,
+            Self::NoSuchUser => ProblemKind::NO_SUCH_USER,
+            Self::NoSuchWorkdir => ProblemKind::NO_SUCH_WORKDIR,
+        }
+    }
 }
 
 /// A terminal's size in character cells.

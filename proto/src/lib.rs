@@ -42,7 +42,7 @@ pub use event::{
 };
 pub use exec::{
     ATTACH_PROTOCOL, EXEC_PROTOCOL, ExecChannel, ExecOutput, ExecRequest, ExecResult, ExecStatus,
-    OutputPosition, PORT_PROTOCOL, TerminalSize,
+    NotRun, OutputPosition, PORT_PROTOCOL, TerminalSize,
 };
 pub use file::{
     FileChange, FileChangeKind, FileEntry, FileList, FileType, MakeDirectoryRequest, MoveRequest,

@@ -51,9 +51,10 @@ pub(crate) async fn run_to_end(
                 out_of_memory: status.out_of_memory,
             })
         }
-        // 126 or 127: it never ran.
-        (Some(_), Some(reason)) => Err(Kind::NO_SUCH_COMMAND.because(reason)),
-        (None, reason) => {
+        (_, reason) if let Some(lack) = status.not_run => {
+            Err(lack.kind().because(reason.unwrap_or_default()))
+        }
+        (_, reason) => {
             let unknown = || "how the command ended is unknown".to_owned();
             Err(Kind::EXEC_FAILED.because(reason.unwrap_or_else(unknown)))
         }

@@ -57,7 +57,7 @@ fn limited(
             ended = &mut status => ended.ok(),
             () = tokio::time::sleep(limit) => {
                 let late = kill_late(kill, limit, &mut status).await;
-                Some(ExecStatus { exit_code: None, error: Some(late), out_of_memory: false })
+                Some(ExecStatus { error: Some(late), ..ExecStatus::default() })
             }
             () = tell.closed() => None,
         };

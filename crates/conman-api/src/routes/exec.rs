@@ -9,7 +9,9 @@ use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use conman_node::AccessError;
-use conman_proto::{EXEC_PROTOCOL, ExecRequest, ExecResult, ExecStatus, LogLine, SessionId};
+use conman_proto::{
+    EXEC_PROTOCOL, ExecRequest, ExecResult, ExecStatus, LogLine, NotRun, SessionId,
+};
 use conman_runtime::RuntimeError;
 use futures_util::stream;
 use http::header::CONTENT_TYPE;
@@ -137,6 +139,7 @@ fn no_such_command(error: &AccessError) -> Option<ExecStatus> {
             RuntimeError::NoSuchCommand { exit_code, .. } => Some(ExecStatus {
                 exit_code: Some(*exit_code),
                 error: Some(source.to_string()),
+                not_run: Some(NotRun::NoSuchCommand),
                 ..ExecStatus::default()
             }),
             _ => None,

@@ -332,6 +332,7 @@ pub(super) fn exit_of(ended: Result<ExecStatus, ExecSocketError>) -> Result<Exit
             exit_code: Some(code),
             error: None,
             out_of_memory: true,
+            ..
         }) => Err(Failure::new(
             Exit::of_command(code),
             "out-of-memory",

@@ -14,13 +14,13 @@ use bollard::exec::ResizeExecOptions;
 use bollard::models::{ExecConfig, ExecInspectResponse};
 use bytes::{Bytes, BytesMut};
 use conman_linux::{PidFd, Signal};
-use conman_proto::{ExecStatus, TerminalSize};
+use conman_proto::{ExecStatus, NotRun, TerminalSize};
 use futures_util::stream::BoxStream;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::daemon::Lane;
-use super::failure::{Failure, unrunnable_exit_code};
+use super::failure::{Failure, names_no_user, unrunnable_exit_code};
 use super::frames::Frames;
 use super::hijack::{self, Hijacked};
 use super::{DockerRuntime, Shared};
@@ -296,6 +296,7 @@ impl Command {
             return ExecStatus {
                 exit_code: Some(unrunnable_exit_code(&reason).unwrap_or(126)),
                 error: Some(format!("cannot run `{}`: {reason}", self.program)),
+                not_run: Some(lack(&reason)),
                 ..ExecStatus::default()
             };
         }
@@ -331,6 +332,23 @@ fn has_ended(seen: &ExecInspectResponse) -> bool {
 fn pid_of(seen: &ExecInspectResponse) -> Option<i32> {
     let pid = seen.pid.filter(|_| seen.running == Some(true))?;
     i32::try_from(pid).ok().filter(|pid| *pid > 0)
+}
+
+/// What dockerd's explanation says that a command lacked.
+fn lack(explanation: &str) -> NotRun {
+    let of_workdir = |explanation: &str| {
+        // The words of runc and of crun; runc's for a relative path.
+        ["chdir", "Cwd must be"]
+            .iter()
+            .any(|words| explanation.contains(words))
+    };
+    match explanation {
+        words if names_no_user(words) => NotRun::NoSuchUser,
+        words if unrunnable_exit_code(words).is_none() && of_workdir(words) => {
+            NotRun::NoSuchWorkdir
+        }
+        _ => NotRun::NoSuchCommand,
+    }
 }
 
 /// Ends with the outputs, or when there is no reader any more. Returns dockerd's explanation if
@@ -382,6 +400,26 @@ fn is_explanation(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_command_lacked_is_told_from_the_explanation() {
+        let chdir = "OCI runtime exec failed: exec failed: unable to start container process: chdir to cwd \
+                     (\"/nosuch\") set in config.json failed: no such file or directory: unknown";
+        let relative =
+            "OCI runtime exec failed: exec failed: Cwd must be an absolute path: unknown";
+        let program = "OCI runtime exec failed: exec failed: unable to start container process: exec: \
+                       \"chdir\": executable file not found in $PATH: unknown";
+        let user = "unable to find user nosuch: no matching entries in passwd file";
+        for (explanation, expected) in [
+            (chdir, NotRun::NoSuchWorkdir),
+            (relative, NotRun::NoSuchWorkdir),
+            (program, NotRun::NoSuchCommand),
+            (user, NotRun::NoSuchUser),
+            ("Docker could not start it", NotRun::NoSuchCommand),
+        ] {
+            assert_eq!(lack(explanation), expected, "{explanation}");
+        }
+    }
 
     async fn carried(pieces: &'static [&'static [u8]]) -> (Vec<u8>, Option<Bytes>) {
         let (mut near, far) = tokio::io::duplex(64);

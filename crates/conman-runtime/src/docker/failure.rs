@@ -151,7 +151,7 @@ impl Failure {
             } if message.to_ascii_lowercase().contains("no such container") => {
                 RuntimeError::NoSuchContainer { subject }
             }
-            Self::Answered { message, .. } if message.contains("unable to find user") => {
+            Self::Answered { message, .. } if names_no_user(&message) => {
                 let reason = quote(&message);
                 RuntimeError::NoSuchUser { subject, reason }
             }
@@ -225,6 +225,13 @@ pub(super) fn no_image(image: &str) -> RuntimeError {
              `docker build` it on this node"
         ),
     }
+}
+
+/// Whether a message says that the image has no such user or group.
+pub(super) fn names_no_user(message: &str) -> bool {
+    ["unable to find user", "unable to find group"]
+        .iter()
+        .any(|words| message.contains(words))
 }
 
 /// The program that runc's message names.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_linux::PidFd;
-use conman_proto::{ExecStatus, RuntimeKind};
+use conman_proto::{ExecStatus, NotRun, RuntimeKind};
 use conman_shim_protocol::{ExecSpec, FilesOrder, Hardening, ProgramSpec, Reply, Request};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -262,6 +262,7 @@ fn not_run(key: &ContainerKey, error: LinkError) -> Result<ExecStatus, RuntimeEr
         } => Ok(ExecStatus {
             exit_code: Some(exit_code),
             error: Some(format!("cannot run `{command}`: {reason}")),
+            not_run: Some(NotRun::NoSuchCommand),
             ..ExecStatus::default()
         }),
         other => Err(other),
@@ -288,6 +289,7 @@ impl Running {
             return ExecStatus {
                 exit_code: Some(gvisor::NOT_FOUND),
                 error: Some("gVisor cannot run it; its output says why".to_owned()),
+                not_run: Some(NotRun::NoSuchCommand),
                 ..status
             };
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_linux::{Lineage, PidFd};
-use conman_proto::ExecStatus;
+use conman_proto::{ExecStatus, NotRun};
 use rustix::fs::{FileType, fstat};
 use tokio::process::{Child, Command};
 
@@ -179,6 +179,7 @@ fn not_run(program: &str, unrunnable: &Unrunnable) -> ExecStatus {
     ExecStatus {
         exit_code: Some(unrunnable.exit_code),
         error: Some(format!("cannot run `{program}`: {}", unrunnable.reason)),
+        not_run: Some(NotRun::NoSuchCommand),
         ..ExecStatus::default()
     }
 }

@@ -67,6 +67,18 @@ async fn a_command_that_cannot_be_run_is_told_with_its_reason() {
             "no-such-command",
             "no-such-program",
         ),
+        (
+            json!({"command": ["true"], "workdir": "/nosuch"}),
+            422,
+            "no-such-workdir",
+            "/nosuch",
+        ),
+        (
+            json!({"command": ["true"], "user": "nosuch"}),
+            422,
+            "no-such-user",
+            "nosuch",
+        ),
         (json!({"command": []}), 422, "bad-body", "command"),
         (
             json!({"command": ["sleep", "1000"], "timeout_ms": 200}),
