@@ -226,8 +226,8 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 60_000)]
     pub stop_grace_ms: Option<u32>,
-    /// Run the program below an init, which forwards signals to it, reaps orphans and ends with it; `false` when
-    /// absent, with the native runtime only. Docker's sessions always have one.
+    /// Run the program below an init, which forwards signals to it, reaps orphans and ends with it; `true` when
+    /// absent. `false` for a program that is an init itself; with the native runtime only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<bool>,
     /// Run the program in a terminal, which is kept, with its last 64 KiB, while no client is

@@ -17,7 +17,7 @@ const POINT: usize = 100;
 /// What is enabled during the measurements.
 const SWITCHED_ON: &str = "limits of memory, CPU and processes; user, pid, mount, network, ipc, \
     uts and cgroup namespaces; seccomp; no_new_privs; short list of capabilities; masked /proc; \
-    writable root; logging; durable ownership records";
+    an init; a view of limits; writable root; logging; durable ownership records";
 
 pub(super) fn report(options: &Density, measured: &Measured) -> Result<Report> {
     let block = BLOCK.min(measured.starts.len());

@@ -228,9 +228,7 @@ fn init(
     mistakes: &mut Mistakes,
 ) -> bool {
     let traits = runtime_traits(runtime);
-    // Where it is a choice, it is made.
-    let usual = traits.has_init && !traits.init_is_optional;
-    let chosen = request.init.or(base.init).unwrap_or(usual);
+    let chosen = request.init.or(base.init).unwrap_or(traits.has_init);
     if chosen != traits.has_init && !traits.init_is_optional {
         let often = if traits.has_init { "always" } else { "never" };
         let message = format!("sessions of the {runtime} runtime {often} have one; leave it out");

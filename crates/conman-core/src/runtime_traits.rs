@@ -137,7 +137,7 @@ mod tests {
             RuntimeKind::Gvisor,
             RuntimeKind::Docker,
         ];
-        let rows: [Row; 9] = [
+        let rows: [Row; 10] = [
             ("images are in the node's store", |one| {
                 one.needs_image && one.uses_image_store
             }),
@@ -150,6 +150,10 @@ mod tests {
             (
                 "`sys`, `durable`, `no_new_privs`, `ipc`, `own_filters`",
                 |one| one.has_native_choices && one.refuses_filters,
+            ),
+            (
+                "programs below an init (native: unless `init = false`)",
+                |one| one.has_init,
             ),
             ("`routed` networks and links", |one| one.makes_links),
             ("Docker's bridge", |one| one.has_bridge),

@@ -38,7 +38,7 @@ pub fn resolved_spec(runtime: RuntimeKind, image: &str) -> ResolvedSpec {
         preempt_grace_ms: 0,
         stop_signal: None,
         stop_grace_ms: 0,
-        init: false,
+        init: runtime == RuntimeKind::Native,
         tty: false,
         log_streams: false,
         own_filters: false,

@@ -86,7 +86,8 @@ pub async fn limits_are_set(stage: &Stage) {
     let container = stage.run(&plan).await;
     // A kernel of the session's own has threads of its own, and their number is bounded with the session's.
     let shows_processes = stage.runtime().shows_processes();
-    let pids = if shows_processes { "12" } else { "268" };
+    let own = if plan.spec.has_own_init() { "13" } else { "12" };
+    let pids = if shows_processes { own } else { "268" };
     // The values that the host shows: not every container sees its cgroups.
     for (controller, v1, v2, expected) in [
         ("memory", "memory.limit_in_bytes", "memory.max", "67108864"),

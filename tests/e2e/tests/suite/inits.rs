@@ -19,7 +19,7 @@ async fn started() -> Option<(Conman, Docker)> {
 }
 
 async fn start(api: &Api, (id, template, image): (&str, &str, &str), more: &Value) -> Session {
-    let mut spec = json!({"template": template, "image": image, "pids": 128, "init": true});
+    let mut spec = json!({"template": template, "image": image, "pids": 1_024});
     for (field, value) in more.as_object().expect("an object") {
         spec[field] = value.clone();
     }
@@ -70,7 +70,7 @@ async fn short_commands_in_the_background_do_not_use_up_a_sessions_processes() {
         .get("/v1/sessions/native/stats")
         .await
         .expect(StatusCode::OK);
-    assert_eq!((stats.pids, stats.pids_limit), (Some(1), 128));
+    assert_eq!((stats.pids, stats.pids_limit), (Some(1), 1_024));
 }
 
 #[tokio::test]

@@ -355,9 +355,12 @@ async fn a_drained_session_is_released_although_the_kernel_keeps_its_init() {
     let conman = Conman::builder().start_native(&native).await;
     let api = conman.api();
     let ensured = api.ensure("slow", &json!({"template": "web"})).await;
-    let pid = ensured.session.pid.expect("it runs");
-    let init = PidFd::open(pid).expect("it lives");
-    let unreaped = Unreaped::begin(pid);
+    let program = ensured.session.pid.expect("it runs");
+    let mut processes = conman.processes().into_iter();
+    let init = processes.find(|one| one.pid != program);
+    let init = init.expect("it runs below an init").pid;
+    let unreaped = Unreaped::begin(init);
+    let init = PidFd::open(init).expect("it lives");
     let drained = api.post("/v1/nodes/self/drain", &json!({})).await;
     assert_eq!(drained.status, StatusCode::ACCEPTED, "{}", drained.text());
     eventually("it is released", PATIENCE, async || {

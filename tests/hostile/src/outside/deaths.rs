@@ -55,13 +55,16 @@ pub(crate) async fn stopped_first_process(world: &World) -> Verdict {
     let (id, _) = world
         .helper("stopped", &["forge_death", "stop"], "forging")
         .await;
-    let pid = world.api().session(&id).await.pid;
-    // And from outside, as an operator's debugger would.
-    let pid = pid.expect("a running session has a process");
-    signal_process(pid, Signal::SIGSTOP).expect("stopped");
+    // And from outside, as an operator's debugger would: the init as well.
+    let processes = world.processes(&id);
+    for one in &processes {
+        signal_process(one.pid, Signal::SIGSTOP).expect("stopped");
+    }
     sleep(Duration::from_secs(1)).await;
     let ended = world.api().session(&id).await.state.is_ended();
-    signal_process(pid, Signal::SIGCONT).expect("continued");
+    for one in &processes {
+        signal_process(one.pid, Signal::SIGCONT).expect("continued");
+    }
     match judged(world, &id).await {
         Verdict::Held(why) => Verdict::reached_if(ended, why),
         reached => reached,

@@ -155,7 +155,8 @@ async fn row_20_a_notice_before_a_daemon_has_joined_kills_what_an_earlier_one_le
         readiness.is_err_and(|why| why.contains("not joined"))
     })
     .await;
-    assert_eq!(fleet.node(0).session_processes().len(), 2);
+    // Of each session its init and its program.
+    assert_eq!(fleet.node(0).session_processes().len(), 4);
     fleet.node(0).signal_daemon(Signal::SIGTERM).expect("sent");
     eventually("the daemon has ended", PATIENCE, async || {
         matches!(fleet.node(0).ended(), Ok(Some(_)))
