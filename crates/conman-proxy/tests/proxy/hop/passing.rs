@@ -144,6 +144,23 @@ async fn a_head_that_one_node_has_just_accepted_the_other_accepts_as_well() {
 }
 
 #[tokio::test]
+async fn an_answer_by_way_of_another_node_keeps_its_two_hundred_fields_and_their_spelling() {
+    let (owner, mut backend) = Owner::of_alice().await;
+    let entry = Entry::new(&Believed::new(owner.address));
+    let answered = async {
+        let mut session = backend.accept().await;
+        session.read_head().await;
+        let fields = "X-MyApp-ID: 1\r\n".repeat(200);
+        let answer = format!("HTTP/1.1 204 No Content\r\n{fields}\r\n");
+        session.send(answer).await;
+    };
+    let request = "GET / HTTP/1.1\r\nHost: alice.localhost\r\nConnection: close\r\n\r\n";
+    let (answer, ()) = tokio::join!(entry.exchange(request), answered);
+    assert_eq!(status(&answer), "204", "{answer}");
+    assert_eq!(answer.matches("X-MyApp-ID: 1").count(), 200, "{answer}");
+}
+
+#[tokio::test]
 async fn a_websocket_by_way_of_another_node_is_closed_by_the_sessions_farewell() {
     let owner = Owner::new().await;
     let echo = axum::Router::new().route(
