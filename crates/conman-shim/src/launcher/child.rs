@@ -199,15 +199,22 @@ impl Child<'_> {
                 let descriptors = [self.socket].into_iter().chain(self.link);
                 let descriptors = descriptors.chain(quota.as_ref().map(|(file, _)| file));
                 let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
-                let run = || self.report_failure(self.become_program(quota.as_ref()));
+                let run = |executed: &OwnedFd| {
+                    self.report_failure(self.become_program(quota.as_ref(), Some(executed)))
+                };
                 Err(become_init(init, self.sole, &descriptors, run))
             }
-            None => self.become_program(quota.as_ref()),
+            None => self.become_program(quota.as_ref(), None),
         }
     }
 
-    /// `quota`: the file of its limit of processor time, and what to write there.
-    fn become_program(&self, quota: Option<&(OwnedFd, String)>) -> Result<Infallible, LaunchError> {
+    /// `quota`: the file of its limit of processor time, and what to write there. `init_executed`: a pipe that ends
+    /// when the program may run.
+    fn become_program(
+        &self,
+        quota: Option<&(OwnedFd, String)>,
+        init_executed: Option<&OwnedFd>,
+    ) -> Result<Infallible, LaunchError> {
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
         if self.spec.terminal.is_some() {
             ioctl_tiocsctty(rustix::stdio::stdin())
@@ -221,6 +228,10 @@ impl Child<'_> {
             filter: self.filter,
         }
         .apply()?;
+        if let Some(pipe) = init_executed {
+            rustix::io::retry_on_intr(|| rustix::io::read(pipe, &mut [0]))
+                .map_err(|errno| step("wait for the init")(errno.into()))?;
+        }
         // The last step, so that it throttles only the program, and before the program looks at its limits.
         if let Some((file, text)) = quota {
             rustix::io::write(file, text.as_bytes())

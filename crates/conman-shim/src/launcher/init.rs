@@ -8,7 +8,7 @@
 //! the container can have, and less memory than any other.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use conman_linux::{
@@ -18,25 +18,36 @@ use conman_linux::{
 use conman_shim_protocol::LaunchError;
 use nix::sys::signal::SigSet;
 use nix::unistd::{chdir, setsid};
+use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::steps::{process_step, step};
 
 /// Returns only with the reason for a failure. `program` is the run of the program's process, which has these
-/// descriptors: the init's own file is executable.
+/// descriptors: the init's own file is executable. It is given a pipe that ends when the init is executed: until then
+/// this process shows the launcher's memory and privileges, and the program must not run.
 pub(super) fn become_init(
     init: &InitProgram,
     sole: &SoleThread,
     descriptors: &[BorrowedFd<'_>],
-    program: impl FnOnce() -> i32,
+    program: impl FnOnce(&OwnedFd) -> i32,
 ) -> LaunchError {
+    let (executed, _executing) = match pipe_with(PipeFlags::CLOEXEC) {
+        Ok(pipe) => pipe,
+        Err(errno) => return step("make a pipe for the init")(errno.into()),
+    };
     // Signals that come before the init waits for them are queued.
     let begun = SigSet::all().thread_set_mask().map_err(io::Error::from);
     let run = || match SigSet::empty().thread_set_mask() {
-        Ok(()) => program(),
+        Ok(()) => program(&executed),
         Err(_) => 1,
     };
+    let descriptors: Vec<_> = descriptors
+        .iter()
+        .copied()
+        .chain([executed.as_fd()])
+        .collect();
     let options = CloneOptions {
-        keep_only: Some(descriptors),
+        keep_only: Some(&descriptors),
         ..CloneOptions::default()
     };
     let cloned = begun.and_then(|()| clone_process(sole, &options, run));
