@@ -60,6 +60,7 @@ impl Inner {
         let (inner, own) = (Arc::clone(self), key.clone());
         // A task, so that it is resumed also if the caller gives up.
         let measured = tokio::spawn(async move {
+            let _standing = inner.standing.begin(&own);
             // One that does not freeze in time, because it waits for the disk, is measured nevertheless.
             if let Err(error) = inner.hold(&own, PausedBy::IdleTimeout).await {
                 tracing::debug!(container = %own, %error, "measuring a session that is not frozen");

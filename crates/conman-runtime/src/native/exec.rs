@@ -169,6 +169,7 @@ async fn begin(
     let fds = far.each_ref().map(AsFd::as_fd);
     let request = Request::Exec(Box::new(spec));
     let patience = inner.timeouts.start;
+    inner.standing.ended(&key, patience).await;
     let answer = inner.link.call(&request, &fds, patience).await;
     // While a copy is open here, the near ends do not see the command close its own.
     drop(far);

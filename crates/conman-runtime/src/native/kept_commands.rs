@@ -140,6 +140,7 @@ impl KeptStreams for NativeRuntime {
         }
         let request = Request::Exec(Box::new(spec(key, id, command, plan)));
         let patience = self.inner.timeouts.start;
+        self.inner.standing.ended(key, patience).await;
         match self.inner.link.call(&request, &[], patience).await {
             Ok((Reply::Launched { .. }, _)) => self.kept_exec(key, id).await,
             Ok(_) => Err(call_failed(KEEP, key, LinkError::Unexpected)),

@@ -26,6 +26,7 @@ mod log;
 mod pausing;
 mod program;
 mod removal;
+mod standing;
 mod start;
 mod store;
 mod trash;
@@ -67,6 +68,7 @@ pub use host_ports::HostPorts;
 use images::Images;
 pub use link::NativeNetwork;
 pub use program::SESSION_OPEN_FILES;
+use standing::Standing;
 use store::Store;
 
 /// Longest time for an idle shim to end; the daemon's stop waits for it.
@@ -135,6 +137,7 @@ struct Inner {
     gvisor: GvisorOptions,
     /// The containers whose program is gVisor.
     sandboxed: Mutex<HashSet<ContainerKey>>,
+    standing: Standing,
     timeouts: NativeTimeouts,
     /// The first number differs for each daemon, so that names of commands are unique.
     commands: (u64, AtomicU64),
@@ -166,6 +169,7 @@ impl NativeRuntime {
             network: options.network,
             gvisor: options.gvisor,
             sandboxed: Mutex::default(),
+            standing: Standing::default(),
             timeouts: options.timeouts,
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
         };
