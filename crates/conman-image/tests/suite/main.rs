@@ -2,6 +2,7 @@
 
 mod hostile_archives;
 mod import;
+mod layered_images;
 mod mounts;
 mod mutated_archives;
 mod pull;
