@@ -36,21 +36,25 @@ const DEMO_PACKAGES: [&str; 5] = [
     "websocketd",
 ];
 
-/// Packages of the image that the tests of programs in sessions use; tmux needs the locale of libc-bin.
-const PROGRAMS: [&str; 5] = [
+/// Packages of the image that the suite's tests of programs in sessions use; tmux needs the locale of libc-bin.
+const SHELLS: [&str; 6] = [
     "busybox-static",
     "libc-bin",
     "openssh-server",
     "shellinabox",
+    "sudo",
     "tmux",
 ];
 
 /// Packages of the images for programs that take longer to install, with those of Python and npm below.
-const NOTEBOOK: [&str; 3] = ["busybox-static", "libstdc++6", "python3"];
+const PYTHON: [&str; 3] = ["busybox-static", "libstdc++6", "python3"];
 const WEB: [&str; 2] = ["busybox-static", "libstdc++6"];
 const BUILD: [&str; 2] = ["busybox-static", "golang-go"];
-const PYTHON_PROGRAMS: [&str; 1] = ["jupyterlab"];
+const DATABASE: [&str; 3] = ["busybox-static", "libc-bin", "postgresql"];
+const LAB: [&str; 1] = ["jupyterlab"];
+const PYTHON_WEB: [&str; 2] = ["aiohttp", "streamlit"];
 const NPM_PROGRAMS: [&str; 4] = ["vite@5", "ws@8", "y-websocket@1", "yjs@13"];
+const NEXT: [&str; 3] = ["next@16", "react@19", "react-dom@19"];
 /// VS Code, and the version of node that it needs.
 const CODE_SERVER: &str = "code-server@4.139.1";
 const NODE: &str = "24";
@@ -72,24 +76,33 @@ pub(crate) fn demo_archive() -> Result<PathBuf> {
     archive("demo", &DEMO_PACKAGES, |_| Ok(()))
 }
 
-/// Makes the archive with OpenSSH, tmux and a terminal in a web page.
-pub(crate) fn programs_archive() -> Result<PathBuf> {
-    archive("programs", &PROGRAMS, |_| Ok(()))
+/// Makes the archive with OpenSSH, sudo, tmux and a terminal in a web page.
+pub(crate) fn shells_archive() -> Result<PathBuf> {
+    archive("shells", &SHELLS, |_| Ok(()))
 }
 
-/// Makes the archives for JupyterLab; for Vite and Yjs; for VS Code; for Go. One of all would take
-/// each test long to import.
+/// Makes the archives for JupyterLab; for Streamlit and aiohttp; for Vite and Yjs; for Next; for VS Code; for Go; for
+/// PostgreSQL. One of all would take each test long to import.
 pub(crate) fn slow_archives() -> Result<()> {
-    archive("notebook", &NOTEBOOK, |rootfs| {
-        // The image's python3 is the same package as the host's.
-        let mut pip = Command::new("/usr/bin/python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--target"]);
-        output(pip.arg(rootfs.join("opt/lab")).args(PYTHON_PROGRAMS)).map(drop)
+    archive("notebook", &PYTHON, |rootfs| {
+        add_python(&rootfs.join("opt/lab"), &LAB)
+    })?;
+    archive("python-web", &PYTHON, |rootfs| {
+        add_python(&rootfs.join("opt/web"), &PYTHON_WEB)
     })?;
     archive("web", &WEB, |rootfs| add_node(rootfs, &NPM_PROGRAMS))?;
+    archive("next", &WEB, |rootfs| add_node(rootfs, &NEXT))?;
     archive("editor", &WEB, |rootfs| add_node(rootfs, &[CODE_SERVER]))?;
     archive("build", &BUILD, |_| Ok(()))?;
+    archive("database", &DATABASE, |_| Ok(()))?;
     Ok(())
+}
+
+fn add_python(directory: &Path, programs: &[&str]) -> Result<()> {
+    // The image's python3 is the same package as the host's.
+    let mut pip = Command::new("/usr/bin/python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--target"]);
+    output(pip.arg(directory).args(programs)).map(drop)
 }
 
 /// Adds node and programs to /opt/web. Node is npm's: code-server needs a newer one than distributions

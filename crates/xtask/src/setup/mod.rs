@@ -118,7 +118,7 @@ pub(crate) fn for_tests(packages: &[String]) -> Result<Option<Machine>> {
         worker_vm::make()?;
     }
     if needs.programs {
-        images::programs_archive()?;
+        images::shells_archive()?;
     }
     Ok(machine)
 }
@@ -141,7 +141,7 @@ pub(crate) fn for_programs() -> Result<Machine> {
     if !installed("npm") {
         packages::install(&["npm"])?;
     }
-    images::programs_archive()?;
+    images::shells_archive()?;
     images::slow_archives()?;
     Ok(machine)
 }

@@ -1,4 +1,4 @@
-//! Vite's hot reload, a room of Yjs, a build by Go.
+//! Vite's and Next's hot reload, a room of Yjs, a build by Go.
 
 use conman_e2e::{Api, Chromium, WebSocket, chromium, eventually, with};
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -12,6 +12,17 @@ const VITE: &str = r#"
 port = 5173
 env = { HOME = "/tmp" }
 command = ["/opt/web/bin/node", "/opt/web/node_modules/vite/bin/vite.js", "/work", "--host", "127.0.0.1", "--port", "5173"]
+"#;
+
+/// Its project is in the image's directory: Next follows no link to packages elsewhere.
+const NEXT: &str = r#"
+port = 3000
+env = { HOME = "/tmp", NEXT_TELEMETRY_DISABLED = "1" }
+command = ["sh", "-c", """
+mkdir -p /opt/web/pages
+echo 'export default function Page() { return "the first page" }' >/opt/web/pages/index.js
+exec /opt/web/bin/node /opt/web/node_modules/next/dist/bin/next dev /opt/web --hostname 127.0.0.1
+"""]
 "#;
 
 const YJS: &str = r#"
@@ -134,6 +145,44 @@ async fn vite_reloads_what_changes_also_after_a_preemption() {
     programs.preempt().await;
     reloads(&programs, &host, "third").await;
     replaces(&programs, &mut browser, &host, "again").await;
+}
+
+#[tokio::test]
+#[ignore = "`cargo xtask acceptance programs`"]
+async fn next_replaces_what_changes_in_the_open_page_also_after_a_preemption() {
+    let Some(programs) = Programs::start("next", &[("next", NEXT)]).await else {
+        return;
+    };
+    let Some(mut browser) = chromium("localhost").await else {
+        return;
+    };
+    let port = programs.conman.sessions_address().port();
+    for name in ["second", "third"] {
+        browser
+            .open(&format!("http://next.localhost:{port}/"))
+            .await;
+        let shows = |text: &str| format!("return document.body.innerText.includes('{text}')");
+        let first = shows("the first page");
+        eventually("the page", CLI_PATIENCE, async || {
+            browser.evaluate(&first).await == true
+        })
+        .await;
+        browser.evaluate("window.isSame = true; return true").await;
+        let replaced = format!("if (!window.isSame) return false; {}", shows(name));
+        let mut count = 0;
+        // A change is only seen once the page's WebSocket is open.
+        eventually("its replacement", CLI_PATIENCE, async || {
+            count += 1;
+            let page = format!("the {name} page, changed for the {count}th time");
+            let change = format!("sed -i 's/the .* page[^\"]*/{page}/' /opt/web/pages/index.js");
+            programs.shell("next", &change).await;
+            browser.evaluate(&replaced).await == true
+        })
+        .await;
+        // The page would load itself again.
+        browser.open("about:blank").await;
+        programs.preempt().await;
+    }
 }
 
 #[tokio::test]

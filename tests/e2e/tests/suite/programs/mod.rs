@@ -1,11 +1,14 @@
 //! Programs that people run in sessions, from the distribution and from the indexes of Python and
 //! npm. Each is preempted and found again by the next connection.
 
+mod databases;
 mod development;
 mod editor;
 mod generated_client;
 mod images;
 mod notebook;
+mod python_web;
+mod sudo;
 mod terminals;
 mod tls;
 

@@ -60,7 +60,7 @@ async fn openssh_and_tmux_work_through_a_forwarded_port_also_after_a_preemption(
     if !Path::new("/usr/bin/ssh").exists() {
         return lacks("/usr/bin/ssh is missing (package openssh-client)");
     }
-    let Some(programs) = Programs::start("programs", &[("shell", SSHD)]).await else {
+    let Some(programs) = Programs::start("shells", &[("shell", SSHD)]).await else {
         return;
     };
     let keys = tempfile::tempdir().expect("a directory can be made");
@@ -112,7 +112,7 @@ async fn types(browser: &mut Chromium, line: &str, printed: &str) {
 
 #[tokio::test]
 async fn a_terminal_in_a_web_page_works_also_after_a_preemption() {
-    let Some(programs) = Programs::start("programs", &[("terminal", WEB_TERMINAL)]).await else {
+    let Some(programs) = Programs::start("shells", &[("terminal", WEB_TERMINAL)]).await else {
         return;
     };
     let Some(mut browser) = chromium("localhost").await else {
