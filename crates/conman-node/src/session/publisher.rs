@@ -129,7 +129,8 @@ impl Publisher {
     ) {
         let Some(generation) = generation else { return };
         let mut events = self.phase_events(generation, phases);
-        let total: f64 = phases.iter().map(|phase| phase.duration_ms).sum();
+        let whole = phases.iter().filter(|phase| !phase.name.contains('.'));
+        let total: f64 = whole.map(|phase| phase.duration_ms).sum();
         let message = match self.handle.spec().port {
             Some(port) => format!("running and ready on port {port} after {total:.1} ms"),
             None => format!("running after {total:.1} ms"),
