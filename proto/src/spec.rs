@@ -329,6 +329,9 @@ pub struct ResolvedSpec {
     /// Whether its programs have neither System V IPC nor POSIX message queues.
     #[serde(default, skip_serializing_if = "is_false")]
     pub without_ipc: bool,
+    /// Containers of its template that are made ahead.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub pool: u32,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
     /// Absent when a client requested this start.
@@ -357,6 +360,14 @@ impl ResolvedSpec {
 )]
 pub(crate) fn is_false(value: &bool) -> bool {
     !value
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a field by reference"
+)]
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 impl ResolvedSpec {

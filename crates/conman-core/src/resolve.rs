@@ -215,6 +215,7 @@ fn fill_in(
         durable: choices.durable,
         new_privs: choices.new_privs,
         without_ipc: choices.without_ipc,
+        pool: choices.pool,
         on_node_loss: on_node_loss.unwrap_or_default(),
         restarted: None,
         node_labels,

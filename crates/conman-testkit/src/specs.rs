@@ -44,6 +44,7 @@ pub fn resolved_spec(runtime: RuntimeKind, image: &str) -> ResolvedSpec {
         own_filters: false,
         sys: false,
         without_ipc: false,
+        pool: 0,
         durable: false,
         new_privs: false,
         on_node_loss: OnNodeLoss::Wait,

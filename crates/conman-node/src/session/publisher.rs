@@ -148,6 +148,13 @@ impl Publisher {
         }
         metrics::histogram!("conman_start_duration_seconds").record(total / 1_000.0);
         metrics::counter!("conman_starts_total", "result" => "ready").increment(1);
+        if self.handle.spec().pool > 0 {
+            let is_ahead = phases
+                .iter()
+                .any(|phase| &*phase.name == conman_runtime::MADE_AHEAD);
+            let way = if is_ahead { "ahead" } else { "usual" };
+            metrics::counter!("conman_pool_starts_total", "way" => way).increment(1);
+        }
         self.show(|view| {
             view.started_at = Some(started_at);
             view.phases = phases.clone();

@@ -56,6 +56,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         durable: section.boolean("durable"),
         no_new_privs: section.boolean("no_new_privs"),
         ipc: section.boolean("ipc"),
+        pool: section.integer("pool", ANY),
     };
     section.finish();
     template
