@@ -103,6 +103,9 @@ pub(crate) struct Starting {
     /// Concurrent starts
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = from_to(1, 256))]
     pub(crate) parallel: usize,
+    /// Instead: native sessions one at a time, without a pool and with one of N containers made ahead, in alternation
+    #[arg(long, value_name = "N", conflicts_with = "parallel", value_parser = from_to(1, 64))]
+    pub(crate) pool: Option<usize>,
 }
 
 #[derive(Debug, Args)]
