@@ -52,6 +52,7 @@ mod listing;
 mod membership;
 mod notes;
 mod orders;
+mod parts;
 mod records;
 mod rendezvous;
 mod schema;

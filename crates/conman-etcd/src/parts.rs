@@ -1,0 +1,183 @@
+//! This node's parts of the fabric's pool. Only `conman_core::ownership` decides which part may be claimed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conman_core::ownership::{
+    Answer, FabricRecord, Key, NodeName, OwnedState, PartStep, PartsSeen, Request, Transaction,
+    Underlay, Value, WantedPart, claim_part, confirm_parts,
+};
+use conman_registry::{ConfirmedParts, HeldParts, PartError, PartRegistry, RegistryError};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::EtcdRegistry;
+use super::codec::Keys;
+use super::notes::unavailable;
+use super::shared::Shared;
+use super::store::{Additions, Entry, ReadError, Store};
+
+/// Number of attempts: many nodes may join together, and one of those that conflict succeeds each time.
+const MAX_TRIES: u32 = 64;
+/// Greatest pause after a conflict, which differs from node to node.
+const MAX_PAUSE_MS: u64 = 40;
+
+#[async_trait]
+impl PartRegistry for EtcdRegistry {
+    fn incarnation(&self) -> watch::Receiver<u64> {
+        self.shared.incarnation.subscribe()
+    }
+
+    fn held_parts(&self) -> watch::Receiver<Arc<HeldParts>> {
+        self.membership.held_parts()
+    }
+
+    async fn confirm_parts(
+        &self,
+        fabric: &FabricRecord,
+        underlay: &Underlay,
+    ) -> Result<ConfirmedParts, RegistryError> {
+        let (shared, way) = (Arc::clone(&self.shared), (fabric.clone(), underlay.clone()));
+        self.run(async move { confirm(&shared, (&way.0, &way.1)).await })
+            .await
+    }
+
+    async fn claim_part(&self, wanted: &WantedPart) -> Result<(), PartError> {
+        let (shared, wanted) = (Arc::clone(&self.shared), wanted.clone());
+        let claiming = async move { Ok(claim(&shared, &wanted).await) };
+        self.run(claiming).await?
+    }
+}
+
+async fn confirm(
+    shared: &Shared,
+    way: (&FabricRecord, &Underlay),
+) -> Result<ConfirmedParts, RegistryError> {
+    for _ in 0..MAX_TRIES {
+        let incarnation = live(shared)?;
+        let seen = look(&shared.store).await.map_err(failed)?;
+        let me = (&shared.me, incarnation);
+        let mut confirmed = ConfirmedParts {
+            incarnation,
+            ..ConfirmedParts::default()
+        };
+        let mut again = false;
+        for (number, transaction) in confirm_parts(me, way, &seen) {
+            match transaction {
+                None => {
+                    let part = seen.parts.get(&number).cloned();
+                    confirmed.parts.extend(part.map(|part| (number, part)));
+                }
+                // The next read shows whether it took effect.
+                Some(transaction) => {
+                    commit(shared, &transaction).await?;
+                    again = true;
+                }
+            }
+        }
+        if !again {
+            return Ok(confirmed);
+        }
+    }
+    Err(unavailable(
+        "this node's parts of the fabric's pool change all the time",
+    ))
+}
+
+async fn claim(shared: &Shared, wanted: &WantedPart) -> Result<(), PartError> {
+    for _ in 0..MAX_TRIES {
+        let me = (&shared.me, live(shared)?);
+        let seen = look(&shared.store).await.map_err(failed)?;
+        let mut step = claim_part(me, wanted, &seen, None)?;
+        if step == PartStep::ReadOwners {
+            let owners = owners(shared).await?;
+            step = claim_part(me, wanted, &seen, Some(&owners))?;
+        }
+        let PartStep::Commit { transaction, .. } = step else {
+            break;
+        };
+        if commit(shared, &transaction).await? {
+            shared.hurry.notify_one();
+            return Ok(());
+        }
+        let random = getrandom::u64().unwrap_or_default();
+        sleep(Duration::from_millis(random % MAX_PAUSE_MS)).await;
+    }
+    let why = "other nodes claim parts of the fabric's pool all the time; try again";
+    Err(unavailable(why).into())
+}
+
+fn live(shared: &Shared) -> Result<u64, RegistryError> {
+    match *shared.incarnation.borrow() {
+        0 => Err(unavailable("this node is not live in its fleet")),
+        incarnation => Ok(incarnation),
+    }
+}
+
+/// Whether it was committed; a conflict is not an error.
+async fn commit(shared: &Shared, transaction: &Transaction) -> Result<bool, RegistryError> {
+    let written = shared.store.commit(transaction, Additions::default()).await;
+    match (written.answer, written.trouble) {
+        (Answer::Committed, _) => Ok(true),
+        (_, Some(trouble)) => Err(unavailable(&trouble)),
+        _ => Ok(false),
+    }
+}
+
+async fn owners(shared: &Shared) -> Result<BTreeSet<NodeName>, RegistryError> {
+    let read = shared.store.execute(Request::ReadSessions).await;
+    let Answer::Values(values) = read.answer else {
+        return Err(unavailable(&read.trouble.unwrap_or_default()));
+    };
+    let owners = values.into_iter().filter_map(|(_, value)| match value {
+        Some(Value::Session(record)) if record.state == OwnedState::Owned => Some(record.owner),
+        _ => None,
+    });
+    Ok(owners.collect())
+}
+
+fn failed(error: ReadError) -> RegistryError {
+    unavailable(&error.to_string())
+}
+
+/// One snapshot of the fabric, its parts, and the nodes.
+async fn look(store: &Store) -> Result<PartsSeen, ReadError> {
+    let (fabric, parts, nodes) = (
+        store.keys.of(&Key::Fabric),
+        store.keys.parts(),
+        store.keys.nodes(),
+    );
+    let parents = [fabric, parts, nodes];
+    let entries = store.get_below(&parents).await?;
+    let [fabric, parts, nodes] =
+        <[Vec<Entry>; 3]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
+    let mut seen = PartsSeen::default();
+    for (key, bytes, _) in fabric {
+        if let Value::Fabric(fabric) = store.decode(&Key::Fabric, &key, &bytes)? {
+            seen.fabric = Some(fabric);
+        }
+    }
+    for (key, bytes, _) in parts {
+        if let Some(number) = part_number(&parents[1], &key)
+            && let Value::Part(part) = store.decode(&Key::Part(number), &key, &bytes)?
+        {
+            seen.parts.insert(number, part);
+        }
+    }
+    for (key, bytes, _) in nodes {
+        if let Some(name) = Keys::name_in(&parents[2], &key) {
+            let name: NodeName = name.into();
+            if let Value::Node(record) = store.decode(&Key::Node(name.clone()), &key, &bytes)? {
+                seen.nodes.insert(name, record);
+            }
+        }
+    }
+    Ok(seen)
+}
+
+/// The number of the part with this key.
+pub(super) fn part_number(parent: &[u8], key: &[u8]) -> Option<u32> {
+    Keys::name_in(parent, key)?.parse().ok()
+}
