@@ -168,6 +168,11 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 128)]
     pub egress: Option<Vec<String>>,
+    /// Groups of sessions that may connect to each other, on all nodes of the fleet: those with a group in common.
+    /// Only a template can give them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 8)]
+    pub talk: Option<Vec<String>>,
     /// Memory limit in bytes, swap included.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 6_291_456)]
@@ -271,6 +276,9 @@ pub struct ResolvedSpec {
     /// In order, without duplicates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub egress: Vec<String>,
+    /// The groups in which it is; in order, without duplicates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub talk: Vec<String>,
     pub memory_bytes: Option<u64>,
     #[serde(default)]
     pub disk_bytes: Option<u64>,

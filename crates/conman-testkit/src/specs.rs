@@ -21,6 +21,7 @@ pub fn resolved_spec(runtime: RuntimeKind, image: &str) -> ResolvedSpec {
         ready_timeout_s: 60,
         network: Network::Loopback,
         egress: Vec::new(),
+        talk: Vec::new(),
         memory_bytes: None,
         disk_bytes: None,
         disk_inodes: None,

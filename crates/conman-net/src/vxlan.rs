@@ -1,0 +1,226 @@
+//! A fabric's VXLAN device: which entries it has for other nodes, as data.
+//!
+//! Nothing is learnt, asked or flooded: each node's hardware address has one entry with the node's address, and
+//! each part's first address, which no session has, is a neighbour with that hardware address.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use crate::link_messages::family;
+use crate::netlink::Change;
+
+/// Bytes that are added to a packet: the inner Ethernet header, VXLAN, UDP and the outer IP.
+pub(crate) fn overhead(underlay: IpAddr) -> u32 {
+    14 + 8
+        + 8
+        + match underlay {
+            IpAddr::V4(_) => 20,
+            IpAddr::V6(_) => 40,
+        }
+}
+
+/// A device that is to exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) vni: u32,
+    pub(crate) port: u16,
+    pub(crate) local: IpAddr,
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: u32,
+    /// Index of the interface below.
+    pub(crate) below: u32,
+}
+
+impl Device {
+    pub(crate) fn create(&self) -> Change {
+        let mut message = LinkMessage::default();
+        let local = match self.local {
+            IpAddr::V4(v4) => InfoVxlan::Local(v4),
+            IpAddr::V6(v6) => InfoVxlan::Local6(v6),
+        };
+        message.attributes = vec![
+            LinkAttribute::IfName(self.name.clone()),
+            LinkAttribute::Address(self.mac.to_vec()),
+            LinkAttribute::Mtu(self.mtu),
+            LinkAttribute::LinkInfo(vec![
+                LinkInfo::Kind(InfoKind::Vxlan),
+                LinkInfo::Data(InfoData::Vxlan(vec![
+                    InfoVxlan::Id(self.vni),
+                    InfoVxlan::Link(self.below),
+                    local,
+                    InfoVxlan::Learning(false),
+                    InfoVxlan::Port(self.port),
+                ])),
+            ]),
+        ];
+        Change::Create(RouteNetlinkMessage::NewLink(message))
+    }
+
+    /// The device that the kernel describes.
+    pub(crate) fn compare(&self, found: &RouteNetlinkMessage) -> Option<FoundDevice> {
+        let RouteNetlinkMessage::NewLink(found) = found else {
+            return None;
+        };
+        let (mut same, mut same_link) = (false, 0);
+        for attribute in &found.attributes {
+            match attribute {
+                LinkAttribute::Address(mac) if *mac == self.mac => same_link += 1,
+                LinkAttribute::Mtu(mtu) if *mtu == self.mtu => same_link += 1,
+                LinkAttribute::LinkInfo(info) => same = self.has(info),
+                _ => {}
+            }
+        }
+        Some(FoundDevice {
+            index: found.header.index,
+            is_same: same && same_link == 2,
+            is_up: found.header.flags.contains(LinkFlags::Up),
+        })
+    }
+
+    fn has(&self, info: &[LinkInfo]) -> bool {
+        let data = info.iter().find_map(|info| match info {
+            LinkInfo::Data(InfoData::Vxlan(data)) => Some(data),
+            _ => None,
+        });
+        let has = |wanted: InfoVxlan| data.is_some_and(|data| data.contains(&wanted));
+        let local = match self.local {
+            IpAddr::V4(v4) => InfoVxlan::Local(v4),
+            IpAddr::V6(v6) => InfoVxlan::Local6(v6),
+        };
+        has(InfoVxlan::Id(self.vni))
+            && has(InfoVxlan::Port(self.port))
+            && has(InfoVxlan::Link(self.below))
+            && has(local)
+    }
+}
+
+/// A device that exists.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FoundDevice {
+    pub(crate) index: u32,
+    /// It is as it is to be.
+    pub(crate) is_same: bool,
+    pub(crate) is_up: bool,
+}
+
+/// An entry of the device.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Entry {
+    /// Packets to this hardware address go to this node.
+    Forward { mac: [u8; 6], to: IpAddr },
+    /// This next hop has this hardware address.
+    Neighbour { hop: IpAddr, mac: [u8; 6] },
+}
+
+impl Entry {
+    /// Whether it takes the place of another one.
+    pub(crate) fn replaces(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Neighbour { hop, .. }, Self::Neighbour { hop: other, .. }) => hop == other,
+            // The kernel keeps several destinations of one address side by side.
+            _ => false,
+        }
+    }
+
+    pub(crate) fn add(&self, device: u32) -> Change {
+        Change::Replace(RouteNetlinkMessage::NewNeighbour(self.message(device)))
+    }
+
+    pub(crate) fn delete(&self, device: u32) -> Change {
+        Change::Apply(RouteNetlinkMessage::DelNeighbour(self.message(device)))
+    }
+
+    fn message(&self, device: u32) -> NeighbourMessage {
+        let mut message = NeighbourMessage::default();
+        message.header.ifindex = device;
+        message.header.state = NeighbourState::Permanent;
+        let (address, mac) = match self {
+            Self::Forward { mac, to } => {
+                message.header.family = AddressFamily::Bridge;
+                message.header.flags = NeighbourFlags::Own;
+                (*to, mac)
+            }
+            Self::Neighbour { hop, mac } => {
+                message.header.family = family(*hop);
+                (*hop, mac)
+            }
+        };
+        message.attributes = vec![
+            NeighbourAttribute::Destination(NeighbourAddress::from(address)),
+            NeighbourAttribute::LinkLayerAddress(mac.to_vec()),
+        ];
+        message
+    }
+
+    /// The entry of a message, if it is one of the device.
+    pub(crate) fn of(message: &RouteNetlinkMessage, device: u32) -> Option<Self> {
+        let RouteNetlinkMessage::NewNeighbour(message) = message else {
+            return None;
+        };
+        if message.header.ifindex != device || message.header.state != NeighbourState::Permanent {
+            return None;
+        }
+        let (mut address, mut mac) = (None, None);
+        for attribute in &message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(destination) => address = ip(destination),
+                NeighbourAttribute::LinkLayerAddress(bytes) => {
+                    mac = <[u8; 6]>::try_from(&bytes[..]).ok();
+                }
+                _ => {}
+            }
+        }
+        let (address, mac) = (address?, mac?);
+        Some(match message.header.family {
+            AddressFamily::Bridge => Self::Forward { mac, to: address },
+            _ => Self::Neighbour { hop: address, mac },
+        })
+    }
+
+    /// The requests for all entries.
+    pub(crate) fn all() -> [RouteNetlinkMessage; 3] {
+        [
+            AddressFamily::Bridge,
+            AddressFamily::Inet,
+            AddressFamily::Inet6,
+        ]
+        .map(|family| {
+            let mut message = NeighbourMessage::default();
+            message.header.family = family;
+            RouteNetlinkMessage::GetNeighbour(message)
+        })
+    }
+}
+
+fn ip(address: &NeighbourAddress) -> Option<IpAddr> {
+    match address {
+        NeighbourAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        NeighbourAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        NeighbourAddress::Other(bytes) => {
+            let v4 = <[u8; 4]>::try_from(&bytes[..]).map(|v4| Ipv4Addr::from(v4).into());
+            let v6 = || <[u8; 16]>::try_from(&bytes[..]).map(|v6| Ipv6Addr::from(v6).into());
+            v4.or_else(|_| v6()).ok()
+        }
+        _ => None,
+    }
+}
+
+/// Whether an error says that there is no such device.
+pub(crate) fn found(
+    answer: io::Result<RouteNetlinkMessage>,
+) -> io::Result<Option<RouteNetlinkMessage>> {
+    match answer {
+        Ok(message) => Ok(Some(message)),
+        Err(error) if crate::link_messages::is_no_link(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,289 @@
+//! Keeps this node's part of the fabric: its parts of the pool in the registry, and the routes, the device and the
+//! rules' sets of this host, which follow from the parts of all nodes.
+//!
+//! One task. A start that finds no free address requests a part of it, and waits.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use conman_core::Instance;
+use conman_core::error_chain;
+use conman_core::ownership::{FabricRecord, PartRecord, WantedPart};
+use conman_net::{
+    Class, Fabric, FabricElements, FabricKind, FabricOptions, FabricRules, HostNetlink,
+    PartRequest, Plane, PlaneParts, RemotePart,
+};
+use conman_registry::{ConfirmedParts, HeldParts, PartError, PartRegistry};
+use ipnet::IpNet;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use crate::config::{Config, NetFabric};
+
+/// Requests for parts that wait; one is answered within a round trip to etcd.
+const MAX_REQUESTS: usize = 64;
+
+/// Pause after a change by somebody else, so that many are followed by one comparison.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Interval of comparisons without a notification, and of attempts after an error.
+const COMPARE_INTERVAL: Duration = Duration::from_secs(15);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A fabric that was checked against the host. Nothing is changed before it runs.
+pub(super) struct FabricTask {
+    pub(super) fabric: Arc<Fabric>,
+    settings: NetFabric,
+    registry: Arc<dyn PartRegistry>,
+    requests: mpsc::Receiver<PartRequest>,
+    elements: watch::Sender<Arc<FabricElements>>,
+    /// The lists of groups of this node's templates.
+    groups: BTreeSet<Vec<String>>,
+    /// What was logged last.
+    trouble: Option<String>,
+}
+
+/// What the host's rules need to know of a fabric.
+pub(super) fn rules(settings: &NetFabric) -> FabricRules {
+    FabricRules {
+        pool: settings.pool.networks().collect(),
+        port: match settings.kind {
+            FabricKind::HostGateway => None,
+            FabricKind::Vxlan { port, .. } => Some(port),
+        },
+    }
+}
+
+/// Checks the host, and returns the plane's share of the fabric.
+pub(super) async fn open(
+    config: &Config,
+    settings: &NetFabric,
+    (instance, netlink): (&Instance, HostNetlink),
+    registry: &Arc<dyn PartRegistry>,
+    classes: &[Class],
+) -> Result<(FabricTask, PlaneParts)> {
+    let peers = config.listen.peers.map(|peers| peers.ip());
+    let address = settings
+        .address
+        .or(peers.filter(|address| !address.is_unspecified()));
+    let address = address.context(
+        "`listen.peers` is no single address, by which other nodes would reach this one; set `net.fabric.address`",
+    )?;
+    let options = FabricOptions {
+        instance: instance.as_str().to_owned(),
+        kind: settings.kind,
+        pool: settings.pool,
+        part: settings.part,
+        mtu: settings.mtu,
+        address,
+    };
+    let fabric = Fabric::open(options, netlink).await?;
+    let (sender, requests) = mpsc::channel(MAX_REQUESTS);
+    let parts = PlaneParts {
+        mtu: fabric.underlay().mtu,
+        incarnation: registry.incarnation(),
+        requests: sender,
+    };
+    let groups = classes.iter().map(|class| class.groups.clone());
+    let task = FabricTask {
+        fabric: Arc::new(fabric),
+        settings: settings.clone(),
+        registry: Arc::clone(registry),
+        requests,
+        elements: watch::Sender::default(),
+        groups: groups.filter(|groups| !groups.is_empty()).collect(),
+        trouble: None,
+    };
+    Ok((task, parts))
+}
+
+impl FabricTask {
+    /// What the rules' sets are to hold.
+    pub(super) fn elements(&self) -> watch::Receiver<Arc<FabricElements>> {
+        self.elements.subscribe()
+    }
+
+    pub(super) async fn run(mut self, plane: Arc<Plane>) {
+        let mut held = self.registry.held_parts();
+        let mut incarnation = self.registry.incarnation();
+        let mut confirmed = ConfirmedParts::default();
+        loop {
+            incarnation.borrow_and_update();
+            let parts = Arc::clone(&held.borrow_and_update());
+            let worked = self.work(&plane, &parts, &mut confirmed).await;
+            let pause = match &worked {
+                Ok(()) => COMPARE_INTERVAL,
+                Err(_) => RETRY_INTERVAL,
+            };
+            self.report(worked.err());
+            tokio::select! {
+                // Cancel safe, as all of these: a change, a request and a notification stay pending.
+                Ok(()) = held.changed() => {}
+                Ok(()) = incarnation.changed() => {}
+                Some(request) = self.requests.recv() => {
+                    let answer = self.provide(&plane, &request.groups, &mut confirmed).await;
+                    // The start may have been given up.
+                    let _ = request.reply.send(answer);
+                }
+                () = self.fabric.changed() => sleep(SETTLE).await,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Logs a trouble once, and its end.
+    fn report(&mut self, trouble: Option<String>) {
+        match (&trouble, &self.trouble) {
+            (Some(error), before) if before.as_ref() != Some(error) => {
+                tracing::error!(error, "the fabric is not complete; trying again");
+            }
+            (None, Some(_)) => tracing::info!("the fabric is complete again"),
+            _ => {}
+        }
+        self.trouble = trouble;
+    }
+
+    /// Confirms and claims what this node needs, and makes the host as the parts of all nodes say.
+    async fn work(
+        &self,
+        plane: &Plane,
+        parts: &HeldParts,
+        confirmed: &mut ConfirmedParts,
+    ) -> Result<(), String> {
+        let live = *self.registry.incarnation().borrow();
+        let mut troubles = Vec::new();
+        if live != 0 {
+            if confirmed.incarnation != live {
+                troubles.extend(self.confirm(plane, confirmed).await.err());
+            }
+            for groups in &self.groups {
+                troubles.extend(self.provide(plane, groups, confirmed).await.err());
+            }
+        }
+        let remote = self.remote(parts, confirmed);
+        let elements = Arc::new(self.elements_of(&remote, confirmed));
+        self.elements.send_if_modified(|present| {
+            let changed = *present != elements;
+            *present = elements;
+            changed
+        });
+        let remote: Vec<RemotePart> = remote
+            .into_iter()
+            .map(|(number, part)| RemotePart {
+                networks: self.settings.pool.part(number, self.settings.part),
+                underlay: part.underlay.clone(),
+            })
+            .collect();
+        match self.fabric.apply(&remote).await {
+            Ok(unroutable) => troubles.extend(unroutable.iter().map(|one| error_chain(one))),
+            Err(error) => troubles.push(error_chain(&error)),
+        }
+        match troubles.into_iter().next() {
+            None => Ok(()),
+            Some(first) => Err(first),
+        }
+    }
+
+    /// The parts of other nodes. A node without a part has no session that talks, or another fabric.
+    fn remote<'a>(
+        &self,
+        parts: &'a HeldParts,
+        confirmed: &ConfirmedParts,
+    ) -> Vec<(u32, &'a PartRecord)> {
+        let count = self.settings.pool.parts(self.settings.part);
+        let mut mine = confirmed.parts.values();
+        let Some(me) = mine.next().map(|part| &part.holder) else {
+            return Vec::new();
+        };
+        let remote = parts
+            .iter()
+            .filter(|(number, part)| **number < count && !part.lost && part.record.holder != *me);
+        remote
+            .map(|(number, part)| (*number, &part.record))
+            .collect()
+    }
+
+    fn elements_of(
+        &self,
+        remote: &[(u32, &PartRecord)],
+        confirmed: &ConfirmedParts,
+    ) -> FabricElements {
+        let mut elements = FabricElements::default();
+        let networks = |number: u32| -> Vec<IpNet> {
+            let part = self.settings.pool.part(number, self.settings.part);
+            part.networks().collect()
+        };
+        for (number, part) in remote {
+            let underlay = &part.underlay;
+            let origins = networks(*number)
+                .into_iter()
+                .map(|network| (underlay.mac, network));
+            elements.origins.extend(origins);
+            elements.nodes.extend(underlay.v4.map(std::net::IpAddr::V4));
+            elements.nodes.extend(underlay.v6.map(std::net::IpAddr::V6));
+        }
+        let own = confirmed.parts.iter().map(|(number, part)| (*number, part));
+        for (number, part) in own.chain(remote.iter().copied()) {
+            for group in &part.groups {
+                let of_group = elements.groups.entry(group.clone()).or_default();
+                of_group.extend(networks(number));
+            }
+        }
+        elements
+    }
+
+    /// Makes sure that a session in these groups gets an address.
+    async fn provide(
+        &self,
+        plane: &Plane,
+        groups: &[String],
+        confirmed: &mut ConfirmedParts,
+    ) -> Result<(), String> {
+        let live = *self.registry.incarnation().borrow();
+        if confirmed.incarnation != live {
+            self.confirm(plane, confirmed).await?;
+        }
+        if plane.has_room(groups) {
+            return Ok(());
+        }
+        let wanted = WantedPart {
+            fabric: self.record(),
+            count: self.settings.pool.parts(self.settings.part),
+            groups: groups.to_vec(),
+            underlay: self.fabric.underlay().clone(),
+        };
+        let claimed = self.registry.claim_part(&wanted).await;
+        claimed.map_err(|error| match error {
+            PartError::Refused(refusal) => refusal.to_string(),
+            PartError::Registry(error) => error_chain(&error),
+        })?;
+        self.confirm(plane, confirmed).await
+    }
+
+    async fn confirm(&self, plane: &Plane, confirmed: &mut ConfirmedParts) -> Result<(), String> {
+        let (record, underlay) = (self.record(), self.fabric.underlay());
+        let parts = self.registry.confirm_parts(&record, underlay).await;
+        *confirmed = parts.map_err(|error| error_chain(&error))?;
+        let parts = confirmed.parts.iter().map(|(number, part)| {
+            let networks = self.settings.pool.part(*number, self.settings.part);
+            (*number, networks, part.groups.clone())
+        });
+        plane.set_parts(confirmed.incarnation, parts);
+        Ok(())
+    }
+
+    fn record(&self) -> FabricRecord {
+        let kind = match self.settings.kind {
+            FabricKind::HostGateway => "host-gw".to_owned(),
+            FabricKind::Vxlan { vni, port } => format!("vxlan {vni} on port {port}"),
+        };
+        let pool = self.settings.pool.networks();
+        FabricRecord {
+            kind,
+            pool: pool.map(|network| network.to_string()).collect(),
+            part: self.settings.part,
+        }
+    }
+}
