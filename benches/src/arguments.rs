@@ -129,6 +129,9 @@ pub(crate) struct Networking {
     /// Instead: clean up after many routed sessions, next to deleting as many links one by one
     #[arg(long, group = "instead")]
     pub(crate) cleanup: bool,
+    /// Instead: sessions of two nodes over each kind of fabric, next to plain forwarding and plain VXLAN
+    #[arg(long, group = "instead")]
+    pub(crate) fabric: bool,
     /// Instead: start routed and loopback sessions in alternation
     #[arg(long, group = "instead")]
     pub(crate) start: bool,
