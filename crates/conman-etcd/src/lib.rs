@@ -48,11 +48,11 @@ mod fleet_thread;
 mod forgetting;
 mod from_alone;
 mod joining;
+mod key_walk;
 mod listing;
 mod membership;
 mod notes;
 mod orders;
-mod parts;
 mod records;
 mod rendezvous;
 mod schema;
@@ -64,6 +64,7 @@ mod wire;
 
 pub use access::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};
 pub use compaction::COMPACT_EVERY;
+pub use key_walk::KeyWalk;
 pub use orders::{Order, Orders};
 
 use client::Client;

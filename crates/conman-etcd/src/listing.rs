@@ -169,25 +169,22 @@ pub(super) async fn page(
     }
     let limit = limit.clamp(1, MAX_SESSION_PAGE);
     let ends = Instant::now() + ENOUGH_TIME;
+    let mut walk = shared.store.walk(from, &parent);
     let mut page = SessionPage::default();
     let (mut entries, mut bytes) = (Vec::new(), 0);
     loop {
-        let most = limit - entries.len();
-        let (some, more) = shared
-            .store
-            .records_below(&from, &parent, most)
-            .await
-            .map_err(not_read)?;
-        if let Some((last, _, _)) = some.last() {
-            from.clone_from(last);
-            from.push(0);
-        }
+        // One more than the page has shows that there is another one.
+        let most = limit + 1 - entries.len();
+        let some = shared.store.records_below(&mut walk, most).await;
+        let some = some.map_err(not_read)?;
         bytes += some.iter().map(|(_, value, _)| value.len()).sum::<usize>();
         entries.extend(some);
-        let enough = entries.len() >= limit || bytes >= ENOUGH_BYTES || Instant::now() >= ends;
-        if more && !enough {
+        let is_full = entries.len() > limit;
+        if !walk.is_done() && !is_full && bytes < ENOUGH_BYTES && Instant::now() < ends {
             continue;
         }
+        let more = is_full || !walk.is_done();
+        entries.truncate(limit);
         if more {
             // A page ends with a valid session name; the rest starts the next page.
             let end = entries.iter().rposition(|(key, _, _)| {

@@ -52,18 +52,13 @@ async fn greatest_generation(store: &Store) -> Result<u64, ReadError> {
         value["generation"].as_u64().max(within)
     };
     let parent = store.keys.all();
-    let (mut from, mut greatest) = (parent.clone(), 0);
-    loop {
-        let (entries, more) = store.records_below(&from, &parent, PAGE).await?;
-        greatest = entries
-            .iter()
-            .filter_map(generation)
-            .fold(greatest, u64::max);
-        match entries.into_iter().next_back() {
-            Some((last, ..)) if more => from = [last.as_slice(), b"\0"].concat(),
-            _ => return Ok(greatest),
-        }
+    let (mut walk, mut greatest) = (store.walk(parent.clone(), &parent), 0);
+    while !walk.is_done() {
+        let entries = store.records_below(&mut walk, PAGE).await?;
+        let generations = entries.iter().filter_map(generation);
+        greatest = generations.fold(greatest, u64::max);
     }
+    Ok(greatest)
 }
 
 /// Checks the format, and writes it where nothing is stored yet.
@@ -86,8 +81,7 @@ pub(super) async fn check(store: &Store) -> Result<(), SchemaError> {
         };
     }
     let all = store.keys.all();
-    let (others, _, _) = store.page(&all, &all, 1, 0).await?;
-    if let Some((other, _, _)) = others.into_iter().next() {
+    if let Some(other) = store.first_below(&all).await? {
         // Unless another node has just created the registry.
         if other != key && !is_begun(store).await? {
             return Err(SchemaError::Foreign {

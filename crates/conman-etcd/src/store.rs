@@ -79,6 +79,8 @@ pub(super) struct Store {
     pub(super) keys: Keys,
     /// Records in the next read.
     records: Arc<AtomicUsize>,
+    /// Bytes that the keys of the last such read shared.
+    shared_bytes: Arc<AtomicUsize>,
     verbatim: Arc<Mutex<Verbatim>>,
     reads: CallQueue,
     writes: CallQueue,
@@ -93,6 +95,7 @@ impl Store {
     pub(super) fn new(client: Client, keys: Keys) -> Self {
         Self {
             records: Arc::new(AtomicUsize::new(RECORDS)),
+            shared_bytes: Arc::default(),
             verbatim: Arc::default(),
             reads: CallQueue::of_reads(),
             writes: CallQueue::of_writes(),
@@ -218,12 +221,7 @@ impl Store {
             .iter()
             .map(|key| match key {
                 Key::Heartbeat(node) => seen.heartbeat(node),
-                Key::Node(_)
-                | Key::Session(_)
-                | Key::Floor
-                | Key::Silence(_)
-                | Key::Fabric
-                | Key::Part(_) => 0,
+                Key::Node(_) | Key::Session(_) | Key::Floor | Key::Silence(_) => 0,
             })
             .collect();
         // What a claim reads may wait for a moment; what decides about nodes may not.

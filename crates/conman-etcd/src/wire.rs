@@ -41,8 +41,12 @@ pub(super) struct RangeResponse {
     pub(super) header: Option<ResponseHeader>,
     #[prost(message, repeated, tag = "2")]
     pub(super) kvs: Vec<KeyValue>,
+    /// Whether there are some beyond the limit.
     #[prost(bool, tag = "3")]
     pub(super) more: bool,
+    /// All keys of the range, those beyond the limit included.
+    #[prost(int64, tag = "4")]
+    pub(super) count: i64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -48,11 +48,9 @@ impl Fleet {
         }
     }
 
-    /// Reads a page of the records with `left` pages up to their end.
-    fn read_page(&mut self, node: usize, left: usize) {
-        let costs = self.options.costs;
-        let behind = (left * PAGE) as f64;
-        let records_us = costs.record_us * PAGE as f64 + costs.count_us * behind;
+    /// Reads a page of the records.
+    fn read_page(&mut self, node: usize) {
+        let records_us = self.options.costs.record_us * PAGE as f64;
         self.read(PAGE, records_us, Job::Page(node));
     }
 
@@ -108,7 +106,7 @@ impl Fleet {
         let due = now_ms.saturating_sub(member.scanned_ms) >= pause_ms;
         if member.scan.is_none() && !member.leaving && (is_new || due) {
             member.scan = Some((now_ms, pages, member.to_restart.len()));
-            self.read_page(node, pages);
+            self.read_page(node);
         }
         // Half to one and a half of the interval.
         let half = CHECK_MS / 2;
@@ -124,7 +122,7 @@ impl Fleet {
         };
         if pages > 1 {
             member.scan = Some((begun_ms, pages - 1, found));
-            return self.read_page(node, pages - 1);
+            return self.read_page(node);
         }
         member.scan = None;
         member.scanned_ms = now_ms;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use conman_etcd::KeyWalk;
 use futures_util::future::try_join_all;
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
@@ -30,7 +31,7 @@ const PARALLEL: usize = 64;
 /// Nodes' reads of many records at a time.
 const READERS: usize = 8;
 /// As conman's daemon reads them.
-const PAGE: i64 = 500;
+const PAGE: usize = 500;
 const WATCHES: usize = 200;
 const CHANGES: usize = 100;
 /// The time over which a rate is measured.
@@ -90,8 +91,9 @@ pub async fn measure(records: &[usize], tell: &dyn Fn(&str)) -> Result<EtcdRepor
         tell(&format!("etcd: {records} records"));
         etcd.fill(filled, *records).await?;
         filled = filled.max(*records);
-        stored.push(etcd.with_records(filled).await?);
-        costs.count_us = etcd.count_us(filled, &costs).await?;
+        let (measured, record_us) = etcd.with_records(filled).await?;
+        stored.push(measured);
+        costs.record_us = (record_us - costs.read_us / PAGE as f64).max(0.0);
     }
     Ok(EtcdReport {
         version: version()?,
@@ -181,12 +183,7 @@ impl Etcd {
             client.range(key, Vec::new(), 1).await.map(drop)
         });
         let (_, read_us) = read.await?;
-        let pages = self.rate(READERS, |client, _| async move {
-            let end = behind(RECORDS);
-            client.range(RECORDS.into(), end, PAGE).await.map(drop)
-        });
-        let (_, page_us) = pages.await?;
-        let states = (0..PAGE as usize).map(|number| {
+        let states = (0..PAGE).map(|number| {
             let length = if number % 4 == 0 {
                 ANNOUNCEMENT_BYTES
             } else {
@@ -200,7 +197,7 @@ impl Etcd {
         }
         let mixed = self.rate(READERS, |client, _| async move {
             client
-                .range(MIXED.into(), behind(MIXED), PAGE)
+                .range(MIXED.into(), behind(MIXED), PAGE as i64)
                 .await
                 .map(drop)
         });
@@ -208,9 +205,8 @@ impl Etcd {
         Ok(EtcdCosts {
             transaction_us,
             read_us,
-            record_us: ((page_us - read_us) / PAGE as f64).max(0.0),
+            record_us: 0.0,
             state_us: ((mixed_us - read_us) / PAGE as f64).max(0.0),
-            count_us: 0.0,
             delivery_us: self.deliveries().await?,
         })
     }
@@ -274,21 +270,11 @@ impl Etcd {
         Ok((self.cpu_us()? - cpu_us) / all as f64)
     }
 
-    /// What a page costs for each record behind it.
-    async fn count_us(&self, records: usize, costs: &EtcdCosts) -> Result<f64> {
-        let pages = self.rate(READERS, |client, _| async move {
-            client
-                .range(RECORDS.into(), behind(RECORDS), PAGE)
-                .await
-                .map(drop)
-        });
-        let (_, page_us) = pages.await?;
-        let page_us = page_us - costs.read_us - costs.record_us * PAGE as f64;
-        Ok((page_us / records as f64).max(0.0))
-    }
-
-    async fn with_records(&self, records: usize) -> Result<Stored> {
+    /// Also returns the processor time of each record of a read of all.
+    async fn with_records(&self, records: usize) -> Result<(Stored, f64)> {
+        let cpu_us = self.cpu_us()?;
         let first_read = self.read_all(records).await?;
+        let record_us = (self.cpu_us()? - cpu_us) / records as f64;
         let write = self.rate(PARALLEL, |client, number| async move {
             let key = format!("{STATES}{}", number % 10_000).into_bytes();
             client.compare_and_put(key, vec![b'y'; STATE_BYTES]).await
@@ -298,14 +284,15 @@ impl Etcd {
         let revision = self.client.put(b"/up".to_vec(), Vec::new()).await?;
         let begun = Instant::now();
         self.client.compact(revision).await?;
-        Ok(Stored {
+        let stored = Stored {
             records,
             first_read,
             transactions_per_s,
             memory_bytes: memory(self.process.id())?,
             file_bytes: fs::metadata(self.file()).map_or(0, |file| file.len()),
             compaction: begun.elapsed(),
-        })
+        };
+        Ok((stored, record_us))
     }
 
     /// The processor time that it has used.
@@ -325,13 +312,15 @@ impl Etcd {
 
     async fn read_all(&self, records: usize) -> Result<Duration> {
         let begun = Instant::now();
-        let (mut from, mut read) = (RECORDS.as_bytes().to_vec(), 0);
-        loop {
-            let page = self.client.range(from, behind(RECORDS), PAGE).await?;
+        let mut walk = KeyWalk::new(RECORDS.into(), RECORDS.as_bytes(), 0);
+        let mut read = 0;
+        while let Some((from, end)) = walk.range() {
+            let page = self.client.range(from, end, PAGE as i64).await?;
+            let ends = page.kvs.first().zip(page.kvs.last());
+            let ends = ends.map(|(first, last)| (first.key.as_slice(), last.key.as_slice()));
+            let counted = usize::try_from(page.count).context("etcd counts")?;
+            walk.advance(ends, page.kvs.len(), counted, PAGE);
             read += page.kvs.len();
-            let Some(last) = page.kvs.last() else { break };
-            from = last.key.clone();
-            from.push(0);
         }
         if read != records {
             bail!("{read} records instead of {records}");

@@ -39,12 +39,10 @@ pub struct EtcdCosts {
     pub transaction_us: f64,
     /// A read, whatever it returns.
     pub read_us: f64,
-    /// Each record of a read.
+    /// Each record of a read of all, with what etcd counts behind the pages.
     pub record_us: f64,
     /// Each record of a read of the nodes: one of four is an announcement, the others are short.
     pub state_us: f64,
-    /// Each record behind the end of a page: etcd counts them.
-    pub count_us: f64,
     /// Each change that one watch is sent.
     pub delivery_us: f64,
 }

@@ -20,9 +20,8 @@ use serde_json::json;
 const USUAL: EtcdCosts = EtcdCosts {
     transaction_us: 120.0,
     read_us: 60.0,
-    record_us: 1.2,
+    record_us: 2.5,
     state_us: 0.8,
-    count_us: 0.1,
     delivery_us: 6.0,
 };
 
@@ -172,12 +171,11 @@ fn show_etcd(etcd: &EtcdReport) {
         read_us,
         record_us,
         state_us,
-        count_us,
         delivery_us,
     } = etcd.costs;
     println!(
         "{}: processor time: a transaction {transaction_us:.0} µs, a read {read_us:.0} µs, each record \
-         of one {record_us:.2} µs, of a node {state_us:.2} µs, each record behind a page {count_us:.3} µs, each delivery to a watch {delivery_us:.1} µs\n\n\
+         of one {record_us:.2} µs, of a node {state_us:.2} µs, each delivery to a watch {delivery_us:.1} µs\n\n\
          | records | first read of a node | transactions a second | memory | file | compaction |\n\
          |---|---|---|---|---|---|",
         etcd.version

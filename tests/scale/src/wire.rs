@@ -45,6 +45,8 @@ struct RangeRequest {
 pub(super) struct RangeResponse {
     #[prost(message, repeated, tag = "2")]
     pub(super) kvs: Vec<KeyValue>,
+    #[prost(int64, tag = "4")]
+    pub(super) count: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

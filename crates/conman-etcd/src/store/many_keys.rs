@@ -6,11 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::call_error::CallError;
-use super::super::wire::{self, RangeRequest, TxnRequest};
+use super::super::key_walk::KeyWalk;
+use super::super::wire::{self, RangeRequest, RangeResponse, TxnRequest};
 use super::{Entry, RECORDS, ReadError, Store, entry, ranges};
 
 /// Small values in one answer: far below what a connection transfers in a moment.
-const PAGE: i64 = 512;
+const PAGE: usize = 512;
 
 /// Reads in one transaction: etcd's default limit is 128 operations.
 const MAX_READS: usize = 64;
@@ -49,31 +50,40 @@ impl Store {
         }
     }
 
-    /// Reads some of the first records below `parent` from `from` on, at most `limit`, and whether
-    /// there are more.
+    /// Reads the next records of a walk, at most `most`; none: there are no more.
     pub(crate) async fn records_below(
         &self,
-        from: &[u8],
-        parent: &[u8],
+        walk: &mut KeyWalk,
         most: usize,
-    ) -> Result<(Vec<Entry>, bool), ReadError> {
+    ) -> Result<Vec<Entry>, ReadError> {
         let ends = Instant::now() + TRIES_BOUND;
-        loop {
+        while let Some((key, range_end)) = walk.range() {
             let limit = self.records.load(Ordering::Relaxed).min(most);
             let request = RangeRequest {
-                key: from.to_vec(),
-                range_end: wire::behind(parent),
+                key,
+                range_end,
                 limit: i64::try_from(limit).unwrap_or(1),
                 ..RangeRequest::default()
             };
             match self.client.bulk_range(request).await {
                 Ok(answer) => {
-                    self.read_records(limit);
-                    return Ok((answer.kvs.into_iter().map(entry).collect(), answer.more));
+                    self.read_records(answer.kvs.len());
+                    advance(walk, &answer, limit);
+                    self.shared_bytes
+                        .store(walk.shared_bytes(), Ordering::Relaxed);
+                    if !answer.kvs.is_empty() {
+                        return Ok(answer.kvs.into_iter().map(entry).collect());
+                    }
                 }
                 Err(error) => self.read_fewer(error, limit, ends)?,
             }
         }
+        Ok(Vec::new())
+    }
+
+    /// The reads of the keys below `parent` from `from` on.
+    pub(crate) fn walk(&self, from: Vec<u8>, parent: &[u8]) -> KeyWalk {
+        KeyWalk::new(from, parent, self.shared_bytes.load(Ordering::Relaxed))
     }
 
     fn read_records(&self, count: usize) {
@@ -111,43 +121,48 @@ impl Store {
 
     async fn all_below_at_once(&self, parent: &[u8]) -> Result<Vec<Entry>, ReadError> {
         let (mut entries, mut revision) = (Vec::new(), 0);
-        let mut from = parent.to_vec();
-        loop {
-            let (page, more, at) = self.page(&from, parent, PAGE, revision).await?;
-            revision = at;
-            if let Some((last, _, _)) = page.last() {
-                from.clone_from(last);
-                from.push(0);
+        let mut walk = KeyWalk::new(parent.to_vec(), parent, 0);
+        while let Some(range) = walk.range() {
+            let answer = self.page(range, PAGE, revision).await?;
+            if let (0, Some(header)) = (revision, &answer.header) {
+                revision = header.revision;
             }
-            entries.extend(page);
-            if !more {
-                return Ok(entries);
-            }
+            advance(&mut walk, &answer, PAGE);
+            entries.extend(answer.kvs.into_iter().map(entry));
         }
+        Ok(entries)
     }
 
-    /// The keys below `parent` from `from` on, at most `limit`; whether there are more, and the
-    /// revision. 0 requests the current revision.
-    pub(crate) async fn page(
+    /// The first key below `parent`.
+    pub(crate) async fn first_below(&self, parent: &[u8]) -> Result<Option<Vec<u8>>, ReadError> {
+        let range = (parent.to_vec(), wire::behind(parent));
+        let answer = self.page(range, 1, 0).await?;
+        Ok(answer.kvs.into_iter().next().map(|first| first.key))
+    }
+
+    /// At most `limit` keys of a range at a revision; 0: the current one.
+    async fn page(
         &self,
-        from: &[u8],
-        parent: &[u8],
-        limit: i64,
+        (key, range_end): (Vec<u8>, Vec<u8>),
+        limit: usize,
         revision: i64,
-    ) -> Result<(Vec<Entry>, bool, i64), ReadError> {
+    ) -> Result<RangeResponse, ReadError> {
         let request = RangeRequest {
-            key: from.to_vec(),
-            range_end: wire::behind(parent),
-            limit,
+            key,
+            range_end,
+            limit: i64::try_from(limit).unwrap_or(1),
             revision,
             ..RangeRequest::default()
         };
-        let answer = self.client.range(request).await?;
-        let at = match revision {
-            0 => answer.header.as_ref().map_or(0, |header| header.revision),
-            revision => revision,
-        };
-        let entries = answer.kvs.into_iter().map(entry);
-        Ok((entries.collect(), answer.more, at))
+        Ok(self.client.range(request).await?)
     }
+}
+
+fn advance(walk: &mut KeyWalk, answer: &RangeResponse, limit: usize) {
+    let ends = answer.kvs.first().zip(answer.kvs.last());
+    let ends = ends.map(|(first, last)| (first.key.as_slice(), last.key.as_slice()));
+    let returned = answer.kvs.len();
+    let counted = usize::try_from(answer.count).unwrap_or(0);
+    let counted = counted.max(returned + usize::from(answer.more));
+    walk.advance(ends, returned, counted, limit);
 }
