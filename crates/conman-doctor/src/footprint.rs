@@ -129,6 +129,22 @@ impl Footprint {
         }
     }
 
+    /// A session with gVisor as its kernel: a native one, in which gVisor and its gofer run.
+    ///
+    /// Measured with a version of September 2026 and busybox asleep: its filters have 596, 209, 107 and 6 instructions;
+    /// each process of the session has one more of the last.
+    pub fn gvisor(id_ranges: u64) -> Self {
+        Self {
+            runtime: "gvisor",
+            tasks: 26.0,
+            open_files: 90.0,
+            filter_bytes: 12 * 1024,
+            memory_bytes: 24_000_000.0,
+            ptys: 0,
+            ..Self::native(id_ranges)
+        }
+    }
+
     /// The same with links that may take so many entries of the neighbour tables.
     #[must_use]
     pub fn with_neighbours(self, neighbours: u64) -> Self {

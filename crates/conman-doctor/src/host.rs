@@ -1,5 +1,6 @@
 //! Reads what a machine reports about itself.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -174,6 +175,29 @@ impl Host {
                 Some((pid, program.trim_end().to_owned()))
             })
             .collect()
+    }
+
+    /// System call filters that programs have, those that are inherited counted once. `None`: the kernel does not say
+    /// (before Linux 5.9).
+    pub(crate) fn filters(&self) -> Option<u64> {
+        let entries = std::fs::read_dir(self.path("/proc")).ok()?;
+        let processes = entries.flatten().take(MAX_PROCESSES).filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let status = self.text(&format!("/proc/{pid}/status"))?;
+            let field = |name: &str| -> Option<u64> {
+                let mut fields = status.lines().filter_map(|line| line.split_once(':'));
+                let (_, value) = fields.find(|(field, _)| *field == name)?;
+                value.trim().parse().ok()
+            };
+            let parent = u32::try_from(field("PPid")?).ok()?;
+            Some((pid, (parent, field("Seccomp_filters")?)))
+        });
+        let processes: HashMap<u32, (u32, u64)> = processes.collect();
+        let own = processes.values().map(|(parent, filters)| {
+            let inherited = processes.get(parent).map_or(0, |(_, filters)| *filters);
+            filters.saturating_sub(inherited)
+        });
+        (!processes.is_empty()).then(|| own.sum())
     }
 
     /// The soft limit of a process's open files: `None` if there is no limit, `Some(None)` if it cannot

@@ -11,14 +11,20 @@ use crate::site::Site;
 /// The least memory that an open file takes, in bytes: `struct file` of Linux 6.12 and its slab.
 const FILE_BYTES: u64 = 192;
 
+/// A compiled system call filter of usual length, in bytes.
+const FILTER_BYTES: u64 = 8 * 1_024;
+
 /// `net.ipv4.tcp_tw_reuse` for all connections; 2, the kernel's default, is for those to loopback only.
 const REUSE: u64 = 1;
 
 /// While this pool is exhausted, no system call filter can be installed, so no session starts.
 pub(crate) fn compiled_filters(host: &Host, footprint: &Footprint, site: &Site<'_>) -> Limit {
     let each = footprint.filter_bytes;
-    // The kernel does not report how much is used.
-    let used = site.alive.map(|alive| alive * u64::from(each));
+    // The kernel does not report how much is used: the daemon's sessions, or else the filters that programs have.
+    let used = match site.alive {
+        Some(alive) => Some(alive * u64::from(each)),
+        None => host.filters().map(|count| count * FILTER_BYTES),
+    };
     setting(
         host,
         "net.core.bpf_jit_limit",

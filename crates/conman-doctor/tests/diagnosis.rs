@@ -438,3 +438,24 @@ fn watches_of_descriptors_bind_where_the_kernel_allows_few_and_can_be_raised() {
     let binding = room(&host, &footprint, 10_000, &at_root()).expect("binds");
     assert_eq!((binding.name, binding.binds_at), (name, Some(2_000)));
 }
+
+#[test]
+fn filters_that_programs_have_count_against_the_memory_for_them_and_those_inherited_once() {
+    let root = machine();
+    for (pid, parent, filters) in [(1, 0, 0), (10, 1, 2), (11, 10, 2), (12, 10, 3), (13, 1, 0)] {
+        let status =
+            format!("Name:\tx\nPPid:\t{parent}\nSeccomp:\t2\nSeccomp_filters:\t{filters}\n");
+        write(root.path(), &format!("proc/{pid}/status"), &status);
+    }
+    let host = Host::below(root.path());
+    let used = |footprint: &Footprint| {
+        let diagnosis = examine(&host, footprint, 10, &at_root());
+        let mut checks = diagnosis.checks.into_iter();
+        let check = checks.find(|check| check.name == "net.core.bpf_jit_limit");
+        check.map(|check| (check.used, check.per_session))
+    };
+    // Process 10 has two, process 12 one more.
+    let three = Some(3 * 8 * 1_024);
+    assert_eq!(used(&Footprint::native(16)), Some((three, 16_384.0)));
+    assert_eq!(used(&Footprint::gvisor(16)), Some((three, 12_288.0)));
+}

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::Cgroups;
+use crate::cgroup_limits::cpu_quota;
 use crate::cgroups::is_plain;
 
 /// The CPU limit of a cgroup.
@@ -37,6 +38,23 @@ impl Cgroups {
             };
             (text.split_ascii_whitespace().next() != Some(unlimited)).then_some(limit)
         })
+    }
+}
+
+impl Cgroups {
+    /// Limits the CPU time of an existing cgroup, in thousandths of a processor. The kernel visits every cgroup of the
+    /// host for it. A v1 hierarchy refuses a limit above that of a cgroup above.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`]: there is no such cgroup with the cpu controller.
+    pub fn limit_cpu(&self, path: &str, millis: u64) -> io::Result<()> {
+        let hierarchies = self.hierarchies.iter().filter(|_| is_plain(path));
+        let places = hierarchies.filter_map(|one| Some((one.unified, one.directory(path)?)));
+        let quotas = places.map(|(unified, directory)| cpu_quota(unified, &directory, millis));
+        // Where both kinds are mounted, the controller is in one of them.
+        let mut quotas = quotas.filter(|(file, _)| file.exists());
+        let (file, text) = quotas.next().ok_or(io::ErrorKind::NotFound)?;
+        fs::write(file, text)
     }
 }
 

@@ -1,6 +1,5 @@
 //! `conman doctor`: shows which limits of this host apply, without the daemon.
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -15,6 +14,7 @@ use conman_linux::Features;
 use conman_net::egress::IDLE_DESCRIPTORS;
 use conman_net::{LINK_DESCRIPTORS, MAX_NEIGHBOURS, ROUTED_NEIGHBOURS};
 use conman_proto::{Network, RuntimeKind};
+use serde::Serialize;
 
 use crate::config::{self, Config};
 use crate::serve::network;
@@ -46,9 +46,12 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         Ok(missing) => missing,
         Err(error) => return crate::fail(&format!("cannot check the network: {error}")),
     };
-    let gvisor = missing_for_gvisor(&config);
+    let gvisor = match Gvisor::tried(arguments, &config) {
+        Ok(gvisor) => gvisor,
+        Err(error) => return crate::fail(&format!("cannot try gVisor: {error}")),
+    };
     let fit = diagnosis.is_fit()
-        && gvisor.is_none()
+        && gvisor.as_ref().is_none_or(|one| one.missing.is_none())
         && kernel.as_ref().is_none_or(|one| one.missing.is_empty())
         && network.as_ref().is_none_or(Vec::is_empty);
     if json {
@@ -56,7 +59,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
             "missing_layers": layers, "superblocks": superblocks,
             "missing_network": network,
-            "missing_gvisor": gvisor,
+            "gvisor": gvisor,
             "open_api": config.open_loopback,
         });
         crate::tell(&value.to_string());
@@ -74,8 +77,8 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         if let Some(missing) = &network {
             crate::tell(&network_text(missing));
         }
-        if let Some(missing) = &gvisor {
-            crate::tell(missing);
+        if let Some(gvisor) = &gvisor {
+            crate::tell(&gvisor.to_text());
         }
         if config.open_loopback {
             crate::tell(
@@ -99,6 +102,7 @@ fn kind(arguments: &DoctorArgs, config: &Config) -> RuntimeKind {
     match arguments.runtime {
         Some(DoctorRuntime::Native) => RuntimeKind::Native,
         Some(DoctorRuntime::Docker) => RuntimeKind::Docker,
+        Some(DoctorRuntime::Gvisor) => RuntimeKind::Gvisor,
         // A bridge network means Docker.
         None if arguments.bridge => RuntimeKind::Docker,
         None => config.runtime,
@@ -126,9 +130,10 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
 pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Footprint {
     let footprint = match kind {
         // Bare processes are for tests, and similar to a native session.
-        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => {
+        RuntimeKind::Native | RuntimeKind::Process => {
             Footprint::native(config.id_range.ranges().into())
         }
+        RuntimeKind::Gvisor => Footprint::gvisor(config.id_range.ranges().into()),
         RuntimeKind::Docker => Footprint::docker(bridge, Host::this().has_unified_cgroups()),
     };
     let traits = |template: &Template| {
@@ -182,22 +187,51 @@ fn missing_for_network(config: &Config) -> io::Result<Option<Vec<String>>> {
     Ok(runtime.block_on(network::missing(config, instance)))
 }
 
-/// What the configuration needs for sessions with a kernel of their own.
-fn missing_for_gvisor(config: &Config) -> Option<String> {
-    if !config.runtimes().contains(&RuntimeKind::Gvisor) {
-        return None;
+/// What gVisor does on this machine.
+#[derive(Debug, Serialize)]
+struct Gvisor {
+    version: Option<String>,
+    /// How long a program in it took, from its start to its end.
+    program_ms: Option<u64>,
+    /// Why sessions with it cannot start, and what to do.
+    missing: Option<String>,
+}
+
+impl Gvisor {
+    /// Tries it, if the configuration has sessions with a kernel of their own.
+    fn tried(arguments: &DoctorArgs, config: &Config) -> io::Result<Option<Self>> {
+        let is_used = config.runtimes().contains(&RuntimeKind::Gvisor);
+        if !is_used && kind(arguments, config) != RuntimeKind::Gvisor {
+            return Ok(None);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let version = runtime.block_on(config.gvisor.version());
+        let ran = match &version {
+            Ok(_) => runtime.block_on(config.gvisor.probe()).map(Some),
+            Err(_) => Ok(None),
+        };
+        let missing = version.as_ref().err().or(ran.as_ref().err());
+        Ok(Some(Self {
+            missing: missing.map(ToString::to_string),
+            version: version.ok(),
+            program_ms: ran
+                .ok()
+                .flatten()
+                .and_then(|took| u64::try_from(took.as_millis()).ok()),
+        }))
     }
-    let program = &config.gvisor.program;
-    let why = match std::fs::metadata(program) {
-        Ok(data) if data.is_file() && data.permissions().mode() & 0o111 != 0 => return None,
-        Ok(_) => "is not a program".to_owned(),
-        Err(error) => error.to_string(),
-    };
-    Some(format!(
-        "Sessions with gVisor cannot start: {}: {why}. Install runsc from gVisor's packages, and name it in \
-         `gvisor.path`.",
-        program.display()
-    ))
+
+    fn to_text(&self) -> String {
+        match (&self.missing, &self.version, self.program_ms) {
+            (Some(missing), ..) => format!("Sessions with gVisor cannot start: {missing}."),
+            (None, Some(version), Some(ms)) => format!(
+                "gVisor works: runsc {version} ran a program in {ms} ms. Its cgroups are conman's."
+            ),
+            (None, ..) => "gVisor was not tried.".to_owned(),
+        }
+    }
 }
 
 fn network_text(missing: &[String]) -> String {

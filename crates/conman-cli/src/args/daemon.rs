@@ -120,6 +120,7 @@ pub struct DoctorArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DoctorRuntime {
     Native,
+    Gvisor,
     Docker,
 }
 

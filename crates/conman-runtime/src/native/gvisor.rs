@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use conman_linux::{Mount, SignalNumber, open_file_in_root, open_in_root};
+use conman_proto::RuntimeKind;
 use conman_shim_protocol::{
     Hardening, LaunchSpec, ProgramSpec, SESSION_KERNEL, SESSION_ROOT, SESSION_TMP,
 };
@@ -89,8 +90,9 @@ impl Default for GvisorOptions {
 }
 
 impl GvisorOptions {
-    /// Makes the start order of a native container one whose program is gVisor. Returns the session's program.
-    pub(super) fn wrap(&self, launch: &mut LaunchSpec) -> ProgramSpec {
+    /// Makes the start order of a native container one whose program is gVisor. Returns the session's program. Takes the
+    /// limit of CPU time out: it would throttle the start of the kernel, and is set once that runs.
+    pub(super) fn wrap(&self, launch: &mut LaunchSpec) -> (ProgramSpec, Option<u64>) {
         let mut argv = self.argv();
         argv.extend(["run", "--bundle", "/", SANDBOX].map(str::to_owned));
         let kernel = kernel_program(argv, launch.program.nofile);
@@ -98,7 +100,8 @@ impl GvisorOptions {
         launch.limits.pids = launch.limits.pids.map(|most| most + KERNEL_PIDS);
         launch.sys = false;
         launch.ptys = 0;
-        std::mem::replace(&mut launch.program, kernel)
+        let session = std::mem::replace(&mut launch.program, kernel);
+        (session, launch.limits.cpu_millis.take())
     }
 
     /// The program and its configuration, which is written here. Blocks.
@@ -203,6 +206,42 @@ impl Inner {
                 format!("`runsc kill` says: {output}"),
             )),
         }
+    }
+
+    /// Sets the limit of CPU time of a session whose kernel runs.
+    pub(super) async fn limit_kernel_cpu(
+        self: &Arc<Self>,
+        key: &ContainerKey,
+        millis: u64,
+    ) -> Result<(), RuntimeError> {
+        let (inner, owned) = (Arc::clone(self), key.clone());
+        let limited = away("start", move || {
+            Ok(inner.kernel.limit_cpu(&owned, inner.within_total(millis)))
+        });
+        // Without its limit it must not run.
+        limited.await?.map_err(|error| RuntimeError::Unavailable {
+            runtime: RuntimeKind::Gvisor,
+            action: "limit the processor time of a session",
+            reason: format!("{key}: {error}"),
+        })
+    }
+
+    /// The same after a crash of the daemon, which may have come between the start of the kernel and its limit. Blocks.
+    pub(super) fn limit_kernel_cpu_again(&self, key: &ContainerKey, millis: u64) {
+        match self.kernel.limit_cpu(key, self.within_total(millis)) {
+            Ok(()) => {}
+            // It has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::error!(container = %key, %error, "cannot limit the session's CPU time");
+            }
+        }
+    }
+
+    /// A v1 hierarchy accepts no limit of a container above the limit of all containers.
+    fn within_total(&self, millis: u64) -> u64 {
+        self.total_cpus
+            .map_or(millis, |total| millis.min(super::program::millis(total)))
     }
 
     /// Whether the session's program has begun.

@@ -7,18 +7,19 @@
 //! go into the trash, which is emptied in the background ([`trash`]).
 //!
 //! Tasks: one that reads the shim's messages ([`crate::shim_link`]), one for each running command
-//! ([`exec`]), one for each attached client ([`attach`]), one that makes containers ahead ([`ahead`]). A thread while
-//! the trash is not empty.
+//! ([`exec`]), one for each attached client ([`attach`]). A thread while the
+//! trash is not empty.
 
-mod ahead;
 mod attach;
 mod base_layer;
 mod create;
+mod description;
 mod disk;
 mod ends;
 mod exec;
 mod failure;
 mod gvisor;
+mod gvisor_check;
 mod host_ports;
 mod images;
 mod kept_commands;
@@ -43,8 +44,8 @@ use async_trait::async_trait;
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_image::ImageStore;
 use conman_linux::{
-    CpuLimit, DiskUsage, ExitScan, Features, Interface, IoLimits, PidFd, ProjectQuotas,
-    ResourceUsage, Signal, SignalNumber,
+    CpuLimit, DiskUsage, ExitScan, IoLimits, PidFd, ProjectQuotas, ResourceUsage, Signal,
+    SignalNumber,
 };
 use conman_proto::RuntimeKind;
 use conman_shim_protocol::{ContainerState, Reply, Request};
@@ -62,10 +63,11 @@ use crate::{
     ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, PausedBy, RunningContainer,
     RuntimeError, RuntimeInfo, Started,
 };
-use ahead::Pool;
 use ends::{Ends, ProcessEnd, end};
 use failure::call_failed;
 pub use gvisor::GvisorOptions;
+use gvisor_check::FileIdentity;
+pub use gvisor_check::GvisorFault;
 pub use host_ports::HostPorts;
 use images::Images;
 pub use link::NativeNetwork;
@@ -93,6 +95,8 @@ pub struct NativeOptions {
     pub kept_logs: KeptLogLimits,
     /// Of each container.
     pub io: Option<IoLimits>,
+    /// Processors that all containers together may use, if the shim limits them.
+    pub total_cpus: Option<f64>,
     pub network: NativeNetwork,
     pub gvisor: GvisorOptions,
     pub timeouts: NativeTimeouts,
@@ -127,17 +131,19 @@ pub struct NativeRuntime {
 struct Inner {
     kernel: KernelView,
     store: Store,
-    pool: Arc<Pool>,
     images: Images,
     kept_logs: KeptLogs,
     bind_first_id: u32,
     io: Option<IoLimits>,
+    total_cpus: Option<f64>,
     /// Of the file system with the containers' directories.
     quotas: Option<ProjectQuotas>,
     ends: Arc<Ends>,
     link: Link,
     network: NativeNetwork,
     gvisor: GvisorOptions,
+    /// The version that gVisor said it has, and of which file.
+    gvisor_known: Mutex<Option<(FileIdentity, String)>>,
     /// The containers whose program is gVisor.
     sandboxed: Mutex<HashSet<ContainerKey>>,
     standing: Standing,
@@ -154,18 +160,14 @@ impl NativeRuntime {
         let logs = options.directory.join("logs");
         let kept_logs = KeptLogs::open(logs, options.kept_logs)
             .map_err(|source| host_error("make", &options.directory, source))?;
-        let store = Store::open(&options.directory)?;
-        let pool = Pool::open(options.directory.join("ahead"), |left| {
-            store.trash.discard(left)
-        })?;
         let inner = Inner {
             kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
-            store,
-            pool: Arc::new(pool),
+            store: Store::open(&options.directory)?,
             images: Images::new(options.images),
             kept_logs,
             bind_first_id: options.bind_first_id,
             io: options.io,
+            total_cpus: options.total_cpus,
             quotas: ProjectQuotas::of(&options.directory),
             link: Link::new(
                 options.socket,
@@ -176,6 +178,7 @@ impl NativeRuntime {
             ends,
             network: options.network,
             gvisor: options.gvisor,
+            gvisor_known: Mutex::default(),
             sandboxed: Mutex::default(),
             standing: Standing::default(),
             timeouts: options.timeouts,
@@ -220,7 +223,6 @@ impl NativeRuntime {
     /// the daemon's end: if containers run, the next daemon needs them and the shim.
     pub async fn end_idle_shim(&self) {
         let inner = &self.inner;
-        inner.close_pool().await;
         let Some(connection) = inner.link.present().await else {
             return;
         };
@@ -252,50 +254,11 @@ impl Lifecycle for NativeRuntime {
     }
 
     async fn info(&self) -> Result<RuntimeInfo, RuntimeError> {
-        let failed = |error| call_failed("describe itself", "the shim", error);
-        let connection = self.inner.link.connection().await.map_err(failed)?;
-        self.inner.ask(&Request::Fence).await.map_err(failed)?;
-        let mut warnings = Vec::new();
-        if let Some(features) = &connection.features {
-            if !features.reaches_floor() {
-                let (major, minor) = Features::FLOOR;
-                warnings.push(format!(
-                    "Linux {} is too old, so no session can start; use Linux {major}.{minor} or \
-                     later",
-                    features.release
-                ));
-            }
-            for weaker in [Interface::MappedLayers, Interface::MountAttributes] {
-                if !features.has(weaker) {
-                    warnings.push(format!(
-                        "Linux {} lacks `{}` (Linux {} has it): {}",
-                        features.release,
-                        weaker.name(),
-                        weaker.since(),
-                        weaker.without()
-                    ));
-                }
-            }
-            if !features.user_namespaces {
-                warnings.push(
-                    "user namespaces are switched off, so no session can start; raise \
-                     user.max_user_namespaces"
-                        .to_owned(),
-                );
-            }
-        }
-        Ok(RuntimeInfo {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            warnings,
-        })
+        self.inner.describe(self.kind).await
     }
 
     fn is_starting(&self) -> bool {
         self.inner.link.is_starting()
-    }
-
-    fn drop_pool(&self) {
-        self.inner.pool.drop_all();
     }
 
     async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
@@ -493,8 +456,8 @@ impl Inner {
                     if plan.session_program.is_some() {
                         self.lock_sandboxed().insert(key.clone());
                     }
-                    if let Some(cgroup) = plan.launch.cgroup_of_taken() {
-                        self.kernel.may_take(&key, cgroup);
+                    if let Some(millis) = plan.kernel_cpu_millis {
+                        self.limit_kernel_cpu_again(&key, millis);
                     }
                     if let Some(link) = &plan.link {
                         self.network.adopt(&key, link);

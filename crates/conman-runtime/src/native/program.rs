@@ -147,7 +147,7 @@ pub(super) fn limits(spec: &ResolvedSpec, io: Option<IoLimits>) -> CgroupLimits 
     clippy::cast_sign_loss,
     reason = "a checked spec asks for more than nothing and far less than 2^63"
 )]
-fn millis(cpus: f64) -> u64 {
+pub(super) fn millis(cpus: f64) -> u64 {
     ((cpus * MILLIS_PER_CPU).round() as u64).max(1)
 }
 

@@ -19,7 +19,7 @@ use super::link::{Connecting, StoredLink};
 use super::{Inner, away, gvisor, no_such_container, store};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, LogOptions, MADE_AHEAD, RuntimeError, Started};
+use crate::{ContainerKey, LogOptions, RuntimeError, Started};
 
 /// Most lines and bytes of a failed container's output that an error quotes.
 const QUOTED_LINES: u32 = 20;
@@ -31,22 +31,26 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between two looks whether a session's kernel runs, which takes a tenth of a second.
 const KERNEL_INTERVAL: Duration = Duration::from_millis(5);
 
-type Prepared = (
-    LaunchSpec,
-    Vec<Mount>,
-    Option<StoredLink>,
-    Option<ProgramSpec>,
-);
+struct Prepared {
+    launch: LaunchSpec,
+    mounts: Vec<Mount>,
+    link: Option<StoredLink>,
+    /// The program that the session's kernel runs, and the session's limit of CPU time from then on.
+    session: Option<(ProgramSpec, Option<u64>)>,
+}
 
 impl Inner {
     pub(super) async fn start(
         self: &Arc<Self>,
         key: &ContainerKey,
     ) -> Result<Started, RuntimeError> {
-        let _starting = self.pool.start();
-        self.keep_pool();
         let (inner, owned) = (Arc::clone(self), key.clone());
-        let (launch, mounts, link, session) = away("start", move || inner.prepare(&owned)).await?;
+        let Prepared {
+            launch,
+            mounts,
+            link,
+            session,
+        } = away("start", move || inner.prepare(&owned)).await?;
         let mut fds: Vec<_> = mounts.iter().map(AsFd::as_fd).collect();
         let link = link.filter(|_| launch.network == NetworkSpec::Linked);
         let connecting = link.map(|link| self.connecting(key, link)).transpose()?;
@@ -69,8 +73,11 @@ impl Inner {
                 match self.ends.of(&name) {
                     None if !fds.is_empty() => {
                         let mut steps = steps(&phases);
-                        if let Some(session) = &session {
-                            steps.push(("start.kernel", self.kernel_starts(key, session).await?));
+                        if let Some((program, cpu_millis)) = &session {
+                            steps.push(("start.kernel", self.kernel_starts(key, program).await?));
+                            if let Some(millis) = cpu_millis {
+                                self.limit_kernel_cpu(key, *millis).await?;
+                            }
                         }
                         Ok(started(pid, steps))
                     }
@@ -149,7 +156,13 @@ impl Inner {
             let config = self.store.container(key).kernel_config();
             mounts.extend(self.gvisor.files(program, &stored.launch, &config)?);
         }
-        Ok((stored.launch, mounts, stored.link, stored.session_program))
+        let session = stored.session_program;
+        Ok(Prepared {
+            launch: stored.launch,
+            mounts,
+            link: stored.link,
+            session: session.map(|program| (program, stored.kernel_cpu_millis)),
+        })
     }
 
     async fn ended_at_once(
@@ -192,10 +205,6 @@ fn mount((trusted, path): &(PathBuf, PathBuf)) -> Result<Mount, RuntimeError> {
 /// The consecutive steps of the launcher and the container's first process. The rest of a start
 /// is waiting for the launcher, and messages.
 fn steps(phases: &Phases) -> Vec<(&'static str, Duration)> {
-    if phases.ahead {
-        let left = phases.files_us + phases.setup_us;
-        return vec![(MADE_AHEAD, Duration::from_micros(left))];
-    }
     vec![
         ("start.cgroup", Duration::from_micros(phases.cgroup_us)),
         ("start.clone", Duration::from_micros(phases.clone_us)),

@@ -62,6 +62,9 @@ pub(super) struct StoredPlan {
     /// The session's program, if that of `launch` is a kernel for it.
     #[serde(default)]
     pub(super) session_program: Option<ProgramSpec>,
+    /// Its limit of CPU time from the moment when that kernel runs, in thousandths of a processor.
+    #[serde(default)]
+    pub(super) kernel_cpu_millis: Option<u64>,
 }
 
 /// Every container of one instance.

@@ -3,7 +3,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_linux::{
@@ -20,8 +19,6 @@ pub struct KernelView {
     cgroups: Cgroups,
     /// The cgroup drivers whose placement is searched.
     drivers: &'static [CgroupDriver],
-    /// Cgroups that were made before their containers, which may have taken them.
-    ahead: Mutex<HashMap<ContainerKey, String>>,
 }
 
 impl KernelView {
@@ -36,7 +33,6 @@ impl KernelView {
             instance,
             cgroups,
             drivers,
-            ahead: Mutex::default(),
         })
     }
 
@@ -46,37 +42,10 @@ impl KernelView {
 
     /// The cgroups that the container's processes may be in.
     fn cgroup_paths(&self, key: &ContainerKey) -> impl Iterator<Item = String> {
-        let ahead = self.lock_ahead().get(key).cloned();
-        // Until the container takes it, nothing of the container is in it.
-        let name = crate::shim_link::name(key);
-        let taken = ahead.filter(|path| self.cgroups.label(path).is_some_and(|it| it == name));
         let drivers = self.drivers.iter();
-        let usual = drivers.map(|driver| {
+        drivers.map(|driver| {
             naming::cgroup_parent(&self.instance, &key.session, key.generation, *driver).path
-        });
-        taken.into_iter().chain(usual)
-    }
-
-    /// The container may take this cgroup, which was made ahead.
-    pub fn may_take(&self, key: &ContainerKey, cgroup: String) {
-        self.lock_ahead().insert(key.clone(), cgroup);
-    }
-
-    /// The name of that cgroup.
-    pub fn ahead_of(&self, key: &ContainerKey) -> Option<String> {
-        let ahead = self.lock_ahead();
-        let (_, name) = ahead.get(key)?.rsplit_once('/')?;
-        Some(name.to_owned())
-    }
-
-    /// The container is removed.
-    pub fn forget(&self, key: &ContainerKey) {
-        self.lock_ahead().remove(key);
-    }
-
-    /// A panic while the lock is held cannot leave half a change: each is one map operation.
-    fn lock_ahead(&self) -> MutexGuard<'_, HashMap<ContainerKey, String>> {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+        })
     }
 
     /// `false` also if the process cannot be read ([`Self::shows`]).
@@ -120,6 +89,24 @@ impl KernelView {
     pub fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.cgroup_paths(key)
             .find_map(|path| self.cgroups.cpu_limit(&path))
+    }
+
+    /// Limits the container's CPU time, in thousandths of a processor.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`]: it has no cgroup.
+    pub fn limit_cpu(&self, key: &ContainerKey, millis: u64) -> io::Result<()> {
+        let limited = self
+            .cgroup_paths(key)
+            .map(|path| self.cgroups.limit_cpu(&path, millis));
+        let is_other = |result: &io::Result<()>| match result {
+            Ok(()) => true,
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        };
+        let mut of_drivers = limited.filter(is_other);
+        of_drivers
+            .next()
+            .unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
     }
 
     /// A scan of the container's cgroup; `None` if there is none, or it proves nothing on this host.

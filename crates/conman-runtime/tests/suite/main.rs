@@ -4,5 +4,4 @@ mod disk;
 mod gvisor;
 mod native;
 mod native_host;
-mod pool;
 mod process;

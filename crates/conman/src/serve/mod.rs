@@ -11,7 +11,6 @@
 
 mod announce;
 mod directory;
-mod fabric;
 mod fleet;
 mod gate;
 mod host_room;

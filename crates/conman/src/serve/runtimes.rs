@@ -168,6 +168,7 @@ fn native(
         fence,
         kept_logs: config.limits.kept_logs,
         io: io_limits(config, &config.state_dir)?.map(|(_, limits)| limits),
+        total_cpus: Some(config.limits.total_cpus),
         network,
         gvisor: config.gvisor.clone(),
         timeouts: NativeTimeouts::default(),

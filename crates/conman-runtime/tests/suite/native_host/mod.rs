@@ -98,6 +98,7 @@ impl Host {
                 ..KeptLogLimits::default()
             },
             io: None,
+            total_cpus: None,
             network: NativeNetwork::default(),
             gvisor: gvisor(),
             timeouts,

@@ -1,0 +1,263 @@
+//! Whether gVisor's `runsc` is there, is what it must be, and runs programs on this machine.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use conman_linux::{Signal, signal_group};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::Command;
+use tokio::time::{Instant, timeout};
+
+use super::gvisor::GvisorOptions;
+
+/// Bounds on `runsc --version`, and on a program in it, which takes a tenth of a second.
+const VERSION_PATIENCE: Duration = Duration::from_secs(3);
+const PROGRAM_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Most bytes that are read of what it prints, and shown of them.
+const MAX_SAID_BYTES: u64 = 16 * 1_024;
+const SHOWN_CHARACTERS: usize = 200;
+
+const VERSION_LINE: &str = "runsc version ";
+
+/// The day, as a number, of the first release whose default platform, systrap, needs neither KVM nor ptrace.
+const OLDEST_DAY: u32 = 20_230_612;
+
+/// What a program in it prints.
+const GREETING: &str = "a program in gVisor";
+
+const INSTALL: &str = "install runsc from gVisor's own packages, and name it in `gvisor.path`";
+
+/// Why sessions with gVisor cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum GvisorFault {
+    #[error("cannot find gVisor's runsc at {}: {error}; {INSTALL}", path.display())]
+    Missing { path: PathBuf, error: io::Error },
+    #[error("{} is not an executable file; {INSTALL}", path.display())]
+    NoProgram { path: PathBuf },
+    #[error("cannot run {}: {error}; {INSTALL}", path.display())]
+    NotRun { path: PathBuf, error: io::Error },
+    #[error("`{} {command}` has not ended after {} s", path.display(), after.as_secs())]
+    Silent {
+        path: PathBuf,
+        command: &'static str,
+        after: Duration,
+    },
+    #[error("`{} --version` does not say that it is runsc, but {said:?}; {INSTALL}", path.display())]
+    Other { path: PathBuf, said: String },
+    #[error(
+        "{} is runsc {version}, which has no platform that works everywhere (systrap); {INSTALL}",
+        path.display()
+    )]
+    TooOld { path: PathBuf, version: String },
+    #[error("`{} run` does not run a program on this machine ({status}): {said}", path.display())]
+    NoProgramRuns {
+        path: PathBuf,
+        status: ExitStatus,
+        said: String,
+    },
+}
+
+/// A file, as far as it is the same one while this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileIdentity(u64, u64, u64, i64, i64);
+
+impl FileIdentity {
+    fn of(data: &Metadata) -> Self {
+        Self(
+            data.dev(),
+            data.ino(),
+            data.len(),
+            data.mtime(),
+            data.mtime_nsec(),
+        )
+    }
+}
+
+impl GvisorOptions {
+    /// The version that the program says it has. `known`: what it said before, and of which file.
+    pub(super) async fn version_unless(
+        &self,
+        known: Option<(FileIdentity, String)>,
+    ) -> Result<(FileIdentity, String), GvisorFault> {
+        let path = || self.program.clone();
+        let data = fs::metadata(&self.program).map_err(|error| GvisorFault::Missing {
+            path: path(),
+            error,
+        })?;
+        let identity = FileIdentity::of(&data);
+        if let Some((_, version)) = known.filter(|(of, _)| *of == identity) {
+            return Ok((identity, version));
+        }
+        if !data.is_file() || data.permissions().mode() & 0o111 == 0 {
+            return Err(GvisorFault::NoProgram { path: path() });
+        }
+        let mut command = Command::new(&self.program);
+        let answered = said(command.arg("--version"), VERSION_PATIENCE).await;
+        let answered = answered.map_err(|error| GvisorFault::NotRun {
+            path: path(),
+            error,
+        })?;
+        let Some((_, output, _)) = answered else {
+            return Err(GvisorFault::Silent {
+                path: path(),
+                command: "--version",
+                after: VERSION_PATIENCE,
+            });
+        };
+        let version = output
+            .lines()
+            .find_map(|line| line.strip_prefix(VERSION_LINE));
+        let Some(version) = version else {
+            return Err(GvisorFault::Other {
+                path: path(),
+                said: shown(&output),
+            });
+        };
+        let version = shown(version);
+        match day(&version) {
+            Some(day) if day < OLDEST_DAY => Err(GvisorFault::TooOld {
+                path: path(),
+                version,
+            }),
+            _ => Ok((identity, version)),
+        }
+    }
+
+    /// The version that the program says it has.
+    ///
+    /// # Errors
+    /// When it is missing, something else, or too old.
+    pub async fn version(&self) -> Result<String, GvisorFault> {
+        Ok(self.version_unless(None).await?.1)
+    }
+
+    /// Runs a program of this machine in it, and returns how long that took.
+    ///
+    /// # Errors
+    /// When it does not run: the platform does not work here, for example.
+    pub async fn probe(&self) -> Result<Duration, GvisorFault> {
+        let path = || self.program.clone();
+        let not_run = |error| GvisorFault::NotRun {
+            path: path(),
+            error,
+        };
+        let bundle = bundle().map_err(not_run)?;
+        let begun = Instant::now();
+        let answered = said(&mut self.in_bundle(bundle.path(), "run"), PROGRAM_PATIENCE).await;
+        let took = begun.elapsed();
+        // Of one that was killed.
+        let mut delete = self.in_bundle(bundle.path(), "delete");
+        let _ = said(&mut delete, VERSION_PATIENCE).await;
+        match answered.map_err(not_run)? {
+            None => Err(GvisorFault::Silent {
+                path: path(),
+                command: "run",
+                after: PROGRAM_PATIENCE,
+            }),
+            Some((status, output, _)) if status.success() && output.trim() == GREETING => Ok(took),
+            Some((status, output, errors)) => Err(GvisorFault::NoProgramRuns {
+                path: path(),
+                status,
+                said: match errors.trim() {
+                    "" => format!("it printed {:?}", shown(&output)),
+                    errors => shown(errors.lines().next_back().unwrap_or_default()),
+                },
+            }),
+        }
+    }
+
+    /// A command about the container of a bundle, with the settings that it has outside of a session's container.
+    fn in_bundle(&self, bundle: &Path, command: &str) -> Command {
+        let mut runsc = Command::new(&self.program);
+        runsc.arg(format!("--root={}", bundle.join("state").display()));
+        runsc.args(["--network=none", "--ignore-cgroups", "--overlay2=none"]);
+        runsc.args(&self.arguments).arg(command);
+        match command {
+            "run" => runsc.arg("--bundle").arg(bundle),
+            _ => runsc.arg("--force"),
+        };
+        runsc.arg("conman-doctor");
+        runsc
+    }
+}
+
+/// The directory of a container that greets: of this machine's files, which it cannot change.
+fn bundle() -> io::Result<tempfile::TempDir> {
+    let bundle = tempfile::tempdir()?;
+    let configuration = json!({
+        "ociVersion": "1.2.0",
+        "root": { "path": "/", "readonly": true },
+        "process": {
+            "user": { "uid": 65_534, "gid": 65_534 },
+            "args": ["/bin/echo", GREETING],
+            "env": ["PATH=/usr/bin:/bin"],
+            "cwd": "/",
+            "noNewPrivileges": true,
+        },
+        "mounts": [{ "destination": "/proc", "type": "proc", "source": "proc" }],
+        "linux": {
+            "namespaces": [
+                { "type": "pid" }, { "type": "network" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
+            ],
+        },
+    });
+    fs::write(bundle.path().join("config.json"), configuration.to_string())?;
+    Ok(bundle)
+}
+
+/// How a command ended and what it printed, as output and as errors; `None`: it did not end in time, and was killed.
+async fn said(
+    command: &mut Command,
+    patience: Duration,
+) -> io::Result<Option<(ExitStatus, String, String)>> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()?;
+    let (output, errors) = (child.stdout.take(), child.stderr.take());
+    let ended = timeout(patience, async {
+        // What is beyond the bound is not read: its writer gets SIGPIPE.
+        let (output, errors) = tokio::join!(beginning(output), beginning(errors));
+        Ok((child.wait().await?, output, errors))
+    });
+    match ended.await {
+        Ok(ended) => ended.map(Some),
+        Err(_) => {
+            if let Some(leader) = child.id() {
+                // A group that has ended needs no signal.
+                let _ = signal_group(leader.cast_signed(), Signal::SIGKILL);
+            }
+            child.wait().await?;
+            Ok(None)
+        }
+    }
+}
+
+async fn beginning(stream: Option<impl AsyncRead + Unpin>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        // What was read before an error counts.
+        let _ = stream.take(MAX_SAID_BYTES).read_to_end(&mut bytes).await;
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn shown(text: &str) -> String {
+    let printable = text.trim().chars().filter(|one| !one.is_control());
+    printable.take(SHOWN_CHARACTERS).collect()
+}
+
+/// The day in a version such as `release-20260831.0`, as a number.
+fn day(version: &str) -> Option<u32> {
+    let mut numbers = version.split(|one: char| !one.is_ascii_digit());
+    numbers.find(|number| number.len() == 8)?.parse().ok()
+}
