@@ -31,14 +31,14 @@ pub(crate) struct Arguments {
 /// The benchmarks, and the servers that they need.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Benchmark {
-    /// Kill many sessions at once: `docker kill`, conman on the bridge, conman without a network
-    Kill(Killing),
+    /// Kill many sessions at once, and as many containers with `docker kill`
+    Kill(Kill),
     /// Preempt native sessions of 0.01 CPU, idle and spinning in alternation
     Preempt(Killing),
-    /// Start many sessions: conman's part of every start, phase by phase
+    /// Start many sessions: every phase of a start, and the time to the first answer next to plain containers
     Start(Starting),
     /// Echo through conman, nginx, HAProxy and directly, in rotation
-    Proxy(Echoing),
+    Proxy(Proxying),
     /// Echo through a session's own node and through another one, in rotation
     Hop(Echoing),
     /// Latency, bulk and Redis over every kind of network: sessions', Docker's, plain ones
@@ -72,6 +72,25 @@ pub(crate) enum Benchmark {
     Forward(Forwarding),
 }
 
+impl Benchmark {
+    /// Whether it is none of the servers and loads that benchmarks start.
+    pub(crate) const fn measures(&self) -> bool {
+        !matches!(
+            self,
+            Self::Echo(_) | Self::OldNode(_) | Self::Services(_) | Self::Load(_) | Self::Forward(_)
+        )
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Kill {
+    #[command(flatten)]
+    pub(crate) killing: Killing,
+    /// Runtime of the sessions: native, docker or gvisor
+    #[arg(long, value_name = "RUNTIME", default_value = "docker", value_parser = runtime)]
+    pub(crate) runtime: RuntimeKind,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Killing {
     /// Containers per measurement
@@ -103,9 +122,12 @@ pub(crate) struct Starting {
     /// Concurrent starts
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = from_to(1, 256))]
     pub(crate) parallel: usize,
-    /// Instead: native sessions one at a time, without a pool and with one of N containers made ahead, in alternation
-    #[arg(long, value_name = "N", conflicts_with = "parallel", value_parser = from_to(1, 64))]
-    pub(crate) pool: Option<usize>,
+    /// Runtime of the sessions: native, docker or gvisor
+    #[arg(long, value_name = "RUNTIME", default_value = "docker", value_parser = runtime)]
+    pub(crate) runtime: RuntimeKind,
+    /// Starts of a session and of a plain container, one after the other, to their first answers; 0 leaves them out
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = from_to(0, 200))]
+    pub(crate) rivals: usize,
 }
 
 #[derive(Debug, Args)]
@@ -114,14 +136,23 @@ pub(crate) struct Echoing {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = from_to(1, 100))]
     pub(crate) rounds: usize,
     /// Length of one measurement in seconds
-    #[arg(long, value_name = "S", default_value_t = 1, value_parser = from_to(1, 3_600))]
-    pub(crate) seconds: usize,
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = number)]
+    pub(crate) seconds: f64,
 }
 
 impl Echoing {
     pub(crate) fn duration(&self) -> Duration {
-        Duration::from_secs(self.seconds as u64)
+        Duration::from_secs_f64(self.seconds)
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Proxying {
+    #[command(flatten)]
+    pub(crate) echoing: Echoing,
+    /// Runtime of the session: native, docker or gvisor
+    #[arg(long, value_name = "RUNTIME", default_value = "docker", value_parser = runtime)]
+    pub(crate) runtime: RuntimeKind,
 }
 
 #[derive(Debug, Args)]
@@ -129,9 +160,6 @@ pub(crate) struct Networking {
     /// Instead: clean up after many routed sessions, next to deleting as many links one by one
     #[arg(long, group = "instead")]
     pub(crate) cleanup: bool,
-    /// Instead: sessions of two nodes over each kind of fabric, next to plain forwarding and plain VXLAN
-    #[arg(long, group = "instead")]
-    pub(crate) fabric: bool,
     /// Instead: start routed and loopback sessions in alternation
     #[arg(long, group = "instead")]
     pub(crate) start: bool,
@@ -154,12 +182,15 @@ pub(crate) struct Overhead {
     /// How often every way is measured, in rotation
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_to(1, 100))]
     pub(crate) rounds: usize,
+    /// Also a session of this runtime: docker or gvisor
+    #[arg(long, value_name = "RUNTIME", default_value = "native", value_parser = runtime)]
+    pub(crate) runtime: RuntimeKind,
     /// Only these loads
     #[arg(long, value_name = "LOAD", value_delimiter = ',', value_enum)]
     pub(crate) loads: Vec<Load>,
     /// Length of each measurement of disks and databases in seconds
-    #[arg(long, value_name = "S", default_value_t = 3, value_parser = from_to(1, 3_600))]
-    pub(crate) seconds: usize,
+    #[arg(long, value_name = "S", default_value_t = 3.0, value_parser = number)]
+    pub(crate) seconds: f64,
     /// Rows of hpcc's matrices
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = from_to(100, 100_000))]
     pub(crate) size: usize,
@@ -255,7 +286,7 @@ pub(crate) struct Density {
     /// Sessions to hold
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_to(1, 20_000))]
     pub(crate) count: usize,
-    /// Runtime of the sessions: native or docker
+    /// Runtime of the sessions: native, docker or gvisor
     #[arg(long, value_name = "RUNTIME", default_value = "native", value_parser = runtime)]
     pub(crate) runtime: RuntimeKind,
     /// Network of the sessions

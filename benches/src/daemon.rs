@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use conman_e2e::IdRange;
 use conman_linux::Cgroups;
 use conman_proto::{
     EnsureResponse, PreemptReport, RuntimeKind, Session, SessionId, SessionState, StopReport,
@@ -16,29 +17,51 @@ use tokio::process::{Child, Command};
 
 use crate::docker::{Docker, image_name};
 use crate::http_client::request_json;
+use crate::{image, needs, plain};
 
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// Docker needs most of it: it removes hundreds of containers on a bridge slowly.
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(300);
-/// More than any benchmark except density starts.
-const MAX_SESSIONS: usize = 20_000;
+/// Sessions for which a small range of user ids suffices, and the range for more: apart from the default range, which
+/// the host's own conman may use.
+const FEW: usize = 256;
+const ALL_IDS: &str = "3221225472-4278190079";
+/// The image's name in conman's store.
+const IMAGE: &str = "conman-bench:plain";
 const POLL: Duration = Duration::from_millis(50);
 
 /// The conman that a benchmark runs.
 pub(crate) struct Daemon {
     binary: PathBuf,
     directory: tempfile::TempDir,
+    runtime: RuntimeKind,
     child: Child,
     api: String,
     pub(crate) sessions: String,
     pub(crate) instance: String,
+    /// So that benchmarks of few sessions can run beside each other.
+    _ids: Option<IdRange>,
 }
 
 impl Daemon {
-    /// Starts `binary` with templates `bridge` and `loopback` (busybox asleep), `http` (its web
-    /// server), `echo` and `echo-bridge` (this program's WebSocket echo server), all in Docker.
-    pub(crate) async fn start(binary: &Path) -> Result<Self> {
-        Self::with_templates(binary, RuntimeKind::Docker, MAX_SESSIONS, &templates()).await
+    /// Starts `binary` with templates `loopback` (busybox asleep), `http` (its web server) and `echo` (this program's
+    /// WebSocket echo server), and for Docker also `bridge` and `echo-bridge`. Other runtimes get the image from the
+    /// archive.
+    pub(crate) async fn start(
+        binary: &Path,
+        runtime: RuntimeKind,
+        max_sessions: usize,
+        archive: &Path,
+    ) -> Result<Self> {
+        let daemon =
+            Self::with_templates(binary, runtime, max_sessions, &templates(runtime)).await?;
+        if runtime != RuntimeKind::Docker
+            && let Err(error) = daemon.import(archive, IMAGE).await
+        {
+            daemon.stop_all().await?;
+            return Err(error);
+        }
+        Ok(daemon)
     }
 
     /// Starts `binary` with only these templates.
@@ -53,12 +76,12 @@ impl Daemon {
         // The admin socket needs no token, whatever the configuration.
         let api = format!("unix:{}/conman.sock", directory.path().display());
         let config = directory.path().join("conman.toml");
+        let ids = (max_sessions <= FEW).then(IdRange::claim);
         let settings = settings(
             directory.path(),
             runtime,
-            max_sessions,
-            &listener,
-            &sessions,
+            (max_sessions, ids.as_ref()),
+            [&listener, &sessions],
         );
         std::fs::write(&config, settings + templates)
             .with_context(|| format!("writing {}", config.display()))?;
@@ -78,10 +101,12 @@ impl Daemon {
         let mut daemon = Self {
             binary: binary.to_owned(),
             directory,
+            runtime,
             child,
             api,
             sessions,
             instance: String::new(),
+            _ids: ids,
         };
         daemon.wait_ready().await?;
         let stored = std::fs::read_to_string(daemon.directory.path().join("state/instance"))
@@ -211,15 +236,18 @@ impl Daemon {
         .map(drop)
     }
 
-    async fn delete(&self, id: &SessionId) -> Result<()> {
+    pub(crate) async fn delete(&self, id: &SessionId) -> Result<()> {
         let path = format!("/v1/sessions/{id}");
         request_json::<StopReport>(&self.api, Method::DELETE, &path, None)
             .await
             .map(drop)
     }
 
-    /// Ends what still runs, waits until Docker has nothing of this instance, stops the daemon.
-    pub(crate) async fn stop(mut self, docker: &Docker) -> Result<()> {
+    /// Ends what still runs, waits until nothing of this instance is left, stops the daemon.
+    pub(crate) async fn stop(mut self, docker: Option<&Docker>) -> Result<()> {
+        let Some(docker) = docker.filter(|_| self.runtime == RuntimeKind::Docker) else {
+            return self.stop_all().await;
+        };
         let listed: Result<conman_proto::SessionList> =
             request_json(&self.api, Method::GET, "/v1/sessions?limit=1000", None).await;
         for session in listed?.sessions {
@@ -313,14 +341,8 @@ impl Daemon {
         let cgroups = Cgroups::detect().context("finding the cgroup hierarchies")?;
         // A preempted node removes nothing, because its machine stops; this one continues.
         self.readmit().await?;
-        // Containers made ahead end with the daemon.
-        let left = || {
-            let mut left = cgroups.children(&self.cgroup());
-            left.retain(|name| !name.starts_with("ahead_"));
-            left
-        };
         let clean = async {
-            while !left().is_empty() {
+            while !cgroups.children(&self.cgroup()).is_empty() {
                 tokio::time::sleep(POLL).await;
             }
         };
@@ -328,7 +350,7 @@ impl Daemon {
             .await
             .is_err()
         {
-            let left = left();
+            let left = cgroups.children(&self.cgroup());
             bail!(
                 "{} cgroups were left behind below {}",
                 left.len(),
@@ -368,16 +390,20 @@ pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
 fn settings(
     directory: &Path,
     runtime: RuntimeKind,
-    max_sessions: usize,
-    api: &str,
-    sessions: &str,
+    (max_sessions, ids): (usize, Option<&IdRange>),
+    [api, sessions]: [&str; 2],
 ) -> String {
+    let ids = ids.map_or_else(|| format!("{ALL_IDS:?}"), IdRange::value);
     let directory = directory.display();
+    let gvisor = match runtime {
+        RuntimeKind::Gvisor => gvisor_settings(),
+        _ => String::new(),
+    };
     format!(
         r#"[node]
 state_dir = "{directory}/state"
 runtime = "{runtime}"
-id_range = "3221225472-4278190079" # apart from the default range, which the host's own conman may use
+id_range = {ids}
 
 [listen]
 api = "{api}"
@@ -388,40 +414,51 @@ admin = "{directory}/conman.sock"
 max_sessions = {max_sessions}
 max_connections = 20000
 
-"#
+{gvisor}"#
     )
 }
 
-fn templates() -> String {
-    let image = image_name();
-    let echo = r#"["/bin/conman-bench", "echo", "--listen", "0.0.0.0:8080"]"#;
-    format!(
-        r#"[templates.bridge]
-image = "{image}"
-command = ["sleep", "1000000"]
-network = "bridge"
+/// Where gVisor is, for the configuration: the one in PATH, which is compared with.
+pub(crate) fn gvisor_settings() -> String {
+    let path = needs::find("runsc");
+    let section = path.map(|path| format!("[gvisor]\npath = \"{}\"\n", path.display()));
+    section.unwrap_or_default()
+}
 
-[templates.loopback]
-image = "{image}"
-command = ["sleep", "1000000"]
-
-[templates.http]
-image = "{image}"
-command = ["httpd", "-f", "-p", "8080", "-h", "/"]
-port = 8080
-
-[templates.echo]
-image = "{image}"
-command = {echo}
-port = 8080
-memory_bytes = 4294967296
-
-[templates.echo-bridge]
-image = "{image}"
-command = {echo}
-port = 8080
-memory_bytes = 4294967296
-network = "bridge"
-"#
-    )
+fn templates(runtime: RuntimeKind) -> String {
+    let image = match runtime {
+        RuntimeKind::Docker => image_name(),
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => IMAGE.to_owned(),
+    };
+    let cpus = match runtime {
+        // `runsc` alone has no cgroups: a limit would slow the start of the session's kernel only in sessions.
+        RuntimeKind::Gvisor => String::new(),
+        RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => {
+            format!("cpus = {}\n", plain::CPUS)
+        }
+    };
+    let http = format!(
+        "command = {}\nport = 8080\nmemory_bytes = {}\npids = {}\n{cpus}",
+        json!(image::COMMAND),
+        plain::MEMORY_BYTES,
+        plain::PIDS
+    );
+    let asleep = "command = [\"sleep\", \"1000000\"]\n";
+    let echo = "command = [\"/bin/conman-bench\", \"echo\", \"--listen\", \"0.0.0.0:8080\"]\nport = 8080\n\
+                memory_bytes = 4294967296\n";
+    let bridge = "network = \"bridge\"\n";
+    let all = [
+        ("loopback", asleep, ""),
+        ("http", http.as_str(), ""),
+        ("echo", echo, ""),
+        ("bridge", asleep, bridge),
+        ("echo-bridge", echo, bridge),
+    ];
+    let here = all
+        .into_iter()
+        .filter(|(_, _, network)| network.is_empty() || runtime == RuntimeKind::Docker);
+    here.map(|(name, program, network)| {
+        format!("[templates.{name}]\nimage = \"{image}\"\n{program}{network}\n")
+    })
+    .collect()
 }

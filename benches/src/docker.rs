@@ -10,14 +10,14 @@ use http::Method;
 use tokio::process::Command;
 
 use crate::http_client::request_json;
-use crate::image;
 
 /// Concurrent `docker run` while a benchmark is prepared.
 const PARALLEL_RUNS: usize = 8;
 const POLL: Duration = Duration::from_millis(50);
 
 /// Docker as its users use it: the command line, and the API for queries. It has an image with
-/// busybox and this program until this is dropped.
+/// busybox and this program until this is dropped. Dropping this also removes all containers of this run, which
+/// an interruption may have left.
 #[derive(Debug)]
 pub(crate) struct Docker {
     socket: PathBuf,
@@ -25,14 +25,30 @@ pub(crate) struct Docker {
 
 impl Drop for Docker {
     fn drop(&mut self) {
+        let docker = |arguments: &[&str]| {
+            let mut command = std::process::Command::new("docker");
+            // The benchmark handles Ctrl-C at the terminal.
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
+            command.args(arguments).stdin(Stdio::null()).output()
+        };
+        let filter = format!("label={}", run_label());
+        if let Ok(listed) = docker(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter]) {
+            let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+            let mut remove = vec!["rm", "--force", "--volumes"];
+            remove.extend(listed.split_whitespace());
+            if remove.len() > 3 {
+                // A failure shows in `docker ps`.
+                let _ = docker(&remove);
+            }
+        }
         // What still uses the image was reported as left behind.
-        let _ = std::process::Command::new("docker")
-            .args(["image", "rm", "--force", &image_name()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
+        let _ = docker(&["image", "rm", "--force", &image_name()]);
     }
+}
+
+/// The label of all containers of this run.
+fn run_label() -> String {
+    format!("dev.conman.bench.run={}", std::process::id())
 }
 
 /// The name of this run's image in Docker.
@@ -41,15 +57,10 @@ pub(crate) fn image_name() -> String {
 }
 
 impl Docker {
-    /// Checks that Docker answers, and imports the image.
-    pub(crate) async fn new() -> Result<Self> {
-        let scratch = tempfile::tempdir().context("making a temporary folder")?;
-        let root = image::root(scratch.path())?;
-        image::add_this_program(&root)?;
-        Self::with_image(&image::archive(&root)?).await
-    }
-
     /// Checks that Docker answers, and imports this archive as the image.
+    ///
+    /// # Errors
+    /// When Docker is missing or does not answer.
     pub(crate) async fn with_image(archive: &Path) -> Result<Self> {
         docker_command(&["version"])
             .await
@@ -90,16 +101,29 @@ impl Docker {
             })?
     }
 
-    /// Plain containers on Docker's bridge, below a separate cgroup.
+    /// The name of a runtime of Docker's that is gVisor, if there is one.
+    pub(crate) async fn gvisor(&self) -> Result<Option<String>> {
+        let listed = docker_command(&["info", "--format", "{{json .Runtimes}}"]).await?;
+        let listed: serde_json::Value =
+            serde_json::from_str(&listed).context("reading the runtimes of Docker")?;
+        let runtimes = listed.as_object().into_iter().flatten();
+        let mut gvisor = runtimes.filter(|(name, runtime)| {
+            let path = runtime["path"].as_str().unwrap_or_default();
+            name.contains("runsc") || path.ends_with("/runsc")
+        });
+        Ok(gvisor.next().map(|(name, _)| name.clone()))
+    }
+
+    /// Plain containers on Docker's bridge, below a separate cgroup, with more options of `docker run`.
     pub(crate) async fn run_plain(
         &self,
         label: &str,
-        cgroup: &str,
+        (cgroup, more): (&str, &[&str]),
         count: usize,
         progress: impl Fn(usize),
     ) -> Result<Vec<String>> {
         let mut ids = Vec::with_capacity(count);
-        let options = ["--init", "--cgroup-parent", cgroup];
+        let options = [&["--cgroup-parent", cgroup][..], more].concat();
         let mut runs = stream::iter(0..count)
             .map(|_| self.run(label, &options, &["sleep", "1000000"]))
             .buffer_unordered(PARALLEL_RUNS);
@@ -125,6 +149,9 @@ impl Docker {
 
     /// `docker rm` of all, in one command.
     pub(crate) async fn remove(&self, ids: &[String]) -> Result<()> {
+        if ids.is_empty() {
+            return Ok(());
+        }
         on_all(&["rm", "--force", "--volumes"], ids).await
     }
 
@@ -155,7 +182,8 @@ impl Docker {
         command: &[&str],
     ) -> Result<String> {
         let image = image_name();
-        let mut arguments = vec!["run", "--detach", "--label", label];
+        let run = run_label();
+        let mut arguments = vec!["run", "--detach", "--label", label, "--label", &run];
         arguments.extend_from_slice(options);
         arguments.push(&image);
         arguments.extend_from_slice(command);

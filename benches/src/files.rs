@@ -48,9 +48,9 @@ struct Compared {
 /// # Errors
 /// When Docker or busybox is missing, or a copy fails.
 pub(crate) async fn files(conman: &Path, options: &Copying) -> Result<Report> {
-    let docker = Docker::new().await?;
     let scratch = tempfile::tempdir().context("making a temporary folder")?;
     let archive = image::archive(&image::root(scratch.path())?)?;
+    let docker = Docker::with_image(&archive).await?;
     let template =
         format!("[templates.idle]\nimage = \"{IMAGE}\"\ncommand = [\"sleep\", \"1000000\"]\n");
     let daemon = Daemon::with_templates(conman, RuntimeKind::Native, 8, &template).await?;
@@ -59,7 +59,12 @@ pub(crate) async fn files(conman: &Path, options: &Copying) -> Result<Report> {
         daemon.open_one(SESSION.to_owned(), "idle").await?;
         let label = daemon.label();
         let ids = docker
-            .run_plain(&label, &daemon.cgroup(), 1, |_| {})
+            .run_plain(
+                &label,
+                (daemon.cgroup().as_str(), &["--init"][..]),
+                1,
+                |_| {},
+            )
             .await?;
         let copies = Copies {
             conman: conman.to_owned(),

@@ -10,9 +10,9 @@ use serde_json::json;
 
 use crate::arguments::Echoing;
 use crate::daemon::free_ports;
-use crate::interruption::until_interrupted;
+use crate::interruption::{early_end, until_interrupted};
 use crate::load::{Target, echo};
-use crate::report::{Bar, Chart, Report, Table, figure, shown};
+use crate::report::{Bar, Chart, Part, Report, Table, figure, shown};
 use crate::rivals;
 use crate::statistics::{median, quantiles};
 
@@ -42,11 +42,14 @@ struct Measurement {
 /// # Errors
 /// When a process cannot be started, or an echo fails.
 pub(crate) async fn hop(options: &Echoing) -> Result<Report> {
-    let measurements = until_interrupted(measure(options)).await?;
-    report(options, &measurements)
+    let mut measurements = Vec::new();
+    let ended = until_interrupted(measure(options, &mut measurements)).await;
+    // A round has every path and size.
+    let early = early_end(ended, measurements.len() / (3 * SIZES.len()))?;
+    report(options, &measurements, early)
 }
 
-async fn measure(options: &Echoing) -> Result<Vec<Measurement>> {
+async fn measure(options: &Echoing, measurements: &mut Vec<Measurement>) -> Result<()> {
     let directory = tempfile::tempdir().context("making a temporary folder")?;
     let secret = directory.path().join("fleet.key");
     write_secret(&secret)?;
@@ -66,7 +69,6 @@ async fn measure(options: &Echoing) -> Result<Vec<Measurement>> {
         (LOCAL, target(owner, "/s/echo/")),
         (HOP, target(entry, "/s/echo/")),
     ];
-    let mut measurements = Vec::new();
     for round in 0..options.rounds {
         for bytes in SIZES {
             // Each round begins with another path, so that none always runs after the same one.
@@ -85,7 +87,7 @@ async fn measure(options: &Echoing) -> Result<Vec<Measurement>> {
             }
         }
     }
-    Ok(measurements)
+    Ok(())
 }
 
 fn local(port: u16) -> SocketAddr {
@@ -106,7 +108,11 @@ fn write_secret(path: &Path) -> Result<()> {
         .with_context(|| format!("writing {}", path.display()))
 }
 
-fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
+fn report(
+    options: &Echoing,
+    measurements: &[Measurement],
+    early: Option<String>,
+) -> Result<Report> {
     let mut table = Table::new([
         "through",
         "message",
@@ -154,19 +160,18 @@ fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
     Ok(Report {
         missed: (!missed.is_empty()).then(|| missed.join("; ")),
         title: "WebSocket echo through another node".to_owned(),
-        parts: vec![
-            format!(
-                "One connection, medians of {} rounds of {} s in rotation.",
-                options.rounds,
-                options.duration().as_secs_f64()
-            )
-            .into(),
-            Chart::bars("64 B: median", "µs", bars).into(),
-            table.into(),
-        ],
+        parts: [format!(
+            "One connection, medians of {} rounds of {} s in rotation.",
+            options.rounds, options.seconds
+        )]
+        .into_iter()
+        .chain(early.clone())
+        .map(Part::from)
+        .chain([Chart::bars("64 B: median", "µs", bars).into(), table.into()])
+        .collect(),
         json: json!({
             "benchmark": "hop", "rounds": options.rounds,
-            "duration_s": options.duration().as_secs_f64(), "medians": rows,
+            "duration_s": options.seconds, "early_end": early, "medians": rows,
             "measurements": measurements,
         }),
     })
@@ -180,7 +185,7 @@ mod tests {
     fn a_hop_that_takes_longer_than_it_may_is_told_of() {
         let options = Echoing {
             rounds: 1,
-            seconds: 1,
+            seconds: 1.0,
         };
         let missed = |hop_us: f64| {
             let sized = SIZES.map(|message_bytes| {
@@ -192,7 +197,7 @@ mod tests {
                 })
             });
             let measured: Vec<_> = sized.into_iter().flatten().collect();
-            report(&options, &measured)
+            report(&options, &measured, None)
                 .expect("all was measured")
                 .missed
         };

@@ -33,6 +33,15 @@ pub(crate) fn root(directory: &Path) -> Result<PathBuf> {
     Ok(root)
 }
 
+/// An archive with busybox and this program, and the directory that it is in.
+pub(crate) fn with_this_program() -> Result<(tempfile::TempDir, PathBuf)> {
+    let scratch = tempfile::tempdir().context("making a temporary folder")?;
+    let root = root(scratch.path())?;
+    add_this_program(&root)?;
+    let archive = archive(&root)?;
+    Ok((scratch, archive))
+}
+
 /// Adds this program as `/bin/conman-bench`, with the libraries that it is linked to.
 pub(crate) fn add_this_program(root: &Path) -> Result<()> {
     let program = std::env::current_exe().context("finding this program")?;

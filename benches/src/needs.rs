@@ -1,8 +1,7 @@
 //! Programs of the distribution that benchmarks need.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Result, bail};
+pub(crate) use conman_cluster::find;
 
 /// A program and the package that has it.
 pub(crate) type Need = (&'static str, &'static str);
@@ -43,16 +42,6 @@ pub(crate) fn require(what: &str, needs: &[Need]) -> Result<()> {
         Some(missing) => bail!("{what} cannot be measured: {missing}"),
         None => Ok(()),
     }
-}
-
-/// A program in PATH, or where systems have those for root.
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    std::env::split_paths(&paths)
-        .chain(system)
-        .map(|directory| directory.join(program))
-        .find(|path| Path::is_file(path))
 }
 
 #[cfg(test)]

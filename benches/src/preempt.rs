@@ -12,10 +12,10 @@ use serde_json::json;
 use crate::arguments::Killing;
 use crate::daemon::Daemon;
 use crate::image;
-use crate::interruption::until_interrupted;
+use crate::interruption::{early_end, until_interrupted};
 use crate::kill::milliseconds;
 use crate::observer::Observer;
-use crate::report::{Bar, Chart, Report, Table, figure, shown};
+use crate::report::{Bar, Chart, Part, Report, Table, figure, shown};
 use crate::statistics::median;
 
 /// Bound on the last death.
@@ -68,15 +68,16 @@ pub(crate) async fn preempt(conman: &Path, options: &Killing) -> Result<Report> 
     let archive = image::archive(&image::root(scratch.path())?)?;
     let room = options.count;
     let daemon = Daemon::with_templates(conman, RuntimeKind::Native, room, &templates()).await?;
-    let measured = until_interrupted(async {
+    let mut measurements = Vec::new();
+    let ended = until_interrupted(async {
         daemon.import(&archive, IMAGE).await?;
-        measure(options, &daemon).await
+        measure(options, &daemon, &mut measurements).await
     })
     .await;
     let stopped = daemon.stop_all().await;
-    let measurements = measured?;
+    let early = early_end(ended, measurements.len() / Load::ALL.len())?;
     stopped?;
-    report(options, &measurements)
+    report(options, &measurements, early)
 }
 
 fn templates() -> String {
@@ -91,8 +92,11 @@ fn templates() -> String {
         + &of(Load::Spinning, json!(["sh", "-c", "while :; do :; done"]))
 }
 
-async fn measure(options: &Killing, daemon: &Daemon) -> Result<Vec<Measurement>> {
-    let mut measurements = Vec::new();
+async fn measure(
+    options: &Killing,
+    daemon: &Daemon,
+    measurements: &mut Vec<Measurement>,
+) -> Result<()> {
     for round in 0..options.rounds {
         for load in Load::ALL {
             let name = load.template();
@@ -112,7 +116,7 @@ async fn measure(options: &Killing, daemon: &Daemon) -> Result<Vec<Measurement>>
             });
         }
     }
-    Ok(measurements)
+    Ok(())
 }
 
 /// Preempts a node of `count` sessions: until the last death and the last release, in milliseconds
@@ -135,7 +139,11 @@ pub(crate) async fn preempt_all(daemon: &Daemon, count: usize) -> Result<(f64, f
     Ok((milliseconds(dead - notice), released))
 }
 
-fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
+fn report(
+    options: &Killing,
+    measurements: &[Measurement],
+    early: Option<String>,
+) -> Result<Report> {
     let sample = |load: Load, value: fn(&Measurement) -> f64| -> Vec<f64> {
         let of = measurements.iter().filter(|one| one.load == load);
         of.map(value).collect()
@@ -162,14 +170,21 @@ fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
             format!("the last spinning session died after {spinning} ms, not within {most} ms")
         }),
         title: format!("{} native sessions of {CPUS} CPU preempted", options.count),
-        parts: vec![
-            format!("Medians of {} round(s), from the notice.", options.rounds).into(),
+        parts: [format!(
+            "Medians of {} round(s), from the notice.",
+            options.rounds
+        )]
+        .into_iter()
+        .chain(early.clone())
+        .map(Part::from)
+        .chain([
             Chart::bars("last process dead", "ms", bars).into(),
             table.into(),
-        ],
+        ])
+        .collect(),
         json: json!({
             "benchmark": "preempt", "count": options.count, "rounds": options.rounds,
-            "idle_last_dead_ms": idle, "spinning_last_dead_ms": spinning, "most_ms": most,
+            "early_end": early, "idle_last_dead_ms": idle, "spinning_last_dead_ms": spinning, "most_ms": most,
             "measurements": measurements,
         }),
     })

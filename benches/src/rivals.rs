@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-const START_PATIENCE: Duration = Duration::from_secs(10);
+const START_PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A proxy that ends when this is dropped, including its worker processes.
@@ -188,4 +188,17 @@ async fn spawn(name: &'static str, mut command: Command, port: u16) -> Result<Ri
             )
         })??;
     Ok(rival)
+}
+
+/// Waits until something listens on an address.
+pub(crate) async fn wait_listening(address: SocketAddr) -> Result<()> {
+    // A connection to no address reaches this process's own namespace.
+    let listening = async {
+        while TcpStream::connect(address).await.is_err() {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    tokio::time::timeout(START_PATIENCE, listening)
+        .await
+        .with_context(|| format!("nothing listens on {address}"))
 }

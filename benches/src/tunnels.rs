@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use conman_observer::resident_bytes;
+use conman_proto::RuntimeKind;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -12,6 +13,7 @@ use serde_json::json;
 use crate::arguments::Tunnelling;
 use crate::daemon::Daemon;
 use crate::docker::Docker;
+use crate::image;
 use crate::interruption::until_interrupted;
 use crate::load::{Client, Target};
 use crate::report::{Bar, Chart, Report, shown};
@@ -31,10 +33,11 @@ const MESSAGE_BYTES: usize = 64;
 /// # Errors
 /// When Docker or the image is missing, or a tunnel cannot be opened or does not echo at the end.
 pub(crate) async fn tunnels(conman: &Path, options: &Tunnelling) -> Result<Report> {
-    let docker = Docker::new().await?;
-    let daemon = Daemon::start(conman).await?;
+    let (_scratch, archive) = image::with_this_program()?;
+    let docker = Docker::with_image(&archive).await?;
+    let daemon = Daemon::start(conman, RuntimeKind::Docker, 1, &archive).await?;
     let measured = until_interrupted(measure(options, &daemon)).await;
-    let stopped = daemon.stop(&docker).await;
+    let stopped = daemon.stop(Some(&docker)).await;
     let (before, after) = measured?;
     stopped?;
     let each = after.saturating_sub(before) as f64 / options.count as f64 / 1024.0;

@@ -3,7 +3,6 @@
 mod conditions;
 mod footprint;
 mod report;
-mod rivals;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,10 +26,10 @@ use crate::image;
 use crate::interruption::until_interrupted;
 use crate::kill::milliseconds;
 use crate::observer::Observer;
+use crate::plain::{self, Network as OciNetwork, Oci, OciContainers};
 use crate::report::Report;
 use conditions::Conditions;
 use footprint::{Footprint, MachineMemory, Own};
-use rivals::Oci;
 
 /// Sessions whose page is requested at the end.
 const ASKED: usize = 500;
@@ -41,7 +40,7 @@ const LOOKS: u32 = 5;
 const QUIET: std::time::Duration = std::time::Duration::from_secs(10);
 /// With fewer sessions there is nothing to measure in these times, which are then as short as this.
 const FEW: usize = 100;
-const SHORT: std::time::Duration = std::time::Duration::from_secs(1);
+const SHORT: std::time::Duration = std::time::Duration::from_millis(100);
 /// The daemon rests if it used less than this processor time for so long. Then it measures the sessions' files
 /// again after a minute.
 const REST: std::time::Duration = std::time::Duration::from_secs(10);
@@ -116,7 +115,11 @@ pub(crate) async fn density(conman: &Path, options: &Density) -> Result<Report> 
     let root = image::root(scratch.path())?;
     let archive = image::archive(&root)?;
     // Its image is there until the end of this function.
-    let docker = Docker::new().await.map_err(|error| format!("{error:#}"));
+    let docker = match (options.runtime, options.rivals) {
+        (RuntimeKind::Docker, _) | (_, 1..) => Docker::with_image(&archive).await,
+        (_, 0) => Err(anyhow!("no containers are compared")),
+    };
+    let docker = docker.map_err(|error| format!("{error:#}"));
     if let (RuntimeKind::Docker, Err(why)) = (options.runtime, &docker) {
         bail!("{why}");
     }
@@ -154,7 +157,7 @@ fn template(options: &Density) -> String {
         // Bare `runsc` has no cgroups here: a limit would slow the start of the session's kernel alone.
         RuntimeKind::Gvisor => String::new(),
         RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => {
-            format!("cpus = {}\n", rivals::CPUS)
+            format!("cpus = {}\n", plain::CPUS)
         }
     };
     let command = json!(image::COMMAND);
@@ -170,8 +173,8 @@ fn template(options: &Density) -> String {
     format!(
         "{net}[templates.http]\n{own}image = \"{image}\"\ncommand = {command}\nport = 8080\n\
          memory_bytes = {}\npids = {}\n{cpus}{ptys}",
-        rivals::MEMORY_BYTES,
-        rivals::PIDS,
+        plain::MEMORY_BYTES,
+        plain::PIDS,
     )
 }
 
@@ -392,8 +395,8 @@ async fn measure_rivals(
         anyhow::Ok(times)
     };
     let in_docker = async {
-        docker.as_ref().map_err(|why| anyhow!("{why}"))?;
-        rivals::docker_run(options.rivals).await
+        let docker = docker.as_ref().map_err(|why| anyhow!("{why}"))?;
+        docker_runs(docker, options.rivals).await
     };
     let said = |times: Result<Vec<f64>>| times.map_err(|error| format!("{error:#}"));
     let (bare, oci) = match options.runtime {
@@ -407,13 +410,42 @@ async fn measure_rivals(
         },
         Rival {
             name: bare,
-            times_ms: said(rivals::run(oci, root, options.rivals).await),
+            times_ms: said(oci_runs(oci, root, options.rivals).await),
         },
         Rival {
             name: "docker run",
             times_ms: said(in_docker.await),
         },
     ]
+}
+
+/// Starts containers with `crun run` or `runsc run`, one after the other; milliseconds each.
+async fn oci_runs(oci: Oci, root: &Path, count: usize) -> Result<Vec<f64>> {
+    let mut containers = OciContainers::new(oci, OciNetwork::None, root, "density")?;
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let begun = Instant::now();
+        containers.run(&image::COMMAND).await?;
+        times.push(milliseconds(begun.elapsed()));
+    }
+    containers.remove().await;
+    Ok(times)
+}
+
+/// Starts containers with `docker run`, one after the other; milliseconds each.
+async fn docker_runs(docker: &Docker, count: usize) -> Result<Vec<f64>> {
+    let label = format!("dev.conman.bench=density-{}", std::process::id());
+    let (memory, cpus) = (plain::MEMORY_BYTES.to_string(), plain::CPUS.to_string());
+    let pids = plain::PIDS.to_string();
+    let limits = ["--memory", &memory, "--cpus", &cpus, "--pids-limit", &pids];
+    let (mut times, mut ids) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for _ in 0..count {
+        let begun = Instant::now();
+        ids.push(docker.run(&label, &limits, &image::COMMAND).await?);
+        times.push(milliseconds(begun.elapsed()));
+    }
+    docker.remove(&ids).await?;
+    Ok(times)
 }
 
 /// Requests the page of some sessions, spread over all in a shuffled order; returns how many

@@ -296,7 +296,6 @@ mod tests {
 
     const OPTIONS: Networking = Networking {
         cleanup: false,
-        fabric: false,
         start: false,
         preempt: false,
         count: 0,

@@ -172,7 +172,6 @@ mod tests {
         let missed = |count, routed| {
             let options = Networking {
                 cleanup: false,
-                fabric: false,
                 start: true,
                 preempt: false,
                 count,

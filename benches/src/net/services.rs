@@ -4,7 +4,6 @@ use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -13,6 +12,7 @@ use tokio::process::{Child, Command};
 
 use crate::echo::echo;
 use crate::load::{Target, read_head};
+use crate::rivals::wait_listening;
 
 /// The first of the services' ports in every place of their own.
 pub(super) const PORT: u16 = 27_800;
@@ -22,8 +22,6 @@ pub(super) const PORTS: u16 = 3;
 pub(super) const BULK: &str = "bulk";
 /// Bytes that are sent or received at a time.
 pub(super) const CHUNK_BYTES: usize = 128 * 1024;
-const START_PATIENCE: Duration = Duration::from_secs(20);
-const POLL: Duration = Duration::from_millis(20);
 
 /// The line that says that all services listen.
 pub(super) const READY: &str = "ready";
@@ -149,18 +147,6 @@ fn tool(name: &'static str, configure: impl FnOnce(&mut Command)) -> Result<Chil
         .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("starting {name}; install the package {name}"))
-}
-
-async fn wait_listening(address: SocketAddr) -> Result<()> {
-    // A connection to no address reaches this process's own namespace.
-    let listening = async {
-        while TcpStream::connect(address).await.is_err() {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    tokio::time::timeout(START_PATIENCE, listening)
-        .await
-        .with_context(|| format!("nothing listens on {address}"))
 }
 
 async fn serve_http(listener: TcpListener) -> Result<()> {

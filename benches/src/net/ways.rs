@@ -4,10 +4,8 @@ use std::fs::Permissions;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::net::TcpStream;
 
 use super::namespaces::{FAR, MACHINE, Namespaces, Place, WIRE, WIRE_TO_FAR};
 use super::services::{PORT, PORTS, Services, programs};
@@ -16,7 +14,7 @@ use super::{Name, Side, Unmeasured};
 use crate::daemon::free_ports;
 use crate::docker::Docker;
 use crate::image;
-use crate::rivals::{self, Rival};
+use crate::rivals::{self, Rival, wait_listening};
 
 /// The first of the published ports of the container on Docker's bridge.
 const PUBLISHED_PORT: u16 = PORT + 10;
@@ -32,8 +30,6 @@ const POOLS: [&str; 2] = ["198.19.0.0/17", "198.19.128.0/17"];
 /// The network of the cable, and the addresses of sessions there.
 const CABLE: &str = "198.18.0.0/24";
 const RANGE: &str = "198.18.0.128/28";
-const START_PATIENCE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(50);
 
 /// The ways' names in the table.
 pub(super) const PLAIN: &str = "plain process";
@@ -321,15 +317,4 @@ impl Stage {
 /// The label of the benchmark's containers.
 fn label() -> String {
     format!("dev.conman.bench=net-{}", std::process::id())
-}
-
-async fn wait_listening(address: SocketAddr) -> Result<()> {
-    let listening = async {
-        while TcpStream::connect(address).await.is_err() {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    tokio::time::timeout(START_PATIENCE, listening)
-        .await
-        .with_context(|| format!("nothing listens on {address}"))
 }

@@ -103,10 +103,11 @@ pub(super) fn hpcc_figures(text: &str) -> Result<Figures> {
 
 /// Sequential and random reads and writes, past the page cache.
 pub(super) fn fio_script(folder: &str, options: &Overhead) -> String {
+    let size = if options.seconds < 1.0 { "8M" } else { "256M" };
     let common = format!(
-        "fio --directory={folder} --filename=fio.data --size=256M --direct=1 --ioengine=psync --time_based \
-         --runtime={} --output-format=json",
-        options.seconds
+        "fio --directory={folder} --filename=fio.data --size={size} --direct=1 --ioengine=psync --time_based \
+         --runtime={:.0}ms --output-format=json",
+        options.seconds * 1_000.0
     );
     let jobs = FIO.map(|(name, mode, block, _)| {
         format!("--name={name} --rw={mode} --bs={block} --stonewall")

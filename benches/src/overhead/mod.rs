@@ -66,7 +66,8 @@ pub(crate) async fn overhead(conman: &Path, options: &Overhead) -> Result<Report
     if loads.is_empty() {
         bail!("nothing can be measured: {}", measured.reasons());
     }
-    let places = Places::start(conman, &loads, &mut measured).await?;
+    let what = (&*loads, options.runtime);
+    let places = Places::start(conman, what, &mut measured).await?;
     let run = rounds(options, &loads, &places, &mut measured);
     let ended = until_interrupted(run).await;
     let stopped = places.stop().await;

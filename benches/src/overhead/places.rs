@@ -1,4 +1,4 @@
-//! Where the programs run: on the machine, in native sessions, in Docker's containers.
+//! Where the programs run: on the machine, in sessions, in Docker's containers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use super::loads::{self, Figures, Load, WORK};
 use super::servers::{self, Server};
 use super::{Measured, output};
 use crate::arguments::Overhead;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, gvisor_settings};
 use crate::docker::{Docker, image_name};
 use crate::image;
 
@@ -33,24 +33,57 @@ pub(super) enum Place {
     Native,
     NativeRouted,
     NativeHost,
+    /// A session of the chosen runtime, with its client inside.
+    Gvisor,
+    ConmanDocker,
     /// A container of Docker on the bridge, reached by its address.
     Docker,
     DockerPublished,
     DockerHost,
+    /// A container of Docker with gVisor, on the bridge.
+    DockerGvisor,
 }
 
 impl Place {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 10] = [
         Self::Plain,
         Self::Native,
         Self::NativeRouted,
         Self::NativeHost,
+        Self::Gvisor,
+        Self::ConmanDocker,
         Self::Docker,
         Self::DockerPublished,
         Self::DockerHost,
+        Self::DockerGvisor,
     ];
-    /// Places of loads that need no network.
-    const ALONE: [Self; 3] = [Self::Plain, Self::Native, Self::Docker];
+
+    /// The places where some loads are measured with a chosen runtime.
+    fn wanted(loads: &[Load], runtime: RuntimeKind) -> Vec<Self> {
+        let has_servers = loads.iter().any(|load| load.is_server());
+        let is_wanted = |place: &Self| match place.only_with() {
+            Some(wanted) => runtime == wanted,
+            None => has_servers || !place.is_about_network(),
+        };
+        Self::ALL.into_iter().filter(is_wanted).collect()
+    }
+
+    /// The runtime with which it is measured, if not always.
+    const fn only_with(self) -> Option<RuntimeKind> {
+        match self {
+            Self::Gvisor | Self::DockerGvisor => Some(RuntimeKind::Gvisor),
+            Self::ConmanDocker => Some(RuntimeKind::Docker),
+            _ => None,
+        }
+    }
+
+    /// Whether it differs from another one only by its network.
+    const fn is_about_network(self) -> bool {
+        matches!(
+            self,
+            Self::NativeRouted | Self::NativeHost | Self::DockerPublished | Self::DockerHost
+        )
+    }
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -58,14 +91,24 @@ impl Place {
             Self::Native => "conman native",
             Self::NativeRouted => "conman native, routed",
             Self::NativeHost => "conman native, host network",
+            Self::Gvisor => "conman gVisor",
+            Self::ConmanDocker => "conman on Docker",
             Self::Docker => "Docker, bridge by address",
             Self::DockerPublished => "Docker, published port",
             Self::DockerHost => "Docker, host network",
+            Self::DockerGvisor => "Docker with gVisor",
         }
     }
 
-    pub(super) const fn is_native(self) -> bool {
-        matches!(self, Self::Native | Self::NativeRouted | Self::NativeHost)
+    pub(super) const fn is_session(self) -> bool {
+        matches!(
+            self,
+            Self::Native
+                | Self::NativeRouted
+                | Self::NativeHost
+                | Self::Gvisor
+                | Self::ConmanDocker
+        )
     }
 
     /// The name of its session, template, container and directory.
@@ -75,16 +118,22 @@ impl Place {
             Self::Native => "native",
             Self::NativeRouted => "native-routed",
             Self::NativeHost => "native-host",
+            Self::Gvisor => "gvisor",
+            Self::ConmanDocker => "conman-docker",
             Self::Docker => "docker",
             Self::DockerPublished => "docker-published",
             Self::DockerHost => "docker-host",
+            Self::DockerGvisor => "docker-gvisor",
         }
     }
 
-    const fn network(self) -> &'static str {
+    /// What its template has besides.
+    const fn settings(self) -> &'static str {
         match self {
             Self::NativeRouted => "network = \"routed\"\n",
             Self::NativeHost => "network = \"host\"\n",
+            Self::Gvisor => "runtime = \"gvisor\"\n",
+            Self::ConmanDocker => "runtime = \"docker\"\n",
             _ => "",
         }
     }
@@ -106,7 +155,8 @@ pub(super) fn no_virtual_machine() -> String {
 /// Everything that runs for the benchmark.
 pub(super) struct Places {
     conman: PathBuf,
-    daemon: Option<Daemon>,
+    /// With the sessions.
+    daemon: Option<(Daemon, Vec<Place>)>,
     /// With the containers; its image is there as long as this.
     docker: Option<(Docker, BTreeMap<Place, String>)>,
     servers: Vec<Server>,
@@ -121,7 +171,7 @@ impl Places {
     /// When even the plain process cannot be.
     pub(super) async fn start(
         conman: &Path,
-        loads: &[Load],
+        (loads, runtime): (&[Load], RuntimeKind),
         measured: &mut Measured,
     ) -> Result<Self> {
         // On a disk: a directory in memory takes no direct I/O.
@@ -133,14 +183,15 @@ impl Places {
             servers: Vec::new(),
             scratch,
         };
-        for place in Place::ALL {
-            servers::make_folder(&places.folder(place), place)?;
+        let wanted = Place::wanted(loads, runtime);
+        for place in &wanted {
+            servers::make_folder(&places.folder(*place), *place)?;
         }
-        if let Err(error) = places.start_native().await {
-            measured.skip("conman native", format!("{error:#}"));
-        }
-        if let Err(error) = places.start_docker().await {
+        if let Err(error) = places.start_docker(&wanted, measured).await {
             measured.skip("Docker", format!("{error:#}"));
+        }
+        if let Err(error) = places.start_sessions(&wanted, measured).await {
+            measured.skip("conman", format!("{error:#}"));
         }
         if let Err(error) = places.start_servers(loads).await {
             places.stop().await?;
@@ -151,20 +202,20 @@ impl Places {
 
     /// The places of a load, the plain process first.
     pub(super) fn of(&self, load: Load) -> Vec<Place> {
-        let all = if load.is_server() {
-            &Place::ALL[..]
-        } else {
-            &Place::ALONE
-        };
-        let exists = |place: &&Place| match **place {
+        let exists = |place: &Place| match *place {
             Place::Plain => true,
-            place if place.is_native() => self.daemon.is_some(),
+            place if place.is_session() => {
+                let daemon = self.daemon.as_ref();
+                daemon.is_some_and(|(_, sessions)| sessions.contains(&place))
+            }
             place => {
                 let docker = self.docker.as_ref();
                 docker.is_some_and(|(_, containers)| containers.contains_key(&place))
             }
         };
-        all.iter().filter(exists).copied().collect()
+        let is_wanted = |place: &Place| load.is_server() || !place.is_about_network();
+        let places = Place::ALL.into_iter().filter(exists);
+        places.filter(is_wanted).collect()
     }
 
     /// Runs a load once.
@@ -215,8 +266,8 @@ impl Places {
         let mut command;
         if place == Place::Plain {
             command = Command::new("sh");
-        } else if place.is_native() {
-            let daemon = self.daemon.as_ref().context("conman does not run")?;
+        } else if place.is_session() {
+            let (daemon, _) = self.daemon.as_ref().context("conman does not run")?;
             command = Command::new(&self.conman);
             command.arg("--socket").arg(daemon.socket());
             command.args(["exec", place.id(), "--", "sh"]);
@@ -250,7 +301,7 @@ impl Places {
                 let address = address.context("the session has no address")?;
                 Ok(address.split('/').next().unwrap_or(address).to_owned())
             }
-            Place::Docker => {
+            Place::Docker | Place::DockerGvisor => {
                 let (docker, containers) = self.docker.as_ref().context("Docker does not run")?;
                 let id = containers
                     .get(&place)
@@ -261,26 +312,35 @@ impl Places {
         }
     }
 
-    async fn start_native(&mut self) -> Result<()> {
+    async fn start_sessions(&mut self, wanted: &[Place], measured: &mut Measured) -> Result<()> {
         let root = image::root(&self.scratch.path().join("image"))?;
         link_usr(&root)?;
         let archive = image::archive(&root)?;
-        let natives = Place::ALL.into_iter().filter(|place| place.is_native());
-        let templates: String = natives.clone().map(|place| self.template(place)).collect();
+        let all = wanted.iter().copied().filter(|place| place.is_session());
+        let templates: String = all.clone().map(|place| self.template(place)).collect();
         let allowed: Vec<String> = shared()
             .chain([self.scratch.path().display().to_string()])
             .collect();
         // Sessions on the host's network reach the API, which therefore asks for tokens; none is used.
         let tokens = tokens_file(&self.scratch.path().join("tokens.toml"))?;
         let settings = format!(
-            "[auth]\ntokens_file = \"{tokens}\"\n[net]\npool = [\"198.18.0.0/24\"]\n[binds]\nallow = {allowed:?}\n{templates}"
+            "[auth]\ntokens_file = \"{tokens}\"\n[net]\npool = [\"198.18.0.0/24\"]\n[binds]\nallow = {allowed:?}\n\
+             {}{templates}",
+            gvisor_settings()
         );
         let daemon =
             Daemon::with_templates(&self.conman, RuntimeKind::Native, 8, &settings).await?;
+        let mut sessions = Vec::new();
         let opened = async {
             daemon.import(&archive, IMAGE).await?;
-            for place in natives {
-                daemon.open_one(place.id().to_owned(), place.id()).await?;
+            for place in all {
+                match daemon.open_one(place.id().to_owned(), place.id()).await {
+                    Ok(_) => sessions.push(place),
+                    Err(error) if place.only_with().is_some() => {
+                        measured.skip(place.name(), format!("{error:#}"));
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             anyhow::Ok(())
         };
@@ -288,7 +348,7 @@ impl Places {
             daemon.stop_all().await?;
             return Err(error);
         }
-        self.daemon = Some(daemon);
+        self.daemon = Some((daemon, sessions));
         Ok(())
     }
 
@@ -297,23 +357,32 @@ impl Places {
             .map(|path| format!("{path}:{path}:ro"))
             .chain([format!("{}:{WORK}", self.folder(place).display())])
             .collect();
+        let image = match place {
+            Place::ConmanDocker => image_name(),
+            _ => IMAGE.to_owned(),
+        };
         format!(
-            "[templates.{}]\nimage = \"{IMAGE}\"\ncommand = [\"/bin/busybox\", \"sleep\", \"1000000\"]\n{}\
+            "[templates.{}]\nimage = \"{image}\"\ncommand = [\"/bin/busybox\", \"sleep\", \"1000000\"]\n{}\
              binds = {binds:?}\nmemory_bytes = {MEMORY_BYTES}\npids = 4096\n",
             place.id(),
-            place.network()
+            place.settings()
         )
     }
 
-    async fn start_docker(&mut self) -> Result<()> {
+    async fn start_docker(&mut self, wanted: &[Place], measured: &mut Measured) -> Result<()> {
         let root = image::root(&self.scratch.path().join("docker-image"))?;
         link_usr(&root)?;
         let docker = Docker::with_image(&image::archive(&root)?).await?;
+        let gvisor = docker.gvisor().await?;
         let mut containers = BTreeMap::new();
-        let others = Place::ALL
-            .into_iter()
-            .filter(|place| *place != Place::Plain && !place.is_native());
+        let others = wanted.iter().copied();
+        let others = others.filter(|place| *place != Place::Plain && !place.is_session());
         for place in others {
+            if place == Place::DockerGvisor && gvisor.is_none() {
+                let why = "Docker has no runtime runsc (`runsc install`, then restart Docker)";
+                measured.skip(place.name(), why.to_owned());
+                continue;
+            }
             let mut options: Vec<String> = shared()
                 .flat_map(|path| ["--volume".to_owned(), format!("{path}:{path}:ro")])
                 .collect();
@@ -334,6 +403,10 @@ impl Places {
                     }
                 }
                 Place::DockerHost => options.extend(["--network".to_owned(), "host".to_owned()]),
+                Place::DockerGvisor => {
+                    options.push("--runtime".to_owned());
+                    options.extend(gvisor.clone());
+                }
                 _ => {}
             }
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
@@ -363,12 +436,13 @@ impl Places {
             server.stop().await;
         }
         let mut results = Vec::new();
+        // A session on Docker uses its image.
+        if let Some((daemon, _)) = self.daemon.take() {
+            results.push(daemon.stop_all().await);
+        }
         if let Some((docker, containers)) = self.docker.take() {
             let ids: Vec<String> = containers.into_values().collect();
             results.push(docker.remove(&ids).await);
-        }
-        if let Some(daemon) = self.daemon.take() {
-            results.push(daemon.stop_all().await);
         }
         results.into_iter().collect()
     }

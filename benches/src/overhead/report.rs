@@ -82,8 +82,9 @@ pub(super) fn report(options: &Overhead, measured: &Measured) -> Result<Report> 
             .into(),
     );
     parts.push(study.into());
-    // The interval of fewer rounds says nothing.
-    let judged = ratios.iter().filter(|_| options.rounds >= JUDGED_ROUNDS);
+    // The interval of fewer rounds says nothing. An interrupted benchmark has fewer than it was to have.
+    let rounds = all.iter().map(|one| one.round + 1).max().unwrap_or(0);
+    let judged = ratios.iter().filter(|_| rounds >= JUDGED_ROUNDS);
     let missed: Vec<String> = judged.filter_map(missed).collect();
     Ok(Report {
         title: "What containers cost".to_owned(),

@@ -43,7 +43,12 @@ pub(super) fn port(load: Load, place: Place) -> u16 {
             Place::NativeHost => 20,
             Place::DockerHost => 30,
             Place::DockerPublished => 40,
-            Place::Native | Place::NativeRouted | Place::Docker => 0,
+            Place::Native
+            | Place::NativeRouted
+            | Place::Gvisor
+            | Place::ConmanDocker
+            | Place::Docker
+            | Place::DockerGvisor => 0,
         }
 }
 
@@ -57,7 +62,8 @@ fn inner_port(load: Load, place: Place) -> u16 {
 
 /// Makes the directory of a place, which belongs to root there.
 pub(super) fn make_folder(folder: &Path, place: Place) -> Result<()> {
-    let root = place.is_native().then_some(DEFAULT_BIND_FIRST_ID);
+    let is_own = place.is_session() && place != Place::ConmanDocker;
+    let root = is_own.then_some(DEFAULT_BIND_FIRST_ID);
     fs::create_dir_all(folder)
         .and_then(|()| fs::set_permissions(folder, fs::Permissions::from_mode(0o777)))
         .and_then(|()| std::os::unix::fs::chown(folder, root, root))
@@ -139,7 +145,7 @@ impl Server {
             "mariadb --no-defaults --user=root --socket={folder}/mysql.sock -e \"{grant}\""
         );
         places.inside(self.place, &script).await?;
-        self.sysbench(places, 1, 0, "prepare").await.map(drop)
+        self.sysbench(places, 1, 0.0, "prepare").await.map(drop)
     }
 
     /// Asks it once for all figures.
@@ -164,21 +170,25 @@ impl Server {
         &self,
         places: &Places,
         threads: usize,
-        seconds: usize,
+        seconds: f64,
         what: &str,
     ) -> Result<String> {
         let script = format!(
             "sysbench /usr/share/sysbench/oltp_read_write.lua --mysql-host={} --mysql-port={} --mysql-user=bench \
-             --tables=1 --table-size={ROWS} --threads={threads} --time={seconds} {what}",
+             --tables=1 --table-size={ROWS} --threads={threads} --time={:.0} {what}",
             self.address,
-            self.port()
+            self.port(),
+            seconds.ceil()
         );
         self.client(places, &script).await
     }
 
     /// A client on the machine; inside the session where nothing else reaches it.
     async fn client(&self, places: &Places, script: &str) -> Result<String> {
-        if self.place == Place::Native {
+        if matches!(
+            self.place,
+            Place::Native | Place::Gvisor | Place::ConmanDocker
+        ) {
             return places.inside(self.place, script).await;
         }
         output(Command::new("sh").args(["-c", script])).await

@@ -73,18 +73,10 @@ pub struct SessionRules {
 }
 
 impl SessionRules {
-    /// Sessions of classes with groups may send to all of `fabric`; with which of it they may talk, the host's rules
-    /// say.
-    pub fn new(
-        netlink: HostNetlink,
-        refusals: Refusals,
-        classes: &[Class],
-        fabric: &[IpNet],
-    ) -> Self {
+    pub fn new(netlink: HostNetlink, refusals: Refusals, classes: &[Class]) -> Self {
         let listed = |class: &Class| {
             let networks = class.networks.iter().map(|(network, _)| *network);
-            let fabric = fabric.iter().filter(|_| !class.groups.is_empty()).copied();
-            (class.number, networks.chain(fabric).collect())
+            (class.number, networks.collect())
         };
         Self {
             netlink,

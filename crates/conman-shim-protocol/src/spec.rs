@@ -5,7 +5,6 @@ use std::path::{Component, Path, PathBuf};
 use conman_linux::{Capabilities, CgroupLimits};
 use serde::{Deserialize, Serialize};
 
-use crate::ahead::Ahead;
 use crate::files::FilesOrder;
 
 /// Layers of a root: an image's 128, and one of conman's. The kernel's bound on an overlay is 500.
@@ -81,8 +80,6 @@ pub struct LaunchSpec {
     #[serde(default)]
     pub network: NetworkSpec,
     pub hardening: Hardening,
-    #[serde(default)]
-    pub ahead: Ahead,
 }
 
 /// The network of a container.
@@ -355,7 +352,7 @@ pub struct SpecError {
 }
 
 impl SpecError {
-    pub(crate) fn new(field: &str, reason: &str) -> Self {
+    fn new(field: &str, reason: &str) -> Self {
         Self {
             field: field.to_owned(),
             reason: reason.to_owned(),
@@ -383,10 +380,7 @@ impl LaunchSpec {
             return Err(SpecError::new("log_bytes", "less than 64 KiB"));
         }
         self.root.check()?;
-        self.check_ahead()?;
-        if self.ahead != Ahead::Make {
-            self.program.check()?;
-        }
+        self.program.check()?;
         if self.files.len() > MAX_FILES {
             return Err(SpecError::new("files", "too many files"));
         }
@@ -409,9 +403,7 @@ impl LaunchSpec {
 impl LaunchSpec {
     /// Checks the number of mounts and sockets that came along.
     pub fn check_fds(&self, fds: usize) -> Result<(), SpecError> {
-        // The start that takes it brings the socket.
-        let is_linked = self.network == NetworkSpec::Linked && self.ahead != Ahead::Make;
-        let sockets = usize::from(is_linked);
+        let sockets = usize::from(self.network == NetworkSpec::Linked);
         let kernel = match self.hardening.own_kernel {
             true => KERNEL_FILES.len(),
             false => 0,

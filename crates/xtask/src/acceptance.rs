@@ -1,6 +1,6 @@
 //! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
 //! battery, the overlap test with the times that nodes derive, all tests on virtual machines, programs in
-//! sessions, sessions with gVisor as their kernel, sabotages of the core, and the storm behind a load balancer; a filter selects one of them.
+//! sessions, sessions with gVisor as their kernel, sabotages of the core, the storm behind a load balancer, and the figures of one machine; a filter selects one of them.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -38,6 +38,9 @@ const HANDOVERS: usize = 30;
 /// The filter that selects the storm.
 const STORM: &str = "storm";
 
+/// The filter that selects the figures of one machine.
+const FIGURES: &str = "figures";
+
 /// The filter that selects the tests on virtual machines.
 const MACHINES: &str = "machines";
 
@@ -61,7 +64,8 @@ const MACHINE_PACKAGES: [&str; 3] = ["conman-linux", "conman-shim", "conman-vm"]
 /// Arguments of `cargo xtask acceptance`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptanceArguments {
-    /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `hostile`: only the
+    /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `figures`: only the figures of one
+    /// machine; `hostile`: only the
     /// attacks; `overlap`: only the overlap test; `machines`: only the tests on virtual machines; `programs`:
     /// only programs in sessions; `gvisor`: only sessions with a kernel of their own; `sabotages`: only sabotages of the core; `long`: only the tests that
     /// the suite leaves out and no other part runs.
@@ -74,6 +78,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         Some(MACHINES) => machines(),
         Some(OVERLAP) => overlap(),
         Some(STORM) => cluster::storm(),
+        Some(FIGURES) => cluster::figures(),
         Some(PROGRAMS) => programs(),
         Some(GVISOR) => gvisor(),
         Some(SABOTAGES) => sabotages(),
@@ -91,6 +96,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
                 sabotages(),
                 long_tests(),
                 cluster::storm(),
+                cluster::figures(),
             ];
             outcomes.into_iter().collect()
         }

@@ -148,19 +148,43 @@ pub(crate) fn storm() -> Result<()> {
     setup::for_clusters()?;
     // When dropped, it stops a Docker that it has started; the nodes start theirs.
     let _docker = setup::for_docker()?;
+    benchmarks(&[&["storm", "--every-way"], &["storm"]])
+}
+
+/// The benchmarks of one machine that repeat published measurements, whole.
+pub(crate) fn figures() -> Result<()> {
+    setup::for_figures()?;
+    let _docker = setup::for_docker()?;
+    let density = ["density", "--count", "2000", "--network"];
+    let density =
+        ["loopback", "egress", "routed"].map(|network| [&density[..], &[network]].concat());
+    let all = density.iter().map(Vec::as_slice);
+    benchmarks(&all.chain([&["overhead"][..]]).collect::<Vec<_>>())
+}
+
+/// Runs them with a release build; the reports are in the target directory. All run, so that one call shows all
+/// failures.
+fn benchmarks(all: &[&[&str]]) -> Result<()> {
     let conman = release()?;
-    for arguments in [&["storm", "--every-way"][..], &["storm"]] {
+    let mut failed = Vec::new();
+    for arguments in all {
         let mut bench = Command::new(&conman);
-        bench.arg("bench").args(arguments);
+        bench.arg("bench").args(*arguments);
         bench
             .arg("--report")
-            .arg(target_dir().join(format!("{}.html", arguments.join(""))));
-        let status = bench.status().context("starting the storm")?;
+            .arg(target_dir().join(format!("{}.html", arguments.join("-"))));
+        let status = bench.status().context("starting a benchmark")?;
         if !status.success() {
-            bail!("the storm failed, or something was not within its bounds ({status})");
+            failed.push(arguments.join(" "));
         }
     }
-    Ok(())
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "failed, or something was not within its bounds, see above: {}",
+        failed.join(", ")
+    )
 }
 
 /// A release build of conman, with the same command as for its benchmarks: alone, it would have other features

@@ -57,7 +57,7 @@ pub use holdings::Holdings;
 pub use layout::{AGENT_PORT, Host, Layout};
 pub use leftovers::{Leftover, leftovers, remove, sweep};
 pub use node::Node;
-pub use requirements::{Ready, requirements};
+pub use requirements::{Ready, find, requirements};
 pub use slots::QUIET_MACHINE;
 
 /// The image of the sessions, for conman and for Docker.

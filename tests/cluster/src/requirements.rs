@@ -36,7 +36,9 @@ fn missing() -> Option<String> {
     })
 }
 
-pub(crate) fn find(program: &str) -> Option<PathBuf> {
+/// A program in PATH, or where systems have those for root.
+#[must_use]
+pub fn find(program: &str) -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&paths)

@@ -17,8 +17,7 @@ pub enum Refusal {
     NoGenerationLeft,
 }
 
-/// The condition that this node is live under this incarnation.
-pub(super) fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
+fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
     let record = NodeRecord {
         incarnation,
         state: NodeState::Live,

@@ -2,7 +2,6 @@
 
 mod connecting;
 mod egress;
-mod fabric;
 mod inside;
 mod interfaces;
 mod isolation;

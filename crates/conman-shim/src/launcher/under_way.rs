@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use conman_fence::Report;
 use conman_linux::PidFd;
 use conman_shim_protocol::{LaunchError, Phases, decode, seqpacket};
 
@@ -40,8 +39,7 @@ impl From<LaunchError> for Failure {
 pub(super) struct UnderWay {
     pub(super) ticket: u64,
     socket: OwnedFd,
-    /// `None` while a container made ahead waits for its start.
-    deadline: Option<Instant>,
+    deadline: Instant,
     clock: Clock,
     phases: Phases,
     stage: Stage,
@@ -52,7 +50,7 @@ pub(super) struct UnderWay {
 #[derive(Debug)]
 enum Stage {
     /// The container's first process sets itself up.
-    Container(Box<Made>),
+    Container(Made),
     /// A helper enters the container to clone the command there.
     Entering(PidFd),
     /// The command sets itself up.
@@ -71,10 +69,10 @@ impl UnderWay {
         Self {
             ticket,
             socket,
-            deadline: Some(Instant::now() + SETUP_TIMEOUT),
+            deadline: Instant::now() + SETUP_TIMEOUT,
             clock,
             phases,
-            stage: Stage::Container(Box::new(made)),
+            stage: Stage::Container(made),
             executing: false,
         }
     }
@@ -84,7 +82,7 @@ impl UnderWay {
         Self {
             ticket,
             socket,
-            deadline: Some(Instant::now() + SETUP_TIMEOUT),
+            deadline: Instant::now() + SETUP_TIMEOUT,
             clock,
             phases: Phases::default(),
             stage: Stage::Entering(helper),
@@ -96,36 +94,20 @@ impl UnderWay {
         self.socket.as_fd()
     }
 
-    /// Whether it is a container that sets itself up.
     pub(super) fn is_container(&self) -> bool {
-        matches!(self.stage, Stage::Container(_)) && self.deadline.is_some()
+        matches!(self.stage, Stage::Container(_))
     }
 
-    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
-        let left = |deadline: Instant| deadline.saturating_duration_since(now);
-        self.deadline.map(left)
+    pub(super) fn left(&self, now: Instant) -> Duration {
+        self.deadline.saturating_duration_since(now)
     }
 
-    /// The container made ahead that waits, to be finished from now on.
-    pub(super) fn resume(&mut self) -> Option<(&mut Made, &OwnedFd)> {
-        let Stage::Container(made) = &mut self.stage else {
-            return None;
-        };
-        self.deadline = Some(Instant::now() + SETUP_TIMEOUT);
-        self.clock = Clock::start();
-        self.phases = Phases {
-            ahead: true,
-            ..Phases::default()
-        };
-        Some((made, &self.socket))
-    }
-
-    /// Reads the process's report, which must be there. `Some` when the start is finished; `tell` takes what the shim
-    /// must know earlier: the PID of a command before the command can do anything.
+    /// Reads the process's report, which must be there. `Some` when the start is finished; `cloned` is called
+    /// with the PID of a command before the command can do anything.
     pub(super) fn receive(
         &mut self,
         buffer: &mut [u8],
-        tell: &mut dyn FnMut(Report) -> io::Result<()>,
+        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
     ) -> Option<Result<Phases, LaunchError>> {
         let received = match seqpacket::receive(&self.socket, buffer) {
             Ok(received) => received,
@@ -139,7 +121,7 @@ impl UnderWay {
         let report = decode(received.bytes).map_err(|error| {
             LaunchError::step("read the child's report", &io::Error::other(error))
         });
-        match report.and_then(|report| self.take(report, tell)) {
+        match report.and_then(|report| self.take(report, cloned)) {
             Ok(()) => None,
             Err(error) => Some(Err(error)),
         }
@@ -167,23 +149,15 @@ impl UnderWay {
     fn take(
         &mut self,
         report: ChildReport,
-        tell: &mut dyn FnMut(Report) -> io::Result<()>,
+        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
     ) -> Result<(), LaunchError> {
         match report {
             ChildReport::Failed { error } => Err(error),
             ChildReport::Entered { pid } => {
                 self.entered()?;
-                let ticket = self.ticket;
-                tell(Report::Cloned { ticket, pid }).map_err(step("report"))?;
+                cloned(pid).map_err(step("report"))?;
                 self.go_on()
             }
-            ChildReport::Waits if self.is_container() => {
-                self.deadline = None;
-                self.phases.setup_us = self.clock.lap();
-                let (ticket, phases) = (self.ticket, self.phases);
-                tell(Report::Waits { ticket, phases }).map_err(step("report"))
-            }
-            ChildReport::Waits => Err(LaunchError::EndedEarly),
             ChildReport::Executing
                 if !matches!(self.stage, Stage::Entering(_)) && !self.executing =>
             {
@@ -195,7 +169,7 @@ impl UnderWay {
     }
 
     fn entered(&mut self) -> Result<(), LaunchError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Container(Box::default()));
+        let stage = std::mem::replace(&mut self.stage, Stage::Container(Made::default()));
         let (stage, outcome) = match stage {
             Stage::Entering(helper) => (Stage::Command(helper), Ok(())),
             other => (other, Err(LaunchError::EndedEarly)),
@@ -205,7 +179,7 @@ impl UnderWay {
     }
 
     fn go_on(&mut self) -> Result<(), LaunchError> {
-        self.deadline = Some(Instant::now() + SETUP_TIMEOUT);
+        self.deadline = Instant::now() + SETUP_TIMEOUT;
         go_on(&self.socket)
     }
 

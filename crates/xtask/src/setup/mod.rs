@@ -43,10 +43,12 @@ pub(crate) fn for_demo(docker: bool) -> Result<Option<Machine>> {
 
 const ETCD: &str = "etcd-server";
 /// Packages that start a unit, of which only the programs are needed.
-const STARTED: [(&str, &str); 3] = [
+const STARTED: [(&str, &str); 5] = [
     (ETCD, "etcd.service"),
+    ("mariadb-server", "mariadb.service"),
     ("nginx-light", "nginx.service"),
     ("prometheus", "prometheus.service"),
+    ("redis-server", "redis-server.service"),
 ];
 
 /// Packages for clusters, which also need root.
@@ -121,6 +123,19 @@ pub(crate) fn for_tests(packages: &[String]) -> Result<Option<Machine>> {
         images::shells_archive()?;
     }
     Ok(machine)
+}
+
+/// Sets up the benchmarks of one machine; without Docker.
+pub(crate) fn for_figures() -> Result<()> {
+    for_clusters()?;
+    install_stopped(&[
+        "fio",
+        "hpcc",
+        "mariadb-server",
+        "redis-server",
+        "redis-tools",
+        "sysbench",
+    ])
 }
 
 /// Sets up the tests of programs in sessions.

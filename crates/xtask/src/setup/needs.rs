@@ -35,7 +35,19 @@ const SSH: Need = Package("openssh-client");
 
 /// A package that is not listed needs nothing.
 const NEEDS: &[(&str, &[Need])] = &[
-    ("conman-bench", &[Etcd, BUSYBOX, IPROUTE, NFTABLES, Conman]),
+    (
+        "conman-bench",
+        &[
+            Etcd,
+            Docker,
+            Images,
+            BUSYBOX,
+            Package("fio"),
+            IPROUTE,
+            NFTABLES,
+            Conman,
+        ],
+    ),
     (
         "conman-cluster",
         &[Etcd, Docker, Images, Programs, SSH, Conman],

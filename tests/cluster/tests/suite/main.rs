@@ -1,7 +1,6 @@
 //! Whole fleets: what clusters are made of, witnesses, faults row by row.
 
 mod cluster;
-mod fabric;
 mod overlap;
 mod people;
 mod programs;
