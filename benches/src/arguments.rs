@@ -122,6 +122,9 @@ pub(crate) struct Starting {
     /// Concurrent starts
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = from_to(1, 256))]
     pub(crate) parallel: usize,
+    /// Instead: native sessions one at a time, without a pool and with one of N containers made ahead, in alternation
+    #[arg(long, value_name = "N", conflicts_with = "parallel", value_parser = from_to(1, 64))]
+    pub(crate) pool: Option<usize>,
     /// Runtime of the sessions: native, docker or gvisor
     #[arg(long, value_name = "RUNTIME", default_value = "docker", value_parser = runtime)]
     pub(crate) runtime: RuntimeKind,
@@ -160,6 +163,9 @@ pub(crate) struct Networking {
     /// Instead: clean up after many routed sessions, next to deleting as many links one by one
     #[arg(long, group = "instead")]
     pub(crate) cleanup: bool,
+    /// Instead: sessions of two nodes over each kind of fabric, next to plain forwarding and plain VXLAN
+    #[arg(long, group = "instead")]
+    pub(crate) fabric: bool,
     /// Instead: start routed and loopback sessions in alternation
     #[arg(long, group = "instead")]
     pub(crate) start: bool,

@@ -341,8 +341,14 @@ impl Daemon {
         let cgroups = Cgroups::detect().context("finding the cgroup hierarchies")?;
         // A preempted node removes nothing, because its machine stops; this one continues.
         self.readmit().await?;
+        // Containers made ahead end with the daemon.
+        let left = || {
+            let mut left = cgroups.children(&self.cgroup());
+            left.retain(|name| !name.starts_with("ahead_"));
+            left
+        };
         let clean = async {
-            while !cgroups.children(&self.cgroup()).is_empty() {
+            while !left().is_empty() {
                 tokio::time::sleep(POLL).await;
             }
         };
@@ -350,7 +356,7 @@ impl Daemon {
             .await
             .is_err()
         {
-            let left = cgroups.children(&self.cgroup());
+            let left = left();
             bail!(
                 "{} cgroups were left behind below {}",
                 left.len(),

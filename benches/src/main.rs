@@ -32,6 +32,7 @@ mod proxy;
 mod report;
 mod rivals;
 mod start;
+mod start_pool;
 mod statistics;
 mod storm;
 mod tunnels;
@@ -79,7 +80,10 @@ async fn measure(arguments: Arguments) -> Result<()> {
     let report = match arguments.benchmark {
         Benchmark::Kill(kill) => kill::kill(&conman()?, &kill).await?,
         Benchmark::Preempt(kill) => preempt::preempt(&conman()?, &kill).await?,
-        Benchmark::Start(start) => start::start(&conman()?, &start).await?,
+        Benchmark::Start(start) => match start.pool {
+            Some(pool) => start_pool::start_pool(&conman()?, &start, pool).await?,
+            None => start::start(&conman()?, &start).await?,
+        },
         Benchmark::Proxy(echo) => proxy::proxy(&conman()?, &echo).await?,
         Benchmark::Hop(echo) => hop::hop(&echo).await?,
         Benchmark::Net(net) => net::net(&conman()?, &net).await?,

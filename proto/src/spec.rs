@@ -168,6 +168,11 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 128)]
     pub egress: Option<Vec<String>>,
+    /// Groups of sessions that may connect to each other, on all nodes of the fleet: those with a group in common.
+    /// Only a template can give them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 8)]
+    pub talk: Option<Vec<String>>,
     /// Memory limit in bytes, swap included.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 6_291_456)]
@@ -271,6 +276,9 @@ pub struct ResolvedSpec {
     /// In order, without duplicates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub egress: Vec<String>,
+    /// The groups in which it is; in order, without duplicates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub talk: Vec<String>,
     pub memory_bytes: Option<u64>,
     #[serde(default)]
     pub disk_bytes: Option<u64>,
@@ -329,6 +337,9 @@ pub struct ResolvedSpec {
     /// Whether its programs have neither System V IPC nor POSIX message queues.
     #[serde(default, skip_serializing_if = "is_false")]
     pub without_ipc: bool,
+    /// Containers of its template that are made ahead.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub pool: u32,
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
     /// Absent when a client requested this start.
@@ -357,6 +368,14 @@ impl ResolvedSpec {
 )]
 pub(crate) fn is_false(value: &bool) -> bool {
     !value
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a field by reference"
+)]
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 impl ResolvedSpec {

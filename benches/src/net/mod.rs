@@ -1,6 +1,7 @@
 //! What each kind of network costs: sessions', Docker's, and plain ones for comparison.
 
 mod cleanup;
+mod fabric;
 mod loads;
 mod namespaces;
 mod report;
@@ -65,6 +66,9 @@ struct Unmeasured {
 pub(crate) async fn net(conman: &Path, options: &Networking) -> Result<Report> {
     if options.cleanup {
         return cleanup::cleanup(conman, options.count).await;
+    }
+    if options.fabric {
+        return fabric::compare(conman, options).await;
     }
     if options.start || options.preempt {
         return routed::compare(conman, options).await;

@@ -296,6 +296,7 @@ mod tests {
 
     const OPTIONS: Networking = Networking {
         cleanup: false,
+        fabric: false,
         start: false,
         preempt: false,
         count: 0,

@@ -172,6 +172,7 @@ mod tests {
         let missed = |count, routed| {
             let options = Networking {
                 cleanup: false,
+                fabric: false,
                 start: true,
                 preempt: false,
                 count,

@@ -16,6 +16,9 @@ const PHASES: [(&str, &str); 9] = [
 /// The phase that waits for the program.
 pub(crate) const READY: &str = "ready";
 
+/// The step of a start that took a container made ahead.
+pub(crate) const MADE_AHEAD: &str = "start.ahead";
+
 /// What happens in a phase. Steps, and phases of a newer daemon, stand for themselves.
 pub(crate) fn in_words(name: &str) -> &str {
     PHASES

@@ -18,6 +18,7 @@ mod network;
 mod patch;
 mod program;
 mod signals;
+mod talk;
 
 pub use network::{MAX_READY_PATH_BYTES, MAX_READY_TIMEOUT_S};
 pub use patch::patched;
@@ -189,6 +190,7 @@ fn fill_in(
         ready_path,
         ready_timeout_s: ready_timeout_s(policy, base, request, mistakes),
         egress: egress::egress(base, request, (runtime, &network, port), mistakes),
+        talk: talk::talk(base, request, &network, mistakes),
         network,
         memory_bytes: memory(policy, base, request, mistakes),
         disk_bytes,
@@ -215,6 +217,7 @@ fn fill_in(
         durable: choices.durable,
         new_privs: choices.new_privs,
         without_ipc: choices.without_ipc,
+        pool: choices.pool,
         on_node_loss: on_node_loss.unwrap_or_default(),
         restarted: None,
         node_labels,

@@ -8,6 +8,8 @@ use conman_proto::{FieldError, RuntimeKind, SessionRequest};
 use crate::bind::is_plain;
 use crate::resolve::resolve_template;
 
+/// Maximum of a template's containers made ahead: as many starts as come before the next ones are made.
+pub(crate) const MAX_POOL: u32 = 64;
 /// Minimum memory limit in bytes: Docker refuses a lower one.
 pub const MIN_MEMORY_BYTES: u64 = 6 << 20;
 /// Minimum limit of disk space in bytes: four logs of the native runtime, which count towards it.
@@ -49,6 +51,8 @@ pub struct Template {
     pub no_new_privs: Option<bool>,
     /// `false`: native sessions have neither System V IPC nor POSIX message queues, and each is a superblock less.
     pub ipc: Option<bool>,
+    /// Containers of native sessions that are made ahead; `None` for none. Each costs the memory of an idle session.
+    pub pool: Option<u32>,
 }
 
 /// The directories that a node makes for binds.

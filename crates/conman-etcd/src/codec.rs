@@ -7,6 +7,7 @@
 //! | `node/NAME`, `heartbeat/NAME`, `takeover-delay/NAME`, `owner/SESSION`, `floor` | the protocol's | decide |
 //! | `lost-node/NAME` | the `node/NAME` of a node that was forgotten, until it comes back | decides likewise |
 //! | `holder/NAME` | which installation may use that name | decides which may rejoin |
+//! | `fabric/pool`, `fabric/part/NUMBER` | the pool of addresses, and which node holds which part of it | decide which node may give addresses |
 //! | `session/ID` | the session's record and its owner | informs |
 //! | `peer/NAME` | what a node publishes about itself | informs |
 
@@ -102,6 +103,8 @@ impl Keys {
             Key::Session(session) => self.below("owner/", session),
             Key::Floor => self.below("floor", ""),
             Key::Silence(name) => self.below("takeover-delay/", name),
+            Key::Fabric => self.below("fabric/pool", ""),
+            Key::Part(number) => self.below("fabric/part/", &number.to_string()),
         }
     }
 
@@ -120,6 +123,10 @@ impl Keys {
 
     pub(super) fn takeover_delays(&self) -> Vec<u8> {
         self.below("takeover-delay/", "")
+    }
+
+    pub(super) fn parts(&self) -> Vec<u8> {
+        self.below("fabric/part/", "")
     }
 
     pub(super) fn peers(&self) -> Vec<u8> {
@@ -172,6 +179,8 @@ pub(super) fn encode(value: &Value) -> Vec<u8> {
         Value::Silence(takeover_delay_ms) => text(&TakeoverDelayText {
             takeover_delay_ms: *takeover_delay_ms,
         }),
+        Value::Fabric(fabric) => text(fabric),
+        Value::Part(part) => text(part),
     }
 }
 
@@ -210,12 +219,16 @@ pub(super) fn decode(kind: &Key, key: &[u8], bytes: &[u8]) -> Result<Value, BadV
         Key::Silence(_) => {
             Value::Silence(parse::<TakeoverDelayText>(key, bytes)?.takeover_delay_ms)
         }
+        Key::Fabric => Value::Fabric(parse(key, bytes)?),
+        Key::Part(_) => Value::Part(parse(key, bytes)?),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use conman_core::ownership::{Heartbeat, NodeState, OwnedState, Ownership};
+    use conman_core::ownership::{
+        FabricRecord, Heartbeat, NodeState, OwnedState, Ownership, PartRecord, Underlay,
+    };
 
     use super::*;
 
@@ -238,6 +251,22 @@ mod tests {
             incarnation: 3,
             attempt: u64::MAX,
         };
+        let fabric = FabricRecord {
+            kind: "vxlan".to_owned(),
+            pool: vec!["10.96.0.0/12".to_owned()],
+            part: 24,
+        };
+        let part = PartRecord {
+            holder: "a".into(),
+            incarnation: 3,
+            groups: vec!["team".to_owned()],
+            underlay: Underlay {
+                v4: Some([10, 0, 0, 1].into()),
+                v6: None,
+                mac: [2, 0, 0, 0, 0, 1],
+                mtu: 1_450,
+            },
+        };
         vec![
             (Key::Node("a".into()), node(NodeState::Live)),
             (Key::Node("a".into()), node(NodeState::Fenced)),
@@ -246,6 +275,8 @@ mod tests {
             (Key::Session("s".into()), session(OwnedState::Released)),
             (Key::Floor, Value::Floor(7)),
             (Key::Silence("a".into()), Value::Silence(9_090)),
+            (Key::Fabric, Value::Fabric(fabric)),
+            (Key::Part(7), Value::Part(part)),
         ]
     }
 
@@ -274,6 +305,8 @@ mod tests {
                 r#"{"owner":"a","incarnation":18446744073709551615,"generation":9,"state":"released"}"#,
                 r#"{"generation":7}"#,
                 r#"{"takeover_delay_ms":9090}"#,
+                r#"{"kind":"vxlan","pool":["10.96.0.0/12"],"part":24}"#,
+                r#"{"holder":"a","incarnation":3,"groups":["team"],"underlay":{"v4":"10.0.0.1","v6":null,"mac":[2,0,0,0,0,1],"mtu":1450}}"#,
             ],
             "a change of these is another format"
         );

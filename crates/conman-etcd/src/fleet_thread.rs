@@ -62,6 +62,9 @@ impl FleetThread {
         let nodes = shared.store.keys.nodes();
         let watching = hints::watch(Arc::clone(&shared), nodes, |_, _| true);
         tokio::spawn(essential("watch of nodes", watching));
+        let parts = shared.store.keys.parts();
+        let watching = hints::watch(Arc::clone(&shared), parts, |_, _| true);
+        tokio::spawn(essential("watch of parts", watching));
         let peers = shared.store.keys.peers();
         let parent = peers.clone();
         let hears = Arc::clone(&membership);

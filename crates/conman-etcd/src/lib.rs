@@ -53,6 +53,7 @@ mod listing;
 mod membership;
 mod notes;
 mod orders;
+mod parts;
 mod records;
 mod rendezvous;
 mod schema;

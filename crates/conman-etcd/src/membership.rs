@@ -19,13 +19,13 @@ use super::codec::{self, Keys, PeerText};
 use super::figures;
 use super::rendezvous;
 use super::shared::{Shared, boot_time};
-use conman_registry::{Announcement, NodeLoad, Peer, PeerStanding};
+use conman_registry::{Announcement, HeldParts, NodeLoad, Peer, PeerStanding};
 
 pub(super) mod hints;
 mod look;
 mod tell;
 
-use look::{OneRead, Read, look};
+use look::{Found, OneRead, Read, look};
 use tell::tell;
 
 /// Minimum interval between announcements, and between reads of the other nodes.
@@ -60,6 +60,7 @@ pub(super) struct Membership {
     announcement: Mutex<Option<Announcement>>,
     /// Sent when a node's record has appeared, changed or gone.
     changes: watch::Sender<()>,
+    parts: watch::Sender<Arc<HeldParts>>,
 }
 
 impl Membership {
@@ -143,6 +144,19 @@ impl Membership {
     /// Notifies after a node has joined, was declared dead or was forgotten.
     pub(super) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+
+    /// The parts of the fabric's pool that nodes hold.
+    pub(super) fn held_parts(&self) -> watch::Receiver<Arc<HeldParts>> {
+        self.parts.subscribe()
+    }
+
+    fn take_parts(&self, parts: HeldParts) {
+        self.parts.send_if_modified(|known| {
+            let changed = **known != parts;
+            *known = Arc::new(parts);
+            changed
+        });
     }
 
     /// Whether an announcement of a node is stored.
@@ -289,14 +303,19 @@ pub(super) async fn run(
     loop {
         progress.beat().await;
         match progress.wait(CALL_BOUND, look(&shared)).await {
-            Ok((read, oddities)) => {
+            Ok(Found {
+                nodes,
+                parts,
+                oddities,
+            }) => {
                 let now = boot_time();
                 for (key, what) in &oddities {
                     if warnings.allow(key, Duration::from_millis(now.0)).is_some() {
                         tracing::warn!("{what}");
                     }
                 }
-                membership.take(now, read);
+                membership.take(now, nodes);
+                membership.take_parts(parts);
                 let fence_ms = shared.timing.fence_ms;
                 let mine = membership.observed(&shared.me, now, fence_ms);
                 observed.send_if_modified(|watched| {

@@ -221,7 +221,12 @@ impl Store {
             .iter()
             .map(|key| match key {
                 Key::Heartbeat(node) => seen.heartbeat(node),
-                Key::Node(_) | Key::Session(_) | Key::Floor | Key::Silence(_) => 0,
+                Key::Node(_)
+                | Key::Session(_)
+                | Key::Floor
+                | Key::Silence(_)
+                | Key::Fabric
+                | Key::Part(_) => 0,
             })
             .collect();
         // What a claim reads may wait for a moment; what decides about nodes may not.

@@ -147,6 +147,15 @@ impl Containers {
         self.unclaimed.clear();
     }
 
+    /// A container made ahead becomes the one of a start.
+    pub(crate) fn take(&mut self, ahead: &str, name: &str, start: Container) {
+        if let Some(made) = self.remove(ahead) {
+            self.names.insert(made.pid, name.to_owned());
+            let taken = start.begun(made.pid, made.start_ticks);
+            self.insert(name.to_owned(), taken);
+        }
+    }
+
     /// Removes a container whose start has failed; its end is not reported.
     pub(crate) fn discard(&mut self, name: &str) -> Option<Container> {
         let container = self.remove(name)?;
@@ -302,7 +311,8 @@ impl Containers {
     /// One page in the order of names, and whether there are more.
     pub(crate) fn page(&self, after: Option<&str>) -> (Vec<ContainerView>, bool) {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut rest = self.by_name.range::<str, _>((from, Bound::Unbounded));
+        let rest = self.by_name.range::<str, _>((from, Bound::Unbounded));
+        let mut rest = rest.filter(|(_, container)| !container.ahead);
         let page = rest.by_ref().take(PAGE);
         let page = page.map(|(name, container)| container.view(name)).collect();
         (page, rest.next().is_some())

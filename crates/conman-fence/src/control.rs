@@ -14,6 +14,7 @@
 //! and carries out their effects. What needs several parts, such as a start, is a method of [`Control`].
 
 mod adopting;
+mod ahead;
 mod cgroup_orders;
 mod children;
 mod clients;

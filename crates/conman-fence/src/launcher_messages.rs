@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Order {
     Launch(Box<Start>),
+    /// Finish the container made ahead whose order had this ticket, as the one of this start. Comes with the start's
+    /// descriptors.
+    Complete(Box<Start>),
     /// Comes with a pidfd of the container's init and the three streams.
     Exec(Box<Command>),
     /// Remove, in the background, what a start of this or of a dead launcher may have left.
@@ -55,6 +58,11 @@ pub enum Report {
     Cloned {
         ticket: u64,
         pid: i32,
+    },
+    /// A container made ahead waits.
+    Waits {
+        ticket: u64,
+        phases: Phases,
     },
     Running {
         ticket: u64,

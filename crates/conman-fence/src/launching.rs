@@ -1,5 +1,7 @@
 //! The shim's side of the launcher: sends orders, reads reports, and replaces a launcher that dies.
 
+mod ahead;
+
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -16,6 +18,7 @@ use crate::helper::Helper;
 use crate::launcher_messages::{Order, Report, Sweep};
 use crate::log_bounds::BoundedLog;
 use crate::options::ShimOptions;
+pub(crate) use ahead::MadeAhead;
 
 /// Containers' starts that wait or are under way. A start takes about a millisecond, so this is seconds
 /// of work; more are refused. The same number of commands may wait or be under way in addition.
@@ -46,6 +49,9 @@ pub(crate) struct Pending {
     pub(crate) with_client: bool,
     /// Kill it as soon as there is a process.
     pub(crate) killed: bool,
+    /// Of a container made ahead. None is handed over.
+    #[serde(skip)]
+    pub(crate) ahead: Option<MadeAhead>,
     /// For the answer; set when it is cloned.
     #[serde(skip)]
     pub(crate) pidfd: Option<Rc<OwnedFd>>,
@@ -62,6 +68,7 @@ impl Pending {
         container.kill_pending = self.killed;
         container.client = Some(self.client).filter(|_| self.with_client);
         container.kept.clone_from(&self.kept);
+        container.ahead = self.ahead.is_some();
         container
     }
 }
@@ -314,6 +321,10 @@ impl Launching {
     /// Stops or resumes sending to the launcher.
     pub(crate) fn hold_back(&mut self, held_back: bool) {
         self.held_back = held_back;
+    }
+
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.held_back
     }
 
     /// Whether the launcher has answered every start that was sent to it.

@@ -33,6 +33,7 @@
 
 mod beneath;
 mod cgroup_cpu;
+mod cgroup_label;
 mod cgroup_limits;
 mod cgroup_mounts;
 mod cgroup_proof;

@@ -371,6 +371,11 @@ impl SessionCgroup {
         Some((file.as_fd(), text))
     }
 
+    /// Its directory in the hierarchy that freezes it, which is made first.
+    pub(crate) fn first_made(&self) -> Option<&Path> {
+        self.made.first().map(PathBuf::as_path)
+    }
+
     /// Removes it again; it must be empty. Failures are left to a later sweep.
     pub fn take_back(&self) {
         for directory in &self.made {

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use crate::fabric_routes::PROTOCOL;
 use crate::host_netlink::HostNetlink;
 use crate::link_identity::LinkIdentity;
 use crate::link_messages::{FoundLink, Link, all_links};
@@ -24,7 +25,7 @@ const FORWARDING: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forward
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     #[error(
-        "`net.pool` {pool} overlaps the host's route to {route}; choose a network that this host does not \
+        "the pool {pool} of `[net]` overlaps the host's route to {route}; choose a network that this host does not \
          use"
     )]
     Overlap { pool: IpNet, route: IpNet },
@@ -126,11 +127,14 @@ async fn routes(
         .collect())
 }
 
-/// `None` for a default route, and for one to a link of this instance.
+/// `None` for a default route, and for one to a link of this instance or of a fabric.
 fn destination(message: RouteNetlinkMessage, ours: &BTreeSet<u32>) -> Option<IpNet> {
     let RouteNetlinkMessage::NewRoute(route) = message else {
         return None;
     };
+    if u8::from(route.header.protocol) == PROTOCOL {
+        return None;
+    }
     let mut address = None;
     for attribute in &route.attributes {
         match attribute {

@@ -8,6 +8,7 @@
 //! - the names and interface groups by which an instance's links are told from all others
 //!   ([`LinkIdentity`]);
 //! - the host's rules for these links ([`RuleSet`]), and a task that restores them ([`RulesKeeper`]);
+//! - the routes, and the VXLAN device, by which sessions reach those of other nodes ([`Fabric`]);
 //! - the rules inside sessions' namespaces ([`SessionRules`]);
 //! - links on the host's interfaces, inside sessions' namespaces ([`attached`]), and the addresses of those that
 //!   sessions begin with ([`InterfacePools`]);
@@ -16,6 +17,10 @@
 
 pub mod attached;
 pub mod egress;
+mod fabric;
+mod fabric_routes;
+mod fabric_rules;
+mod fabric_watch;
 mod host_check;
 mod host_netlink;
 mod interface_pools;
@@ -32,15 +37,17 @@ mod pool;
 mod rule_set;
 mod rules_keeper;
 mod session_rules;
+mod vxlan;
 
+pub use fabric::{Fabric, FabricError, FabricKind, FabricOptions, RemotePart, Unroutable};
 pub use host_check::HostError;
 pub use host_netlink::{HostNetlink, Namespace};
 pub use interface_pools::{InterfaceError, InterfaceNetwork, InterfacePools};
 pub use link_identity::{GROUP_MASK, LinkIdentity, class_of};
 pub use link_messages::SESSION_LINK;
 pub use namespaces::LINK_DESCRIPTORS;
-pub use plane::{NOTIFICATION_BYTES, Plane, PlaneOptions};
+pub use plane::{NOTIFICATION_BYTES, PartRequest, Plane, PlaneOptions, PlaneParts};
 pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};
-pub use rule_set::{Class, MAX_FLOWS, RuleSet};
+pub use rule_set::{Class, FabricElements, FabricRules, MAX_FLOWS, RuleSet};
 pub use rules_keeper::{RulesError, RulesKeeper};
 pub use session_rules::{MAX_NEIGHBOURS, ROUTED_NEIGHBOURS, Refusals, SessionRules};

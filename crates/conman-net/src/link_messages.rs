@@ -115,6 +115,8 @@ pub(crate) struct FoundLink {
     pub(crate) group: u32,
     pub(crate) mtu: u32,
     pub(crate) alias: String,
+    /// Hardware address; six bytes on Ethernet.
+    pub(crate) mac: Vec<u8>,
     pub(crate) kind: Option<InfoKind>,
 }
 
@@ -133,6 +135,7 @@ impl FoundLink {
                 LinkAttribute::Group(group) => found.group = group,
                 LinkAttribute::Mtu(mtu) => found.mtu = mtu,
                 LinkAttribute::IfAlias(alias) => found.alias = alias,
+                LinkAttribute::Address(mac) => found.mac = mac,
                 LinkAttribute::LinkInfo(info) => {
                     found.kind = info.into_iter().find_map(|one| match one {
                         LinkInfo::Kind(kind) => Some(kind),
@@ -228,7 +231,7 @@ pub(crate) fn bring_up(index: u32, ipv6: bool) -> Vec<Change> {
         .collect()
 }
 
-fn family(address: IpAddr) -> AddressFamily {
+pub(crate) fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
@@ -268,7 +271,7 @@ pub(crate) fn route_request(destination: IpAddr) -> RouteMessage {
 }
 
 /// A route to a network through the interface.
-fn route(destination: IpNet, index: u32) -> RouteMessage {
+pub(crate) fn route(destination: IpNet, index: u32) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(destination.addr());
     message.header.destination_prefix_length = destination.prefix_len();
@@ -307,7 +310,7 @@ fn default_route(gateway: IpAddr, index: u32) -> Change {
     Change::Create(RouteNetlinkMessage::NewRoute(message))
 }
 
-fn route_address(address: IpAddr) -> RouteAddress {
+pub(crate) fn route_address(address: IpAddr) -> RouteAddress {
     match address {
         IpAddr::V4(v4) => RouteAddress::Inet(v4),
         IpAddr::V6(v6) => RouteAddress::Inet6(v6),

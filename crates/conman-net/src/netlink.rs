@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -47,6 +47,8 @@ pub(crate) struct RouteSocket {
 pub(crate) enum Change {
     /// Creates something that must not exist.
     Create(RouteNetlinkMessage),
+    /// Creates something, or replaces what exists in its place.
+    Replace(RouteNetlinkMessage),
     /// Changes or deletes something that exists.
     Apply(RouteNetlinkMessage),
 }
@@ -199,6 +201,7 @@ impl Change {
     pub(crate) fn into_parts(self) -> (RouteNetlinkMessage, u16) {
         match self {
             Self::Create(message) => (message, NLM_F_CREATE | NLM_F_EXCL),
+            Self::Replace(message) => (message, NLM_F_CREATE | NLM_F_REPLACE),
             Self::Apply(message) => (message, 0),
         }
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use crate::host_check::{self, HostError};
@@ -26,6 +26,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// less than 100 ms (`conman bench net --cleanup`).
 const SWEEP_LINKS: usize = 50;
 
+/// A part that was claimed may be used up before the one that requested it takes an address.
+const PART_REQUESTS: u32 = 4;
+
 /// Holds the notifications of about a thousand links that disappear at once.
 pub const NOTIFICATION_BYTES: usize = 4 << 20;
 
@@ -39,6 +42,24 @@ pub struct PlaneOptions {
     pub mtu: u32,
     /// Buffer for the kernel's notifications about links, up to the host's `net.core.rmem_max`.
     pub notification_bytes: usize,
+    pub parts: Option<PlaneParts>,
+}
+
+/// Where addresses of sessions that talk to others come from.
+#[derive(Debug, Clone)]
+pub struct PlaneParts {
+    /// Of links with an address of the fabric's pool, in bytes.
+    pub mtu: u32,
+    /// This node's incarnation: parts that were confirmed under an earlier one may be another node's.
+    pub incarnation: watch::Receiver<u64>,
+    pub requests: mpsc::Sender<PartRequest>,
+}
+
+/// Requests a part for sessions in these groups. The plane has it, or why not, when this is answered.
+#[derive(Debug)]
+pub struct PartRequest {
+    pub groups: Vec<String>,
+    pub reply: oneshot::Sender<Result<(), String>>,
 }
 
 impl PlaneOptions {
@@ -49,6 +70,7 @@ impl PlaneOptions {
             networks,
             mtu: 1_500,
             notification_bytes: NOTIFICATION_BYTES,
+            parts: None,
         }
     }
 }
@@ -58,6 +80,7 @@ impl PlaneOptions {
 pub struct Plane {
     identity: LinkIdentity,
     mtu: u32,
+    parts: Option<PlaneParts>,
     netlink: HostNetlink,
     links: Arc<Mutex<Links>>,
     /// Notified when more owners have ended than the kernel may take down links at once.
@@ -69,6 +92,8 @@ pub struct Plane {
 pub(crate) struct Links {
     pool: AddressPool,
     namespaces: Namespaces,
+    /// Under which the pool's parts were confirmed.
+    incarnation: u64,
 }
 
 impl Links {
@@ -124,11 +149,13 @@ impl Plane {
         let links = Arc::new(Mutex::new(Links {
             pool: AddressPool::new(options.networks),
             namespaces: Namespaces::default(),
+            incarnation: 0,
         }));
         link_watch::start(&links, options.notification_bytes)?;
         Ok(Self {
             identity,
             mtu: options.mtu,
+            parts: options.parts.clone(),
             netlink,
             links,
             many_waiting: Notify::new(),
@@ -138,6 +165,53 @@ impl Plane {
     /// Takes addresses for an owner.
     pub fn take(&self, owner: &str) -> Result<Addresses, PoolExhausted> {
         self.links().pool.take(owner)
+    }
+
+    /// Takes addresses of a part whose sessions are in these groups, and requests one more part if none has any.
+    /// Blocks.
+    pub fn take_in(&self, owner: &str, groups: &[String]) -> Result<Addresses, String> {
+        let parts = self.parts.as_ref().ok_or("`net.fabric` is missing")?;
+        for _ in 0..PART_REQUESTS {
+            if let Some(addresses) = self.take_confirmed(parts, owner, groups) {
+                return Ok(addresses);
+            }
+            let (reply, answer) = oneshot::channel();
+            let groups = groups.to_owned();
+            let request = PartRequest { groups, reply };
+            let ended = "the fabric's task has ended";
+            parts.requests.blocking_send(request).map_err(|_| ended)?;
+            answer.blocking_recv().map_err(|_| ended)??;
+        }
+        Err("others take the addresses of each new part of the fabric's pool".to_owned())
+    }
+
+    fn take_confirmed(
+        &self,
+        parts: &PlaneParts,
+        owner: &str,
+        groups: &[String],
+    ) -> Option<Addresses> {
+        let mut links = self.links();
+        if links.incarnation != *parts.incarnation.borrow() {
+            return None;
+        }
+        links.pool.take_in(owner, groups)
+    }
+
+    /// Sets the parts of the fabric's pool that were confirmed under this incarnation, with their groups.
+    pub fn set_parts(
+        &self,
+        incarnation: u64,
+        parts: impl Iterator<Item = (u32, PoolNetworks, Vec<String>)>,
+    ) {
+        let mut links = self.links();
+        links.incarnation = incarnation;
+        links.pool.set_parts(parts);
+    }
+
+    /// Whether a session in these groups can get an address without another part.
+    pub fn has_room(&self, groups: &[String]) -> bool {
+        self.links().pool.has_room(groups)
     }
 
     /// Keeps the addresses of an owner that has lived longer than this plane. To be called for all of them
@@ -159,13 +233,20 @@ impl Plane {
             name: self.identity.name(addresses.v4),
             addresses,
             group: self.identity.group(class),
-            mtu: self.mtu,
+            mtu: self.mtu_of(addresses),
         };
         let kept = namespace.file.try_clone()?;
         self.netlink.connect(link, namespace).await?;
         let index = link_index(addresses.v4);
         self.links().namespaces.keep(owner, index, kept);
         Ok(())
+    }
+
+    fn mtu_of(&self, addresses: Addresses) -> u32 {
+        match &self.parts {
+            Some(parts) if self.links().pool.is_in_fabric(addresses.v4) => parts.mtu,
+            _ => self.mtu,
+        }
     }
 
     /// Returns addresses for which no link was ever made.

@@ -81,6 +81,30 @@ impl PoolNetworks {
         self.v6
     }
 
+    /// Number of parts whose IPv4 network has this prefix length.
+    pub fn parts(&self, prefix: u8) -> u32 {
+        let bits = u32::from(prefix.saturating_sub(self.v4.prefix_len()));
+        1_u32.checked_shl(bits).unwrap_or(0)
+    }
+
+    /// The part with this number. Its networks have as many addresses of each family.
+    pub fn part(&self, number: u32, prefix: u8) -> Self {
+        let prefix = prefix.min(32);
+        let first = number.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+        let first = self.nth(first);
+        Self {
+            v4: Ipv4Net::new_assert(first.v4, prefix),
+            v6: first.v6.map(|v6| Ipv6Net::new_assert(v6, 96 + prefix)),
+        }
+    }
+
+    /// Its networks.
+    pub fn networks(&self) -> impl Iterator<Item = IpNet> + use<> {
+        [Some(IpNet::V4(self.v4)), self.v6.map(IpNet::V6)]
+            .into_iter()
+            .flatten()
+    }
+
     /// The addresses with this number in the networks.
     fn nth(&self, offset: u32) -> Addresses {
         let v6 = self.v6.map(|network| {
@@ -130,55 +154,119 @@ pub struct PoolExhausted {
 /// Which addresses are in use.
 #[derive(Debug)]
 pub struct AddressPool {
-    networks: PoolNetworks,
+    own: Range,
+    /// Parts of the fabric's pool that this node holds, by number.
+    parts: BTreeMap<u32, Part>,
     /// By address: the owner.
     taken: BTreeMap<Ipv4Addr, String>,
     /// By index of the link.
     leaving: BTreeMap<u32, Ipv4Addr>,
+}
+
+/// Addresses that owners may get.
+#[derive(Debug)]
+struct Range {
+    networks: PoolNetworks,
     /// Where the next search begins: an address is reused as late as possible.
     next: u32,
+}
+
+#[derive(Debug)]
+struct Part {
+    range: Range,
+    groups: Vec<String>,
+}
+
+impl Range {
+    fn new(networks: PoolNetworks) -> Self {
+        Self {
+            networks,
+            next: *networks.offsets().start(),
+        }
+    }
+
+    /// The number of the next address that is not in use.
+    fn find(&self, is_used: impl Fn(Ipv4Addr) -> bool) -> Option<u32> {
+        let all = self.networks.offsets();
+        let mut from_next = (self.next..=*all.end()).chain(*all.start()..self.next);
+        // At most one step for each address in use, and one more.
+        from_next.find(|offset| !is_used(self.networks.nth(*offset).v4))
+    }
+
+    fn take(&mut self, is_used: impl Fn(Ipv4Addr) -> bool) -> Option<Addresses> {
+        let offset = self.find(is_used)?;
+        let all = self.networks.offsets();
+        self.next = if offset == *all.end() {
+            *all.start()
+        } else {
+            offset + 1
+        };
+        Some(self.networks.nth(offset))
+    }
 }
 
 impl AddressPool {
     /// A pool with every address free.
     pub fn new(networks: PoolNetworks) -> Self {
         Self {
-            networks,
+            own: Range::new(networks),
+            parts: BTreeMap::new(),
             taken: BTreeMap::new(),
             leaving: BTreeMap::new(),
-            next: *networks.offsets().start(),
         }
     }
 
     /// The pool's networks.
     pub fn networks(&self) -> PoolNetworks {
-        self.networks
+        self.own.networks
     }
 
     /// Takes free addresses for an owner.
     pub fn take(&mut self, owner: &str) -> Result<Addresses, PoolExhausted> {
-        let all = self.networks.offsets();
-        let from_next = (self.next..=*all.end()).chain(*all.start()..self.next);
-        // At most one step for each address in use, and one more.
-        for offset in from_next {
-            let addresses = self.networks.nth(offset);
-            if !self.taken.contains_key(&addresses.v4)
-                && !self.leaving.contains_key(&link_index(addresses.v4))
-            {
-                self.next = if offset == *all.end() {
-                    *all.start()
-                } else {
-                    offset + 1
-                };
-                self.taken.insert(addresses.v4, owner.to_owned());
-                return Ok(addresses);
-            }
-        }
-        Err(PoolExhausted {
-            network: self.networks.v4,
+        let (taken, leaving) = (&self.taken, &self.leaving);
+        let found = self.own.take(|v4| is_used(taken, leaving, v4));
+        let exhausted = PoolExhausted {
+            network: self.own.networks.v4,
             taken: self.taken.len(),
             leaving: self.leaving.len(),
+        };
+        let addresses = found.ok_or(exhausted)?;
+        self.taken.insert(addresses.v4, owner.to_owned());
+        Ok(addresses)
+    }
+
+    /// Takes free addresses of a part whose sessions are in exactly these groups; `None` if no part has any.
+    pub fn take_in(&mut self, owner: &str, groups: &[String]) -> Option<Addresses> {
+        let (taken, leaving) = (&self.taken, &self.leaving);
+        let mut parts = self.parts.values_mut().filter(|part| part.groups == groups);
+        let addresses = parts.find_map(|part| part.range.take(|v4| is_used(taken, leaving, v4)))?;
+        self.taken.insert(addresses.v4, owner.to_owned());
+        Some(addresses)
+    }
+
+    /// Whether a part of these groups has a free address.
+    pub fn has_room(&self, groups: &[String]) -> bool {
+        let mut parts = self.parts.values().filter(|part| part.groups == groups);
+        parts.any(|part| {
+            part.range
+                .find(|v4| is_used(&self.taken, &self.leaving, v4))
+                .is_some()
         })
+    }
+
+    /// Sets the parts that this node holds, with their groups. Addresses that are in use stay.
+    pub fn set_parts(&mut self, parts: impl Iterator<Item = (u32, PoolNetworks, Vec<String>)>) {
+        let mut before = std::mem::take(&mut self.parts);
+        for (number, networks, groups) in parts {
+            let range = before.remove(&number).map(|part| part.range);
+            let range = range.unwrap_or_else(|| Range::new(networks));
+            self.parts.insert(number, Part { range, groups });
+        }
+    }
+
+    /// Whether the addresses are not of this node's own pool.
+    pub fn is_in_fabric(&self, v4: Ipv4Addr) -> bool {
+        !self.own.networks.v4.contains(&v4)
     }
 
     /// Takes the addresses that an owner already had before this pool was made. They may lie outside the
@@ -212,6 +300,14 @@ impl AddressPool {
     pub fn taken(&self) -> BTreeSet<u32> {
         self.taken.keys().map(|v4| link_index(*v4)).collect()
     }
+}
+
+fn is_used(
+    taken: &BTreeMap<Ipv4Addr, String>,
+    leaving: &BTreeMap<u32, Ipv4Addr>,
+    v4: Ipv4Addr,
+) -> bool {
+    taken.contains_key(&v4) || leaving.contains_key(&link_index(v4))
 }
 
 #[cfg(test)]
@@ -251,6 +347,27 @@ mod tests {
             assert_eq!(next, last % 6 + 1);
             last = next;
         }
+    }
+
+    #[test]
+    fn addresses_of_a_part_are_given_to_sessions_of_its_groups_alone() {
+        let fabric = PoolNetworks::parse(&["10.96.0.0/16", "fd00:96::/64"]).expect("a pool");
+        assert_eq!(fabric.parts(24), 256);
+        let networks = fabric.part(3, 24).networks();
+        let networks: Vec<String> = networks.map(|network| network.to_string()).collect();
+        assert_eq!(networks, ["10.96.3.0/24", "fd00:96::300/120"]);
+        let mut pool = pool(&["10.88.0.0/30"]);
+        let groups = |name: &str| vec![name.to_owned()];
+        pool.set_parts([(3, fabric.part(3, 30), groups("team"))].into_iter());
+        assert_eq!(pool.take_in("a", &groups("other")), None);
+        let first = pool.take_in("a", &groups("team")).expect("free");
+        assert_eq!(first.to_string(), "10.96.0.13 and fd00:96::d");
+        pool.take_in("b", &groups("team")).expect("free");
+        assert_eq!(pool.take_in("c", &groups("team")), None, "the part is full");
+        // A part that is another node's now gives nothing; what is in use stays in use.
+        pool.set_parts([].into_iter());
+        assert!(pool.leave("a", first.v4) && pool.is_in_fabric(first.v4));
+        assert_eq!(pool.take_in("c", &groups("team")), None);
     }
 
     fn octet(addresses: Addresses) -> u8 {

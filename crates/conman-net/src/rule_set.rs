@@ -3,11 +3,13 @@
 //! They are constant: nothing is written when a session starts or ends. A session's packets are known by
 //! the group of its link, and the class in the group selects what they may reach.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::fabric_rules::FabricText;
 use crate::link_identity::{GROUP_MASK, LinkIdentity};
 
 /// What the rules say.
@@ -21,6 +23,26 @@ pub struct RuleSet {
     pub special: Vec<IpNet>,
     /// Treated as public although they are special or the host's.
     pub allowed: Vec<IpNet>,
+    pub fabric: Option<FabricRules>,
+}
+
+/// What sessions may do in a fabric.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FabricRules {
+    pub pool: Vec<IpNet>,
+    /// VXLAN's port on this host.
+    pub port: Option<u16>,
+}
+
+/// The sets that change while nodes come and go.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FabricElements {
+    /// From which hardware address packets of which part arrive.
+    pub origins: BTreeSet<([u8; 6], IpNet)>,
+    /// The parts of each group, on all nodes.
+    pub groups: BTreeMap<String, BTreeSet<IpNet>>,
+    /// The addresses of the other nodes.
+    pub nodes: BTreeSet<IpAddr>,
 }
 
 /// What the sessions of one template may reach.
@@ -32,6 +54,8 @@ pub struct Class {
     pub internet: bool,
     /// A network, with one port.
     pub networks: Vec<(IpNet, u16)>,
+    /// Those in which its sessions are.
+    pub groups: Vec<String>,
 }
 
 /// Connections and flows of datagrams of one link that the host tracks at a time. Its table for all, of 262,144
@@ -52,6 +76,11 @@ impl RuleSet {
             let group = identity.group(0);
             format!("meta {direction}group & {GROUP_MASK:#x} {operator} {group:#x}")
         };
+        let fabric = self
+            .fabric
+            .as_ref()
+            .map(|fabric| FabricText::new(fabric, &self.groups(), &ours("iif", "!=")));
+        let fabric = fabric.unwrap_or_default();
         let mut text = format!("table inet {table}\ndelete table inet {table}\n");
         let _ = write!(
             text,
@@ -61,12 +90,13 @@ impl RuleSet {
              \x20   ct state new add @flows {{ iif ct count over {MAX_FLOWS} }} reject with icmpx admin-prohibited\n\
              \x20   meta l4proto {{ tcp, udp }} th dport 53 ip daddr @dns4 accept\n\
              \x20   meta l4proto {{ tcp, udp }} th dport 53 ip6 daddr @dns6 accept\n\
+             {talk}\
              \x20   meta iifgroup vmap {{ {jumps} }}\n\
              \x20   reject with icmpx admin-prohibited\n\
              \x20 }}\n\
              \x20 chain prerouting {{\n\
              \x20   type filter hook prerouting priority raw; policy accept;\n\
-             \x20   {from_ours} fib saddr . iif oif missing drop\n\
+             \x20   {from_ours} fib saddr . iif oif missing drop\n{origins}\
              \x20 }}\n\
              \x20 chain input {{\n\
              \x20   type filter hook input priority filter - 10; policy accept;\n\
@@ -79,20 +109,30 @@ impl RuleSet {
              \x20   {not_from_ours} {not_to_ours} accept\n\
              \x20   ct state established,related accept\n\
              \x20   {from_ours} goto egress\n\
+             {talk}\
              \x20   drop\n\
              \x20 }}\n\
              \x20 chain postrouting {{\n\
-             \x20   type nat hook postrouting priority srcnat; policy accept;\n\
+             \x20   type nat hook postrouting priority srcnat; policy accept;\n{unmasked}\
              \x20   {from_ours} {not_to_ours} masquerade\n\
              \x20 }}\n}}\n",
-            sets = self.sets(),
-            classes = self.class_chains(&ours("oif", "==")),
+            sets = self.sets() + &fabric.sets,
+            classes = self.class_chains(&ours("oif", "==")) + &fabric.chains,
+            talk = fabric.talk,
+            origins = fabric.origins,
+            unmasked = fabric.unmasked,
             jumps = self.jumps(&identity),
             from_ours = ours("iif", "=="),
             not_from_ours = ours("iif", "!="),
             not_to_ours = ours("oif", "!="),
         );
         text
+    }
+
+    /// The groups of this node's sessions: those with one in common may talk.
+    pub(crate) fn groups(&self) -> BTreeSet<&str> {
+        let groups = self.classes.iter().flat_map(|class| &class.groups);
+        groups.map(String::as_str).collect()
     }
 
     fn sets(&self) -> String {

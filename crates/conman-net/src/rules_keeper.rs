@@ -6,6 +6,7 @@
 use std::io;
 use std::os::unix::net::UnixDatagram as StdDatagram;
 use std::process::{Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use netlink_packet_core::{NetlinkBuffer, NlasIterator};
@@ -13,9 +14,10 @@ use rustix::net::{RecvFlags, netlink, recv};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixDatagram;
 use tokio::process::Command;
+use tokio::sync::watch;
 
 use crate::netlink::open_netlink;
-use crate::rule_set::RuleSet;
+use crate::rule_set::{FabricElements, RuleSet};
 
 /// The kernel's group of notifications about nftables (`NFNLGRP_NFTABLES`, 7).
 const NFTABLES_GROUP: u32 = 1 << 6;
@@ -56,8 +58,11 @@ pub enum RulesError {
 /// Keeps one table as it is to be.
 #[derive(Debug)]
 pub struct RulesKeeper {
+    instance: String,
+    rules: RuleSet,
     table: String,
-    script: String,
+    /// What the fabric's sets hold.
+    elements: watch::Receiver<Arc<FabricElements>>,
     /// A netlink socket; tokio has no type for one, and only its descriptor is used.
     notifications: UnixDatagram,
     /// The table as `nft` lists it after it was applied.
@@ -81,16 +86,34 @@ impl RulesKeeper {
             "Times that the host's rules for sessions were missing or changed, and restored"
         );
         Ok(Self {
+            instance: instance.to_owned(),
+            rules: rules.clone(),
             table: RuleSet::table(instance),
-            script,
+            elements: watch::Sender::default().subscribe(),
             notifications,
             applied: None,
         })
     }
 
+    /// From here on, the fabric's sets hold these.
+    pub fn fill_with(&mut self, elements: watch::Receiver<Arc<FabricElements>>) {
+        self.elements = elements;
+    }
+
     /// Applies the rules.
     pub async fn apply(&mut self) -> Result<(), RulesError> {
-        succeeded(&nft(&["-f", "-"], &self.script).await?)?;
+        let script = self.rules.script(&self.instance) + &self.filled();
+        self.run(&script).await
+    }
+
+    /// The script for the present elements.
+    fn filled(&mut self) -> String {
+        let elements = Arc::clone(&self.elements.borrow_and_update());
+        self.rules.fill(&self.instance, &elements)
+    }
+
+    async fn run(&mut self, script: &str) -> Result<(), RulesError> {
+        succeeded(&nft(&["-f", "-"], script).await?)?;
         let listed = self.list().await?;
         if !listed.status.success() {
             // It was removed meanwhile.
@@ -111,12 +134,15 @@ impl RulesKeeper {
 
     /// Restores the rules whenever they change, for as long as it is polled.
     pub async fn keep(&mut self) {
+        let mut elements = self.elements.clone();
         loop {
             match self.restore_if_changed().await {
                 Ok(false) => {
                     tokio::select! {
                         // Cancel safe: a notification that was read is covered by the next comparison.
                         () = self.changed() => tokio::time::sleep(SETTLE).await,
+                        // Cancel safe: a change stays pending until it is read.
+                        Ok(()) = elements.changed() => self.fill().await,
                         // Cancel safe: a dropped sleep is started again.
                         () = tokio::time::sleep(COMPARE_INTERVAL) => {}
                     }
@@ -130,6 +156,15 @@ impl RulesKeeper {
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
+        }
+    }
+
+    /// Changes the fabric's sets. If that fails, the next comparison finds out.
+    async fn fill(&mut self) {
+        let script = self.filled();
+        if let Err(error) = self.run(&script).await {
+            self.applied = None;
+            tracing::warn!(%error, "cannot change the fabric's sets; restoring all rules");
         }
     }
 

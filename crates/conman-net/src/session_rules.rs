@@ -73,10 +73,18 @@ pub struct SessionRules {
 }
 
 impl SessionRules {
-    pub fn new(netlink: HostNetlink, refusals: Refusals, classes: &[Class]) -> Self {
+    /// Sessions of classes with groups may send to all of `fabric`; with which of it they may talk, the host's rules
+    /// say.
+    pub fn new(
+        netlink: HostNetlink,
+        refusals: Refusals,
+        classes: &[Class],
+        fabric: &[IpNet],
+    ) -> Self {
         let listed = |class: &Class| {
             let networks = class.networks.iter().map(|(network, _)| *network);
-            (class.number, networks.collect())
+            let fabric = fabric.iter().filter(|_| !class.groups.is_empty()).copied();
+            (class.number, networks.chain(fabric).collect())
         };
         Self {
             netlink,

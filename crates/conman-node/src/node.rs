@@ -242,6 +242,9 @@ impl Node {
     /// Replaces the templates. Sessions that run keep their specs.
     pub fn set_templates(&self, templates: BTreeMap<String, Template>) {
         self.context.policy.set_templates(templates);
+        for runtime in self.context.runtimes.values() {
+            runtime.drop_pool();
+        }
     }
 
     /// Stops the node. With `leave` the containers keep running, for the next daemon to adopt, and starts

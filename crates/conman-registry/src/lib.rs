@@ -24,6 +24,7 @@
 mod database;
 mod embedded;
 mod error;
+mod fabric;
 mod fence_link;
 mod files;
 mod fleet;
@@ -43,6 +44,7 @@ pub mod registry_model;
 
 pub use embedded::{EmbeddedOptions, EmbeddedRegistry, LeftAlone, left_alone, used_through};
 pub use error::{RegistryError, serve_above, start_afresh};
+pub use fabric::{ConfirmedParts, HeldPart, HeldParts, PartError, PartRegistry};
 pub use fence_link::{FenceLink, FenceOrder};
 pub use fleet::{
     Announcement, Fleet, FleetSession, ForgetError, Located, MAX_SESSION_PAGE, MAX_UNREADABLE,

@@ -33,8 +33,8 @@ pub use fence_opening::{FenceOpener, Recorded};
 pub use files::{FilesInput, FilesOutput, files_streams};
 pub use kept_streams::{AttachOptions, AttachedIo, AttachedOutput, KeptStreams};
 pub use lifecycle::{
-    BindPlan, ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, PausedBy,
-    RunningContainer, RuntimeInfo, Started,
+    BindPlan, ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, MADE_AHEAD,
+    PausedBy, RunningContainer, RuntimeInfo, Started,
 };
 pub use native::{
     GvisorFault, GvisorOptions, HostPorts, NativeNetwork, NativeOptions, NativeRuntime,

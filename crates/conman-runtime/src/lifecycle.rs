@@ -113,6 +113,9 @@ impl BindPlan {
     }
 }
 
+/// What was left of the start of a container made ahead.
+pub const MADE_AHEAD: &str = "start.ahead";
+
 /// A started container.
 #[derive(Debug)]
 pub struct Started {
@@ -121,7 +124,7 @@ pub struct Started {
     /// checks with [`Lifecycle::owns_pid`] that the process belongs to this container.
     pub pid: i32,
     /// Durations of the start's consecutive steps, if the runtime knows them. Names begin with
-    /// `start.`.
+    /// `start.`; [`MADE_AHEAD`] is the only one of a container made ahead.
     pub steps: Vec<(&'static str, Duration)>,
     /// The sockets of its egress proxy, if the runtime opened them before the program ran.
     pub egress: Option<EgressSockets>,
@@ -171,6 +174,9 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     fn is_starting(&self) -> bool {
         false
     }
+
+    /// Ends containers that were made ahead; the next starts decide what is made ahead again. Does not wait.
+    fn drop_pool(&self) {}
 
     /// Returns an error if the runtime knows at once, before a container is created, that it lacks
     /// the image; `None` also if it does not know.

@@ -8,6 +8,7 @@
 //! The crate has no task, no thread and no state. Clients use it and nothing else of the shim.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod client;
 mod files;
 mod id_pool;
@@ -19,6 +20,7 @@ pub mod socket;
 mod spec;
 mod stream_messages;
 
+pub use ahead::Ahead;
 pub use client::{Client, ClientError};
 pub use files::{ByteRange, FilesFailure, FilesOrder, FilesReply};
 pub use id_pool::{IdPool, LEAST_ID, RANGE_SIZE, SHARED_IDS};

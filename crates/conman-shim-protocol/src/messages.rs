@@ -299,6 +299,9 @@ pub struct Phases {
     pub root_us: u64,
     /// Of the child: from the order to continue to the program's exec.
     pub setup_us: u64,
+    /// The container was made ahead: only what was left of its start was measured.
+    #[serde(default)]
+    pub ahead: bool,
 }
 
 /// Why a start failed. Nothing of the container is left then, unless stated otherwise.

@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use conman_linux::{Capabilities, CgroupLimits};
 use serde::{Deserialize, Serialize};
 
+use crate::ahead::Ahead;
 use crate::files::FilesOrder;
 
 /// Layers of a root: an image's 128, and one of conman's. The kernel's bound on an overlay is 500.
@@ -80,6 +81,8 @@ pub struct LaunchSpec {
     #[serde(default)]
     pub network: NetworkSpec,
     pub hardening: Hardening,
+    #[serde(default)]
+    pub ahead: Ahead,
 }
 
 /// The network of a container.
@@ -352,7 +355,7 @@ pub struct SpecError {
 }
 
 impl SpecError {
-    fn new(field: &str, reason: &str) -> Self {
+    pub(crate) fn new(field: &str, reason: &str) -> Self {
         Self {
             field: field.to_owned(),
             reason: reason.to_owned(),
@@ -380,7 +383,10 @@ impl LaunchSpec {
             return Err(SpecError::new("log_bytes", "less than 64 KiB"));
         }
         self.root.check()?;
-        self.program.check()?;
+        self.check_ahead()?;
+        if self.ahead != Ahead::Make {
+            self.program.check()?;
+        }
         if self.files.len() > MAX_FILES {
             return Err(SpecError::new("files", "too many files"));
         }
@@ -403,7 +409,9 @@ impl LaunchSpec {
 impl LaunchSpec {
     /// Checks the number of mounts and sockets that came along.
     pub fn check_fds(&self, fds: usize) -> Result<(), SpecError> {
-        let sockets = usize::from(self.network == NetworkSpec::Linked);
+        // The start that takes it brings the socket.
+        let is_linked = self.network == NetworkSpec::Linked && self.ahead != Ahead::Make;
+        let sockets = usize::from(is_linked);
         let kernel = match self.hardening.own_kernel {
             true => KERNEL_FILES.len(),
             false => 0,

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use conman_linux::{CgroupLimits, CgroupPart, Cgroups, PidFd, raise_nofile};
 use conman_observer::resident_bytes;
 use conman_shim::{
-    Client, Hardening, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request, RootSpec,
-    ShimOptions, run,
+    Ahead, Client, Hardening, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request,
+    RootSpec, ShimOptions, run,
 };
 
 const BUSYBOX: &str = "/usr/bin/busybox";
@@ -411,6 +411,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
             masked_proc: plan.has("masks"),
             ..Hardening::default()
         },
+        ahead: Ahead::No,
         name,
     }
 }

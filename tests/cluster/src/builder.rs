@@ -376,6 +376,8 @@ impl Builder {
             ("docker", self.docker_table(layout, host)),
             ("registry", of_fleet(&|| self.registry(layout, host))),
             ("fleet", of_fleet(&|| self.fleet(layout, host))),
+            ("net", String::new()),
+            ("net.fabric", String::new()),
             ("limits", String::new()),
             ("preempt", String::new()),
             (

@@ -11,6 +11,10 @@ use crate::layout::{Layout, SWITCH_ADDRESS};
 /// The host that holds the bridge.
 pub(crate) const SWITCH: &str = "switch";
 
+/// What nodes with links need: their hosts forward packets.
+const FORWARD: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward
+    ! [ -d /proc/sys/net/ipv6 ] || echo 1 > /proc/sys/net/ipv6/conf/all/forwarding";
+
 /// Takes a host's link away, or gives it back: no packet leaves or reaches it, and nobody is notified.
 pub(crate) fn set_link(layout: &Layout, host: &str, up: bool) -> Result<()> {
     let state = if up { "up" } else { "down" };
@@ -42,6 +46,13 @@ pub(crate) fn make(layout: &Layout) -> Result<()> {
             host.address
         );
         batch(&layout.namespace(&host.name), &script)?;
+        let mut forward = Command::new("nsenter");
+        forward.arg(format!(
+            "--net={}",
+            layout.namespace_path(&host.name).display()
+        ));
+        forward.args(["sh", "-ec", FORWARD]);
+        run(&mut forward)?;
     }
     Ok(())
 }

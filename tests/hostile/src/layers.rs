@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use conman_linux::{CgroupLimits, Cgroups, PidFd};
 use conman_shim::{
-    Client, Hardening, LaunchSpec, NetworkSpec, ProgramSpec, Reply, Request, RootSpec,
+    Ahead, Client, Hardening, LaunchSpec, NetworkSpec, ProgramSpec, Reply, Request, RootSpec,
 };
 use tempfile::TempDir;
 
@@ -243,6 +243,7 @@ impl Shim {
             terminal: None,
             network: NetworkSpec::Loopback,
             hardening,
+            ahead: Ahead::No,
         }
     }
 

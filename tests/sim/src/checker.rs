@@ -1,89 +1,13 @@
 //! What must hold, judged from true-time container runs and the store's history alone.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 
 use conman_core::ownership::{
     Heartbeat, Key, NodeRecord, NodeState, OwnedState, Ownership, SessionName, Slot, Timing,
     Transaction, Value,
 };
 
-/// What was violated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
-    /// Two runnable containers of one session.
-    Overlap,
-    /// A runnable container of which the registry says another owner, generation or fence.
-    Unowned,
-    /// A claim sent, a container started or thawed after the node's last effective renewal's time.
-    PastDeadline,
-    /// A container runnable after the last moment that the fence's bound allows.
-    PastBound,
-    /// A generation not greater than every earlier one.
-    Generation,
-    /// Given up while a container existed or could still appear.
-    ReleasedAlive,
-    /// Claimed by an incarnation that is not live, or from an owner that was not fenced.
-    StaleClaim,
-    /// Fenced before a heartbeat stood for the takeover time.
-    TakenEarly,
-    /// A dead machine not fenced in time.
-    TakenLate,
-    /// A session lost through nothing but outages of the store.
-    LostToOutage,
-    /// Frozen, or given up, although the registry has not taken the node's ownership and its time
-    /// was not over.
-    FrozenWithoutNeed,
-    /// Still frozen although the registry takes renewals again.
-    ThawedLate,
-    /// More renewals in a second than a registry in trouble should get.
-    Hammers,
-    NotServed,
-    /// A preemption has ended, and a container runs that it does not name.
-    Spared,
-    Leak,
-    /// A node is marked although it reaches most nodes that reach each other.
-    WronglyCutOff,
-    /// A node that does not reach them is not marked.
-    NotCutOff,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Overlap => "overlap",
-            Self::Unowned => "unowned",
-            Self::PastDeadline => "past-deadline",
-            Self::PastBound => "past-bound",
-            Self::Generation => "generation",
-            Self::ReleasedAlive => "released-alive",
-            Self::StaleClaim => "stale-claim",
-            Self::TakenEarly => "taken-early",
-            Self::TakenLate => "taken-late",
-            Self::LostToOutage => "lost-to-outage",
-            Self::FrozenWithoutNeed => "frozen-without-need",
-            Self::ThawedLate => "thawed-late",
-            Self::Hammers => "hammers",
-            Self::NotServed => "not-served",
-            Self::Spared => "spared",
-            Self::Leak => "leak",
-            Self::WronglyCutOff => "wrongly-cut-off",
-            Self::NotCutOff => "not-cut-off",
-        })
-    }
-}
-
-#[derive(Debug, Clone)]
-pub struct Violation {
-    pub rule: Rule,
-    pub what: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.rule, self.what)
-    }
-}
+pub use crate::rule::{Rule, Violation};
 
 /// A slot on a node.
 pub(crate) type Container = (usize, Slot);
@@ -128,6 +52,8 @@ pub(crate) struct Checker {
     possible: BTreeSet<Container>,
     /// Of those, what never runs again and shares nothing with another node.
     exiting: BTreeSet<Container>,
+    /// The parts of which containers have their addresses.
+    addresses: BTreeMap<Container, u32>,
 }
 
 /// A daemon that begins is live after this, with a store that answers.
@@ -156,6 +82,7 @@ impl Checker {
             runnable: BTreeSet::new(),
             possible: BTreeSet::new(),
             exiting: BTreeSet::new(),
+            addresses: BTreeMap::new(),
         }
     }
 
@@ -264,6 +191,11 @@ impl Checker {
         self.possible.insert(container);
     }
 
+    /// It has an address of this part.
+    pub(crate) fn has_address(&mut self, container: Container, part: u32) {
+        self.addresses.insert(container, part);
+    }
+
     pub(crate) fn thaws(&mut self, container: &Container, clock: u64) {
         self.past_deadline(container.0, clock, || format!("thaws {:?}", container.1));
     }
@@ -302,6 +234,15 @@ impl Checker {
         if let Some(other) = self.runnable.iter().find(beside).cloned() {
             self.fail(Rule::Overlap, || {
                 format!("{container:?} runs beside {other:?}")
+            });
+        }
+        let part = self.addresses.get(container).copied();
+        let shares = |other: &&Container| {
+            part.is_some() && other.0 != *node && self.addresses.get(other).copied() == part
+        };
+        if let Some(other) = self.runnable.iter().find(shares).cloned() {
+            self.fail(Rule::SharedPart, || {
+                format!("{container:?} and {other:?} have addresses of part {part:?}")
             });
         }
         let owner = self.sessions.get(&slot.session);

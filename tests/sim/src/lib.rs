@@ -11,8 +11,10 @@
 //! | `slow_death` | a container that the kernel takes long to take down |
 //! | `store` | the registry behind a network that loses, delays and doubles |
 //! | `grey` | a registry that is slow or refuses |
+//! | `parts` | the parts of a fabric's pool that the nodes claim, and the addresses of their containers |
 //! | `reaching` | nodes that probe each other through a network that is cut |
 //! | [`checker`] | what must hold, by true time and the store's history; nothing of the protocol |
+//! | `rule` | what a run may violate |
 //! | [`sabotage`] | the same simulation over a core that was broken on purpose |
 //!
 //! No task, thread or clock in the simulation itself.
@@ -24,9 +26,11 @@ mod faults;
 mod grey;
 mod kernel;
 mod machine;
+mod parts;
 mod preempting;
 mod random;
 mod reaching;
+mod rule;
 pub mod sabotage;
 mod slow_death;
 mod store;
@@ -44,6 +48,9 @@ pub const GREY_FROM: u64 = grey::GREY_FROM;
 
 /// From this seed on, nodes probe each other, and nothing else happens.
 pub const REACH_FROM: u64 = reaching::REACH_FROM;
+
+/// From this seed on, nodes claim parts of a pool of addresses, besides everything that the first seeds have.
+pub const PARTS_FROM: u64 = parts::PARTS_FROM;
 
 /// What a run came to.
 #[derive(Debug)]
@@ -68,7 +75,7 @@ pub enum Pauses {
 /// One fleet's life from `seed`.
 #[must_use]
 pub fn simulate(seed: u64, pauses: Pauses) -> Report {
-    if seed >= REACH_FROM {
+    if (REACH_FROM..PARTS_FROM).contains(&seed) {
         return reaching::run(seed);
     }
     let report = world::World::run(seed, pauses, false);

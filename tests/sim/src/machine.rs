@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use conman_core::ownership::{
     Action, Answer, BootTime, Event, Fence, FenceAction, FenceEvent, Kept, NodeName, NodeProtocol,
-    Request, Slot, Timing,
+    Slot, Timing,
 };
 
 use crate::clock::Clock;
 use crate::kernel::Process;
+use crate::parts::PartHolder;
 use crate::preempting::EmergencyThread;
 use crate::random::Random;
-use crate::store::STORE_TIMEOUT_MS;
 use crate::world::{Ev, HEAL_MS, World};
 
 /// Each node watches the next two, if there are so many.
@@ -54,6 +54,8 @@ pub(crate) struct Machine {
     pub(crate) cut_out: bool,
     pub(crate) cut_in: bool,
     pub(crate) processes: BTreeMap<Slot, Process>,
+    /// Of its daemon.
+    pub(crate) part: PartHolder,
 }
 
 impl Machine {
@@ -89,6 +91,7 @@ impl Machine {
             cut_out: false,
             cut_in: false,
             processes: BTreeMap::new(),
+            part: PartHolder::default(),
         }
     }
 
@@ -120,6 +123,9 @@ impl World {
                 return;
             }
         }
+        let Some(event) = self.part_answered(node, event) else {
+            return;
+        };
         self.daemon(node, event);
     }
 
@@ -171,6 +177,7 @@ impl World {
                     return;
                 }
                 self.daemon(node, Event::StartSent(slot.clone()));
+                self.take_address(node, &slot);
                 FenceEvent::Open(slot)
             }
             Action::Ended(slot) => return self.daemon(node, Event::DeathCertificate(slot)),
@@ -191,31 +198,6 @@ impl World {
             machine.orders_at = machine.orders_at.max(self.now + delay);
             let (delay, epoch) = (machine.orders_at - self.now, machine.shim_epoch);
             self.at(delay, Ev::Shim(node, epoch, order));
-        }
-    }
-
-    pub(crate) fn request(&mut self, node: usize, now: BootTime, op: u64, request: Request) {
-        let epoch = self.machines[node].daemon_epoch;
-        if let Request::Commit(transaction) = &request {
-            if !self.is_routine(transaction) {
-                self.note(|| format!("n{node} sends {op}: {:?}", transaction.write));
-            }
-            self.checker.sends(node, now.0, transaction);
-            self.checker.renews(node, self.now, transaction);
-        }
-        self.machines[node].open.insert(op);
-        self.at(STORE_TIMEOUT_MS, Ev::Timeout(node, epoch, op));
-        let lost = self.machines[node].cut_out || self.random.percent(self.lossy);
-        if !lost {
-            let late = self.lossy > 0 && self.random.percent(8);
-            let most = if late { 9_000 } else { 30 };
-            let slow_ms = self.slow_ms / 2;
-            let arrival = Ev::Arrive(node, epoch, op, request);
-            self.soon(slow_ms + 1, slow_ms + most, arrival);
-            // Then another daemon, of another incarnation, meets what this one sent.
-            if late && self.random.percent(10) {
-                self.soon(1, 500, Ev::DaemonDies(node));
-            }
         }
     }
 
@@ -304,6 +286,7 @@ impl World {
         machine.emergency = EmergencyThread::default();
         machine.open.clear();
         machine.late.clear();
+        machine.part = PartHolder::default();
     }
 
     pub(crate) fn watchers(&self, node: usize) -> impl Iterator<Item = usize> + use<> {

@@ -18,7 +18,8 @@ usage: conman-sim [--seeds N] [--start S] [--all] [--beyond] [--sabotage NAME]
   --start S        from this one on (default 0); from 1000000 on, with times that nodes
                    derive; from 2000000 on, with notices of preemption;
                    from 3000000 on, with a registry that is slow and refuses;
-                   from 4000000 on, nodes that probe each other
+                   from 4000000 on, nodes that probe each other;
+                   from 5000000 on, with parts of a pool of addresses
   --all            go on after a violation and count them by rule
   --beyond         machines pause, unnoticed, for longer than the takeover time has room for
   --sabotage NAME  over a core broken by tests/sim/sabotages/NAME.patch";

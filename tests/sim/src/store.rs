@@ -2,7 +2,8 @@
 //! late, and all of it may be down.
 
 use conman_core::ownership::{
-    Answer, Event, Key, NodeState, OwnedState, Request, SessionName, Transaction, Value, collect,
+    Answer, BootTime, Event, Key, NodeState, OwnedState, Request, SessionName, Transaction, Value,
+    collect,
 };
 
 use crate::world::{Ev, HEAL_MS, World};
@@ -15,6 +16,31 @@ pub(crate) const STORE_TIMEOUT_MS: u64 = 1_000;
 const FORGET_OP: u64 = u64::MAX;
 
 impl World {
+    pub(crate) fn request(&mut self, node: usize, now: BootTime, op: u64, request: Request) {
+        let epoch = self.machines[node].daemon_epoch;
+        if let Request::Commit(transaction) = &request {
+            if !self.is_routine(transaction) {
+                self.note(|| format!("n{node} sends {op}: {:?}", transaction.write));
+            }
+            self.checker.sends(node, now.0, transaction);
+            self.checker.renews(node, self.now, transaction);
+        }
+        self.machines[node].open.insert(op);
+        self.at(STORE_TIMEOUT_MS, Ev::Timeout(node, epoch, op));
+        let lost = self.machines[node].cut_out || self.random.percent(self.lossy);
+        if !lost {
+            let late = self.lossy > 0 && self.random.percent(8);
+            let most = if late { 9_000 } else { 30 };
+            let slow_ms = self.slow_ms / 2;
+            let arrival = Ev::Arrive(node, epoch, op, request);
+            self.soon(slow_ms + 1, slow_ms + most, arrival);
+            // Then another daemon, of another incarnation, meets what this one sent.
+            if late && self.random.percent(10) {
+                self.soon(1, 500, Ev::DaemonDies(node));
+            }
+        }
+    }
+
     pub(crate) fn arrive(&mut self, node: usize, epoch: u64, op: u64, request: &Request) {
         if self.now < self.store_down_until {
             if self.random.percent(50) {

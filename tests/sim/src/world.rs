@@ -9,6 +9,7 @@ use conman_core::ownership::{
 use crate::checker::Checker;
 use crate::grey::{GREY_FROM, Grey, Refusal};
 use crate::machine::Machine;
+use crate::parts::PARTS_FROM;
 use crate::preempting::Emergency;
 use crate::random::Random;
 use crate::{Pauses, Report};
@@ -112,6 +113,8 @@ pub(crate) struct World {
     pub(crate) only_deaths: bool,
     /// Nodes are preempted by notices.
     pub(crate) preempts: bool,
+    /// Number of parts of the pool of addresses; 0 without one.
+    pub(crate) parts: u32,
     pub(crate) pauses: Pauses,
     pub(crate) checker: Checker,
     tracing: bool,
@@ -153,6 +156,7 @@ impl World {
     }
 
     fn new(seed: u64, pauses: Pauses, tracing: bool) -> Self {
+        let (has_parts, seed) = (seed >= PARTS_FROM, seed % PARTS_FROM);
         let mut random = Random(seed);
         let assumed = pauses == Pauses::Assumed;
         let only_outages = assumed && seed % 16 == 5 && seed < GREY_FROM;
@@ -201,6 +205,8 @@ impl World {
             changes_times: pauses == Pauses::Assumed && CHANGES_TIMES.contains(&(seed % 16)),
             only_deaths,
             preempts: (PREEMPTED_FROM..GREY_FROM).contains(&seed),
+            // One node has to wait until another is lost.
+            parts: u32::from(has_parts) * (count as u32 - 1),
             pauses,
             checker: Checker::new(count, timing, only_outages),
             tracing,
@@ -245,6 +251,7 @@ impl World {
         match event {
             Ev::DaemonTick(node) => {
                 self.daemon(node, Event::Tick);
+                self.work_on_parts(node);
                 self.soon(60, 140, Ev::DaemonTick(node));
             }
             Ev::ShimTick(node, boot) => {

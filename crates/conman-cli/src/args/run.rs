@@ -151,6 +151,7 @@ impl RunArgs {
             ready_timeout_s: self.ready_timeout,
             network: self.network.clone(),
             egress: given(&self.egress),
+            talk: None,
             memory_bytes: self.memory,
             disk_bytes: self.disk,
             disk_inodes: None,

@@ -141,6 +141,7 @@ impl<'a> Latest<'a> {
         }
         facts.extend(self.restart());
         facts.extend(self.start());
+        facts.extend(self.way());
         facts.extend(fleet::facts(self.timeline));
         facts.extend(events::missing(self.timeline).into_iter().map(|node| {
             format!("What happened to it on {node} is missing: its journal cannot be read")
@@ -189,6 +190,16 @@ impl<'a> Latest<'a> {
             format!("Start: {}{how} ({list})", milliseconds(total)),
             format!("Longest: {longest}, {}", milliseconds(*most)),
         ]
+    }
+
+    /// Whether a start with a pool took a container made ahead.
+    fn way(&self) -> Option<String> {
+        let session = self.session.filter(|session| session.spec.pool > 0)?;
+        let way = match session.phases_ms.contains_key(phases::MADE_AHEAD) {
+            true => "It took a container made ahead",
+            false => "No container made ahead was ready (`pool`): all of it was made at its start",
+        };
+        self.is_started().then(|| way.to_owned())
     }
 
     /// The phases of the start in order, with their milliseconds, and the one that it is in or ended

@@ -17,7 +17,8 @@ pub enum Refusal {
     NoGenerationLeft,
 }
 
-fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
+/// The condition that this node is live under this incarnation.
+pub(super) fn live(me: &NodeName, incarnation: u64) -> (Key, Option<Value>) {
     let record = NodeRecord {
         incarnation,
         state: NodeState::Live,

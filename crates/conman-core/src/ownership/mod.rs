@@ -37,6 +37,7 @@ mod fence;
 mod fence_report;
 mod node;
 mod observer;
+mod parts;
 mod rejoin;
 mod renewal;
 mod timing;
@@ -46,6 +47,10 @@ pub use fence::{Fence, FenceAction, FenceEvent, Kept, SlotView};
 pub use fence_report::{FenceHolds, FenceLinkError, FenceNews};
 pub use node::{Action, Event, NodeProtocol, Stake};
 pub use observer::{Observer, Verdict};
+pub use parts::{
+    FabricRecord, PartRecord, PartRefusal, PartStep, PartsSeen, Underlay, WantedPart, claim_part,
+    confirm_parts,
+};
 pub use rejoin::{Rejoin, Step};
 pub use renewal::{Renewal, Renewed, Renewing};
 pub use timing::{KILLS_PER_MS, Timing, UnsafeTiming};
@@ -130,6 +135,10 @@ pub enum Key {
     /// No session starts at or below this generation after its record was deleted.
     Floor,
     Silence(NodeName),
+    /// What all nodes agree on about the fabric.
+    Fabric,
+    /// A part of the fabric's pool, by its number.
+    Part(u32),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,6 +151,8 @@ pub enum Value {
     /// before the node may be declared dead. The nodes' settings may differ, so an observer needs
     /// the node's value.
     Silence(u64),
+    Fabric(FabricRecord),
+    Part(PartRecord),
 }
 
 /// Writes all or nothing, and only if every key has exactly the expected value (`None`: absent).

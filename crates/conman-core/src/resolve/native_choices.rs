@@ -4,7 +4,7 @@ use conman_proto::RuntimeKind;
 
 use super::mistakes::Mistakes;
 use crate::runtime_traits::runtime_traits;
-use crate::spec_policy::Template;
+use crate::spec_policy::{MAX_POOL, Template};
 
 pub(super) struct NativeChoices {
     pub(super) own_filters: bool,
@@ -12,6 +12,7 @@ pub(super) struct NativeChoices {
     pub(super) durable: bool,
     pub(super) new_privs: bool,
     pub(super) without_ipc: bool,
+    pub(super) pool: u32,
 }
 
 impl NativeChoices {
@@ -28,6 +29,13 @@ impl NativeChoices {
                 format!("the {runtime} runtime does not refuse filters; leave it out"),
             );
         }
+        let pool = template.and_then(|template| template.pool);
+        if pool.is_some() && !traits.has_native_choices {
+            let message = format!("the {runtime} runtime does not have this; leave it out");
+            mistakes.add("pool", message);
+        } else if pool.is_some_and(|pool| pool > MAX_POOL) {
+            mistakes.add("pool", format!("it is at most {MAX_POOL}"));
+        }
         let mut chosen = |field: &'static str, of: fn(&Template) -> Option<bool>| {
             let chosen = template.and_then(of);
             if chosen.is_some() && !traits.has_native_choices {
@@ -42,6 +50,7 @@ impl NativeChoices {
             durable: chosen("durable", |one| one.durable).unwrap_or(false),
             new_privs: chosen("no_new_privs", |one| one.no_new_privs) == Some(false),
             without_ipc: chosen("ipc", |one| one.ipc) == Some(false),
+            pool: pool.unwrap_or(0),
         }
     }
 }

@@ -2,14 +2,25 @@
 
 use std::collections::HashMap;
 
-use conman_core::ownership::{Heartbeat, Key, NodeRecord, Value};
+use conman_core::ownership::{Heartbeat, Key, NodeRecord, NodeState, PartRecord, Value};
+use conman_registry::{HeldPart, HeldParts};
 use jiff::Timestamp;
 
 use super::super::codec::{self, Keys, PeerText};
+use super::super::parts::part_number;
 use super::super::shared::Shared;
 use super::super::store::{Entry, ReadError};
 
 pub(super) type Read = HashMap<String, OneRead>;
+
+/// What one read has found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) nodes: Read,
+    pub(super) parts: HeldParts,
+    /// Unreadable values, by key: one of them must not hide all the others.
+    pub(super) oddities: Vec<(String, String)>,
+}
 
 /// The state of one node in a read.
 #[derive(Debug)]
@@ -39,18 +50,18 @@ impl OneRead {
     }
 }
 
-/// Also returns unreadable values, by key: one of them must not hide all the others.
-pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>), ReadError> {
+pub(super) async fn look(shared: &Shared) -> Result<Found, ReadError> {
     let keys = &shared.store.keys;
     let parents = [
         keys.nodes(),
         keys.heartbeats(),
         keys.peers(),
         keys.takeover_delays(),
+        keys.parts(),
     ];
     let entries = shared.store.get_below(&parents).await?;
-    let [nodes, heartbeats, peers, delays] =
-        <[Vec<Entry>; 4]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
+    let [nodes, heartbeats, peers, delays, parts] =
+        <[Vec<Entry>; 5]>::try_from(entries).map_err(|_| ReadError::Unexpected)?;
     let mut read = Read::new();
     let mut oddities = Vec::new();
     let mut decode = |kind: &Key, key: &[u8], bytes: &[u8]| {
@@ -97,7 +108,38 @@ pub(super) async fn look(shared: &Shared) -> Result<(Read, Vec<(String, String)>
         one.patience_ms = shared.timing.patience_ms(Some(delay_ms));
     }
     oddities.extend(unreachable);
-    Ok((read, oddities))
+    let parts = held_parts(&read, &parents[4], parts, &mut oddities);
+    Ok(Found {
+        nodes: read,
+        parts,
+        oddities,
+    })
+}
+
+fn held_parts(
+    nodes: &Read,
+    parent: &[u8],
+    entries: Vec<Entry>,
+    oddities: &mut Vec<(String, String)>,
+) -> HeldParts {
+    let mut held = HeldParts::new();
+    for (key, bytes, _) in entries {
+        let Some(number) = part_number(parent, &key) else {
+            continue;
+        };
+        match codec::parse::<PartRecord>(&key, &bytes) {
+            Ok(record) => {
+                let holder = nodes.get(&*record.holder);
+                let lost = holder.is_none_or(|node| node.record.state == NodeState::Fenced);
+                held.insert(number, HeldPart { record, lost });
+            }
+            Err(error) => {
+                let what = format!("{error} Sessions with its addresses are not reached from here");
+                oddities.push((error.key, what));
+            }
+        }
+    }
+    held
 }
 
 /// Adds what the nodes announce to their states. Returns the unreadable announcements, by key.

@@ -53,6 +53,9 @@ pub(crate) struct Container {
     pub(crate) kill_pending: bool,
     /// The fence kills it; no client ordered that.
     pub(crate) fenced: bool,
+    /// It is made ahead: no session's, in no list, and its end is not reported.
+    #[serde(skip)]
+    pub(crate) ahead: bool,
     /// Its CPU limit is lifted, or will be.
     #[serde(skip)]
     pub(crate) is_lifted: bool,
@@ -84,6 +87,7 @@ impl Container {
             external: false,
             kill_pending: false,
             fenced: false,
+            ahead: false,
             is_lifted: false,
             held: None,
         }

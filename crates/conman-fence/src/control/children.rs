@@ -80,7 +80,7 @@ impl Control {
             Reaped::Container(name) => self.report_end(&name),
             Reaped::Ignored => {}
             Reaped::Unknown => {
-                if !self.launching.pending.is_empty() {
+                if self.launching.is_under_way() {
                     self.containers.keep_unclaimed(pid, ended);
                 }
             }
@@ -106,7 +106,7 @@ impl Control {
         self.buffer = buffer;
         // A failed start may have left something to be removed.
         self.launching.flush();
-        if self.launching.pending.is_empty() {
+        if !self.launching.is_under_way() {
             self.containers.forget_unclaimed();
         }
     }
@@ -118,6 +118,7 @@ impl Control {
             Report::Helper { pid } => self.containers.helper(pid),
             Report::Swept { ticket } => self.swept(ticket),
             Report::Cloned { ticket, pid } => self.cloned(ticket, pid),
+            Report::Waits { ticket, phases } => self.waits(ticket, phases),
             Report::Running { ticket, phases } => {
                 let Some(start) = self.launching.finish(ticket) else {
                     return;

@@ -94,6 +94,9 @@ impl Control {
             Effect::LiftCpuLimit { cgroup } => self.launching.lift_cpu_limit(&cgroup),
             Effect::HoldStarts(held) => {
                 self.launching.hold_back(held);
+                if held {
+                    self.end_all_ahead();
+                }
                 self.launching.flush();
             }
             Effect::Reply {
@@ -170,6 +173,9 @@ impl Control {
             if let Err(error) = killed {
                 tracing::error!(name, %error, "cannot kill the relays of an ended container's commands");
             }
+        }
+        if container.ahead {
+            return;
         }
         let container = container.view(name);
         let container_is_gone = container

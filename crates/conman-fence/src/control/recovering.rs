@@ -2,10 +2,11 @@
 //!
 //! It is unknown then whether the fence was armed, and whether it had fired. So if anything lives, the
 //! fence begins closed, with everything frozen, and only an order opens it. Living containers are found
-//! by their cgroups: name, first process, ids. Their directories are not found, so nothing of them is
+//! by their cgroups: name (that of a cgroup made ahead is its label), first process, ids. Their directories are not found, so nothing of them is
 //! removed here; the client that created them removes them.
 
 use std::io;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use conman_core::naming::parse_slice;
@@ -15,6 +16,7 @@ use conman_shim_protocol::{ContainerState, RANGE_SIZE, check_name};
 use super::{Control, boottime_ns};
 use crate::containers::Container;
 use crate::fence::{KeptFence, whole_ms};
+use crate::launching::StartRemains;
 
 impl Control {
     /// Takes over unknown living containers, and closes the fence if anything lives.
@@ -60,6 +62,17 @@ impl Control {
             if pids.is_empty() {
                 continue;
             }
+            if name.is_empty() {
+                // Made ahead: it ends with its launcher.
+                self.sweep_later(StartRemains {
+                    cgroup,
+                    scratch: PathBuf::new(),
+                    name: None,
+                    ids: None,
+                    killed: false,
+                });
+                continue;
+            }
             found = true;
             if check_name(&name).is_err()
                 || self.containers.get(&name).is_some()
@@ -94,7 +107,7 @@ impl Control {
         let children = |above: &str| cgroups.children(above).into_iter();
         let own = children(own).map(|name| {
             let cgroup = format!("{own}/{name}");
-            (name, cgroup)
+            (cgroups.label(&cgroup).unwrap_or(name), cgroup)
         });
         let slices = children(slice).map(|child| {
             let cgroup = format!("{slice}/{child}");

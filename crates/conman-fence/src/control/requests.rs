@@ -121,7 +121,7 @@ impl Control {
         self.clients.subscribe(client);
         self.reply(client, id, Reply::Done, None);
         for (name, container) in self.containers.iter() {
-            if !container.is_alive() {
+            if !container.is_alive() && !container.ahead {
                 let container = container.view(name);
                 let message = Message::Ended { container };
                 self.clients.send(&self.poller, client, &message, None);
@@ -219,14 +219,19 @@ impl Control {
         let all = running.chain(self.launching.with_client(client));
         let names: BTreeSet<String> = all.map(str::to_owned).collect();
         for name in names {
-            tracing::info!(name, "killing a command whose client has gone");
-            let killed = match self.containers.get(&name) {
-                Some(command) => command.kill_group().map_err(CallError::host("kill", &name)),
-                None => self.kill_one(name).map(drop),
-            };
-            if let Err(error) = killed {
-                tracing::warn!(%error, "cannot kill a command whose client has gone");
-            }
+            tracing::info!(name, "killing what ends with its client, which has gone");
+            self.end_with_client(name);
+        }
+    }
+
+    /// Kills a command that ends with its client, or a container made ahead.
+    pub(super) fn end_with_client(&mut self, name: String) {
+        let killed = match self.containers.get(&name) {
+            Some(one) => one.kill_group().map_err(CallError::host("kill", &name)),
+            None => self.kill_one(name).map(drop),
+        };
+        if let Err(error) = killed {
+            tracing::warn!(%error, "cannot kill what ends with its client");
         }
     }
 

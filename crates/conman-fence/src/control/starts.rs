@@ -13,10 +13,11 @@ use std::rc::Rc;
 use conman_core::ownership::FenceEvent;
 use conman_linux::inner_pid;
 use conman_shim_protocol::{
-    CallError, ContainerState, ContainerView, ExecSpec, KeptCommandSpec, KeptStreamsSpec,
+    Ahead, CallError, ContainerState, ContainerView, ExecSpec, KeptCommandSpec, KeptStreamsSpec,
     LOG_BYTES, LaunchError, LaunchSpec, Message, Reply, SHARED_IDS,
 };
 
+use super::ahead::ahead;
 use super::recording::start_ticks;
 use super::{Control, boottime_ns, open_child};
 use crate::containers::{Container, KeptCommand, MAX_CONTAINERS};
@@ -59,11 +60,17 @@ impl Control {
             )));
         }
         self.admit(&spec.name, None)?;
+        if spec.ahead == Ahead::Make && self.launching.is_held_back() {
+            return Err(CallError::full("containers made ahead"));
+        }
         let name = spec.name.clone();
         if !self.change(FenceEvent::Open(slot(&name))) {
             return Err(CallError::Fenced);
         }
-        let begun = self.begin_admitted(client, call, spec, binds);
+        let begun = match self.launching.ahead_for(&spec) {
+            Some(ticket) => self.begin_taken(ticket, (client, call), spec, binds),
+            None => self.begin_admitted(client, call, spec, binds),
+        };
         if begun.is_err() {
             self.change(FenceEvent::StartOver(slot(&name)));
             self.change(FenceEvent::Forget(slot(&name)));
@@ -86,17 +93,9 @@ impl Control {
         };
         let ids = ids.ok_or_else(|| CallError::full("ranges of ids"))?;
         let mut fds = binds;
-        if let Some(size) = spec.terminal {
-            let owner = (ids + spec.program.uid, ids + spec.program.gid);
-            let terminal = KeptStreamsSpec::Terminal(size);
-            let streams = &mut self.streams;
-            match streams.open(&spec.name, terminal, Some(owner), StreamsUser::Container) {
-                Ok([slave, ..]) => fds.insert(0, slave),
-                Err(error) => {
-                    self.ids.give_back(ids);
-                    return Err(error);
-                }
-            }
+        if let Err(error) = self.open_terminal(&spec, ids, &mut fds) {
+            self.ids.give_back(ids);
+            return Err(error);
         }
         let own = OwnResources {
             ids,
@@ -112,8 +111,9 @@ impl Control {
             own: Some(own),
             exec_in: None,
             kept: None,
-            with_client: false,
+            with_client: spec.ahead == Ahead::Make,
             killed: false,
+            ahead: ahead(&spec),
             pidfd: None,
         };
         let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
@@ -126,6 +126,25 @@ impl Control {
             self.forget(&name);
             return Err(CallError::host("launch", &name)(error));
         }
+        Ok(())
+    }
+
+    /// Its slave is the first descriptor.
+    pub(super) fn open_terminal(
+        &mut self,
+        spec: &LaunchSpec,
+        ids: u32,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
+        let Some(size) = spec.terminal else {
+            return Ok(());
+        };
+        let owner = (ids + spec.program.uid, ids + spec.program.gid);
+        let terminal = KeptStreamsSpec::Terminal(size);
+        let streams = &mut self.streams;
+        let opened = streams.open(&spec.name, terminal, Some(owner), StreamsUser::Container);
+        let [slave, ..] = opened?;
+        fds.insert(0, slave);
         Ok(())
     }
 
@@ -173,6 +192,7 @@ impl Control {
             kept,
             with_client: spec.with_client,
             killed: false,
+            ahead: None,
             pidfd: None,
         };
         let fds = std::iter::once(init).chain(streams).collect();
@@ -383,9 +403,10 @@ impl Control {
     }
 }
 
-/// A terminal has no log.
-fn bounded_logs(spec: &LaunchSpec) -> Vec<BoundedLog> {
-    let paths = spec.terminal.is_none().then_some(&spec.log);
+/// A terminal has no log, and a container made ahead none yet.
+pub(super) fn bounded_logs(spec: &LaunchSpec) -> Vec<BoundedLog> {
+    let has_log = spec.terminal.is_none() && spec.ahead != Ahead::Make;
+    let paths = has_log.then_some(&spec.log);
     let paths = paths.into_iter().chain(&spec.log_stderr);
     let bytes = spec.log_bytes.unwrap_or(LOG_BYTES);
     paths

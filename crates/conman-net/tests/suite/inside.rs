@@ -113,7 +113,7 @@ fn refusals() -> Refusals {
 /// With the addresses of a node.
 pub(super) fn rules(node: &Host, refusals: Refusals) -> SessionRules {
     node.wait(|| async {
-        let rules = SessionRules::new(HostNetlink::default(), refusals, &[]);
+        let rules = SessionRules::new(HostNetlink::default(), refusals, &[], &[]);
         rules.check().await.expect("nft accepts them");
         rules
     })

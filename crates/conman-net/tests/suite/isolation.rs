@@ -125,6 +125,7 @@ fn rules() -> RuleSet {
         number,
         internet,
         networks,
+        groups: Vec::new(),
     };
     RuleSet {
         classes: vec![
@@ -142,6 +143,7 @@ fn rules() -> RuleSet {
         ]),
         // Around the node's address and around the other sessions: neither is opened by that.
         allowed: networks(&["10.3.0.6/32", "192.0.2.0/24", "10.80.0.0/12"]),
+        fabric: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod connecting;
 mod egress;
+mod fabric;
 mod inside;
 mod interfaces;
 mod isolation;

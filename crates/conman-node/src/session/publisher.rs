@@ -129,7 +129,8 @@ impl Publisher {
     ) {
         let Some(generation) = generation else { return };
         let mut events = self.phase_events(generation, phases);
-        let total: f64 = phases.iter().map(|phase| phase.duration_ms).sum();
+        let whole = phases.iter().filter(|phase| !phase.name.contains('.'));
+        let total: f64 = whole.map(|phase| phase.duration_ms).sum();
         let message = match self.handle.spec().port {
             Some(port) => format!("running and ready on port {port} after {total:.1} ms"),
             None => format!("running after {total:.1} ms"),
@@ -147,6 +148,13 @@ impl Publisher {
         }
         metrics::histogram!("conman_start_duration_seconds").record(total / 1_000.0);
         metrics::counter!("conman_starts_total", "result" => "ready").increment(1);
+        if self.handle.spec().pool > 0 {
+            let is_ahead = phases
+                .iter()
+                .any(|phase| &*phase.name == conman_runtime::MADE_AHEAD);
+            let way = if is_ahead { "ahead" } else { "usual" };
+            metrics::counter!("conman_pool_starts_total", "way" => way).increment(1);
+        }
         self.show(|view| {
             view.started_at = Some(started_at);
             view.phases = phases.clone();

@@ -5,7 +5,7 @@ use std::path::Path;
 use conman_core::naming::{self, CgroupDriver};
 use conman_image::ImageGuard;
 use conman_proto::RuntimeKind;
-use conman_shim_protocol::{BindSpec, Hardening, LaunchSpec, RootSpec};
+use conman_shim_protocol::{Ahead, BindSpec, Hardening, LaunchSpec, RootSpec};
 
 use super::Inner;
 use super::attach::shim_size;
@@ -42,8 +42,17 @@ impl Inner {
     ) -> Result<String, RuntimeError> {
         let key = &plan.key;
         let dir = self.store.container(key);
-        let stored = self.order(plan, image.image(), &dir, link)?;
-        if !dir.make()? {
+        let mut stored = self.order(plan, image.image(), &dir, link)?;
+        if self.can_be_made_ahead(&plan.spec)
+            && let Some(name) =
+                self.pool
+                    .take(&plan.spec, &stored.launch, image.image().id, dir.path())
+        {
+            stored.launch.ahead = Ahead::Take { name };
+            if let Some(cgroup) = stored.launch.cgroup_of_taken() {
+                self.kernel.may_take(key, cgroup);
+            }
+        } else if !dir.make()? {
             return Err(RuntimeError::Exists {
                 subject: key.to_string(),
             });
@@ -56,6 +65,10 @@ impl Inner {
                 if let Err(error) = taken_back {
                     tracing::warn!(container = %key, %error, "cannot clean up a failed create");
                 }
+            }
+            if let Ahead::Take { name } = stored.launch.ahead {
+                self.kernel.forget(key);
+                self.pool.drop_one(name);
             }
             return Err(error);
         }
@@ -130,6 +143,7 @@ impl Inner {
                 no_new_privileges: !plan.spec.new_privs,
                 ..Hardening::default()
             },
+            ahead: Ahead::No,
         };
         let (session_program, kernel_cpu_millis) = match plan.spec.runtime {
             RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => (None, None),

@@ -91,7 +91,12 @@ impl NativeNetwork {
                 Ok(spec.has_egress_proxy().then_some(StoredLink::EgressProxy))
             }
             (Network::Routed, Some(plane)) => {
-                let addresses = plane.take(&owner).map_err(|full| missing(&full))?;
+                let addresses = match spec.talk.is_empty() {
+                    true => plane.take(&owner).map_err(|full| missing(&full))?,
+                    false => plane
+                        .take_in(&owner, &spec.talk)
+                        .map_err(|why| missing(&why))?,
+                };
                 let class = class_of(spec.template.as_deref().unwrap_or_default());
                 Ok(Some(StoredLink::Routed { addresses, class }))
             }

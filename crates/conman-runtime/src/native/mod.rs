@@ -7,9 +7,10 @@
 //! go into the trash, which is emptied in the background ([`trash`]).
 //!
 //! Tasks: one that reads the shim's messages ([`crate::shim_link`]), one for each running command
-//! ([`exec`]), one for each attached client ([`attach`]). A thread while the
-//! trash is not empty.
+//! ([`exec`]), one for each attached client ([`attach`]), one that makes containers ahead ([`ahead`]). A thread while
+//! the trash is not empty.
 
+mod ahead;
 mod attach;
 mod base_layer;
 mod create;
@@ -63,6 +64,7 @@ use crate::{
     ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, PausedBy, RunningContainer,
     RuntimeError, RuntimeInfo, Started,
 };
+use ahead::Pool;
 use ends::{Ends, ProcessEnd, end};
 use failure::call_failed;
 pub use gvisor::GvisorOptions;
@@ -131,6 +133,7 @@ pub struct NativeRuntime {
 struct Inner {
     kernel: KernelView,
     store: Store,
+    pool: Arc<Pool>,
     images: Images,
     kept_logs: KeptLogs,
     bind_first_id: u32,
@@ -160,9 +163,14 @@ impl NativeRuntime {
         let logs = options.directory.join("logs");
         let kept_logs = KeptLogs::open(logs, options.kept_logs)
             .map_err(|source| host_error("make", &options.directory, source))?;
+        let store = Store::open(&options.directory)?;
+        let pool = Pool::open(options.directory.join("ahead"), |left| {
+            store.trash.discard(left)
+        })?;
         let inner = Inner {
             kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
-            store: Store::open(&options.directory)?,
+            store,
+            pool: Arc::new(pool),
             images: Images::new(options.images),
             kept_logs,
             bind_first_id: options.bind_first_id,
@@ -223,6 +231,7 @@ impl NativeRuntime {
     /// the daemon's end: if containers run, the next daemon needs them and the shim.
     pub async fn end_idle_shim(&self) {
         let inner = &self.inner;
+        inner.close_pool().await;
         let Some(connection) = inner.link.present().await else {
             return;
         };
@@ -259,6 +268,10 @@ impl Lifecycle for NativeRuntime {
 
     fn is_starting(&self) -> bool {
         self.inner.link.is_starting()
+    }
+
+    fn drop_pool(&self) {
+        self.inner.pool.drop_all();
     }
 
     async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
@@ -455,6 +468,9 @@ impl Inner {
                     self.images.hold_again(&key, &plan.image, layers);
                     if plan.session_program.is_some() {
                         self.lock_sandboxed().insert(key.clone());
+                    }
+                    if let Some(cgroup) = plan.launch.cgroup_of_taken() {
+                        self.kernel.may_take(&key, cgroup);
                     }
                     if let Some(millis) = plan.kernel_cpu_millis {
                         self.limit_kernel_cpu_again(&key, millis);

@@ -20,6 +20,10 @@ impl Inner {
     pub(super) async fn remove(self: Arc<Self>, key: ContainerKey) -> Result<(), RuntimeError> {
         let (inner, owned) = (Arc::clone(&self), key.clone());
         let screen = self.last_screen(&key).await;
+        if let Some(name) = self.kernel.ahead_of(&key) {
+            // Unless a start has taken it.
+            self.end_ahead(&name).await;
+        }
         let leaving = away(ACTION, move || {
             inner.kernel.check_dead(&owned)?;
             let dir = inner.store.container(&owned);
@@ -100,6 +104,7 @@ impl Inner {
             away(ACTION, move || inner.store.discard(&leaving)).await?;
         }
         self.images.release(key);
+        self.kernel.forget(key);
         self.lock_sandboxed().remove(key);
         self.ends.forget(&store::name(key));
         Ok(())

@@ -19,7 +19,7 @@ use super::link::{Connecting, StoredLink};
 use super::{Inner, away, gvisor, no_such_container, store};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, LogOptions, RuntimeError, Started};
+use crate::{ContainerKey, LogOptions, MADE_AHEAD, RuntimeError, Started};
 
 /// Most lines and bytes of a failed container's output that an error quotes.
 const QUOTED_LINES: u32 = 20;
@@ -44,6 +44,8 @@ impl Inner {
         self: &Arc<Self>,
         key: &ContainerKey,
     ) -> Result<Started, RuntimeError> {
+        let _starting = self.pool.start();
+        self.keep_pool();
         let (inner, owned) = (Arc::clone(self), key.clone());
         let Prepared {
             launch,
@@ -205,6 +207,10 @@ fn mount((trusted, path): &(PathBuf, PathBuf)) -> Result<Mount, RuntimeError> {
 /// The consecutive steps of the launcher and the container's first process. The rest of a start
 /// is waiting for the launcher, and messages.
 fn steps(phases: &Phases) -> Vec<(&'static str, Duration)> {
+    if phases.ahead {
+        let left = phases.files_us + phases.setup_us;
+        return vec![(MADE_AHEAD, Duration::from_micros(left))];
+    }
     vec![
         ("start.cgroup", Duration::from_micros(phases.cgroup_us)),
         ("start.clone", Duration::from_micros(phases.clone_us)),

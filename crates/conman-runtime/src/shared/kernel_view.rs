@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use conman_core::naming::{self, CgroupDriver, Instance};
 use conman_linux::{
@@ -19,6 +20,8 @@ pub struct KernelView {
     cgroups: Cgroups,
     /// The cgroup drivers whose placement is searched.
     drivers: &'static [CgroupDriver],
+    /// Cgroups that were made before their containers, which may have taken them.
+    ahead: Mutex<HashMap<ContainerKey, String>>,
 }
 
 impl KernelView {
@@ -33,6 +36,7 @@ impl KernelView {
             instance,
             cgroups,
             drivers,
+            ahead: Mutex::default(),
         })
     }
 
@@ -42,10 +46,37 @@ impl KernelView {
 
     /// The cgroups that the container's processes may be in.
     fn cgroup_paths(&self, key: &ContainerKey) -> impl Iterator<Item = String> {
+        let ahead = self.lock_ahead().get(key).cloned();
+        // Until the container takes it, nothing of the container is in it.
+        let name = crate::shim_link::name(key);
+        let taken = ahead.filter(|path| self.cgroups.label(path).is_some_and(|it| it == name));
         let drivers = self.drivers.iter();
-        drivers.map(|driver| {
+        let usual = drivers.map(|driver| {
             naming::cgroup_parent(&self.instance, &key.session, key.generation, *driver).path
-        })
+        });
+        taken.into_iter().chain(usual)
+    }
+
+    /// The container may take this cgroup, which was made ahead.
+    pub fn may_take(&self, key: &ContainerKey, cgroup: String) {
+        self.lock_ahead().insert(key.clone(), cgroup);
+    }
+
+    /// The name of that cgroup.
+    pub fn ahead_of(&self, key: &ContainerKey) -> Option<String> {
+        let ahead = self.lock_ahead();
+        let (_, name) = ahead.get(key)?.rsplit_once('/')?;
+        Some(name.to_owned())
+    }
+
+    /// The container is removed.
+    pub fn forget(&self, key: &ContainerKey) {
+        self.lock_ahead().remove(key);
+    }
+
+    /// A panic while the lock is held cannot leave half a change: each is one map operation.
+    fn lock_ahead(&self) -> MutexGuard<'_, HashMap<ContainerKey, String>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `false` also if the process cannot be read ([`Self::shows`]).

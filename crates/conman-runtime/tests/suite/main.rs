@@ -4,4 +4,5 @@ mod disk;
 mod gvisor;
 mod native;
 mod native_host;
+mod pool;
 mod process;

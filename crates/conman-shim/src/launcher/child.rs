@@ -2,10 +2,8 @@
 
 use std::convert::Infallible;
 use std::ffi::CStr;
-use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use conman_linux::{
@@ -13,15 +11,16 @@ use conman_linux::{
     NewFilesystem, SoleThread, become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
 use conman_shim_protocol::{
-    KERNEL_FILES, LaunchError, LaunchSpec, SESSION_ROOT, SESSION_TMP, encode, seqpacket,
+    Ahead, KERNEL_FILES, LaunchError, LaunchSpec, SESSION_ROOT, SESSION_TMP, encode, seqpacket,
 };
 use nix::unistd::setsid;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{chroot, fchdir, getcwd, ioctl_tiocsctty};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup_view::{self, CgroupView};
-use super::handed::Handed;
+use super::child_mounts::{attach_at, bind_target, limit_inotify, shared_memory};
+use super::handed::{Finishing, Handed};
 use super::init::become_init;
 use super::network;
 use super::places::{EMPTY_DEVICE_DIRECTORY, no_programs};
@@ -55,16 +54,6 @@ const MASKED: [&CStr; 15] = [
 /// Readable only.
 const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 
-/// All users may write, and remove only their own files.
-const SHARED_MODE: u32 = 0o1777;
-
-/// inotify instances of the container's user namespace; below /proc.
-const INOTIFY_INSTANCES: &str = "sys/user/max_inotify_instances";
-
-/// Each instance with a watch costs a grace period of the kernel when its owner dies, one after the other:
-/// 5 to 8 ms.
-const MAX_INOTIFY_INSTANCES: &[u8] = b"32";
-
 /// The device that covers files of procfs; below /dev.
 const NULL_DEVICE: &str = "null";
 
@@ -78,6 +67,8 @@ pub(super) enum ChildReport {
     Executing,
     /// The command's process, seen from outside; it waits for [`GO`].
     Entered { pid: i32 },
+    /// Made ahead, it waits for the rest.
+    Waits,
     /// It exits.
     Failed { error: LaunchError },
 }
@@ -136,31 +127,37 @@ impl Child<'_> {
 
     fn report_failure(&self, outcome: Result<Infallible, LaunchError>) -> i32 {
         let Err(error) = outcome;
-        let report = encode(&ChildReport::Failed { error });
         // Without a launcher there is no receiver.
-        let _ = report.map(|bytes| seqpacket::send(self.socket, &bytes, &[]));
+        let _ = self.report(&ChildReport::Failed { error });
         1
     }
 
     fn set_up(&self) -> Result<Infallible, LaunchError> {
         network::set_up(self.spec.network)?;
-        rustix::system::sethostname(self.spec.hostname.as_bytes())
-            .map_err(|errno| step("set the host name")(errno.into()))?;
         let proc = NewFilesystem::open("proc").and_then(|proc| proc.mount(no_programs()));
         let proc = proc.map_err(step("make procfs"))?;
         self.link
             .map_or(Ok(()), |link| network::offer(link, &proc))?;
+        let overlay = self.mount_root(&proc)?;
+        if self.spec.ahead == Ahead::Make {
+            self.report(&ChildReport::Waits)?;
+        }
+        let finishing = Finishing::receive(self.socket, self.spec)?;
+        if let Some(link) = &finishing.link {
+            network::offer(link, &proc)?;
+        }
+        drop(proc);
+        self.finish(overlay, finishing)
+    }
+
+    /// The container's part that needs nothing of its session. Returns its root.
+    fn mount_root(&self, proc: &Mount) -> Result<Mount, LaunchError> {
         let Handed {
             overlay,
-            log,
-            log_stderr,
             dev,
-            files,
-            binds,
             kernel,
             sys,
             cgroups,
-            quota,
             entrances,
         } = Handed::receive(self.socket, self.spec)?;
         join_cgroups(entrances).map_err(step("join the cgroups"))?;
@@ -173,38 +170,56 @@ impl Child<'_> {
         // resolved in files of the image and of a bind's other users.
         close_streams(&dev).map_err(step("close the launcher's streams"))?;
         self.enter_root(&overlay, &kernel)?;
-        self.mount_all(&dev, &proc)?;
+        self.mount_all(&dev, proc)?;
         if let Some(sys) = sys {
             self.mount_sys(&sys, &cgroups)
                 .map_err(step("show its cgroups to the container"))?;
         }
-        drop((dev, proc, cgroups));
+        Ok(overlay)
+    }
+
+    /// The session's part.
+    fn finish(&self, overlay: Mount, finishing: Finishing) -> Result<Infallible, LaunchError> {
+        let Finishing {
+            spec,
+            log,
+            log_stderr,
+            files,
+            binds,
+            link,
+            quota,
+        } = finishing;
+        let spec = spec.as_deref().unwrap_or(self.spec);
+        rustix::system::sethostname(spec.hostname.as_bytes())
+            .map_err(|errno| step("set the host name")(errno.into()))?;
         let root = overlay.as_fd();
-        self.mount_files(root, &files)?;
-        self.mount_binds(root, &binds)?;
-        let workdir = &self.spec.program.workdir;
+        self.mount_files(root, &files, spec)?;
+        self.mount_binds(root, &binds, spec)?;
+        let workdir = &spec.program.workdir;
         create_dir_in_root(root, Path::new(workdir))
             .and_then(|directory| enter_directory(&directory))
             .map_err(workdir_failed(workdir))?;
-        if self.spec.root.read_only {
+        if spec.root.read_only {
             self.restrict(&overlay, MountAttributes::MOUNT_ATTR_RDONLY)
                 .map_err(step("make the root read-only"))?;
         }
-        let terminal = self.spec.terminal.is_some();
+        let terminal = spec.terminal.is_some();
         let errors = log_stderr.as_ref().unwrap_or(&log);
         connect_streams(&log, errors, terminal).map_err(step("connect the standard streams"))?;
-        drop((overlay, log, log_stderr, files, binds, kernel));
+        drop((overlay, log, log_stderr, files, binds));
+        let link = link.as_ref().or(self.link);
         match self.init {
             Some(init) => {
-                let descriptors = [self.socket].into_iter().chain(self.link);
+                let descriptors = [self.socket].into_iter().chain(link);
                 let descriptors = descriptors.chain(quota.as_ref().map(|(file, _)| file));
                 let descriptors: Vec<_> = descriptors.map(AsFd::as_fd).collect();
                 let run = |executed: &OwnedFd| {
-                    self.report_failure(self.become_program(quota.as_ref(), Some(executed)))
+                    let program = self.become_program(spec, link, quota.as_ref(), Some(executed));
+                    self.report_failure(program)
                 };
                 Err(become_init(init, self.sole, &descriptors, run))
             }
-            None => self.become_program(quota.as_ref(), None),
+            None => self.become_program(spec, link, quota.as_ref(), None),
         }
     }
 
@@ -212,18 +227,20 @@ impl Child<'_> {
     /// when the program may run.
     fn become_program(
         &self,
+        spec: &LaunchSpec,
+        link: Option<&OwnedFd>,
         quota: Option<&(OwnedFd, String)>,
         init_executed: Option<&OwnedFd>,
     ) -> Result<Infallible, LaunchError> {
         setsid().map_err(|errno| step("make a session")(errno.into()))?;
-        if self.spec.terminal.is_some() {
+        if spec.terminal.is_some() {
             ioctl_tiocsctty(rustix::stdio::stdin())
                 .map_err(|errno| step("take the terminal")(errno.into()))?;
         }
-        self.link.map_or(Ok(()), network::wait_for_link)?;
+        link.map_or(Ok(()), network::wait_for_link)?;
         Privileges {
-            program: &self.spec.program,
-            hardening: &self.spec.hardening,
+            program: &spec.program,
+            hardening: &spec.hardening,
             capabilities: self.capabilities,
             filter: self.filter,
         }
@@ -237,10 +254,13 @@ impl Child<'_> {
             rustix::io::write(file, text.as_bytes())
                 .map_err(|errno| step("set the limit of processor time")(errno.into()))?;
         }
-        let report = encode(&ChildReport::Executing);
-        let bytes = report.map_err(|error| step("report")(io::Error::other(error)))?;
-        seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))?;
-        Err(execute(&self.spec.program))
+        self.report(&ChildReport::Executing)?;
+        Err(execute(&spec.program))
+    }
+
+    fn report(&self, report: &ChildReport) -> Result<(), LaunchError> {
+        let bytes = encode(report).map_err(|error| step("report")(io::Error::other(error)))?;
+        seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))
     }
 
     /// Makes the overlay the root, or that of the session's kernel, which has the overlay below it.
@@ -295,8 +315,13 @@ impl Child<'_> {
         Ok(())
     }
 
-    fn mount_files(&self, root: BorrowedFd<'_>, files: &[Mount]) -> Result<(), LaunchError> {
-        for (mount, (path, _)) in files.iter().zip(&self.spec.files) {
+    fn mount_files(
+        &self,
+        root: BorrowedFd<'_>,
+        files: &[Mount],
+        spec: &LaunchSpec,
+    ) -> Result<(), LaunchError> {
+        for (mount, (path, _)) in files.iter().zip(&spec.files) {
             bind_target(root, mount, Path::new(path))
                 .and_then(|target| mount.attach(&target, c""))
                 .and_then(|()| {
@@ -307,8 +332,13 @@ impl Child<'_> {
         Ok(())
     }
 
-    fn mount_binds(&self, root: BorrowedFd<'_>, binds: &[Mount]) -> Result<(), LaunchError> {
-        for (mount, bind) in binds.iter().zip(&self.spec.binds) {
+    fn mount_binds(
+        &self,
+        root: BorrowedFd<'_>,
+        binds: &[Mount],
+        spec: &LaunchSpec,
+    ) -> Result<(), LaunchError> {
+        for (mount, bind) in binds.iter().zip(&spec.binds) {
             let failed = |error| LaunchError::step(&format!("bind at {}", bind.target), &error);
             let mut attributes =
                 MountAttributes::MOUNT_ATTR_NODEV | MountAttributes::MOUNT_ATTR_NOSUID;
@@ -397,83 +427,6 @@ pub(super) fn enter_directory(directory: &OwnedFd) -> io::Result<()> {
 
 pub(super) fn workdir_failed(path: &str) -> impl FnOnce(io::Error) -> LaunchError {
     move |error| LaunchError::step(&format!("{} {path}", LaunchError::WORKDIR_STEP), &error)
-}
-
-/// Attaches at a directory of the container, which is created if missing. A symbolic link is refused:
-/// otherwise the image would choose what is covered.
-fn attach_at(mount: &Mount, path: &str) -> io::Result<()> {
-    if let Err(error) = std::fs::create_dir(path)
-        && error.kind() != io::ErrorKind::AlreadyExists
-    {
-        return Err(error);
-    }
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let target = rustix::fs::open(path, flags, Mode::empty())?;
-    mount.attach(&target, c"")
-}
-
-/// A directory of the container's filesystem for /dev/shm, so that it needs no superblock.
-fn shared_memory() -> io::Result<Mount> {
-    for path in ["/dev", "/dev/shm"] {
-        match DirBuilder::new().mode(0o755).create(path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-    }
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dev = rustix::fs::open("/dev", flags, Mode::empty())?;
-    let shm = rustix::fs::openat(&dev, "shm", flags & !OFlags::PATH, Mode::empty())?;
-    let shm = File::from(shm);
-    // A change, even without effect, would copy the directory up from the image.
-    if shm.metadata()?.permissions().mode() & 0o7777 != SHARED_MODE {
-        shm.set_permissions(std::fs::Permissions::from_mode(SHARED_MODE))?;
-    }
-    Mount::copy_of(&shm, Path::new(""))
-}
-
-/// By the container's procfs, while the calling process has all capabilities in its user namespace.
-fn limit_inotify(proc: &Mount) -> io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    match openat(proc, INOTIFY_INSTANCES, flags, Mode::empty()) {
-        Ok(file) => Ok(rustix::io::write(file, MAX_INOTIFY_INSTANCES).map(drop)?),
-        // A kernel without inotify.
-        Err(rustix::io::Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Opens the place where a bind or a file is attached. Creates it if missing; a symbolic link as the last
-/// component is replaced for a file and refused for a directory.
-fn bind_target(root: BorrowedFd<'_>, mount: &Mount, target: &Path) -> io::Result<OwnedFd> {
-    let kind = |file: BorrowedFd<'_>| -> io::Result<FileType> {
-        Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode))
-    };
-    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let parent = create_dir_in_root(root, parent)?;
-    let hold = || -> io::Result<OwnedFd> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(openat(&parent, name, flags, Mode::empty())?)
-    };
-    if kind(mount.as_fd())?.is_dir() {
-        match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => return hold(),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    match hold() {
-        Ok(found) if !kind(found.as_fd())?.is_symlink() => return Ok(found),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    match unlinkat(&parent, name, AtFlags::empty()) {
-        Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-        Err(errno) => return Err(errno.into()),
-    }
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    openat(&parent, name, flags, Mode::from_raw_mode(0o644))?;
-    hold()
 }
 
 /// With a terminal, standard input is the terminal; otherwise it is /dev/null already.

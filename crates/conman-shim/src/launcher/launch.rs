@@ -3,8 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_fence::{ShimOptions, Start};
@@ -14,13 +13,13 @@ use conman_linux::{
     unshare_namespaces,
 };
 use conman_shim_protocol::{
-    KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, seqpacket,
+    Ahead, KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, seqpacket,
 };
-use rustix::fs::OFlags;
 
 use super::bind_owners::BindOwners;
 use super::cgroup_view::CgroupView;
 use super::child::{Child, ProcPaths};
+use super::completing::label;
 use super::handed::Go;
 use super::places::Places;
 use super::rootfs::{self, Scratch};
@@ -55,7 +54,7 @@ pub(super) struct Launcher {
     all_cgroups: Cgroups,
     freezer: Freezer,
     pub(super) sweeping: Sweeping,
-    places: Places,
+    pub(super) places: Places,
     view: CgroupView,
     pub(super) filters: Filters,
     proc_paths: ProcPaths,
@@ -68,10 +67,12 @@ pub(super) struct Launcher {
 #[derive(Debug, Default)]
 pub(super) struct Made {
     process: Option<PidFd>,
-    cgroup: Option<SessionCgroup>,
-    scratch: Option<Scratch>,
+    pub(super) cgroup: Option<SessionCgroup>,
+    pub(super) scratch: Option<Scratch>,
     /// Logs that did not exist before.
-    logs: Vec<PathBuf>,
+    pub(super) logs: Vec<PathBuf>,
+    /// Its process's.
+    pub(super) user_namespace: Option<File>,
 }
 
 impl Made {
@@ -163,7 +164,7 @@ impl Launcher {
         let mut made = Made::default();
         let mut phases = Phases::default();
         let mut clock = Clock::start();
-        match self.attempt(order, binds, cloned, &mut made, &mut phases, &mut clock) {
+        match self.attempt(order, binds, cloned, (&mut made, &mut phases, &mut clock)) {
             Ok(socket) => Ok(UnderWay::container(
                 order.ticket,
                 made,
@@ -182,21 +183,19 @@ impl Launcher {
     fn attempt(
         &mut self,
         order: &Start,
-        binds: Vec<OwnedFd>,
+        mut binds: Vec<OwnedFd>,
         cloned: &mut dyn FnMut(i32) -> io::Result<()>,
-        made: &mut Made,
-        phases: &mut Phases,
-        clock: &mut Clock,
+        (made, phases, clock): (&mut Made, &mut Phases, &mut Clock),
     ) -> Result<OwnedFd, LaunchError> {
         let spec = &order.spec;
         let cgroup = self.cgroups.begin(&spec.cgroup);
         let cgroup = made.cgroup.insert(cgroup.map_err(cgroup_failed)?);
+        if spec.ahead == Ahead::Make {
+            label(cgroup, "")?;
+        }
         phases.cgroup_us = clock.lap();
-        let mut binds = binds;
-        let link = match spec.network {
-            NetworkSpec::Loopback | NetworkSpec::Host => None,
-            NetworkSpec::Linked => binds.pop(),
-        };
+        let link = (spec.network == NetworkSpec::Linked).then(|| binds.pop());
+        let link = link.flatten();
         let kernel = match spec.hardening.own_kernel {
             true => binds.split_off(binds.len().saturating_sub(KERNEL_FILES.len())),
             false => Vec::new(),
@@ -211,8 +210,12 @@ impl Launcher {
         let limits = self.within_total(spec.limits);
         self.cgroups.limit(cgroup, &limits).map_err(cgroup_failed)?;
         phases.cgroup_us += clock.lap();
+        if let Ahead::Take { .. } = spec.ahead {
+            // Of a container made ahead that has ended.
+            conman_linux::remove_tree(&spec.root.scratch)
+                .map_err(|error| LaunchError::step("remove a directory made ahead", &error))?;
+        }
         let scratch = made.scratch.insert(Scratch::make(&spec.root)?);
-        let (log, log_stderr) = open_logs(spec, &mut binds, &mut made.logs)?;
         phases.files_us = clock.lap();
         let mapped = offer_to_oom_killer(process).and_then(|()| map_ids(process, 0, order.ids));
         let user_namespace = mapped.map_err(|error| match process.is_dead() {
@@ -230,11 +233,6 @@ impl Launcher {
         if let Ok(number) = root.overlay.superblock_number() {
             self.superblocks = self.superblocks.max(number);
         }
-        phases.root_us = clock.lap();
-        let files = self.places.files(order.ids, &spec.files);
-        let files =
-            files.map_err(|error| LaunchError::step("make the container's files", &error))?;
-        let binds = self.own_binds(spec, binds, user_namespace.as_fd(), order.ids)?;
         let dev = self
             .places
             .devices(order.ids)
@@ -248,22 +246,22 @@ impl Launcher {
             .map_err(|error| LaunchError::step("make the root of the session's kernel", &error))?;
         let view = spec.sys.then(|| self.view.of(&self.places, cgroup));
         let view = view.transpose()?.unwrap_or_default();
-        let first = [root.overlay.as_fd(), log.as_fd(), dev.as_fd()];
-        let rest = files
-            .iter()
-            .chain(&binds)
-            .chain(&kernel_root)
-            .map(AsFd::as_fd)
-            .chain(kernel.iter().map(AsFd::as_fd))
-            .chain(view.mounts().map(AsFd::as_fd));
-        let rest = log_stderr.iter().map(AsFd::as_fd).chain(rest);
+        let first = [&root.overlay, &dev].into_iter().chain(&kernel_root);
+        let first = first.map(AsFd::as_fd);
+        let first = first.chain(kernel.iter().map(AsFd::as_fd));
         let go = Go {
-            quota: cgroup.cpu_quota().map(|(_, text)| text.to_owned()),
             places: view.places(),
         };
-        go.hand_over(&socket, cgroup, first, rest)?;
+        let views = view.mounts().map(AsFd::as_fd);
+        go.hand_over(&socket, cgroup, first.chain(views))?;
+        made.user_namespace = Some(user_namespace);
+        phases.root_us = clock.lap();
+        if spec.ahead != Ahead::Make {
+            self.hand_over_rest(order, binds, made, (&socket, false))?;
+        }
+        phases.files_us += clock.lap();
         // From now on only the child's copies keep them open.
-        drop((root, log, log_stderr, dev, files, binds, kernel, view));
+        drop((root, dev, kernel, view));
         Ok(socket)
     }
 
@@ -303,7 +301,7 @@ impl Launcher {
     }
 
     /// Maps the owners of the binds' files.
-    fn own_binds(
+    pub(super) fn own_binds(
         &self,
         spec: &LaunchSpec,
         binds: Vec<OwnedFd>,
@@ -402,54 +400,6 @@ fn check_dumpable(setting: &str) -> io::Result<()> {
         "fs.suid_dumpable is 1, by which processes that change their user can be traced; set it \
          to 0 or 2",
     ))
-}
-
-/// Returns what the container's standard output is written to, and its standard error if that is kept
-/// apart.
-fn open_logs(
-    spec: &LaunchSpec,
-    binds: &mut Vec<OwnedFd>,
-    made: &mut Vec<PathBuf>,
-) -> Result<(OwnedFd, Option<OwnedFd>), LaunchError> {
-    // The terminal takes the log's place; it is the first descriptor.
-    let log = if spec.terminal.is_some() && !binds.is_empty() {
-        binds.remove(0)
-    } else {
-        open_log(&spec.log, made).map_err(|error| LaunchError::step("open the log", &error))?
-    };
-    let log_stderr = spec.log_stderr.as_ref();
-    let log_stderr = log_stderr.map(|path| open_log(path, made));
-    let log_stderr = log_stderr
-        .transpose()
-        .map_err(|error| LaunchError::step("open the log of its errors", &error))?;
-    Ok((log, log_stderr))
-}
-
-/// Opens the log, which the container's processes write to.
-///
-/// Root owns it: only a file's owner may change its mode or take a lease, which would block its readers.
-/// All users may write to it, so that programs can open `/dev/stdout`; only root can reach its
-/// directory.
-fn open_log(path: &Path, made: &mut Vec<PathBuf>) -> io::Result<OwnedFd> {
-    let mut options = File::options();
-    options
-        .append(true)
-        .mode(0o600)
-        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
-    let file = match options.clone().create_new(true).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path)?,
-        other => {
-            let file = other?;
-            made.push(path.to_owned());
-            file
-        }
-    };
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    std::os::unix::fs::fchown(&file, Some(0), Some(0))?;
-    file.set_permissions(std::fs::Permissions::from_mode(0o622))?;
-    Ok(file.into())
 }
 
 /// The `oom_score_adj` of a session's processes, which they cannot lower: when the host's memory is short

@@ -30,18 +30,21 @@
 //! L: clone (user, pid, mount, uts, ipc) ──────▶ C: network namespace, loopback up, host name,
 //! L: send the shim the PID                         procfs, not mounted yet
 //! L: other cgroups with limits, scratch
-//!    directories, log file; map C's ids and,
-//!    by its user namespace, the layers' owners;
-//!    make the overlay
+//!    directories; map C's ids and, by its user
+//!    namespace, the layers' owners; make the
+//!    overlay
 //! L: send all that ───────────────────────────▶ C: join v1 cgroups, new cgroup namespace, become
-//! L: the next order, until the socket's end        root of its namespace, mount, chroot, files,
-//!                                                  limits, privileges, filters, limit of processor
-//!                                                  time, exec
+//! L: log file, files, binds                        root of its namespace, mount, chroot
+//! L: send them ───────────────────────────────▶ C: host name, files, binds, limits, privileges,
+//! L: the next order, until the socket's end        filters, limit of processor time, exec
 //! ```
+//! A container made ahead waits where C has reached its root. Its start's order brings what the second message needs,
+//! with which C gets the start's spec.
+//!
 //! If the container has an init, C clones its program's process once everything is mounted. That process does the
 //! rest, and C executes the init.
 //!
-//! If the container has a link, C sends its network namespace to the client right after L's clone, and
+//! If the container has a link, C sends its network namespace to the client as soon as it has the link's socket, and
 //! waits for the link right before it drops its privileges.
 //!
 //! The CPU limit comes last, so that it throttles the program and not the creation of its container. The kernel visits
@@ -52,6 +55,8 @@
 mod bind_owners;
 mod cgroup_view;
 mod child;
+mod child_mounts;
+mod completing;
 mod exec;
 mod handed;
 mod init;
@@ -71,7 +76,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use conman_fence::{Order, Report, ShimOptions};
+use conman_fence::{Order, Report, ShimOptions, Start};
 use conman_linux::{Capabilities, SoleThread, set_effective};
 use conman_shim_protocol::{LaunchError, Phases, decode, encode, seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -139,11 +144,11 @@ impl Serving<'_> {
         // From the end, since finished ones leave the list.
         for index in (0..self.under_way.len()).rev() {
             let start = &mut self.under_way[index];
-            let (socket, ticket) = (self.socket, start.ticket);
+            let socket = self.socket;
             let outcome = if reported[index] {
-                let mut cloned = |pid| report(socket, &Report::Cloned { ticket, pid });
-                start.receive(&mut self.buffer, &mut cloned)
-            } else if start.left(now).is_zero() {
+                let mut tell = |told| report(socket, &told);
+                start.receive(&mut self.buffer, &mut tell)
+            } else if start.left(now).is_some_and(|left| left.is_zero()) {
                 Some(Err(UnderWay::timed_out()))
             } else {
                 None
@@ -169,7 +174,7 @@ impl Serving<'_> {
             PollFlags::empty()
         };
         let now = Instant::now();
-        let left = self.under_way.iter().map(|start| start.left(now));
+        let left = self.under_way.iter().filter_map(|start| start.left(now));
         let left = left.chain(self.launcher.sweeping.idle_for()).min();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let sockets = self.under_way.iter().map(UnderWay::socket);
@@ -196,6 +201,7 @@ impl Serving<'_> {
                 let mut cloned = |pid| report(self.socket, &Report::Cloned { ticket, pid });
                 (ticket, self.launcher.launch(&start, fds, &mut cloned))
             }
+            Order::Complete(start) => return self.complete(&start, fds).map(|()| true),
             Order::Exec(command) => {
                 let mut helper = |pid| report(self.socket, &Report::Helper { pid });
                 let outcome = self.launcher.exec(&command, fds, &mut helper);
@@ -222,6 +228,22 @@ impl Serving<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Finishes a container made ahead. The failure of one that has ended meanwhile is reported already.
+    fn complete(&mut self, start: &Start, fds: Vec<OwnedFd>) -> io::Result<()> {
+        let mut all = self.under_way.iter();
+        let Some(index) = all.position(|one| one.ticket == start.ticket) else {
+            return Ok(());
+        };
+        let Err(error) = self
+            .launcher
+            .complete(start, fds, &mut self.under_way[index])
+        else {
+            return Ok(());
+        };
+        let ahead = self.under_way.swap_remove(index);
+        self.report_outcome(ahead, Err(error))
     }
 
     fn report_outcome(

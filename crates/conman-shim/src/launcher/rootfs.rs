@@ -54,6 +54,8 @@ const SHARED_MEMORY: &str = "dev/shm";
 #[derive(Debug)]
 pub(super) struct Scratch {
     path: PathBuf,
+    /// Its file system and inode.
+    identity: (u64, u64),
 }
 
 impl Scratch {
@@ -66,6 +68,7 @@ impl Scratch {
             .map_err(step)?;
         let scratch = Self {
             path: root.scratch.clone(),
+            identity: identity(&root.scratch).map_err(step)?,
         };
         let filled = create_dir(scratch.upper()).and_then(|()| create_dir(scratch.path.join(WORK)));
         match filled {
@@ -75,6 +78,16 @@ impl Scratch {
                 Err(step(error))
             }
         }
+    }
+
+    /// The client has moved it to the place of its container.
+    pub(super) fn moved(&mut self, root: &RootSpec) -> Result<(), LaunchError> {
+        let step = |error| LaunchError::step("find the container's own directory", &error);
+        if identity(&root.scratch).map_err(step)? != self.identity {
+            return Err(step(io::Error::other("another one is in its place")));
+        }
+        self.path.clone_from(&root.scratch);
+        Ok(())
     }
 
     /// Makes the root of a session's kernel, for the container's root `ids`, and returns it.
@@ -101,6 +114,11 @@ impl Scratch {
             );
         }
     }
+}
+
+fn identity(directory: &Path) -> io::Result<(u64, u64)> {
+    let data = std::fs::symlink_metadata(directory)?;
+    Ok((data.dev(), data.ino()))
 }
 
 /// A container's root.

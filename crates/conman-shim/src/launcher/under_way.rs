@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use conman_fence::Report;
 use conman_linux::PidFd;
 use conman_shim_protocol::{LaunchError, Phases, decode, seqpacket};
 
@@ -39,7 +40,8 @@ impl From<LaunchError> for Failure {
 pub(super) struct UnderWay {
     pub(super) ticket: u64,
     socket: OwnedFd,
-    deadline: Instant,
+    /// `None` while a container made ahead waits for its start.
+    deadline: Option<Instant>,
     clock: Clock,
     phases: Phases,
     stage: Stage,
@@ -50,7 +52,7 @@ pub(super) struct UnderWay {
 #[derive(Debug)]
 enum Stage {
     /// The container's first process sets itself up.
-    Container(Made),
+    Container(Box<Made>),
     /// A helper enters the container to clone the command there.
     Entering(PidFd),
     /// The command sets itself up.
@@ -69,10 +71,10 @@ impl UnderWay {
         Self {
             ticket,
             socket,
-            deadline: Instant::now() + SETUP_TIMEOUT,
+            deadline: Some(Instant::now() + SETUP_TIMEOUT),
             clock,
             phases,
-            stage: Stage::Container(made),
+            stage: Stage::Container(Box::new(made)),
             executing: false,
         }
     }
@@ -82,7 +84,7 @@ impl UnderWay {
         Self {
             ticket,
             socket,
-            deadline: Instant::now() + SETUP_TIMEOUT,
+            deadline: Some(Instant::now() + SETUP_TIMEOUT),
             clock,
             phases: Phases::default(),
             stage: Stage::Entering(helper),
@@ -94,20 +96,36 @@ impl UnderWay {
         self.socket.as_fd()
     }
 
+    /// Whether it is a container that sets itself up.
     pub(super) fn is_container(&self) -> bool {
-        matches!(self.stage, Stage::Container(_))
+        matches!(self.stage, Stage::Container(_)) && self.deadline.is_some()
     }
 
-    pub(super) fn left(&self, now: Instant) -> Duration {
-        self.deadline.saturating_duration_since(now)
+    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+        let left = |deadline: Instant| deadline.saturating_duration_since(now);
+        self.deadline.map(left)
     }
 
-    /// Reads the process's report, which must be there. `Some` when the start is finished; `cloned` is called
-    /// with the PID of a command before the command can do anything.
+    /// The container made ahead that waits, to be finished from now on.
+    pub(super) fn resume(&mut self) -> Option<(&mut Made, &OwnedFd)> {
+        let Stage::Container(made) = &mut self.stage else {
+            return None;
+        };
+        self.deadline = Some(Instant::now() + SETUP_TIMEOUT);
+        self.clock = Clock::start();
+        self.phases = Phases {
+            ahead: true,
+            ..Phases::default()
+        };
+        Some((made, &self.socket))
+    }
+
+    /// Reads the process's report, which must be there. `Some` when the start is finished; `tell` takes what the shim
+    /// must know earlier: the PID of a command before the command can do anything.
     pub(super) fn receive(
         &mut self,
         buffer: &mut [u8],
-        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+        tell: &mut dyn FnMut(Report) -> io::Result<()>,
     ) -> Option<Result<Phases, LaunchError>> {
         let received = match seqpacket::receive(&self.socket, buffer) {
             Ok(received) => received,
@@ -121,7 +139,7 @@ impl UnderWay {
         let report = decode(received.bytes).map_err(|error| {
             LaunchError::step("read the child's report", &io::Error::other(error))
         });
-        match report.and_then(|report| self.take(report, cloned)) {
+        match report.and_then(|report| self.take(report, tell)) {
             Ok(()) => None,
             Err(error) => Some(Err(error)),
         }
@@ -149,15 +167,23 @@ impl UnderWay {
     fn take(
         &mut self,
         report: ChildReport,
-        cloned: &mut dyn FnMut(i32) -> io::Result<()>,
+        tell: &mut dyn FnMut(Report) -> io::Result<()>,
     ) -> Result<(), LaunchError> {
         match report {
             ChildReport::Failed { error } => Err(error),
             ChildReport::Entered { pid } => {
                 self.entered()?;
-                cloned(pid).map_err(step("report"))?;
+                let ticket = self.ticket;
+                tell(Report::Cloned { ticket, pid }).map_err(step("report"))?;
                 self.go_on()
             }
+            ChildReport::Waits if self.is_container() => {
+                self.deadline = None;
+                self.phases.setup_us = self.clock.lap();
+                let (ticket, phases) = (self.ticket, self.phases);
+                tell(Report::Waits { ticket, phases }).map_err(step("report"))
+            }
+            ChildReport::Waits => Err(LaunchError::EndedEarly),
             ChildReport::Executing
                 if !matches!(self.stage, Stage::Entering(_)) && !self.executing =>
             {
@@ -169,7 +195,7 @@ impl UnderWay {
     }
 
     fn entered(&mut self) -> Result<(), LaunchError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Container(Made::default()));
+        let stage = std::mem::replace(&mut self.stage, Stage::Container(Box::default()));
         let (stage, outcome) = match stage {
             Stage::Entering(helper) => (Stage::Command(helper), Ok(())),
             other => (other, Err(LaunchError::EndedEarly)),
@@ -179,7 +205,7 @@ impl UnderWay {
     }
 
     fn go_on(&mut self) -> Result<(), LaunchError> {
-        self.deadline = Instant::now() + SETUP_TIMEOUT;
+        self.deadline = Some(Instant::now() + SETUP_TIMEOUT);
         go_on(&self.socket)
     }
 

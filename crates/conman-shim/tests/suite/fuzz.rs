@@ -4,8 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use conman_shim::{
-    Call, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, LaunchSpec, Message, NetworkSpec,
-    PAGE, ProgramSpec, Reply, Request, RootSpec, TerminalSize, VERSION, encode, socket,
+    Ahead, Call, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, LaunchSpec, Message,
+    NetworkSpec, PAGE, ProgramSpec, Reply, Request, RootSpec, TerminalSize, VERSION, encode,
+    socket,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -69,10 +70,15 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
         program(),
         proptest::option::of(size()),
         any::<bool>(),
+        prop_oneof![
+            Just(Ahead::No),
+            Just(Ahead::Make),
+            name().prop_map(|name| Ahead::Take { name })
+        ],
     );
     whole.prop_map(
-        |(name, cgroup, (store, scratch, log), program, terminal, shared_ids)| {
-            Request::Launch(Box::new(LaunchSpec {
+        |(name, cgroup, (store, scratch, log), program, terminal, shared_ids, ahead)| {
+            let spec = LaunchSpec {
                 name,
                 cgroup,
                 limits: conman_linux::CgroupLimits::default(),
@@ -98,6 +104,18 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                 terminal,
                 network: NetworkSpec::Loopback,
                 hardening: Hardening::default(),
+                ahead: Ahead::No,
+            };
+            let kind = spec.kind();
+            Request::Launch(Box::new(match ahead {
+                Ahead::Make => LaunchSpec {
+                    name: spec.name,
+                    cgroup: spec.cgroup,
+                    log: spec.log,
+                    root: spec.root,
+                    ..kind
+                },
+                ahead => LaunchSpec { ahead, ..spec },
             }))
         },
     )

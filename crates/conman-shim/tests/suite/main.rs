@@ -1,5 +1,6 @@
 //! A real shim on the real kernel: launching, fencing, terminals, confinement.
 
+mod ahead;
 mod bad_ground;
 mod commands;
 mod confinement;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use conman_shim::{
-    Call, DecodeError, Hardening, LaunchSpec, MAX_MESSAGE_BYTES, Message, NetworkSpec, ProgramSpec,
-    Request, RootSpec, decode, encode,
+    Ahead, Call, DecodeError, Hardening, LaunchSpec, MAX_MESSAGE_BYTES, Message, NetworkSpec,
+    ProgramSpec, Request, RootSpec, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -43,6 +43,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
         binds: Vec::new(),
         network: NetworkSpec::Loopback,
         hardening: Hardening::default(),
+        ahead: Ahead::No,
     }
 }
 

@@ -4,6 +4,7 @@
 //! reported together, each with its line; an unknown field names the nearest known one.
 
 mod admin;
+mod fabric;
 mod fleet;
 mod images;
 mod limits;
@@ -17,7 +18,7 @@ mod templates;
 pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use conman_auth::{FleetTlsFiles, OriginRules};
 use conman_core::SpecPolicy;
 use conman_image::ImageLimits;
 use conman_net::egress::EgressOptions;
-use conman_net::{InterfaceNetwork, PoolNetworks};
+use conman_net::{FabricKind, InterfaceNetwork, PoolNetworks};
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::{InterfaceName, RuntimeKind};
 use conman_runtime::{GvisorOptions, KeptLogLimits};
@@ -219,8 +220,23 @@ pub(crate) struct Net {
     pub(crate) mtu: u32,
     /// `net.interfaces`: addresses of sessions' links on interfaces of this node.
     pub(crate) interfaces: BTreeMap<InterfaceName, InterfaceNetwork>,
+    /// `net.fabric`, unless its kind is "none".
+    pub(crate) fabric: Option<NetFabric>,
     /// Name servers, and special addresses.
     pub(crate) egress: EgressOptions,
+}
+
+/// `[net.fabric]`: how sessions reach those of other nodes.
+#[derive(Debug, Clone)]
+pub(crate) struct NetFabric {
+    pub(crate) kind: FabricKind,
+    pub(crate) pool: PoolNetworks,
+    /// Prefix length of a part of the pool.
+    pub(crate) part: u8,
+    /// In bytes; what the interface allows if absent.
+    pub(crate) mtu: Option<u32>,
+    /// This node's address for other nodes; that of `listen.peers` if absent.
+    pub(crate) address: Option<IpAddr>,
 }
 
 /// `[images.logins.<registry>]`

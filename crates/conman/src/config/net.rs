@@ -11,7 +11,7 @@ use conman_proto::{InterfaceName, Network};
 use ipnet::IpNet;
 
 use super::reader::{Reader, Section};
-use super::{Net, SharedRegistry};
+use super::{Net, SharedRegistry, fabric};
 
 const DNS_PORT: u16 = 53;
 
@@ -45,13 +45,13 @@ pub(super) fn net(
         .iter()
         .filter_map(|(name, section)| interface(name, section))
         .collect();
+    let fabric = section.section("fabric");
+    let fabric = fabric::fabric(&fabric, pool.as_ref(), shared);
     section.finish();
     let endpoints = shared.map(|shared| shared.endpoints.as_slice());
     let endpoints = endpoints.unwrap_or_default().iter();
-    let sessions = pool.iter().flat_map(|pool| {
-        let v6 = pool.v6().map(IpNet::V6);
-        [IpNet::V4(pool.v4())].into_iter().chain(v6)
-    });
+    let fabrics = fabric.iter().map(|fabric| &fabric.pool);
+    let sessions = pool.iter().chain(fabrics).flat_map(PoolNetworks::networks);
     let ranges = interfaces.values().map(|network| network.range.v4().into());
     let more = endpoints
         .filter_map(|endpoint| host_of(endpoint))
@@ -65,6 +65,7 @@ pub(super) fn net(
         pool,
         mtu,
         interfaces,
+        fabric,
         egress: EgressOptions {
             dns,
             special,
@@ -153,6 +154,12 @@ pub(super) fn template_mistakes(
             let text = "is `routed`, for which `net.pool` is missing: the addresses of sessions, for \
                         example [\"10.88.0.0/16\"]";
             reader.mistake(&field, text);
+        }
+        let talks = template.request.talk.as_ref();
+        if talks.is_some_and(|groups| !groups.is_empty()) && net.fabric.is_none() {
+            let text =
+                "needs `net.fabric`: how sessions reach those of other nodes, and their addresses";
+            reader.mistake(&format!("templates.{name}.talk"), text);
         }
         if let Some(other) = classes.insert(class_of(name), name) {
             let text =

@@ -25,6 +25,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         ready_timeout_s: section.integer("ready_timeout_s", ANY),
         network: section.get("network", Network::ALLOWED),
         egress: section.strings("egress"),
+        talk: section.strings("talk"),
         memory_bytes: section.integer("memory_bytes", ANY),
         disk_bytes: section.integer("disk_bytes", ANY),
         disk_inodes: section.integer("disk_inodes", ANY),
@@ -56,6 +57,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         durable: section.boolean("durable"),
         no_new_privs: section.boolean("no_new_privs"),
         ipc: section.boolean("ipc"),
+        pool: section.integer("pool", ANY),
     };
     section.finish();
     template

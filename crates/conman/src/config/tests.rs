@@ -391,3 +391,40 @@ fn a_wide_egress_list_does_not_open_other_sessions_and_the_nodes_etcd() {
     assert!(!allows("10.88.0.7"), "another session");
     assert!(!allows("10.0.0.11"), "etcd");
 }
+
+#[test]
+fn sessions_that_talk_need_a_fabric_and_a_fabric_needs_a_fleet_and_a_pool_for_all() {
+    let template = "[templates.a]\nimage = \"i\"\nnetwork = \"routed\"\ntalk = [\"team\"]\n";
+    let own = "pool = [\"10.88.0.0/16\"]\n";
+    let fleet = "[registry]\nkind = \"etcd\"\nendpoints = [\"http://10.0.0.11:2379\"]\n\
+                 [listen]\npeers = \"127.0.0.1:7702\"\n[fleet]\nsecret_file = \"/etc/conman/fleet.key\"\n";
+    let fabric = |fields: &str| format!("[net]\n{own}[net.fabric]\n{fields}\n{fleet}{template}");
+    for (text, wrong) in [
+        (format!("[net]\n{own}{template}"), "needs `net.fabric`"),
+        (
+            format!("[net]\n{own}[net.fabric]\nkind = \"vxlan\"\npool = [\"10.96.0.0/12\"]\n"),
+            "needs `registry.kind = \"etcd\"`",
+        ),
+        (fabric("kind = \"host-gw\""), "the same on every node"),
+        (
+            fabric("kind = \"vxlan\"\npool = [\"10.80.0.0/12\"]"),
+            "overlaps `net.pool`, 10.88.0.0/16",
+        ),
+        (
+            fabric("kind = \"vxlan\"\npool = [\"10.96.0.0/24\"]"),
+            "longer than the prefix of the pool",
+        ),
+        (
+            fabric("kind = \"gre\""),
+            "\"none\", \"host-gw\" or \"vxlan\"",
+        ),
+    ] {
+        let told = mistakes(&text);
+        assert!(told.contains(wrong), "{wrong}: {told}");
+    }
+    let config = accepted(&fabric("kind = \"vxlan\"\npool = [\"10.96.0.0/12\"]"));
+    let special = &config.net.egress.special.more;
+    let pool = "10.96.0.0/12".parse().expect("a network");
+    assert!(special.contains(&pool), "out of reach of `egress`");
+    assert!(config.net.fabric.is_some_and(|fabric| fabric.part == 24));
+}

@@ -32,6 +32,10 @@ const COUNTERS: &[(&str, &str)] = &[
         "Sessions that have ended on this node, by cause",
     ),
     (
+        "conman_pool_starts_total",
+        "Starts of templates with a pool, by way: a container made ahead, or the usual one",
+    ),
+    (
         "conman_sessions_stuck_total",
         "Sessions of which a process could not be killed",
     ),

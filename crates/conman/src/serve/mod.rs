@@ -11,6 +11,7 @@
 
 mod announce;
 mod directory;
+mod fabric;
 mod fleet;
 mod gate;
 mod host_room;

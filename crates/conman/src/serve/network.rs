@@ -1,5 +1,6 @@
 //! The network of sessions with links: opened before anything that needs it, kept while the daemon runs.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -7,18 +8,23 @@ use anyhow::{Context as _, Result};
 use conman_core::egress::{EgressPattern, special_networks};
 use conman_core::{Instance, error_chain};
 use conman_net::{
-    Class, HostNetlink, InterfacePools, Plane, PlaneOptions, Refusals, RuleSet, RulesKeeper,
-    SessionRules, class_of,
+    Class, Fabric, HostNetlink, InterfacePools, Plane, PlaneOptions, Refusals, RuleSet,
+    RulesKeeper, SessionRules, class_of,
 };
+use conman_proto::SessionRequest;
 use conman_runtime::NativeNetwork;
 use conman_watchdog::essential;
+use ipnet::IpNet;
 use tokio::task::JoinHandle;
 
+use super::fabric::{self, FabricTask};
+use super::state::LockedState;
 use crate::config::Config;
 
 /// Names of the essential tasks.
 const RULES: &str = "network rules";
 const SWEEP: &str = "network sweep";
+const FABRIC: &str = "fabric";
 
 /// Where the host's name servers are: a container on Docker's bridge uses the second one's if the first one's are
 /// on the host's loopback.
@@ -78,7 +84,9 @@ fn build_session_rules(config: &Config, netlink: HostNetlink) -> SessionRules {
             .chain(resolvers.flat_map(|text| servers_in(&text)))
             .collect(),
     };
-    SessionRules::new(netlink, refusals, &classes(config))
+    let fabric = config.net.fabric.iter();
+    let fabric: Vec<IpNet> = fabric.flat_map(|fabric| fabric.pool.networks()).collect();
+    SessionRules::new(netlink, refusals, &classes(config), &fabric)
 }
 
 fn servers_in(resolver: &str) -> Vec<IpAddr> {
@@ -97,6 +105,7 @@ pub(super) struct HostNetwork {
     /// The runtime's view.
     pub(super) native: NativeNetwork,
     rules: Option<RulesKeeper>,
+    fabric: Option<FabricTask>,
 }
 
 /// The network with a pool while the daemon runs.
@@ -104,17 +113,18 @@ pub(super) struct RunningNetwork {
     instance: Instance,
     plane: Arc<Plane>,
     keeper: JoinHandle<()>,
+    fabric: Option<(Arc<Fabric>, JoinHandle<()>)>,
 }
 
 /// Opens the network, and applies the rules for its pool if the configuration has one. Refuses a host that
 /// cannot have it before anything is changed.
 pub(super) async fn open(
     config: &Config,
-    instance: &Instance,
+    state: &LockedState,
     netlink: HostNetlink,
     rules: &Arc<SessionRules>,
 ) -> Result<HostNetwork> {
-    let instance = instance.clone();
+    let instance = state.instance.clone();
     let interfaces = InterfacePools::new(netlink.clone(), config.net.interfaces.clone());
     let mut native = NativeNetwork {
         interfaces: Arc::new(interfaces),
@@ -130,10 +140,22 @@ pub(super) async fn open(
             netlink,
             native,
             rules: None,
+            fabric: None,
         });
+    };
+    let (fabric, parts) = match (&config.net.fabric, &state.parts) {
+        (Some(settings), Some(registry)) => {
+            let host = (&instance, netlink.clone());
+            let classes = classes(config);
+            let opened = fabric::open(config, settings, host, registry, &classes).await;
+            let opened = opened.context(UNUSABLE)?;
+            (Some(opened.0), Some(opened.1))
+        }
+        _ => (None, None),
     };
     let options = PlaneOptions {
         mtu: config.net.mtu,
+        parts,
         ..PlaneOptions::new(instance.as_str(), networks)
     };
     let mut rules = RulesKeeper::check(instance.as_str(), &rule_set(config))
@@ -141,12 +163,16 @@ pub(super) async fn open(
         .context(UNUSABLE)?;
     let plane = Plane::open(&options, netlink.clone()).await;
     native.plane = Some(Arc::new(plane.context(UNUSABLE)?));
+    if let Some(fabric) = &fabric {
+        rules.fill_with(fabric.elements());
+    }
     rules.apply().await.context(UNUSABLE)?;
     Ok(HostNetwork {
         instance,
         netlink,
         native,
         rules: Some(rules),
+        fabric,
     })
 }
 
@@ -158,10 +184,16 @@ impl HostNetwork {
         let keeper = tokio::spawn(essential(RULES, async move { rules.keep().await }));
         let swept = Arc::clone(&plane);
         tokio::spawn(essential(SWEEP, async move { swept.sweep().await }));
+        let fabric = self.fabric.map(|task| {
+            let (fabric, plane) = (Arc::clone(&task.fabric), Arc::clone(&plane));
+            let task = tokio::spawn(essential(FABRIC, async move { task.run(plane).await }));
+            (fabric, task)
+        });
         Some(RunningNetwork {
             instance: self.instance,
             plane,
             keeper,
+            fabric,
         })
     }
 }
@@ -171,6 +203,14 @@ impl RunningNetwork {
     pub(super) async fn close(self) {
         if !self.plane.has_links().await.is_ok_and(|has| !has) {
             return;
+        }
+        if let Some((fabric, task)) = self.fabric {
+            task.abort();
+            // It was aborted.
+            let _ = task.await;
+            if let Err(error) = fabric.remove().await {
+                tracing::warn!(%error, "cannot remove the routes of the fabric");
+            }
         }
         self.keeper.abort();
         // It was aborted.
@@ -209,7 +249,7 @@ pub(super) fn classes(config: &Config) -> Vec<Class> {
             let network = template.request.network.as_ref();
             network.is_some_and(|network| network.traits().routed)
         })
-        .map(|(name, template)| class(name, template.request.egress.as_deref().unwrap_or_default()))
+        .map(|(name, template)| class(name, &template.request))
         .collect()
 }
 
@@ -224,17 +264,22 @@ fn rule_set(config: &Config) -> RuleSet {
             .copied()
             .collect(),
         allowed: special.allowed.clone(),
+        fabric: config.net.fabric.as_ref().map(fabric::rules),
     }
 }
 
-/// What a template's `egress` allows. Names were refused with the configuration.
-fn class(template: &str, egress: &[String]) -> Class {
+/// What a template's `egress` and `talk` allow. Names were refused with the configuration.
+fn class(template: &str, request: &SessionRequest) -> Class {
+    // As they are in a spec: in order, without duplicates.
+    let groups: BTreeSet<&String> = request.talk.iter().flatten().collect();
     let mut class = Class {
         number: class_of(template),
         internet: false,
         networks: Vec::new(),
+        groups: groups.into_iter().cloned().collect(),
     };
-    for pattern in egress.iter().filter_map(|text| text.parse().ok()) {
+    let egress = request.egress.iter().flatten();
+    for pattern in egress.filter_map(|text| text.parse().ok()) {
         match pattern {
             EgressPattern::Internet => class.internet = true,
             EgressPattern::Network { network, port } => class.networks.push((network, port)),

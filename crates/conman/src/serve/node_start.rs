@@ -41,7 +41,7 @@ pub(super) async fn take_over(
     let on_sigterm = config.preempt.on_sigterm;
     let netlink = HostNetlink::default();
     let rules = network::session_rules(config, &netlink).await?;
-    let network = network::open(config, &state.instance, netlink, &rules).await?;
+    let network = network::open(config, state, netlink, &rules).await?;
     let mut runtimes = Runtimes::open(config, state, &network.native)?;
     let netlink = network.netlink.clone();
     // Its first sweep deletes links that no runtime has adopted.

@@ -9,7 +9,9 @@ use conman_etcd::Orders;
 use conman_image::ImageStore;
 use conman_linux::{Features, Interface};
 use conman_proto::Generation;
-use conman_registry::{EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, Registry, SoloFleet};
+use conman_registry::{
+    EmbeddedOptions, EmbeddedRegistry, Fleet, Journal, PartRegistry, Registry, SoloFleet,
+};
 use conman_shim::SHARED_IDS;
 use conman_watchdog::Watchdog;
 
@@ -24,6 +26,8 @@ const IMAGES: &str = "images";
 pub(super) struct LockedState {
     pub(super) registry: Arc<dyn Registry>,
     pub(super) fleet: Arc<dyn Fleet>,
+    /// The parts of the fabric's pool, if there are other nodes.
+    pub(super) parts: Option<Arc<dyn PartRegistry>>,
     /// The sessions that the registry ended, if other nodes may own this node's.
     pub(super) orders: Option<Arc<Orders>>,
     pub(super) journal: Arc<Journal>,
@@ -51,16 +55,17 @@ impl LockedState {
         type Opened = (
             Arc<dyn Registry>,
             Arc<dyn Fleet>,
-            Option<Arc<Orders>>,
+            Option<(Arc<Orders>, Arc<dyn PartRegistry>)>,
             Arc<Journal>,
         );
-        let (registry, fleet, orders, journal): Opened = match &config.shared {
+        let (registry, fleet, shared, journal): Opened = match &config.shared {
             Some(fleet) => {
                 let registry =
                     fleet::registry(config, fleet, &instance, generation_floor, &watchdog)?;
                 let (orders, journal) = (registry.orders(), journal()?);
                 registry.record_events(Arc::clone(&journal));
-                (Arc::clone(&registry) as _, registry, Some(orders), journal)
+                let shared = Some((orders, Arc::clone(&registry) as _));
+                (Arc::clone(&registry) as _, registry, shared, journal)
             }
             None => {
                 let options = EmbeddedOptions { generation_floor };
@@ -70,9 +75,11 @@ impl LockedState {
                 (Arc::new(registry), Arc::new(alone), None, journal()?)
             }
         };
+        let (orders, parts) = shared.unzip();
         Ok(Self {
             registry,
             fleet,
+            parts,
             orders,
             journal,
             instance,

@@ -1,6 +1,7 @@
 //! Whole fleets: what clusters are made of, witnesses, faults row by row.
 
 mod cluster;
+mod fabric;
 mod overlap;
 mod people;
 mod programs;

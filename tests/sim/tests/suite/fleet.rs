@@ -1,7 +1,9 @@
 //! Pinned seeds over the core as it is.
 
 use conman_sim::checker::Rule;
-use conman_sim::{DERIVED_FROM, GREY_FROM, PREEMPTED_FROM, Pauses, REACH_FROM, simulate};
+use conman_sim::{
+    DERIVED_FROM, GREY_FROM, PARTS_FROM, PREEMPTED_FROM, Pauses, REACH_FROM, simulate,
+};
 
 /// Enough for most kinds of fault to meet, few enough for every commit.
 const SEEDS: u64 = 150;
@@ -9,7 +11,14 @@ const SEEDS: u64 = 150;
 #[test]
 fn pinned_fleets_keep_every_invariant_and_do_take_over() {
     let mut takeovers = 0;
-    let firsts = [0, DERIVED_FROM, PREEMPTED_FROM, GREY_FROM, REACH_FROM];
+    let firsts = [
+        0,
+        DERIVED_FROM,
+        PREEMPTED_FROM,
+        GREY_FROM,
+        REACH_FROM,
+        PARTS_FROM,
+    ];
     let seeds = firsts.map(|first| first..first + SEEDS);
     for seed in seeds.into_iter().flatten() {
         let report = simulate(seed, Pauses::Assumed);

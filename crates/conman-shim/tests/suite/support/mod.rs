@@ -22,8 +22,8 @@ use conman_linux::{
     CgroupLayout, CgroupLimits, CgroupPart, Cgroups, Features, Freezer, Interface, PidFd, Signal,
 };
 use conman_shim::{
-    Call, ClientError, Hardening, LaunchSpec, Message, NetworkSpec, ProgramSpec, Reply, Request,
-    RootSpec, SHARED_IDS, VERSION, encode,
+    Ahead, Call, ClientError, Hardening, LaunchSpec, Message, NetworkSpec, ProgramSpec, Reply,
+    Request, RootSpec, SHARED_IDS, VERSION, encode,
 };
 
 pub(crate) use attachment::Attachment;
@@ -225,6 +225,7 @@ impl Shim {
             binds: Vec::new(),
             network: NetworkSpec::Loopback,
             hardening: Hardening::default(),
+            ahead: Ahead::No,
         }
     }
 
