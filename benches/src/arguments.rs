@@ -287,7 +287,7 @@ pub(crate) struct Tunnelling {
     pub(crate) count: usize,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Density {
     /// Sessions to hold
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_to(1, 20_000))]
@@ -307,9 +307,30 @@ pub(crate) struct Density {
     /// Sessions alive while these are started
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = from_to(1, 20_000))]
     pub(crate) rivals_at: usize,
+    /// How the sessions' roots are made; with `btrfs` a second run in a daemon with overlays is shown beside it
+    #[arg(long, value_enum, default_value = "overlay")]
+    pub(crate) store: DensityStore,
     /// `ptys` of the sessions, if their template is to have it
     #[arg(long, value_name = "N", value_parser = from_to(0, 1_024))]
     pub(crate) ptys: Option<usize>,
+}
+
+/// Stores of native sessions' roots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DensityStore {
+    /// An overlay of the image's layers for each session
+    Overlay,
+    /// A snapshot of the image for each session
+    Btrfs,
+}
+
+impl DensityStore {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Overlay => "overlay",
+            Self::Btrfs => "btrfs",
+        }
+    }
 }
 
 /// Networks of native sessions.

@@ -50,6 +50,11 @@ impl Conditions {
         })
     }
 
+    /// The most superblocks at once with all sessions alive, and what each session pays for them.
+    pub(super) fn superblocks(self) -> Option<(u64, u64)> {
+        self.superblocks_after.zip(self.session_bytes)
+    }
+
     pub(super) fn to_text(self) -> String {
         let seen = |number: Option<u64>| number.map_or("unknown".to_owned(), |it| it.to_string());
         format!(

@@ -17,6 +17,7 @@ pub(super) struct MachineMemory {
     kernel_stack: u64,
     page_tables: u64,
     anonymous: u64,
+    page_cache: u64,
 }
 
 impl MachineMemory {
@@ -37,6 +38,7 @@ impl MachineMemory {
             kernel_stack: field("KernelStack")?,
             page_tables: field("PageTables")?,
             anonymous: field("AnonPages")?,
+            page_cache: field("Cached")?,
         })
     }
 }
@@ -53,6 +55,8 @@ pub(super) struct Footprint {
     kernel_stack: f64,
     page_tables: f64,
     anonymous: f64,
+    /// The kernel can reclaim it, and it counts as available.
+    pub(super) page_cache: f64,
 }
 
 impl Footprint {
@@ -71,6 +75,7 @@ impl Footprint {
             kernel_stack: each(before.kernel_stack, after.kernel_stack),
             page_tables: each(before.page_tables, after.page_tables),
             anonymous: each(before.anonymous, after.anonymous),
+            page_cache: each(before.page_cache, after.page_cache),
         }
     }
 
@@ -79,13 +84,14 @@ impl Footprint {
         self.all - self.program
     }
 
-    pub(super) fn parts(&self) -> [(&'static str, f64); 5] {
+    pub(super) fn parts(&self) -> [(&'static str, f64); 6] {
         [
             ("slab", self.slab),
             ("per-CPU", self.percpu),
             ("kernel stacks", self.kernel_stack),
             ("page tables", self.page_tables),
             ("anonymous pages, including the programs'", self.anonymous),
+            ("page cache, which counts as available", self.page_cache),
         ]
     }
 }

@@ -18,7 +18,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::arguments::{Density, DensityNetwork};
+use crate::arguments::{Density, DensityNetwork, DensityStore};
 use crate::daemon::Daemon;
 use crate::docker::{Docker, image_name};
 use crate::http_client::Connection;
@@ -123,21 +123,45 @@ pub(crate) async fn density(conman: &Path, options: &Density) -> Result<Report> 
     if let (RuntimeKind::Docker, Err(why)) = (options.runtime, &docker) {
         bail!("{why}");
     }
+    let measured = with_daemon(conman, options, &archive, &docker, &root).await?;
+    let beside = match options.store {
+        DensityStore::Overlay => None,
+        // The snapshots come first: a host never has fewer superblocks at once than it had.
+        DensityStore::Btrfs => {
+            let options = Density {
+                store: DensityStore::Overlay,
+                rivals: 0,
+                ..options.clone()
+            };
+            Some(with_daemon(conman, &options, &archive, &docker, &root).await?)
+        }
+    };
+    report::report(options, &measured, beside.as_ref())
+}
+
+/// Measures in a daemon for this.
+async fn with_daemon(
+    conman: &Path,
+    options: &Density,
+    archive: &Path,
+    docker: &std::result::Result<Docker, String>,
+    root: &Path,
+) -> Result<Measured> {
     // Exactly as many as needed: the kernel is prepared for no more.
     let room = options.count + options.rivals;
     let conditions = Conditions::now(room)?;
     let daemon = Daemon::with_templates(conman, options.runtime, room, &template(options)).await?;
     let measured = until_interrupted(async {
         if options.runtime != RuntimeKind::Docker {
-            daemon.import(&archive, IMAGE).await?;
+            daemon.import(archive, IMAGE).await?;
         }
-        measure(options, conditions, &daemon, &docker, &root).await
+        measure(options, conditions, &daemon, docker, root).await
     })
     .await;
     let stopped = daemon.stop_all().await;
     let measured = measured?;
     stopped?;
-    report::report(options, &measured)
+    Ok(measured)
 }
 
 /// The image's name in conman's store.
@@ -170,8 +194,9 @@ fn template(options: &Density) -> String {
             "network = \"routed\"\n",
         ),
     };
+    let store = options.store.name();
     format!(
-        "{net}[templates.http]\n{own}image = \"{image}\"\ncommand = {command}\nport = 8080\n\
+        "[images]\nstore = \"{store}\"\n{net}[templates.http]\n{own}image = \"{image}\"\ncommand = {command}\nport = 8080\n\
          memory_bytes = {}\npids = {}\n{cpus}{ptys}",
         plain::MEMORY_BYTES,
         plain::PIDS,

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::{Measured, Start};
-use crate::arguments::Density;
+use crate::arguments::{Density, DensityStore};
 use crate::report::{Chart, Curve, Curves, Part, Report, Table, shown};
 use crate::statistics::{Quantiles, median, quantiles};
 
@@ -19,7 +19,12 @@ const SWITCHED_ON: &str = "limits of memory, CPU and processes; user, pid, mount
     uts and cgroup namespaces; seccomp; no_new_privs; short list of capabilities; masked /proc; \
     an init; a view of limits; writable root; logging; durable ownership records";
 
-pub(super) fn report(options: &Density, measured: &Measured) -> Result<Report> {
+/// `beside`: the same with overlays.
+pub(super) fn report(
+    options: &Density,
+    measured: &Measured,
+    beside: Option<&Measured>,
+) -> Result<Report> {
     let block = BLOCK.min(measured.starts.len());
     let first = &measured.starts[..block];
     let last = &measured.starts[measured.starts.len() - block..];
@@ -39,23 +44,63 @@ pub(super) fn report(options: &Density, measured: &Measured) -> Result<Report> {
     parts.extend(starts(block, first, last)?);
     parts.extend(rivals(measured)?);
     parts.push(costs(measured).into());
+    if let Some(beside) = beside {
+        parts.push(stores([(options.store, measured), (DensityStore::Overlay, beside)])?.into());
+    }
     Ok(Report {
         missed: None,
         title: format!(
-            "{} sessions of busybox's httpd, {} runtime, network {}",
+            "{} sessions of busybox's httpd, {} runtime, network {}, store {}",
             measured.starts.len(),
             options.runtime,
-            options.network.name()
+            options.network.name(),
+            options.store.name()
         ),
         parts,
         json: json!({
             "benchmark": "density", "runtime": options.runtime, "count": options.count,
             "network": options.network.name(), "reached": measured.starts.len(), "bound": measured.bound,
-            "doctor": measured.doctor, "parallel": options.parallel, "ptys": options.ptys, "switched_on": SWITCHED_ON, "starts_per_s": rate,
+            "doctor": measured.doctor, "parallel": options.parallel, "ptys": options.ptys, "store": options.store.name(), "beside": beside, "switched_on": SWITCHED_ON, "starts_per_s": rate,
             "first": { "starts": block, "ms": first_ms }, "last": { "starts": block, "ms": last_ms },
             "last_over_first_p50": last_ms.p50 / first_ms.p50, "measured": measured,
         }),
     })
+}
+
+/// Both stores, as they were measured one after the other.
+fn stores(all: [(DensityStore, &Measured); 2]) -> Result<Table> {
+    let mut table = Table::new([
+        "store",
+        "first starts, p50",
+        "last, p50",
+        "last, p99",
+        "starts a second",
+        "superblocks at once",
+        "a session pays for them",
+        "memory besides its program",
+        "memory",
+        "page cache",
+    ]);
+    let kib = |bytes: f64| format!("{} KiB", shown(bytes / 1_024.0));
+    for (store, measured) in all {
+        let block = BLOCK.min(measured.starts.len());
+        let first = whole(&measured.starts[..block])?;
+        let last = whole(&measured.starts[measured.starts.len() - block..])?;
+        let superblocks = measured.conditions.superblocks();
+        table.row([
+            store.name().to_owned(),
+            format!("{} ms", shown(first.p50)),
+            format!("{} ms", shown(last.p50)),
+            format!("{} ms", shown(last.p99)),
+            shown(measured.starts.len() as f64 / measured.elapsed_s),
+            superblocks.map_or("unknown".to_owned(), |(count, _)| count.to_string()),
+            superblocks.map_or("unknown".to_owned(), |(_, bytes)| kib(bytes as f64)),
+            kib(measured.footprint.overhead()),
+            kib(measured.footprint.all),
+            kib(measured.footprint.page_cache),
+        ]);
+    }
+    Ok(table)
 }
 
 /// What binds, in the words of `conman doctor`, and of the refusal if there was one.

@@ -5,7 +5,7 @@
 //! runtime's [`Footprint`] into a [`Diagnosis`], which is data; [`Fix`] is planned from the diagnosis and
 //! carried out last. [`room`] is the same for a daemon that admits sessions: it returns the one limit that
 //! binds first. [`Kernel`] reports which optional interfaces the kernel has, [`Superblocks`] a price of each session
-//! that only a boot lowers.
+//! that only a boot lowers, [`Roots`] where sessions write and how much room is left there.
 //!
 //! Absent on purpose: sessions, the daemon's API, any knowledge of running programs beyond the kernel's
 //! counters. No task runs here, and everything that is read is bounded.
@@ -22,6 +22,7 @@ mod layers;
 mod limit;
 mod on_docker;
 mod pools;
+mod roots;
 mod site;
 mod superblocks;
 mod table;
@@ -34,5 +35,6 @@ pub use host::Host;
 pub use kernel::{Kernel, KernelInterface};
 pub use layers::{MissingLayer, layers_text, missing_layers};
 pub use on_docker::ON_DOCKER;
+pub use roots::Roots;
 pub use site::Site;
 pub use superblocks::Superblocks;

@@ -176,6 +176,11 @@ impl ImageStore {
         self.inner.named(&self.inner.state().index, name)
     }
 
+    /// Whether it has the image, under any name or none.
+    pub fn has(&self, id: &ImageId) -> bool {
+        self.inner.state().index.images.contains_key(id)
+    }
+
     /// Keeps an image and its layers from being collected while the guard lives.
     pub fn pin(&self, name: &ImageName) -> Result<ImageGuard, StoreError> {
         let mut state = self.inner.state();

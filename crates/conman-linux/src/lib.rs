@@ -32,6 +32,7 @@
 #![deny(unsafe_code)]
 
 mod beneath;
+mod btrfs;
 mod cgroup_cpu;
 mod cgroup_label;
 mod cgroup_limits;
@@ -53,6 +54,7 @@ mod inherited;
 mod init_program;
 mod io_limits;
 mod kept_namespaces;
+mod loop_device;
 mod loopback;
 mod mounts;
 mod netns_sockets;
@@ -74,6 +76,11 @@ mod time_slice;
 mod tree_removal;
 
 pub use beneath::{create_dir_in_root, open_beneath, open_file_in_root, open_in_root};
+pub use btrfs::{
+    create_snapshot, create_subvolume, destroy_subvolume, enable_simple_quotas,
+    free_destroyed_subvolumes, grow_to_device, is_subvolume_read_only, limit_subvolume,
+    make_subvolume_read_only,
+};
 pub use cgroup_cpu::CpuLimit;
 pub use cgroup_limits::CgroupLimits;
 pub use cgroup_mounts::{CgroupLayout, CgroupPart};
@@ -96,6 +103,7 @@ pub use inherited::inherited_fd;
 pub use init_program::{InitProgram, program_of_init};
 pub use io_limits::{Disk, IoLimits};
 pub use kept_namespaces::KeptNamespaces;
+pub use loop_device::LoopDevice;
 pub use loopback::bring_loopback_up;
 pub use mounts::{Mount, MountAttributes, NewFilesystem};
 pub use netns_sockets::{NetnsSockets, network_namespace};

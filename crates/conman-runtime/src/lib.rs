@@ -38,7 +38,7 @@ pub use lifecycle::{
 };
 pub use native::{
     GvisorFault, GvisorOptions, HostPorts, NativeNetwork, NativeOptions, NativeRuntime,
-    NativeTimeouts, SESSION_OPEN_FILES,
+    NativeTimeouts, RootStore, SESSION_OPEN_FILES, SNAPSHOTS_FILE,
 };
 pub use runtime::Runtime;
 pub use shared::exec_kill::{ExecKill, KillReply};

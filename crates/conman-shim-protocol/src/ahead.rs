@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::root_spec::RootKind;
 use crate::spec::{LaunchSpec, SpecError, check_name};
 
 /// What a start has to do with containers made ahead.
@@ -63,6 +64,9 @@ impl LaunchSpec {
     pub(crate) fn check_ahead(&self) -> Result<(), SpecError> {
         match &self.ahead {
             Ahead::No => Ok(()),
+            Ahead::Make | Ahead::Take { .. } if self.root.kind == RootKind::Snapshot => Err(
+                SpecError::new("ahead", "a snapshot, which its start brings"),
+            ),
             Ahead::Take { name } => check_name(name),
             // Its root is made with files of the client.
             Ahead::Make if self.hardening.own_kernel => Err(SpecError::new(

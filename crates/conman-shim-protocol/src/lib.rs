@@ -15,6 +15,7 @@ mod id_pool;
 pub mod link_socket;
 pub mod log_times;
 mod messages;
+mod root_spec;
 pub mod seqpacket;
 pub mod socket;
 mod spec;
@@ -29,11 +30,11 @@ pub use messages::{
     FenceState, LaunchError, MAX_MESSAGE_BYTES, Message, PAGE, Phases, Reply, Request, VERSION,
     decode, encode,
 };
+pub use root_spec::{MAX_LAYERS, RootKind, RootSpec};
 pub use spec::{
     BindSpec, ExecSpec, Hardening, KEPT_SEPARATOR, KERNEL_FILES, KeptCommandSpec, KeptStreamsSpec,
-    LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LABEL_BYTES, MAX_LAYERS, NetworkSpec, ProgramSpec,
-    RootSpec, SESSION_KERNEL, SESSION_ROOT, SESSION_TMP, STREAMS, SpecError, TerminalSize,
-    check_name,
+    LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LABEL_BYTES, NetworkSpec, ProgramSpec, SESSION_KERNEL,
+    SESSION_ROOT, SESSION_TMP, STREAMS, SpecError, TerminalSize, check_name,
 };
 pub use stream_messages::{
     KEPT_OUTPUT_BYTES, MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput,

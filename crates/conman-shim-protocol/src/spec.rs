@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ahead::Ahead;
 use crate::files::FilesOrder;
-
-/// Layers of a root: an image's 128, and one of conman's. The kernel's bound on an overlay is 500.
-pub const MAX_LAYERS: usize = 129;
+use crate::root_spec::{RootKind, RootSpec};
 
 /// Arguments and variables together; they must also fit into a message.
 const MAX_STRINGS: usize = 4_096;
@@ -200,25 +198,6 @@ pub struct BindSpec {
     pub first_id: u32,
 }
 
-/// The container's `/`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RootSpec {
-    /// Host directory above all layers.
-    pub store: PathBuf,
-    /// Directories below `store`, the topmost first. At least one.
-    pub layers: Vec<PathBuf>,
-    /// Host directory for what the container writes. It must not exist, its parent must.
-    pub scratch: PathBuf,
-    pub read_only: bool,
-    /// What its programs synchronize is on the disk afterwards.
-    #[serde(default)]
-    pub durable: bool,
-    /// The layers' files belong to the range of ids that begins with [`crate::SHARED_IDS`], and so does the
-    /// container, with all others of this kind: for kernels that cannot map the owners of layers. Otherwise
-    /// the files have the owners that they have inside, and the container has its own range.
-    pub shared_ids: bool,
-}
-
 /// What runs as the container's first process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramSpec {
@@ -402,6 +381,11 @@ impl LaunchSpec {
                 return Err(SpecError::new("binds", "writable with ids of the host"));
             }
         }
+        if self.root.kind == RootKind::Snapshot && !self.hardening.seccomp {
+            // It could make subvolumes.
+            let reason = "a snapshot for a container without a system call filter";
+            return Err(SpecError::new("root.kind", reason));
+        }
         self.hardening.capability_set().map(|_| ())
     }
 }
@@ -416,34 +400,17 @@ impl LaunchSpec {
             true => KERNEL_FILES.len(),
             false => 0,
         };
-        if fds == self.binds.len() + kernel + sockets && self.binds.len() <= MAX_BINDS {
+        let root = match self.root.kind {
+            RootKind::Overlay => 0,
+            RootKind::Snapshot => 1,
+        };
+        if fds == self.binds.len() + kernel + root + sockets && self.binds.len() <= MAX_BINDS {
             return Ok(());
         }
         Err(SpecError::new(
             "binds",
             "a number of binds that is not the number of mounts",
         ))
-    }
-}
-
-impl RootSpec {
-    fn check(&self) -> Result<(), SpecError> {
-        check_host_path("root.store", &self.store)?;
-        check_host_path("root.scratch", &self.scratch)?;
-        if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
-            return Err(SpecError::new("root.layers", "no layer or too many"));
-        }
-        let plain = |path: &PathBuf| {
-            !path.as_os_str().is_empty()
-                && path
-                    .components()
-                    .all(|part| matches!(part, Component::Normal(_)))
-                && !has_nul(path)
-        };
-        if !self.layers.iter().all(plain) {
-            return Err(SpecError::new("root.layers", "a path that is not plain"));
-        }
-        Ok(())
     }
 }
 
@@ -488,7 +455,7 @@ pub fn check_name(name: &str) -> Result<(), SpecError> {
     Ok(())
 }
 
-fn check_host_path(field: &str, path: &Path) -> Result<(), SpecError> {
+pub(crate) fn check_host_path(field: &str, path: &Path) -> Result<(), SpecError> {
     let mut parts = path.components();
     let plain = parts.next() == Some(Component::RootDir)
         && parts.all(|part| matches!(part, Component::Normal(_)))
@@ -512,6 +479,6 @@ fn check_inner_path(field: &str, path: &str) -> Result<(), SpecError> {
     ))
 }
 
-fn has_nul(path: &Path) -> bool {
+pub(crate) fn has_nul(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().contains(&0)
 }

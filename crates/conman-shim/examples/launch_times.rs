@@ -22,7 +22,7 @@ use conman_linux::{CgroupLimits, CgroupPart, Cgroups, PidFd, raise_nofile};
 use conman_observer::resident_bytes;
 use conman_shim::{
     Ahead, Client, Hardening, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request,
-    RootSpec, ShimOptions, run,
+    RootKind, RootSpec, ShimOptions, run,
 };
 
 const BUSYBOX: &str = "/usr/bin/busybox";
@@ -382,6 +382,7 @@ fn spec(directory: &Path, cgroup: &str, number: usize, plan: &Plan) -> LaunchSpe
             ..CgroupLimits::default()
         },
         root: RootSpec {
+            kind: RootKind::Overlay,
             store: directory.join("store"),
             layers: vec![PathBuf::from("base")],
             scratch: directory.join("scratch").join(&name),

@@ -12,7 +12,9 @@ use conman_linux::{FilterInstruction, install_filter};
 use conman_shim_protocol::Hardening;
 use seccompiler::sock_filter as Instruction;
 
-use crate::seccomp_profile::{ALLOWED, Arguments, IPC, REFUSED, Variant, Verdict, verdict};
+use crate::seccomp_profile::{
+    ALLOWED, Arguments, IOCTL_TYPE, IPC, REFUSED, Variant, Verdict, verdict,
+};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 #[cfg(target_arch = "x86_64")]
@@ -36,6 +38,7 @@ const JUMP: u16 = 0x05;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_AT_LEAST: u16 = 0x35;
 const JUMP_ANY_BIT: u16 = 0x45;
+const MASK: u16 = 0x54;
 const RETURN: u16 = 0x06;
 
 /// Answers of linux/seccomp.h.
@@ -156,7 +159,23 @@ fn decide(verdict: Verdict) -> Vec<Instruction> {
         Verdict::Refuse => vec![answer(refuse)],
         Verdict::Unknown => vec![answer(ERRNO | ENOSYS)],
         Verdict::OneOf(index, values) => compare(index, values, ALLOW, refuse),
-        Verdict::NoneOf(index, values) => compare(index, values, refuse, ALLOW),
+        Verdict::Ioctl(refused, kind, allowed) => {
+            let others = vec![
+                instruction(MASK, 0, 0, IOCTL_TYPE),
+                instruction(JUMP_EQUAL, 0, 1, kind),
+                answer(refuse),
+                answer(ALLOW),
+            ];
+            let mut program = vec![instruction(LOAD, 0, 0, argument_at(1))];
+            for (values, verdict) in [(refused, refuse), (allowed, ALLOW)] {
+                for value in values {
+                    program.push(instruction(JUMP_EQUAL, 0, 1, *value));
+                    program.push(answer(verdict));
+                }
+            }
+            program.extend(others);
+            program
+        }
         Verdict::NoBits(index, bits, error) => vec![
             instruction(LOAD, 0, 0, argument_at(index)),
             instruction(JUMP_ANY_BIT, 1, 0, bits),
@@ -247,7 +266,8 @@ mod tests {
 
     use super::*;
     use crate::seccomp_profile::{
-        ATTACHING_OPTIONS, IPV4_PROTOCOLS, IPV6_PROTOCOLS, NETLINK_PROTOCOLS, REFUSED_IOCTLS,
+        ATTACHING_OPTIONS, CLONING_IOCTLS, IPV4_PROTOCOLS, IPV6_PROTOCOLS, NETLINK_PROTOCOLS,
+        REFUSED_IOCTLS,
     };
 
     const EINVAL: u32 = 22;
@@ -273,6 +293,7 @@ mod tests {
                         }
                     };
                 }
+                MASK => accumulator &= step.k,
                 JUMP => at += step.k as usize,
                 JUMP_EQUAL => at += jump(accumulator == step.k),
                 JUMP_AT_LEAST => at += jump(accumulator >= step.k),
@@ -345,10 +366,22 @@ mod tests {
                 ERRNO | EPERM
             );
         }
-        assert_eq!(call(libc::SYS_ioctl, [0, 0x5401, 0, 0, 0, 0]), ALLOW);
-        for refused in REFUSED_IOCTLS {
-            let verdict = call(libc::SYS_ioctl, [0, refused.into(), 0, 0, 0, 0]);
-            assert_eq!(verdict, ERRNO | EPERM);
+        let ioctl = |request: u32| call(libc::SYS_ioctl, [0, request.into(), 0, 0, 0, 0]);
+        assert_eq!(ioctl(0x5401), ALLOW);
+        for allowed in CLONING_IOCTLS {
+            assert_eq!(ioctl(allowed), ALLOW, "{allowed:#x}");
+        }
+        // BTRFS: a subvolume and a snapshot by both calls, the removal, a commit.
+        let of_btrfs = [
+            0x5000_940E,
+            0x5000_9418,
+            0x5000_9401,
+            0x5000_9417,
+            0x5000_943F,
+            0x9408,
+        ];
+        for refused in REFUSED_IOCTLS.into_iter().chain(of_btrfs) {
+            assert_eq!(ioctl(refused), ERRNO | EPERM, "{refused:#x}");
         }
         assert_eq!(call(libc::SYS_personality, first(0xFFFF_FFFF)), ALLOW);
         assert_eq!(call(libc::SYS_personality, first(0x40_0000)), ERRNO | EPERM);

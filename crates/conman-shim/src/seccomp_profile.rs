@@ -43,6 +43,15 @@ const PERSONALITIES: [u32; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 /// a line discipline, TIOCEXCL keeps others from opening the terminal.
 pub(crate) const REFUSED_IOCTLS: [u32; 4] = [0x5412, 0x541C, 0x5423, 0x540C];
 
+/// The type of BTRFS's ioctls, with its bits. A subvolume that a session made in its root would have no limit of its
+/// disk space, would keep the root from being removed, and would take one of a million device numbers of the host;
+/// others commit the file system of all sessions.
+pub(crate) const IOCTL_TYPE: u32 = 0xFF00;
+pub(crate) const BTRFS_IOCTLS: u32 = 0x9400;
+
+/// Those of that type that all file systems have: FICLONE, FICLONERANGE and FIDEDUPERANGE share extents of files.
+pub(crate) const CLONING_IOCTLS: [u32; 3] = [0x4004_9409, 0x4020_940D, 0xC018_9436];
+
 /// `SOL_SOCKET` (asm-generic/socket.h).
 const SOCKET_LEVEL: u32 = 1;
 
@@ -76,8 +85,8 @@ pub(crate) enum Verdict {
     Unknown,
     /// Allowed if its argument is one of these, else refused.
     OneOf(u32, &'static [u32]),
-    /// Refused if its argument is one of these.
-    NoneOf(u32, &'static [u32]),
+    /// Refused if its second argument is one of the first or has the type of the others, except the last.
+    Ioctl(&'static [u32], u32, &'static [u32]),
     /// Answered with this error if its argument has one of these bits.
     NoBits(u32, u32, u32),
     /// Answered with this if all of these match, else allowed.
@@ -143,7 +152,7 @@ fn by_arguments(number: i64) -> Option<Verdict> {
         ),
         libc::SYS_socketpair => Verdict::OneOf(0, &PAIR_FAMILIES),
         libc::SYS_personality => Verdict::OneOf(0, &PERSONALITIES),
-        libc::SYS_ioctl => Verdict::NoneOf(1, &REFUSED_IOCTLS),
+        libc::SYS_ioctl => Verdict::Ioctl(&REFUSED_IOCTLS, BTRFS_IOCTLS, &CLONING_IOCTLS),
         libc::SYS_setsockopt => Verdict::Except(
             &[Equal(1, SOCKET_LEVEL), Matching(2, &ATTACHING_OPTIONS)],
             EINVAL,

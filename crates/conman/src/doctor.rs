@@ -7,17 +7,19 @@ use conman_cli::{DoctorArgs, DoctorRuntime};
 use conman_core::naming::instance_cgroup;
 use conman_core::{CgroupDriver, Template};
 use conman_doctor::{
-    Applied, Diagnosis, Fix, Footprint, Host, Kernel, Site, Superblocks, examine, layers_text,
-    missing_layers,
+    Applied, Diagnosis, Fix, Footprint, Host, Kernel, Roots, Site, Superblocks, examine,
+    layers_text, missing_layers,
 };
 use conman_linux::Features;
 use conman_net::egress::IDLE_DESCRIPTORS;
 use conman_net::{LINK_DESCRIPTORS, MAX_NEIGHBOURS, ROUTED_NEIGHBOURS};
 use conman_proto::{Network, RuntimeKind};
+use conman_runtime::{RootStore, SNAPSHOTS_FILE};
 use serde::Serialize;
 
 use crate::config::{self, Config};
 use crate::serve::network;
+use crate::serve::runtimes::NATIVE;
 use crate::state_dir;
 
 /// Docker's default directory for containers.
@@ -41,6 +43,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     };
     let kernel = features.as_ref().map(Kernel::from);
     let superblocks = features.as_ref().and_then(|_| Superblocks::measure());
+    let roots = features.as_ref().map(|_| roots(&config));
     let layers = features.map(|features| missing_layers(&features, &config.state_dir));
     let network = match missing_for_network(&config) {
         Ok(missing) => missing,
@@ -52,12 +55,13 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     };
     let fit = diagnosis.is_fit()
         && gvisor.as_ref().is_none_or(|one| one.missing.is_none())
+        && roots.as_ref().is_none_or(|roots| roots.missing.is_none())
         && kernel.as_ref().is_none_or(|one| one.missing.is_empty())
         && network.as_ref().is_none_or(Vec::is_empty);
     if json {
         let value = serde_json::json!({
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
-            "missing_layers": layers, "superblocks": superblocks,
+            "missing_layers": layers, "superblocks": superblocks, "roots": roots,
             "missing_network": network,
             "gvisor": gvisor,
             "open_api": config.open_loopback,
@@ -70,6 +74,9 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         }
         if let Some(superblocks) = &superblocks {
             crate::tell(&superblocks.to_text());
+        }
+        if let Some(roots) = &roots {
+            crate::tell(&roots.to_text());
         }
         if let Some(layers) = &layers {
             crate::tell(&layers_text(layers));
@@ -124,6 +131,15 @@ fn diagnose(host: &Host, arguments: &DoctorArgs, config: &Config) -> Diagnosis {
         proxy_buffer_bytes: config.net.egress.buffer_bytes,
     };
     examine(host, &footprint, arguments.target, &site)
+}
+
+/// Where native sessions write.
+fn roots(config: &Config) -> Roots {
+    let directory = config.state_dir.join(NATIVE);
+    match config.images.roots {
+        RootStore::Overlay => Roots::overlays(&directory),
+        RootStore::Btrfs(_) => Roots::snapshots(&directory.join(SNAPSHOTS_FILE)),
+    }
 }
 
 /// Resources that a session of a runtime needs on this machine.

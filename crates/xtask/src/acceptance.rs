@@ -1,6 +1,6 @@
 //! `cargo xtask acceptance`: the faults of a fleet, compared to their figures, the whole hostile
 //! battery, the overlap test with the times that nodes derive, all tests on virtual machines, programs in
-//! sessions, sessions with gVisor as their kernel, sabotages of the core, the storm behind a load balancer, and the figures of one machine; a filter selects one of them.
+//! sessions, sessions with gVisor as their kernel, sessions on BTRFS, sabotages of the core, the storm behind a load balancer, and the figures of one machine; a filter selects one of them.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -50,6 +50,10 @@ const PROGRAMS: &str = "programs";
 /// The filter that selects the tests of sessions with a kernel of their own.
 const GVISOR: &str = "gvisor";
 
+/// The filter that selects the tests of sessions whose roots are BTRFS snapshots.
+const BTRFS: &str = "btrfs";
+const RUNTIME: &str = "conman-runtime";
+
 /// The filter that selects the tests that the suite leaves out.
 const LONG: &str = "long";
 
@@ -67,7 +71,7 @@ pub(crate) struct AcceptanceArguments {
     /// Only faults whose names contain this; `storm`: only the storm behind HAProxy; `figures`: only the figures of one
     /// machine; `hostile`: only the
     /// attacks; `overlap`: only the overlap test; `machines`: only the tests on virtual machines; `programs`:
-    /// only programs in sessions; `gvisor`: only sessions with a kernel of their own; `sabotages`: only sabotages of the core; `long`: only the tests that
+    /// only programs in sessions; `gvisor`: only sessions with a kernel of their own; `btrfs`: only sessions on BTRFS; `sabotages`: only sabotages of the core; `long`: only the tests that
     /// the suite leaves out and no other part runs.
     filter: Option<String>,
 }
@@ -81,6 +85,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
         Some(FIGURES) => cluster::figures(),
         Some(PROGRAMS) => programs(),
         Some(GVISOR) => gvisor(),
+        Some(BTRFS) => btrfs(),
         Some(SABOTAGES) => sabotages(),
         Some(LONG) => long_tests(),
         Some(filter) => faults(filter),
@@ -93,6 +98,7 @@ pub(crate) fn run(arguments: &AcceptanceArguments) -> Result<()> {
                 machines(),
                 programs(),
                 gvisor(),
+                btrfs(),
                 sabotages(),
                 long_tests(),
                 cluster::storm(),
@@ -115,7 +121,7 @@ fn long_tests() -> Result<()> {
     let docker = setup::for_tests(&[])?;
     let mut command = cargo_test_workspace();
     command.args(["--no-fail-fast", "--", "--ignored", "--test-threads=1"]);
-    for other in [ROWS, "programs::", "sabotage::", "gvisor::"] {
+    for other in [ROWS, "programs::", "sabotage::", "gvisor::", "snapshots::"] {
         command.args(["--skip", other]);
     }
     let status = command.status().context("starting cargo test")?;
@@ -183,6 +189,20 @@ fn gvisor() -> Result<()> {
         runtime: Some(Runtime::Gvisor),
         ..HostileArguments::default()
     })
+}
+
+/// Runs the native runtime's conformance suite with roots that are BTRFS snapshots.
+fn btrfs() -> Result<()> {
+    setup::for_tests(&[RUNTIME.to_owned()])?;
+    let mut command = cargo_test_of(&[RUNTIME]);
+    command.args(["--test", BTRFS, "--", "--include-ignored"]);
+    // Each has a loop device, of which some hosts have eight.
+    command.arg("--test-threads=2");
+    let status = command.status().context("starting cargo test")?;
+    if status.success() {
+        return Ok(());
+    }
+    bail!("the tests of sessions on BTRFS failed, see above")
 }
 
 fn faults(filter: &str) -> Result<()> {

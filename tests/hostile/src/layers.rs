@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use conman_linux::{CgroupLimits, Cgroups, PidFd};
 use conman_shim::{
-    Ahead, Client, Hardening, LaunchSpec, NetworkSpec, ProgramSpec, Reply, Request, RootSpec,
+    Ahead, Client, Hardening, LaunchSpec, NetworkSpec, ProgramSpec, Reply, Request, RootKind,
+    RootSpec,
 };
 use tempfile::TempDir;
 
@@ -208,6 +209,7 @@ impl Shim {
                 ..CgroupLimits::default()
             },
             root: RootSpec {
+                kind: RootKind::Overlay,
                 store: self.directory.path().to_owned(),
                 layers: vec![PathBuf::from("attacks")],
                 scratch: self.path("scratch").join(name),

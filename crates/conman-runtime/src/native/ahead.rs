@@ -22,7 +22,7 @@ use std::time::Duration;
 use conman_image::{ImageGuard, ImageId, ImageName};
 use conman_linux::{Meminfo, read_proc, spread_directories};
 use conman_proto::ResolvedSpec;
-use conman_shim_protocol::{LaunchSpec, Request};
+use conman_shim_protocol::{LaunchSpec, Request, RootKind};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
@@ -298,7 +298,8 @@ impl Inner {
     /// Whether a container can be made before its session is known. A project quota must be set on an empty directory.
     pub(super) fn can_be_made_ahead(&self, spec: &ResolvedSpec) -> bool {
         let has_quota = spec.disk_bytes.or(spec.disk_inodes).is_some() && self.quotas.is_some();
-        spec.pool > 0 && !has_quota
+        let is_overlay = self.root_kind(spec) == RootKind::Overlay;
+        spec.pool > 0 && !has_quota && is_overlay
     }
 
     /// Starts the task that makes them, once there is something to make.

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use conman_core::naming::{self, CgroupDriver};
 use conman_image::ImageGuard;
-use conman_proto::RuntimeKind;
-use conman_shim_protocol::{Ahead, BindSpec, Hardening, LaunchSpec, RootSpec};
+use conman_proto::{ResolvedSpec, RuntimeKind};
+use conman_shim_protocol::{Ahead, BindSpec, Hardening, LaunchSpec, RootKind, RootSpec};
 
 use super::Inner;
 use super::attach::shim_size;
@@ -14,7 +14,7 @@ use super::link::StoredLink;
 use super::program;
 use super::store::{self, StoredPlan};
 use crate::shared::container_files::{ContainerFiles, OWN_FILES, contents};
-use crate::{ContainerPlan, RuntimeError, TERMINAL_SIZE};
+use crate::{ContainerKey, ContainerPlan, RuntimeError, TERMINAL_SIZE};
 
 /// `fs.file-max` at present; without it nothing is known to bound them.
 fn host_open_files() -> u64 {
@@ -60,7 +60,10 @@ impl Inner {
         self.limit_disk(plan, &dir);
         // Empty: the files are in the order. While the directory exists, the container may start.
         let files = ContainerFiles::at(&plan.files_dir);
-        if let Err(error) = files.make().and_then(|()| dir.write(&stored)) {
+        let made = self.make_root(&stored, plan, image.image());
+        let made = made.and_then(|()| files.make());
+        if let Err(error) = made.and_then(|()| dir.write(&stored)) {
+            self.remove_root(key);
             for taken_back in [files.remove(), self.store.discard(&dir)] {
                 if let Err(error) = taken_back {
                     tracing::warn!(container = %key, %error, "cannot clean up a failed create");
@@ -77,6 +80,43 @@ impl Inner {
             self.lock_sandboxed().insert(key.clone());
         }
         Ok(self.container_id(key))
+    }
+
+    /// A session's kernel has no system call filter, by which it could make subvolumes. Nothing in the snapshots'
+    /// file system waits until it is on the disk.
+    pub(super) fn root_kind(&self, spec: &ResolvedSpec) -> RootKind {
+        match spec.runtime {
+            RuntimeKind::Native if self.snapshots.is_some() && !spec.durable => RootKind::Snapshot,
+            RuntimeKind::Native
+            | RuntimeKind::Gvisor
+            | RuntimeKind::Docker
+            | RuntimeKind::Process => RootKind::Overlay,
+        }
+    }
+
+    fn make_root(
+        &self,
+        stored: &StoredPlan,
+        plan: &ContainerPlan,
+        image: &conman_image::Image,
+    ) -> Result<(), RuntimeError> {
+        match (stored.launch.root.kind, &self.snapshots) {
+            (RootKind::Snapshot, Some(snapshots)) => {
+                let store = self.images.store().directory();
+                let base = self.images.base().map(|base| store.join(base));
+                let limit = plan.spec.disk_bytes;
+                snapshots.make(&stored.launch.name, image, base.as_deref(), limit)
+            }
+            // The launcher makes it.
+            (RootKind::Overlay, _) | (RootKind::Snapshot, None) => Ok(()),
+        }
+    }
+
+    /// Removes the container's root if it is a snapshot.
+    pub(super) fn remove_root(&self, key: &ContainerKey) {
+        if let Some(snapshots) = &self.snapshots {
+            snapshots.destroy(&store::name(key));
+        }
     }
 
     /// The start order for the shim.
@@ -123,6 +163,7 @@ impl Inner {
             cgroup: naming::cgroup_parent(instance, &key.session, key.generation, driver).path,
             limits: program::limits(&plan.spec, self.io),
             root: RootSpec {
+                kind: self.root_kind(&plan.spec),
                 store: store.to_owned(),
                 layers: below,
                 scratch: dir.root(),

@@ -1,5 +1,5 @@
-//! Limits a container's disk usage: by a project quota if the file system supports them,
-//! otherwise by measuring.
+//! Limits a container's disk usage: by a project quota if the file system supports them, otherwise by measuring. A
+//! snapshot has a quota of BTRFS ([`super::snapshots`]).
 
 use std::fs;
 use std::io;
@@ -11,7 +11,8 @@ use conman_linux::{DiskUsage, ProjectQuotas, TreeUsage, nameless_usage, tree_usa
 use conman_proto::ResolvedSpec;
 
 use super::failure::call_failed;
-use super::store::ContainerDir;
+use super::snapshots::Snapshots;
+use super::store::{self, ContainerDir};
 use super::{Inner, away, pausing};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
@@ -88,6 +89,10 @@ impl Inner {
         limits: DiskUsage,
     ) -> Result<Option<DiskExcess>, RuntimeError> {
         let dir = self.store.container(key);
+        let is_snapshot = |snapshots: &Snapshots| snapshots.has(&store::name(key));
+        if self.snapshots.as_ref().is_some_and(is_snapshot) {
+            return Ok(None);
+        }
         let failed = |source| host_error("measure", dir.path(), source);
         let mut excess = None;
         // Twice: a file that is moved during a measurement may count twice.

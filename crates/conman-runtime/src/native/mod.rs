@@ -6,6 +6,8 @@
 //! previous one did. The shim and the kernel know what runs and how it ended. Removed containers
 //! go into the trash, which is emptied in the background ([`trash`]).
 //!
+//! A container's root is an overlay, which the shim makes, or a snapshot, made here ([`snapshots`]).
+//!
 //! Tasks: one that reads the shim's messages ([`crate::shim_link`]), one for each running command
 //! ([`exec`]), one for each attached client ([`attach`]), one that makes containers ahead ([`ahead`]). A thread while
 //! the trash is not empty.
@@ -26,9 +28,11 @@ mod images;
 mod kept_commands;
 mod link;
 mod log;
+mod options;
 mod pausing;
 mod program;
 mod removal;
+mod snapshots;
 mod standing;
 mod start;
 mod store;
@@ -36,14 +40,12 @@ mod trash;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conman_core::naming::{self, CgroupDriver, Instance};
-use conman_image::ImageStore;
+use conman_core::naming::{self, CgroupDriver};
 use conman_linux::{
     CpuLimit, DiskUsage, ExitScan, IoLimits, PidFd, ProjectQuotas, ResourceUsage, Signal,
     SignalNumber,
@@ -51,14 +53,13 @@ use conman_linux::{
 use conman_proto::RuntimeKind;
 use conman_shim_protocol::{ContainerState, Reply, Request};
 
-use crate::fence_opening::FenceOpener;
 use crate::lifecycle::signal_process;
 use crate::shared::blocking::on_blocking_thread;
 use crate::shared::container_files::host_error;
-use crate::shared::kept_logs::{KeptLogLimits, KeptLogs};
+use crate::shared::kept_logs::KeptLogs;
 use crate::shared::kernel_view::KernelView;
 use crate::shared::removals::some_at_a_time;
-use crate::shim_link::{Link, LinkError, ShimCommand};
+use crate::shim_link::{Link, LinkError};
 use crate::shim_lookups::Found;
 use crate::{
     ContainerKey, ContainerPlan, DiskExcess, FoundContainer, Lifecycle, PausedBy, RunningContainer,
@@ -73,54 +74,15 @@ pub use gvisor_check::GvisorFault;
 pub use host_ports::HostPorts;
 use images::Images;
 pub use link::NativeNetwork;
+pub use options::{NativeOptions, NativeTimeouts, RootStore};
 pub use program::SESSION_OPEN_FILES;
+pub use snapshots::SNAPSHOTS_FILE;
+use snapshots::Snapshots;
 use standing::Standing;
 use store::Store;
 
 /// Longest time for an idle shim to end; the daemon's stop waits for it.
 const SHIM_END_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Configuration of a [`NativeRuntime`].
-#[derive(Debug, Clone)]
-pub struct NativeOptions {
-    pub instance: Instance,
-    /// Where the containers' directories are; used by this instance only.
-    pub directory: PathBuf,
-    pub images: ImageStore,
-    /// Host id of user 0 in files of binds; user `n` is `bind_first_id + n`.
-    pub bind_first_id: u32,
-    /// The socket of this instance's shim.
-    pub socket: PathBuf,
-    /// Starts a shim where none answers. Without it, another program must start one.
-    pub shim: Option<ShimCommand>,
-    pub fence: FenceOpener,
-    pub kept_logs: KeptLogLimits,
-    /// Of each container.
-    pub io: Option<IoLimits>,
-    /// Processors that all containers together may use, if the shim limits them.
-    pub total_cpus: Option<f64>,
-    pub network: NativeNetwork,
-    pub gvisor: GvisorOptions,
-    pub timeouts: NativeTimeouts,
-}
-
-/// Bounds on calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NativeTimeouts {
-    /// Requests that the shim answers at once.
-    pub call: Duration,
-    /// A start: it waits for earlier starts, and for a disk.
-    pub start: Duration,
-}
-
-impl Default for NativeTimeouts {
-    fn default() -> Self {
-        Self {
-            call: Duration::from_secs(10),
-            start: Duration::from_secs(30),
-        }
-    }
-}
 
 /// conman's own containers: those of one kind of session, `native` or `gvisor`.
 #[derive(Debug)]
@@ -135,6 +97,7 @@ struct Inner {
     store: Store,
     pool: Arc<Pool>,
     images: Images,
+    snapshots: Option<Snapshots>,
     kept_logs: KeptLogs,
     bind_first_id: u32,
     io: Option<IoLimits>,
@@ -167,7 +130,12 @@ impl NativeRuntime {
         let pool = Pool::open(options.directory.join("ahead"), |left| {
             store.trash.discard(left)
         })?;
+        let snapshots = match options.roots {
+            RootStore::Overlay => None,
+            RootStore::Btrfs(bytes) => Some(Snapshots::open(&options.directory, bytes)?),
+        };
         let inner = Inner {
+            snapshots,
             kernel: KernelView::new(options.instance, &[CgroupDriver::Cgroupfs])?,
             store,
             pool: Arc::new(pool),
@@ -198,7 +166,7 @@ impl NativeRuntime {
         // What an earlier runtime did not finish.
         std::thread::Builder::new()
             .name("conman-trash".to_owned())
-            .spawn(move || same.store.trash.empty())
+            .spawn(move || same.clean_up())
             .map_err(|source| host_error("start a thread for", &options.directory, source))?;
         Ok(Self {
             inner,
@@ -430,7 +398,7 @@ impl Lifecycle for NativeRuntime {
         }
         let results = some_at_a_time(removals).await;
         let inner = Arc::clone(&self.inner);
-        tokio::task::spawn_blocking(move || inner.store.trash.empty());
+        tokio::task::spawn_blocking(move || inner.clean_up());
         results
     }
 }
@@ -461,7 +429,11 @@ impl Inner {
 
     /// Keeps the images and addresses of an earlier daemon's containers.
     fn adopt(&self) -> Result<(), RuntimeError> {
-        for key in self.store.keys()? {
+        let keys = self.store.keys()?;
+        if let Some(snapshots) = &self.snapshots {
+            snapshots.remove_orphans(&keys.iter().map(store::name).collect())?;
+        }
+        for key in keys {
             match self.store.container(&key).plan() {
                 Ok(Some(plan)) => {
                     let layers = &plan.launch.root.layers;
@@ -486,6 +458,14 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Removes what nothing uses any more. Blocks until it is done.
+    fn clean_up(&self) {
+        self.store.trash.empty();
+        if let Some(snapshots) = &self.snapshots {
+            snapshots.collect_images(|id| self.images.store().has(id));
+        }
     }
 
     async fn ask(&self, request: &Request) -> Result<Reply, LinkError> {

@@ -71,6 +71,7 @@ impl Inner {
             if let Some(dir) = &dir {
                 dir.shed();
             }
+            inner.remove_root(&owned);
             inner.kernel.remove_cgroups(&owned)?;
             match dir.map(|dir| dir.plan()) {
                 Some(Ok(Some(plan))) => ContainerFiles::at(&plan.files_dir).remove(),

@@ -8,13 +8,13 @@ use std::time::Duration;
 use conman_linux::Mount;
 use conman_proto::RuntimeKind;
 use conman_shim_protocol::{
-    CallError, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request,
+    CallError, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request, RootKind,
 };
 use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep};
 
 use super::ends::{ProcessEnd, end};
-use super::failure::{START, call_failed, milliseconds, start_failed};
+use super::failure::{START, call_failed, milliseconds, refused, start_failed};
 use super::link::{Connecting, StoredLink};
 use super::{Inner, away, gvisor, no_such_container, store};
 use crate::shared::container_files::host_error;
@@ -158,6 +158,7 @@ impl Inner {
             let config = self.store.container(key).kernel_config();
             mounts.extend(self.gvisor.files(program, &stored.launch, &config)?);
         }
+        mounts.extend(self.mount_root(&stored.launch)?);
         let session = stored.session_program;
         Ok(Prepared {
             launch: stored.launch,
@@ -165,6 +166,20 @@ impl Inner {
             link: stored.link,
             session: session.map(|program| (program, stored.kernel_cpu_millis)),
         })
+    }
+
+    /// The root of a container that is not an overlay.
+    fn mount_root(&self, launch: &LaunchSpec) -> Result<Option<Mount>, RuntimeError> {
+        match (launch.root.kind, &self.snapshots) {
+            (RootKind::Overlay, _) => Ok(None),
+            (RootKind::Snapshot, Some(snapshots)) => snapshots.mount(&launch.name).map(Some),
+            (RootKind::Snapshot, None) => Err(refused(
+                START,
+                &launch.name,
+                "its root is a BTRFS snapshot, and `images.store` is \"overlay\" now: delete it and start it again"
+                    .to_owned(),
+            )),
+        }
     }
 
     async fn ended_at_once(

@@ -13,7 +13,8 @@ use conman_linux::{
     unshare_namespaces,
 };
 use conman_shim_protocol::{
-    Ahead, KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, seqpacket,
+    Ahead, KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, RootKind,
+    seqpacket,
 };
 
 use super::bind_owners::BindOwners;
@@ -196,6 +197,10 @@ impl Launcher {
         phases.cgroup_us = clock.lap();
         let link = (spec.network == NetworkSpec::Linked).then(|| binds.pop());
         let link = link.flatten();
+        let snapshot = match spec.root.kind {
+            RootKind::Overlay => None,
+            RootKind::Snapshot => binds.pop().map(Mount::from_fd),
+        };
         let kernel = match spec.hardening.own_kernel {
             true => binds.split_off(binds.len().saturating_sub(KERNEL_FILES.len())),
             false => Vec::new(),
@@ -223,14 +228,15 @@ impl Launcher {
             Ok(true) => last_words(&socket),
             _ => error,
         })?;
-        let root = rootfs::overlay(
+        let root = rootfs::make(
             &self.features,
             &spec.root,
+            snapshot,
             scratch,
             user_namespace.as_fd(),
             order.ids,
         )?;
-        if let Ok(number) = root.overlay.superblock_number() {
+        if let Ok(number) = root.mount.superblock_number() {
             self.superblocks = self.superblocks.max(number);
         }
         let dev = self
@@ -246,7 +252,7 @@ impl Launcher {
             .map_err(|error| LaunchError::step("make the root of the session's kernel", &error))?;
         let view = spec.sys.then(|| self.view.of(&self.places, cgroup));
         let view = view.transpose()?.unwrap_or_default();
-        let first = [&root.overlay, &dev].into_iter().chain(&kernel_root);
+        let first = [&root.mount, &dev].into_iter().chain(&kernel_root);
         let first = first.map(AsFd::as_fd);
         let first = first.chain(kernel.iter().map(AsFd::as_fd));
         let go = Go {

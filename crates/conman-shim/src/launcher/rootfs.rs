@@ -1,4 +1,5 @@
-//! A container's root: its layers, with owners mapped to its ids, and its own directory as the top.
+//! A container's root, with owners mapped to its ids: its layers, and its own directory as the top; or a snapshot that
+//! its client made.
 
 use std::ffi::CString;
 use std::fs::{DirBuilder, File, create_dir};
@@ -8,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use conman_linux::{Features, Interface, Mount, MountAttributes, NewFilesystem};
-use conman_shim_protocol::{LaunchError, RootSpec};
+use conman_shim_protocol::{LaunchError, RootKind, RootSpec};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -50,7 +51,7 @@ const MOUNT_POINTS: [(&str, u32); 4] = [
 ];
 const SHARED_MEMORY: &str = "dev/shm";
 
-/// The directories that a container writes into, empty.
+/// The directories that a container writes into, empty; those of an overlay.
 #[derive(Debug)]
 pub(super) struct Scratch {
     path: PathBuf,
@@ -70,7 +71,12 @@ impl Scratch {
             path: root.scratch.clone(),
             identity: identity(&root.scratch).map_err(step)?,
         };
-        let filled = create_dir(scratch.upper()).and_then(|()| create_dir(scratch.path.join(WORK)));
+        let filled = match root.kind {
+            RootKind::Overlay => {
+                create_dir(scratch.upper()).and_then(|()| create_dir(scratch.path.join(WORK)))
+            }
+            RootKind::Snapshot => Ok(()),
+        };
         match filled {
             Ok(()) => Ok(scratch),
             Err(error) => {
@@ -125,14 +131,37 @@ fn identity(directory: &Path) -> io::Result<(u64, u64)> {
 #[derive(Debug)]
 pub(super) struct Root {
     /// Detached.
-    pub(super) overlay: Mount,
+    pub(super) mount: Mount,
     /// Detached mounts that it was made of. Closing one waits for a grace period of the kernel, so they are kept until
     /// nothing waits for the launcher.
     _parts: Vec<Mount>,
 }
 
-/// Creates the overlay.
-pub(super) fn overlay(
+/// Creates the root; `snapshot` came with the order of one.
+pub(super) fn make(
+    features: &Features,
+    root: &RootSpec,
+    snapshot: Option<Mount>,
+    scratch: &Scratch,
+    user_namespace: BorrowedFd<'_>,
+    ids: u32,
+) -> Result<Root, LaunchError> {
+    match snapshot {
+        None => overlay(features, root, scratch, user_namespace, ids),
+        Some(mount) => {
+            let mapped = mount.map_owners(user_namespace);
+            mapped.map_err(|error| {
+                LaunchError::step("map the owners of the snapshot's files", &error)
+            })?;
+            Ok(Root {
+                mount,
+                _parts: Vec::new(),
+            })
+        }
+    }
+}
+
+fn overlay(
     features: &Features,
     root: &RootSpec,
     scratch: &Scratch,
@@ -179,7 +208,7 @@ pub(super) fn overlay(
     drop(attached);
     parts.push(store);
     Ok(Root {
-        overlay,
+        mount: overlay,
         _parts: parts,
     })
 }

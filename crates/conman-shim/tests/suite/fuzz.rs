@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use conman_shim::{
     Ahead, Call, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec, LaunchSpec, Message,
-    NetworkSpec, PAGE, ProgramSpec, Reply, Request, RootSpec, TerminalSize, VERSION, encode,
-    socket,
+    NetworkSpec, PAGE, ProgramSpec, Reply, Request, RootKind, RootSpec, TerminalSize, VERSION,
+    encode, socket,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -83,6 +83,7 @@ fn launch(shim: &Shim) -> impl Strategy<Value = Request> + use<> {
                 cgroup,
                 limits: conman_linux::CgroupLimits::default(),
                 root: RootSpec {
+                    kind: RootKind::Overlay,
                     store,
                     layers: vec!["base".into()],
                     scratch,

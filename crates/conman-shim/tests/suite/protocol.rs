@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use conman_shim::{
     Ahead, Call, DecodeError, Hardening, LaunchSpec, MAX_MESSAGE_BYTES, Message, NetworkSpec,
-    ProgramSpec, Request, RootSpec, decode, encode,
+    ProgramSpec, Request, RootKind, RootSpec, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -20,6 +20,7 @@ fn spec(name: String, argv: Vec<String>, layers: Vec<PathBuf>) -> LaunchSpec {
         cgroup: "/conman-x/a.1".to_owned(),
         limits: conman_linux::CgroupLimits::default(),
         root: RootSpec {
+            kind: RootKind::Overlay,
             store: "/store".into(),
             layers,
             scratch: "/scratch/a".into(),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use conman_image::ImageLimits;
+use conman_runtime::RootStore;
 
 use super::reader::Section;
 use super::{Images, Login};
@@ -12,6 +13,8 @@ use super::{Images, Login};
 const DEFAULT_REGISTRY: &str = "docker.io";
 /// Longest time between two collections: a year.
 const MAX_COLLECT_EVERY_S: u64 = 31_536_000;
+/// Fewest bytes of the file system of snapshots; BTRFS needs a large part of less itself.
+const MIN_BTRFS_BYTES: u64 = 256 << 20;
 /// Most bytes that a limit may have: what the largest file systems hold.
 const MAX_BYTES: u64 = 1 << 60;
 
@@ -53,10 +56,29 @@ pub(super) fn images(section: &Section<'_, '_>) -> Images {
             .filter_map(|(registry, login)| Some((registry, self::login(&login)?)))
             .collect(),
         limits,
+        roots: roots(section),
         collect_every: (collect_every_s > 0).then(|| Duration::from_secs(collect_every_s)),
     };
     section.finish();
     images
+}
+
+fn roots(section: &Section<'_, '_>) -> RootStore {
+    let is_btrfs = section.parsed("store", |store| match store {
+        "overlay" => Ok(false),
+        "btrfs" => Ok(true),
+        _ => Err("must be \"overlay\" or \"btrfs\"".to_owned()),
+    });
+    let bytes = section.integer("btrfs_bytes", MIN_BTRFS_BYTES..=MAX_BYTES);
+    match is_btrfs {
+        Some(true) => RootStore::Btrfs(bytes),
+        Some(false) | None => {
+            if bytes.is_some() {
+                section.mistake("btrfs_bytes", "has no effect without `store = \"btrfs\"`");
+            }
+            RootStore::Overlay
+        }
+    }
 }
 
 fn registries(section: &Section<'_, '_>, field: &str) -> Option<BTreeSet<String>> {

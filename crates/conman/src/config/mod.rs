@@ -29,7 +29,7 @@ use conman_net::egress::EgressOptions;
 use conman_net::{FabricKind, InterfaceNetwork, PoolNetworks};
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::{InterfaceName, RuntimeKind};
-use conman_runtime::{GvisorOptions, KeptLogLimits};
+use conman_runtime::{GvisorOptions, KeptLogLimits, RootStore};
 use conman_shim::IdPool;
 use http::HeaderName;
 use serde::Deserialize;
@@ -207,6 +207,8 @@ pub(crate) struct Images {
     /// Logins at registries, by the registry's name.
     pub(crate) logins: BTreeMap<String, Login>,
     pub(crate) limits: ImageLimits,
+    /// How the roots of native sessions are made.
+    pub(crate) roots: RootStore,
     /// Interval between collections; only after a removal if absent.
     pub(crate) collect_every: Option<Duration>,
 }

@@ -26,7 +26,7 @@ mod proxy;
 mod readiness;
 mod registry_addresses;
 mod renewal;
-mod runtimes;
+pub(crate) mod runtimes;
 mod service_manager;
 mod services;
 mod signals;

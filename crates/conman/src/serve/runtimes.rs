@@ -11,7 +11,7 @@ use conman_node::SessionsHandle;
 use conman_proto::RuntimeKind;
 use conman_runtime::{
     DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeNetwork, NativeOptions,
-    NativeRuntime, NativeTimeouts, Recorded, Runtime,
+    NativeRuntime, NativeTimeouts, Recorded, RootStore, Runtime,
 };
 
 use conman_watchdog::{Watchdog, essential};
@@ -23,7 +23,7 @@ use crate::doctor::DOCKER_ROOT;
 use crate::shim::{self, ShimPlace};
 
 /// The native runtime's directory in the state directory.
-const NATIVE: &str = "native";
+pub(crate) const NATIVE: &str = "native";
 /// Logs of removed containers of Docker, likewise.
 const DOCKER_LOGS: &str = "docker-logs";
 
@@ -158,16 +158,23 @@ fn native(
     fence: FenceOpener,
     network: NativeNetwork,
 ) -> Result<NativeRuntime> {
+    let io = io_limits(config, &config.state_dir)?.map(|(_, limits)| limits);
+    if io.is_some() && config.images.roots != RootStore::Overlay {
+        bail!(
+            "limits.io_* cannot be enforced with `images.store = \"btrfs\"`: remove either of them"
+        );
+    }
     let options = NativeOptions {
         instance: state.instance.clone(),
         directory: config.state_dir.join(NATIVE),
         images: state.images.clone(),
+        roots: config.images.roots,
         bind_first_id: config.bind_first_id,
         socket: ShimPlace::of(&state.instance).socket(),
         shim: Some(shim::command(config)?),
         fence,
         kept_logs: config.limits.kept_logs,
-        io: io_limits(config, &config.state_dir)?.map(|(_, limits)| limits),
+        io,
         total_cpus: Some(config.limits.total_cpus),
         network,
         gvisor: config.gvisor.clone(),

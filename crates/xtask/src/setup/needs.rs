@@ -23,6 +23,7 @@ enum Need {
 
 use Need::{Conman, Docker, Etcd, Images, Npm, Package, Programs, Worker};
 
+const BTRFS: Need = Package("btrfs-progs");
 const BUSYBOX: Need = Package("busybox-static");
 const CURL: Need = Package("curl");
 const GIT: Need = Package("git");
@@ -97,7 +98,7 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("conman-proxy", &[BUSYBOX]),
     (
         "conman-runtime",
-        &[BUSYBOX, IPROUTE, NFTABLES, Docker, Images],
+        &[BTRFS, BUSYBOX, IPROUTE, NFTABLES, Docker, Images],
     ),
     ("conman-shim", &[BUSYBOX, IPROUTE, PYTHON, Docker, Images]),
     ("conman-sim", &[GIT]),

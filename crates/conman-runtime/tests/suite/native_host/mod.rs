@@ -14,7 +14,7 @@ use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
 use conman_runtime::{
     FenceOpener, GvisorOptions, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime,
-    NativeTimeouts, ShimCommand,
+    NativeTimeouts, RootStore, RuntimeError, ShimCommand,
 };
 
 /// What the store calls busybox.
@@ -29,12 +29,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Host {
     directory: tempfile::TempDir,
     store: ImageStore,
+    roots: RootStore,
     shims: Mutex<BTreeMap<Instance, Child>>,
 }
 
 impl Host {
     /// Or what the machine lacks.
     pub(crate) fn new() -> Result<Self, String> {
+        Self::with_roots(RootStore::Overlay)
+    }
+
+    /// The same, with another way to make containers' roots.
+    pub(crate) fn with_roots(roots: RootStore) -> Result<Self, String> {
         if !nix::unistd::geteuid().is_root() {
             return Err("containers are made by root".to_owned());
         }
@@ -50,6 +56,7 @@ impl Host {
         Ok(Self {
             directory,
             store,
+            roots,
             shims: Mutex::default(),
         })
     }
@@ -85,10 +92,22 @@ impl Host {
         shim: Option<ShimCommand>,
         fence: FenceOpener,
     ) -> NativeRuntime {
+        let opened = self.try_open(instance, timeouts, shim, fence);
+        opened.expect("the host has cgroups")
+    }
+
+    pub(crate) fn try_open(
+        &self,
+        instance: &Instance,
+        timeouts: NativeTimeouts,
+        shim: Option<ShimCommand>,
+        fence: FenceOpener,
+    ) -> Result<NativeRuntime, RuntimeError> {
         let options = NativeOptions {
             instance: instance.clone(),
             directory: self.path(instance.as_str()),
             images: self.store.clone(),
+            roots: self.roots,
             bind_first_id: conman_core::DEFAULT_BIND_FIRST_ID,
             socket: self.path(&format!("{instance}.sock")),
             shim,
@@ -103,7 +122,7 @@ impl Host {
             gvisor: gvisor(),
             timeouts,
         };
-        NativeRuntime::open(options).expect("the host has cgroups")
+        NativeRuntime::open(options)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

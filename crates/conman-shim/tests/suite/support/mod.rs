@@ -23,7 +23,7 @@ use conman_linux::{
 };
 use conman_shim::{
     Ahead, Call, ClientError, Hardening, LaunchSpec, Message, NetworkSpec, ProgramSpec, Reply,
-    Request, RootSpec, SHARED_IDS, VERSION, encode,
+    Request, RootKind, RootSpec, SHARED_IDS, VERSION, encode,
 };
 
 pub(crate) use attachment::Attachment;
@@ -202,6 +202,7 @@ impl Shim {
                 ..CgroupLimits::default()
             },
             root: RootSpec {
+                kind: RootKind::Overlay,
                 store: self.path("store"),
                 layers: vec![PathBuf::from("base")],
                 scratch: self.path("scratch").join(name),
