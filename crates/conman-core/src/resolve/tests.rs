@@ -591,7 +591,10 @@ fn only_a_template_of_native_sessions_chooses_its_view_its_durability_and_its_pr
             ..SessionRequest::default()
         };
         let spec = resolve(policy, &id(), &request);
-        spec.map(|spec| (spec.sys, spec.durable, spec.new_privs, spec.without_ipc))
+        spec.map(|spec| {
+            assert_eq!(spec.pool, policy.templates["python"].pool.unwrap_or(0));
+            (spec.sys, spec.durable, spec.new_privs, spec.without_ipc)
+        })
     };
     assert_eq!(resolved(&policy), Ok((true, false, false, false)));
     let template = policy.templates.get_mut("python").expect("there");
@@ -599,11 +602,16 @@ fn only_a_template_of_native_sessions_chooses_its_view_its_durability_and_its_pr
     template.durable = Some(true);
     template.no_new_privs = Some(false);
     template.ipc = Some(false);
+    template.pool = Some(64);
     assert_eq!(resolved(&policy), Ok((false, true, true, true)));
+    policy.templates.get_mut("python").expect("there").pool = Some(65);
+    let mistakes = resolved(&policy).expect_err("refused");
+    assert_eq!(fields(&mistakes), ["pool"]);
     let template = policy.templates.get_mut("python").expect("there");
     template.runtime = Some(RuntimeKind::Docker);
     let mistakes = resolved(&policy).expect_err("refused");
-    assert_eq!(fields(&mistakes), ["sys", "durable", "no_new_privs", "ipc"]);
+    let refused = ["pool", "sys", "durable", "no_new_privs", "ipc"];
+    assert_eq!(fields(&mistakes), refused);
 }
 
 /// A number near the bounds or anywhere.

@@ -447,3 +447,6 @@ fn memory_is_short() -> bool {
     let available = memory.mem_available.unwrap_or(u64::MAX);
     available < memory.mem_total / SHORT_PART
 }
+
+#[cfg(test)]
+mod tests;

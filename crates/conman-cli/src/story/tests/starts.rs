@@ -49,6 +49,22 @@ fn a_start_under_way_has_its_phases_from_the_session() {
 }
 
 #[test]
+fn a_start_with_a_pool_is_told_with_its_way() {
+    let mut running = session(7, SessionState::Running, None);
+    running.started_at = Some(at(810));
+    running.spec.pool = 2;
+    let told = |running: &Session| started().text(Some(running), 200_000);
+    assert_has(
+        &told(&running),
+        &["No container made ahead was ready (`pool`)"],
+    );
+    running.phases_ms.insert("start.ahead".to_owned(), 0.4);
+    assert_has(&told(&running), &["It took a container made ahead\n"]);
+    running.spec.pool = 0;
+    assert!(!told(&running).contains("made ahead"));
+}
+
+#[test]
 fn a_start_that_failed_because_the_program_never_answered() {
     let mut failed = ended(
         SessionState::Failed,
