@@ -58,15 +58,11 @@ impl Oci {
     }
 
     /// The settings that sessions have, too.
-    fn arguments(self, network: Network) -> &'static [&'static str] {
-        match (self, network) {
-            (Self::Crun, _) => &[],
-            (Self::Runsc, Network::None) => {
-                &["--network=none", "--ignore-cgroups", "--overlay2=none"]
-            }
-            (Self::Runsc, Network::Host) => {
-                &["--network=host", "--ignore-cgroups", "--overlay2=none"]
-            }
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Crun => &[],
+            // As in sessions. Without a network it would leave a mount behind.
+            Self::Runsc => &["--network=host", "--ignore-cgroups", "--overlay2=none"],
         }
     }
 }
@@ -182,7 +178,7 @@ impl OciContainers {
     fn command(&self) -> Command {
         let mut command = Command::new(self.oci.program());
         command
-            .args(self.oci.arguments(self.network))
+            .args(self.oci.arguments())
             .arg("--root")
             .arg(self.directory.path().join("state"))
             .process_group(0)

@@ -176,7 +176,8 @@ impl GvisorOptions {
     fn in_bundle(&self, bundle: &Path, command: &str) -> Command {
         let mut runsc = Command::new(&self.program);
         runsc.arg(format!("--root={}", bundle.join("state").display()));
-        runsc.args(["--network=none", "--ignore-cgroups", "--overlay2=none"]);
+        // Without a network it would leave a mount behind.
+        runsc.args(["--network=host", "--ignore-cgroups", "--overlay2=none"]);
         runsc.args(&self.arguments).arg(command);
         match command {
             "run" => runsc.arg("--bundle").arg(bundle),
@@ -203,7 +204,7 @@ fn bundle() -> io::Result<tempfile::TempDir> {
         "mounts": [{ "destination": "/proc", "type": "proc", "source": "proc" }],
         "linux": {
             "namespaces": [
-                { "type": "pid" }, { "type": "network" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
+                { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
             ],
         },
     });
