@@ -306,3 +306,24 @@ fn everything_in_an_ended_cgroup_exits_and_so_does_what_joins_it_later() {
         }
     }
 }
+
+#[test]
+fn the_limit_of_cpu_time_of_a_cgroup_that_exists_is_set_and_lifted() {
+    let cgroups = Cgroups::detect().expect("mounted");
+    let group = TestCgroup::new();
+    let path = format!("{}/a", group.path);
+    match cgroups.limit_cpu(&path, 250) {
+        Ok(()) => {}
+        // The controller is in the unified hierarchy, and its root does not hand it on.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return eprintln!("skipped: test cgroups have no cpu controller here");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let limit = cgroups.cpu_limit(&path).expect("it has one");
+    limit.lift().expect("lifted");
+    assert!(cgroups.cpu_limit(&path).is_none());
+    let absent = cgroups.limit_cpu(&format!("{path}/absent"), 250);
+    let absent = absent.expect_err("there is no such cgroup");
+    assert_eq!(absent.kind(), std::io::ErrorKind::NotFound);
+}

@@ -262,3 +262,103 @@ fn day(version: &str) -> Option<u32> {
     let mut numbers = version.split(|one: char| !one.is_ascii_digit());
     numbers.find(|number| number.len() == 8)?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that behaves so.
+    fn program(script: &str) -> (tempfile::TempDir, GvisorOptions) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = directory.path().join("runsc");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("written");
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(&program, mode).expect("changed");
+        let options = GvisorOptions {
+            program,
+            ..GvisorOptions::default()
+        };
+        (directory, options)
+    }
+
+    async fn fault(script: &str) -> String {
+        let (_directory, options) = program(script);
+        let fault = options.version().await.expect_err("it is not runsc");
+        assert!(fault.to_string().contains("/runsc"), "{fault}");
+        fault.to_string()
+    }
+
+    #[tokio::test]
+    async fn what_is_not_runsc_is_told_from_it() {
+        let (_directory, options) =
+            program("echo runsc version release-20260831.0; echo spec: 1.2.0");
+        let (identity, version) = options.version_unless(None).await.expect("it is");
+        assert_eq!(version, "release-20260831.0");
+        // It is not asked again while the file is the same.
+        let known = Some((identity, "before".to_owned()));
+        let again = options.version_unless(known).await.expect("it is");
+        assert_eq!(again.1, "before");
+        let (_directory, options) = program("echo runsc version VERSION_MISSING");
+        assert_eq!(
+            options.version().await.expect("a build of Go"),
+            "VERSION_MISSING"
+        );
+
+        let old = fault("echo runsc version 0.0~20221219.0").await;
+        assert!(old.contains("systrap"), "{old}");
+        let rubbish = fault("yes rubbish").await;
+        assert!(
+            rubbish.contains("rubbish") && rubbish.len() < 1_000,
+            "{rubbish}"
+        );
+        let nothing = fault("exit 0").await;
+        assert!(
+            nothing.contains("does not say that it is runsc"),
+            "{nothing}"
+        );
+        let hangs = fault("sleep 1000").await;
+        assert!(hangs.contains("has not ended after 3 s"), "{hangs}");
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_named_with_what_to_do() {
+        let missing = GvisorOptions {
+            program: "/no/such/runsc".into(),
+            ..GvisorOptions::default()
+        };
+        let directory = GvisorOptions {
+            program: "/etc".into(),
+            ..GvisorOptions::default()
+        };
+        for options in [missing, directory] {
+            let fault = options
+                .version()
+                .await
+                .expect_err("it is missing")
+                .to_string();
+            assert!(fault.contains("install runsc"), "{fault}");
+            assert!(
+                fault.contains(&options.program.display().to_string()),
+                "{fault}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_counts_as_run_only_if_it_did_what_it_does() {
+        for (script, expected) in [
+            ("exit 0", "it printed \"\""),
+            ("echo rubbish", "it printed \"rubbish\""),
+            (
+                "echo the platform does not work >&2; exit 1",
+                "the platform does not work",
+            ),
+        ] {
+            let (_directory, options) = program(script);
+            let fault = options.probe().await.expect_err("nothing ran").to_string();
+            assert!(fault.contains(expected), "{fault}");
+        }
+        let (_directory, options) = program(&format!("echo {GREETING}"));
+        options.probe().await.expect("it seems to run");
+    }
+}

@@ -157,4 +157,50 @@ async fn a_kernel_that_is_missing_or_killed_is_said_and_leaves_nothing() {
         "{}",
         refused.text()
     );
+    // The node says so before anybody tries.
+    eventually("the node reports it", PATIENCE, async || {
+        let nodes = conman.cli(&["nodes"]).await;
+        nodes.stderr.contains("/no/such/runsc") && nodes.stderr.contains("gvisor")
+    })
+    .await;
+}
+
+/// What a session's kernel says it is.
+async fn kernel(conman: &Conman, id: &str) -> String {
+    let which = json!({"command": ["cat", "/proc/version"]});
+    let path = format!("/v1/sessions/{id}/exec");
+    let which: ExecResult = conman
+        .api()
+        .post(&path, &which)
+        .await
+        .expect(StatusCode::OK);
+    which.stdout
+}
+
+#[tokio::test]
+#[ignore = "needs runsc: `cargo xtask acceptance gvisor`"]
+async fn sessions_keep_their_kernel_when_their_template_gets_another_one() {
+    let Some(native) = native() else { return };
+    let mut conman = start(&native).await;
+    let (own, hosts) = ("runtime = \"gvisor\"\n", "runtime = \"native\"\n");
+    let config = conman.config_path();
+    let set = |from: &str, to: &str| {
+        let text = std::fs::read_to_string(&config).expect("read");
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&config, text.replacen(from, to, 1)).expect("written");
+    };
+    let template = "[templates.own-kernel]\n";
+    set(&format!("{template}{own}"), &format!("{template}{hosts}"));
+    conman.restart_after_crash().await;
+    let spec = json!({"template": "own-kernel", "command": ["sleep", "1000"]});
+    conman.api().ensure("before", &spec).await;
+    set(&format!("{template}{hosts}"), &format!("{template}{own}"));
+    conman.restart_after_crash().await;
+    conman.api().ensure("after", &spec).await;
+    assert!(!kernel(&conman, "before").await.contains("gvisor"));
+    assert!(kernel(&conman, "after").await.contains("gvisor"));
+    // The one from before gets the new kernel at its next start.
+    conman.api().stop("before").await;
+    conman.api().ensure("before", &spec).await;
+    assert!(kernel(&conman, "before").await.contains("gvisor"));
 }

@@ -62,17 +62,28 @@ impl Host {
     }
 
     pub(crate) fn open(&self, instance: &Instance, timeouts: NativeTimeouts) -> NativeRuntime {
+        self.open_with_gvisor(instance, timeouts, gvisor())
+    }
+
+    pub(crate) fn open_with_gvisor(
+        &self,
+        instance: &Instance,
+        timeouts: NativeTimeouts,
+        gvisor: GvisorOptions,
+    ) -> NativeRuntime {
         let socket = self.path(&format!("{instance}.sock"));
         let mut shims = self.shims.lock().expect("no test has panicked in here");
         shims
             .entry(instance.clone())
             .or_insert_with(|| start_shim(&socket, instance, self.directory.path()));
-        self.open_with(instance, timeouts, None)
+        let fence = FenceOpener::AnyConnection;
+        self.open_under(instance, timeouts, None, (fence, gvisor))
     }
 
     /// Beside another one, on the same shim.
     pub(crate) fn open_by(&self, instance: &Instance, fence: FenceOpener) -> NativeRuntime {
-        self.open_under(instance, NativeTimeouts::default(), None, fence)
+        let timeouts = NativeTimeouts::default();
+        self.open_under(instance, timeouts, None, (fence, gvisor()))
     }
 
     /// Without a shim but the one that `shim` becomes.
@@ -82,7 +93,8 @@ impl Host {
         timeouts: NativeTimeouts,
         shim: Option<ShimCommand>,
     ) -> NativeRuntime {
-        self.open_under(instance, timeouts, shim, FenceOpener::AnyConnection)
+        let fence = FenceOpener::AnyConnection;
+        self.open_under(instance, timeouts, shim, (fence, gvisor()))
     }
 
     fn open_under(
@@ -90,7 +102,7 @@ impl Host {
         instance: &Instance,
         timeouts: NativeTimeouts,
         shim: Option<ShimCommand>,
-        fence: FenceOpener,
+        (fence, gvisor): (FenceOpener, GvisorOptions),
     ) -> NativeRuntime {
         let opened = self.try_open(instance, timeouts, shim, fence);
         opened.expect("the host has cgroups")
@@ -119,7 +131,7 @@ impl Host {
             io: None,
             total_cpus: None,
             network: NativeNetwork::default(),
-            gvisor: gvisor(),
+            gvisor,
             timeouts,
         };
         NativeRuntime::open(options)
