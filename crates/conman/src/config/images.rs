@@ -63,6 +63,7 @@ pub(super) fn images(section: &Section<'_, '_>) -> Images {
     images
 }
 
+/// A size without that store has no effect, so that a change of the store is a change of one line.
 fn roots(section: &Section<'_, '_>) -> RootStore {
     let is_btrfs = section.parsed("store", |store| match store {
         "overlay" => Ok(false),
@@ -72,12 +73,7 @@ fn roots(section: &Section<'_, '_>) -> RootStore {
     let bytes = section.integer("btrfs_bytes", MIN_BTRFS_BYTES..=MAX_BYTES);
     match is_btrfs {
         Some(true) => RootStore::Btrfs(bytes),
-        Some(false) | None => {
-            if bytes.is_some() {
-                section.mistake("btrfs_bytes", "has no effect without `store = \"btrfs\"`");
-            }
-            RootStore::Overlay
-        }
+        Some(false) | None => RootStore::Overlay,
     }
 }
 
