@@ -184,7 +184,7 @@ pub(super) async fn page(
             continue;
         }
         let more = is_full || !walk.is_done();
-        entries.truncate(limit);
+        let beyond = entries.split_off(limit.min(entries.len()));
         if more {
             // A page ends with a valid session name; the rest starts the next page.
             let end = entries.iter().rposition(|(key, _, _)| {
@@ -194,7 +194,8 @@ pub(super) async fn page(
             });
             entries.truncate(end.map_or(entries.len(), |end| end + 1));
         }
-        let (parses, whole) = (Arc::clone(shared), std::mem::take(&mut entries));
+        let whole = std::mem::replace(&mut entries, beyond);
+        let parses = Arc::clone(shared);
         page = elsewhere(move || with(page, &parses, &whole)).await?;
         // Otherwise none of these is a session.
         if !more || page.next.is_some() {
