@@ -148,7 +148,7 @@ mod tests {
             ("limits of disk space", |one| one.limits_disk),
             ("`ptys`", |one| one.limits_terminals),
             (
-                "`sys`, `durable`, `no_new_privs`, `ipc`, `own_filters`",
+                "`sys`, `durable`, `no_new_privs`, `ipc`, `own_filters`, `pool`",
                 |one| one.has_native_choices && one.refuses_filters,
             ),
             (

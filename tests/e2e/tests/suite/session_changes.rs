@@ -159,7 +159,10 @@ async fn run_rm_shows_the_output_and_leaves_nothing() {
     // Another such command neither joins nor removes it.
     let joined = conman.cli(&words).await;
     assert_eq!(joined.code, Some(4), "{joined:?}");
-    assert_eq!(api.session("mine").await.state, SessionState::Running);
+    eventually("it runs", PATIENCE, async || {
+        api.session("mine").await.state == SessionState::Running
+    })
+    .await;
     let pid = child.id().expect("it runs").cast_signed();
     signal_process(pid, Signal::SIGINT).expect("signalled");
     let status = child.wait().await.expect("waited");
