@@ -308,6 +308,7 @@ fn everything_in_an_ended_cgroup_exits_and_so_does_what_joins_it_later() {
 }
 
 #[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn the_limit_of_cpu_time_of_a_cgroup_that_exists_is_set_and_lifted() {
     let cgroups = Cgroups::detect().expect("mounted");
     let group = TestCgroup::new();

@@ -282,7 +282,8 @@ async fn a_damaged_file_system_names_the_ways_out_and_the_next_boot_makes_anothe
     let instance = Instance::new([1, 2, 3, 4]);
     let open = || {
         let fence = FenceOpener::AnyConnection;
-        host.try_open(&instance, NativeTimeouts::default(), None, fence)
+        let gvisor = conman_runtime::GvisorOptions::default();
+        host.try_open(&instance, NativeTimeouts::default(), None, (fence, gvisor))
     };
     drop(open().expect("made"));
     let path = host.path(&format!("{instance}/{SNAPSHOTS_FILE}"));

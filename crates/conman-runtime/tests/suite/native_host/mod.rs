@@ -104,7 +104,7 @@ impl Host {
         shim: Option<ShimCommand>,
         (fence, gvisor): (FenceOpener, GvisorOptions),
     ) -> NativeRuntime {
-        let opened = self.try_open(instance, timeouts, shim, fence);
+        let opened = self.try_open(instance, timeouts, shim, (fence, gvisor));
         opened.expect("the host has cgroups")
     }
 
@@ -113,7 +113,7 @@ impl Host {
         instance: &Instance,
         timeouts: NativeTimeouts,
         shim: Option<ShimCommand>,
-        fence: FenceOpener,
+        (fence, gvisor): (FenceOpener, GvisorOptions),
     ) -> Result<NativeRuntime, RuntimeError> {
         let options = NativeOptions {
             instance: instance.clone(),
