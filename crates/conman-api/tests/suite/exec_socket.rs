@@ -142,7 +142,8 @@ async fn a_terminal_follows_the_clients_size() {
     let api = stage.boot().await;
     api.start("a").await;
     let server = Server::start(&api).await;
-    let request = json!({"command": ["sh", "-c", "read line; stty size"], "tty": true});
+    let script = "read line; until stty size | grep -q '43 132'; do sleep 0.02; done; stty size";
+    let request = json!({"command": ["sh", "-c", script], "tty": true});
     let mut socket = server.connect("a", &request).await.expect("connected");
     let size = TerminalSize {
         columns: 132,
@@ -153,8 +154,7 @@ async fn a_terminal_follows_the_clients_size() {
         .send(message(ExecChannel::Resize, &size))
         .await
         .expect("sent");
-    // The resize and the input go separate ways; the shell waits for a line, and the line goes
-    // out once the echo shows that the terminal is there.
+    // The resize and the input go separate ways, and either may come first.
     socket
         .send(message(ExecChannel::Stdin, b"go\n"))
         .await

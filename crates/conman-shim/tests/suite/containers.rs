@@ -209,8 +209,11 @@ fn what_is_wrong_with_an_order_is_told_and_changes_nothing() {
     }
     let shim = Shim::start();
     let mut client = shim.client();
+    let mut orders = 0;
     let mut refused = |change: &dyn Fn(&mut conman_shim::LaunchSpec)| {
-        let mut spec = shim.spec("bad.1", "true");
+        // A name is free again once what began of a start is known to be dead.
+        orders += 1;
+        let mut spec = shim.spec(&format!("bad.{orders}"), "true");
         change(&mut spec);
         match client.launch(spec).expect_err("refused") {
             ClientError::Refused(error) => error,
