@@ -156,7 +156,7 @@ async fn oci_starts(containers: &mut OciContainers, count: usize) -> Result<Vec<
     Ok(times)
 }
 
-/// Neither Docker nor an OCI runtime removes the cgroup that it was told to use; ours is empty at this point.
+/// Neither Docker nor an OCI runtime removes a cgroup that it was given; this one is empty at this point.
 pub(crate) fn remove_cgroups(mark: &str) {
     if let Ok(cgroups) = conman_linux::Cgroups::detect() {
         // At worst an empty folder in a pseudo file system stays, which is no failure.

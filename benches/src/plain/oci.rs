@@ -267,7 +267,7 @@ fn entrance(mark: &str) -> Result<PathBuf> {
     Ok(mount.context("no cgroup is mounted")?.join(mark))
 }
 
-/// The same command, whose processes begin in a cgroup: runsc is told to leave cgroups alone.
+/// The same command, whose processes begin in a cgroup: runsc gets an option not to manage cgroups.
 fn in_cgroup(command: Command, cgroup: &Path) -> Command {
     let plain = command.as_std();
     let mut inside = Command::new("sh");

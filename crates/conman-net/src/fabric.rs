@@ -265,7 +265,7 @@ impl Fabric {
         FabricRoute { to, via: Some(via) }
     }
 
-    /// A node may take only smaller packets than this one: then the kernel tells the senders.
+    /// The largest packet of a node that takes only smaller ones than this node; the kernel reports it to senders.
     fn smaller_mtu(&self, part: &RemotePart) -> Option<u32> {
         let mtu = part.underlay.mtu;
         (mtu < self.underlay.mtu).then_some(mtu)

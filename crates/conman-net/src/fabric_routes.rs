@@ -13,7 +13,7 @@ use netlink_packet_route::route::{
 use crate::link_messages::{family, route, route_address};
 use crate::netlink::Change;
 
-/// By it the fabric's routes are told from all others.
+/// Marks the fabric's routes.
 pub(crate) const PROTOCOL: u8 = 99;
 
 /// A route to a part, or to all of the pool.

@@ -2,8 +2,8 @@
 //!
 //! The rules are constant. Who is in a group follows from the addresses: a node takes those of sessions with other
 //! groups from other parts of the pool. So the sets change when a node joins, leaves or needs another part, and both
-//! ends of a connection check the same, without knowledge of the sessions of other nodes. What tells a part's
-//! packets is the hardware address of the node from which they arrive.
+//! ends of a connection check the same, without knowledge of the sessions of other nodes. A part's packets are
+//! recognised by the hardware address of the node from which they arrive.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

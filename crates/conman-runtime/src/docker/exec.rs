@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_command_lacked_is_told_from_the_explanation() {
+    fn what_a_command_lacked_follows_from_the_explanation() {
         let chdir = "OCI runtime exec failed: exec failed: unable to start container process: chdir to cwd \
                      (\"/nosuch\") set in config.json failed: no such file or directory: unknown";
         let relative =

@@ -299,7 +299,7 @@ impl Running {
 
     async fn first_ended(&mut self) -> ExecStatus {
         let process = self.process.as_deref();
-        match told_or_dead(process, &mut self.end).await {
+        match reported_end(process, &mut self.end).await {
             Some(end) => status(end),
             None => {
                 self.inner.ends.forget(&self.name);
@@ -310,17 +310,17 @@ impl Running {
     }
 }
 
-/// The end that the shim tells of a command; `None` when the command is dead and nobody tells it: the shim that
-/// knew it has gone. Without a `process`, it was dead before it could be watched.
-async fn told_or_dead(
+/// Waits for the shim's report of a command's end; `None` if the command is dead and the report does not come, because
+/// that shim was replaced. No `process`: the command was dead before a pidfd was opened.
+async fn reported_end(
     process: Option<&PidFd>,
     end: &mut oneshot::Receiver<ProcessEnd>,
 ) -> Option<ProcessEnd> {
     loop {
         let is_dead = process.is_none_or(|process| process.is_dead().unwrap_or(false));
         // Cancel safe: an end that is not received stays in the channel.
-        if let Ok(told) = timeout(END_INTERVAL, &mut *end).await {
-            return Some(told.unwrap_or(ProcessEnd(None)));
+        if let Ok(reported) = timeout(END_INTERVAL, &mut *end).await {
+            return Some(reported.unwrap_or(ProcessEnd(None)));
         }
         if is_dead {
             return None;
@@ -378,13 +378,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_command_that_was_dead_at_once_has_an_end_although_nobody_tells_it() {
-        let (_untold, mut end) = oneshot::channel();
-        assert!(told_or_dead(None, &mut end).await.is_none());
+    async fn a_command_that_was_dead_at_once_has_an_end_without_a_report() {
+        let (_unused, mut end) = oneshot::channel();
+        assert!(reported_end(None, &mut end).await.is_none());
 
-        let (tell, mut end) = oneshot::channel();
-        tell.send(ProcessEnd(Some(3))).expect("it is received");
-        let told = told_or_dead(None, &mut end).await.expect("told");
-        assert_eq!(told.0, Some(3));
+        let (report, mut end) = oneshot::channel();
+        report.send(ProcessEnd(Some(3))).expect("it is received");
+        let reported = reported_end(None, &mut end).await.expect("reported");
+        assert_eq!(reported.0, Some(3));
     }
 }

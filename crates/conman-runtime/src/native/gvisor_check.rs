@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_runsc_is_told_from_it() {
+    async fn another_program_is_not_taken_for_runsc() {
         let (_directory, options) =
             program("echo runsc version release-20260831.0; echo spec: 1.2.0");
         let (identity, version) = options.version_unless(None).await.expect("it is");

@@ -1,5 +1,5 @@
-//! Containers that stand still while their disk is measured. A command of theirs waits for the end of it: the shim
-//! starts none in a frozen container.
+//! Containers that are frozen while their disk usage is measured. Commands for them wait until the measurement ends,
+//! because the shim refuses to start a command in a frozen container.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -189,7 +189,7 @@ fn subvolumes(file: &Path, directory: &str) -> Vec<String> {
 }
 
 /// An error with its source.
-fn told(error: &RuntimeError) -> String {
+fn with_causes(error: &RuntimeError) -> String {
     let source = std::error::Error::source(error).map(ToString::to_string);
     format!("{error}: {}", source.unwrap_or_default())
 }
@@ -258,7 +258,7 @@ async fn a_full_file_system_refuses_a_start_and_says_what_to_do() {
     let mut large = stage.plan("large", &["sleep", "1000"]);
     large.spec.image = import_large(&host);
     let error = stage.runtime().create(&large).await.expect_err("no room");
-    let text = told(&error);
+    let text = with_causes(&error);
     assert!(
         text.contains("is full") && text.contains("images.btrfs_bytes"),
         "{text}"
@@ -267,7 +267,11 @@ async fn a_full_file_system_refuses_a_start_and_says_what_to_do() {
     let small = stage.plan("small", &["sleep", "1000"]);
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while let Err(error) = stage.runtime().create(&small).await {
-        assert!(tokio::time::Instant::now() < deadline, "{}", told(&error));
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{}",
+            with_causes(&error)
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(subvolumes(&file(&host, &stage), "images").len(), 1);
@@ -292,7 +296,7 @@ async fn a_damaged_file_system_names_the_ways_out_and_the_next_boot_makes_anothe
     // The first superblock.
     let damaged = file.expect("opened").write_all_at(&[0; 4_096], 64 << 10);
     damaged.expect("damaged");
-    let text = told(&open().expect_err("damaged"));
+    let text = with_causes(&open().expect_err("damaged"));
     assert!(
         text.contains("remove the file") && text.contains("overlay"),
         "{text}"

@@ -146,8 +146,8 @@ impl Serving<'_> {
             let start = &mut self.under_way[index];
             let socket = self.socket;
             let outcome = if reported[index] {
-                let mut tell = |told| report(socket, &told);
-                start.receive(&mut self.buffer, &mut tell)
+                let mut send = |early| report(socket, &early);
+                start.receive(&mut self.buffer, &mut send)
             } else if start.left(now).is_some_and(|left| left.is_zero()) {
                 Some(Err(UnderWay::timed_out()))
             } else {

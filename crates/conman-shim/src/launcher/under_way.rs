@@ -120,12 +120,12 @@ impl UnderWay {
         Some((made, &self.socket))
     }
 
-    /// Reads the process's report, which must be there. `Some` when the start is finished; `tell` takes what the shim
-    /// must know earlier: the PID of a command before the command can do anything.
+    /// Reads the process's report, which must be there. `Some` when the start is finished; `send` takes what the shim
+    /// needs earlier: the PID of a command before the command can do anything.
     pub(super) fn receive(
         &mut self,
         buffer: &mut [u8],
-        tell: &mut dyn FnMut(Report) -> io::Result<()>,
+        send: &mut dyn FnMut(Report) -> io::Result<()>,
     ) -> Option<Result<Phases, LaunchError>> {
         let received = match seqpacket::receive(&self.socket, buffer) {
             Ok(received) => received,
@@ -139,7 +139,7 @@ impl UnderWay {
         let report = decode(received.bytes).map_err(|error| {
             LaunchError::step("read the child's report", &io::Error::other(error))
         });
-        match report.and_then(|report| self.take(report, tell)) {
+        match report.and_then(|report| self.take(report, send)) {
             Ok(()) => None,
             Err(error) => Some(Err(error)),
         }
@@ -167,21 +167,21 @@ impl UnderWay {
     fn take(
         &mut self,
         report: ChildReport,
-        tell: &mut dyn FnMut(Report) -> io::Result<()>,
+        send: &mut dyn FnMut(Report) -> io::Result<()>,
     ) -> Result<(), LaunchError> {
         match report {
             ChildReport::Failed { error } => Err(error),
             ChildReport::Entered { pid } => {
                 self.entered()?;
                 let ticket = self.ticket;
-                tell(Report::Cloned { ticket, pid }).map_err(step("report"))?;
+                send(Report::Cloned { ticket, pid }).map_err(step("report"))?;
                 self.go_on()
             }
             ChildReport::Waits if self.is_container() => {
                 self.deadline = None;
                 self.phases.setup_us = self.clock.lap();
                 let (ticket, phases) = (self.ticket, self.phases);
-                tell(Report::Waits { ticket, phases }).map_err(step("report"))
+                send(Report::Waits { ticket, phases }).map_err(step("report"))
             }
             ChildReport::Waits => Err(LaunchError::EndedEarly),
             ChildReport::Executing

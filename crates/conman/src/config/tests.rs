@@ -419,8 +419,8 @@ fn sessions_that_talk_need_a_fabric_and_a_fabric_needs_a_fleet_and_a_pool_for_al
             "\"none\", \"host-gw\" or \"vxlan\"",
         ),
     ] {
-        let told = mistakes(&text);
-        assert!(told.contains(wrong), "{wrong}: {told}");
+        let found = mistakes(&text);
+        assert!(found.contains(wrong), "{wrong}: {found}");
     }
     let config = accepted(&fabric("kind = \"vxlan\"\npool = [\"10.96.0.0/12\"]"));
     let special = &config.net.egress.special.more;

@@ -49,19 +49,19 @@ fn a_start_under_way_has_its_phases_from_the_session() {
 }
 
 #[test]
-fn a_start_with_a_pool_is_told_with_its_way() {
+fn a_start_with_a_pool_shows_its_way() {
     let mut running = session(7, SessionState::Running, None);
     running.started_at = Some(at(810));
     running.spec.pool = 2;
-    let told = |running: &Session| started().text(Some(running), 200_000);
+    let shown = |running: &Session| started().text(Some(running), 200_000);
     assert_has(
-        &told(&running),
+        &shown(&running),
         &["No container made ahead was ready (`pool`)"],
     );
     running.phases_ms.insert("start.ahead".to_owned(), 0.4);
-    assert_has(&told(&running), &["It took a container made ahead\n"]);
+    assert_has(&shown(&running), &["It took a container made ahead\n"]);
     running.spec.pool = 0;
-    assert!(!told(&running).contains("made ahead"));
+    assert!(!shown(&running).contains("made ahead"));
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl FileSystem {
     /// The error of an action on it, with what to do if it is full or damaged.
     pub(super) fn failed(&self, action: &'static str) -> impl FnOnce(io::Error) -> RuntimeError {
         move |error| {
-            let told = match error.raw_os_error().map(Errno::from_raw_os_error) {
+            let explained = match error.raw_os_error().map(Errno::from_raw_os_error) {
                 Some(Errno::NOSPC | Errno::DQUOT) => {
                     let (free, all) = self.room().unwrap_or_default();
                     io::Error::other(format!(
@@ -102,7 +102,7 @@ impl FileSystem {
                 }
                 _ => error,
             };
-            host_error(action, &self.file, told)
+            host_error(action, &self.file, explained)
         }
     }
 
