@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use conman_proto::RuntimeKind;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use http::Method;
 use tokio::process::Command;
@@ -70,6 +71,14 @@ impl Docker {
         Ok(Self {
             socket: PathBuf::from("/var/run/docker.sock"),
         })
+    }
+
+    /// Like [`Self::with_image`]; `None` if there is no Docker and the runtime does without.
+    pub(crate) async fn for_runtime(runtime: RuntimeKind, archive: &Path) -> Result<Option<Self>> {
+        match (runtime, Self::with_image(archive).await) {
+            (RuntimeKind::Docker, Err(why)) => Err(why),
+            (_, docker) => Ok(docker.ok()),
+        }
     }
 
     /// Number of containers with a label: running ones, or all.

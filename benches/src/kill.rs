@@ -81,11 +81,7 @@ pub(crate) async fn kill(conman: &Path, options: &Kill) -> Result<Report> {
     let scratch = tempfile::tempdir().context("making a temporary folder")?;
     let root = image::root(scratch.path())?;
     let archive = image::archive(&root)?;
-    let docker = Docker::with_image(&archive).await;
-    let docker = match (options.runtime, docker) {
-        (RuntimeKind::Docker, Err(why)) => return Err(why),
-        (_, docker) => docker.ok(),
-    };
+    let docker = Docker::for_runtime(options.runtime, &archive).await?;
     let plain = Plain::of(options.runtime, docker.as_ref()).await?;
     let count = options.killing.count;
     let daemon = Daemon::start(conman, options.runtime, count, &archive).await?;

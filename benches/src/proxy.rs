@@ -49,11 +49,7 @@ pub(crate) async fn proxy(conman: &Path, options: &Proxying) -> Result<Report> {
     let root = image::root(scratch.path())?;
     image::add_this_program(&root)?;
     let archive = image::archive(&root)?;
-    let docker = Docker::with_image(&archive).await;
-    let docker = match (options.runtime, docker) {
-        (RuntimeKind::Docker, Err(why)) => return Err(why),
-        (_, docker) => docker.ok(),
-    };
+    let docker = Docker::for_runtime(options.runtime, &archive).await?;
     let plain = Plain::of(options.runtime, docker.as_ref()).await?;
     let daemon = Daemon::start(conman, options.runtime, 1, &archive).await?;
     let place = Place {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use conman_proto::{RuntimeKind, Session};
+use conman_proto::Session;
 use indicatif::ProgressBar;
 use serde_json::json;
 
@@ -44,11 +44,7 @@ pub(crate) async fn start(conman: &Path, options: &Starting) -> Result<Report> {
     let scratch = tempfile::tempdir().context("making a temporary folder")?;
     let root = image::root(scratch.path())?;
     let archive = image::archive(&root)?;
-    let docker = Docker::with_image(&archive).await;
-    let docker = match (options.runtime, docker) {
-        (RuntimeKind::Docker, Err(why)) => return Err(why),
-        (_, docker) => docker.ok(),
-    };
+    let docker = Docker::for_runtime(options.runtime, &archive).await?;
     let plain = Plain::of(options.runtime, docker.as_ref()).await;
     let room = options.count + 1;
     let daemon = Daemon::start(conman, options.runtime, room, &archive).await?;

@@ -3,6 +3,7 @@
 mod conditions;
 mod footprint;
 mod report;
+mod template;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,9 +19,9 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::arguments::{Density, DensityNetwork, DensityStore};
+use crate::arguments::{Density, DensityStore};
 use crate::daemon::Daemon;
-use crate::docker::{Docker, image_name};
+use crate::docker::Docker;
 use crate::http_client::Connection;
 use crate::image;
 use crate::interruption::until_interrupted;
@@ -30,6 +31,7 @@ use crate::plain::{self, Network as OciNetwork, Oci, OciContainers};
 use crate::report::Report;
 use conditions::Conditions;
 use footprint::{Footprint, MachineMemory, Own};
+use template::template;
 
 /// Sessions whose page is requested at the end.
 const ASKED: usize = 500;
@@ -166,42 +168,6 @@ async fn with_daemon(
 
 /// The image's name in conman's store.
 const IMAGE: &str = "conman-bench:http";
-
-fn template(options: &Density) -> String {
-    let image = match options.runtime {
-        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => IMAGE.to_owned(),
-        RuntimeKind::Docker => image_name(),
-    };
-    let ptys = match (options.runtime, options.ptys) {
-        (RuntimeKind::Native, Some(ptys)) => format!("ptys = {ptys}\n"),
-        // The others do not limit terminals.
-        _ => String::new(),
-    };
-    let cpus = match options.runtime {
-        // Bare `runsc` has no cgroups here: a limit would slow the start of the session's kernel alone.
-        RuntimeKind::Gvisor => String::new(),
-        RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => {
-            format!("cpus = {}\n", plain::CPUS)
-        }
-    };
-    let command = json!(image::COMMAND);
-    let (net, own) = match options.network {
-        DensityNetwork::Loopback => ("", ""),
-        // An address for documentation (RFC 5737): no session connects to it.
-        DensityNetwork::Egress => ("", "egress = [\"192.0.2.1/32:80\"]\n"),
-        DensityNetwork::Routed => (
-            "[net]\npool = [\"198.18.0.0/15\"]\n",
-            "network = \"routed\"\n",
-        ),
-    };
-    let store = options.store.name();
-    format!(
-        "[images]\nstore = \"{store}\"\n{net}[templates.http]\n{own}image = \"{image}\"\ncommand = {command}\nport = 8080\n\
-         memory_bytes = {}\npids = {}\n{cpus}{ptys}",
-        plain::MEMORY_BYTES,
-        plain::PIDS,
-    )
-}
 
 async fn measure(
     options: &Density,

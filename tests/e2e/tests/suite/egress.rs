@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SERVED_AGAIN: Duration = Duration::from_secs(2);
 
 /// What the tests serve on the host. Not 127.0.0.1, which programs exempt from proxies.
-const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// Answers every question for an IPv4 address with [`HOST`], and all others with nothing.
 fn name_server() -> u16 {
@@ -44,7 +44,7 @@ fn name_server() -> u16 {
 }
 
 /// Serves the text `hello`.
-async fn web_server() -> u16 {
+pub(crate) async fn web_server() -> u16 {
     let listener = TcpListener::bind((HOST, 0)).await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     tokio::spawn(async move {

@@ -1,13 +1,10 @@
 //! Streamlit's page, and aiohttp as a server and as a client by the session's egress.
 
-use std::net::Ipv4Addr;
-
 use conman_e2e::{chromium, eventually};
 use http::StatusCode;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
 
 use super::{CLI_PATIENCE, Programs};
+use crate::egress::{HOST, web_server};
 
 /// It takes itself for a developer's copy where its directory is not called site-packages.
 const STREAMLIT: &str = r#"
@@ -45,23 +42,6 @@ app.router.add_get('/', fetch)
 web.run_app(app, host='127.0.0.1', port=8080)
 """]
 "#;
-
-/// What a session may reach. Not 127.0.0.1, which programs exempt from proxies.
-const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-
-/// Serves the text `hello`.
-async fn web_server() -> u16 {
-    let listener = TcpListener::bind((HOST, 0)).await.expect("a port");
-    let port = listener.local_addr().expect("bound").port();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let _ = stream.read(&mut [0; 4_096]).await;
-            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
-            let _ = stream.write_all(answer.as_bytes()).await;
-        }
-    });
-    port
-}
 
 #[tokio::test]
 #[ignore = "`cargo xtask acceptance programs`"]
