@@ -348,13 +348,10 @@ impl Inner {
             name: name.to_owned(),
             signal: SIGKILL,
         };
-        if self.ask(&end).await.is_ok() {
+        // The shim keeps an unknown name from ever starting, and keeps a bounded number of them.
+        if self.is_ahead(name).await && self.ask(&end).await.is_ok() {
             let deadline = Instant::now() + END_PATIENCE;
-            while Instant::now() < deadline {
-                match self.link.find(name.to_owned(), self.timeouts.call).await {
-                    Ok(found) if found.starting || found.container.is_some() => {}
-                    _ => break,
-                }
+            while Instant::now() < deadline && self.is_ahead(name).await {
                 sleep(END_INTERVAL).await;
             }
         }
@@ -366,6 +363,12 @@ impl Inner {
         if let Err(error) = discarded.await {
             tracing::warn!(name, %error, "cannot remove the directory of a container made ahead");
         }
+    }
+
+    /// Whether the shim has it under that name: no start has taken it, and it has not ended.
+    async fn is_ahead(&self, name: &str) -> bool {
+        let found = self.link.find(name.to_owned(), self.timeouts.call).await;
+        found.is_ok_and(|found| found.starting || found.container.is_some())
     }
 
     /// Makes one that is missing. `false` when none is.

@@ -19,6 +19,9 @@ use super::gvisor::GvisorOptions;
 const VERSION_PATIENCE: Duration = Duration::from_secs(3);
 const PROGRAM_PATIENCE: Duration = Duration::from_secs(15);
 
+/// Bound on the end of a killed program.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Most bytes that are read of what it prints, and shown of them.
 const MAX_SAID_BYTES: u64 = 16 * 1_024;
 const SHOWN_CHARACTERS: usize = 200;
@@ -237,7 +240,8 @@ async fn said(
                 // A group that has ended needs no signal.
                 let _ = signal_group(leader.cast_signed(), Signal::SIGKILL);
             }
-            child.wait().await?;
+            // One that the disk keeps from ending is reaped later.
+            let _ = timeout(END_PATIENCE, child.wait()).await;
             Ok(None)
         }
     }

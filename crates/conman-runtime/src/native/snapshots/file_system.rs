@@ -57,6 +57,13 @@ impl FileSystem {
         let is_new = !is_of_this_boot || !file.exists();
         let size = |bytes: Option<u64>| bytes.map_or_else(|| half_of_free(directory), Ok);
         if is_new {
+            // What is made halfway is not of this boot.
+            match fs::remove_file(&mark) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(host_error("remove", &mark, source));
+                }
+                _ => {}
+            }
             size(bytes)
                 .and_then(|bytes| make(&file, bytes))
                 .map_err(|source| failed("make the file system of sessions' roots in", source))?;

@@ -1,6 +1,6 @@
 //! Copies an image into a directory, as an overlay of its layers shows it.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,25 +19,35 @@ const MOUNT_POINTS: [(&str, Option<u32>); 4] = [
     ("dev/shm", Some(0o1777)),
 ];
 
+/// Most of what `cp` reports that is read.
+const MAX_ERROR_BYTES: u64 = 4 * 1024;
+
 /// Copies the layers, the topmost first, with owners, modes, times, extended attributes and hard links.
 ///
 /// The image is hostile, but nothing changes it meanwhile, and `cp` follows none of its links.
 pub(super) fn copy(layers: &[&Path], target: &OwnedFd) -> io::Result<()> {
-    let copied = Command::new("cp")
+    let mut copying = Command::new("cp")
         .args(["--archive", "--no-target-directory"])
         .args(["/proc/self/fd/0/.", "/proc/self/fd/1/."])
         .env("LC_ALL", "C")
         .stdin(Stdio::from(merged(layers)?))
         .stdout(Stdio::from(target.try_clone()?))
         .stderr(Stdio::piped())
-        .spawn()?
-        .wait_with_output()?;
-    if !copied.status.success() {
-        let said = String::from_utf8_lossy(&copied.stderr);
-        let last = said.lines().last().unwrap_or_default();
-        return Err(match last.ends_with("No space left on device") {
+        .spawn()?;
+    let mut errors = Vec::new();
+    // It reports each file that fails, and ends by SIGPIPE behind the bound.
+    let read = match copying.stderr.take() {
+        Some(pipe) => pipe.take(MAX_ERROR_BYTES).read_to_end(&mut errors),
+        None => Ok(0),
+    };
+    let copied = copying.wait()?;
+    read?;
+    if !copied.success() {
+        let errors = String::from_utf8_lossy(&errors);
+        let first = errors.lines().next().unwrap_or_default();
+        return Err(match errors.contains("No space left on device") {
             true => Errno::NOSPC.into(),
-            false => io::Error::other(format!("cannot copy the image: {last}")),
+            false => io::Error::other(format!("cannot copy the image: {first}")),
         });
     }
     MOUNT_POINTS
