@@ -13,8 +13,8 @@ use netlink_packet_route::route::{
 use crate::link_messages::{family, route, route_address};
 use crate::netlink::Change;
 
-/// Marks the fabric's routes.
-pub(crate) const PROTOCOL: u8 = 99;
+/// Marks the fabric's routes. No program of linux/rtnetlink.h has this number.
+pub(crate) const PROTOCOL: u8 = 119;
 
 /// A route to a part, or to all of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -25,6 +25,8 @@ pub(crate) struct FabricText {
     pub(crate) talk: &'static str,
     /// Drops what arrives from a node that does not hold the sender's part.
     pub(crate) origins: String,
+    /// Drops what only this node itself may send to other nodes: sessions could forge any sender in it.
+    pub(crate) forwarded: String,
     /// Keeps the senders' addresses.
     pub(crate) unmasked: String,
 }
@@ -67,6 +69,10 @@ impl FabricText {
                 let _ = writeln!(
                     text.origins,
                     "    udp dport {port} fib daddr type local {ip} saddr != @nodes{family} drop"
+                );
+                let _ = writeln!(
+                    text.forwarded,
+                    "    udp dport {port} {ip} daddr @nodes{family} drop"
                 );
             }
             let _ = writeln!(text.unmasked, "    {ip} daddr @fabric{family} accept");

@@ -30,6 +30,8 @@ pub enum PoolError {
     Families,
     #[error("`{network}` has a prefix that is not within /8 to /30 (IPv4) or /16 to /112 (IPv6)")]
     Size { network: String },
+    #[error("`{v6}` has fewer addresses than `{v4}`; its prefix must be /{most} or shorter")]
+    FewerAddresses { v4: Ipv4Net, v6: Ipv6Net, most: u8 },
 }
 
 impl PoolNetworks {
@@ -63,10 +65,17 @@ impl PoolNetworks {
         }
         match (&v4[..], &v6[..]) {
             ([v4], []) => Ok(Self { v4: *v4, v6: None }),
-            ([v4], [v6]) => Ok(Self {
-                v4: *v4,
-                v6: Some(*v6),
-            }),
+            ([v4], [v6]) => {
+                let most = 96 + v4.prefix_len();
+                if v6.prefix_len() > most {
+                    let (v4, v6) = (*v4, *v6);
+                    return Err(PoolError::FewerAddresses { v4, v6, most });
+                }
+                Ok(Self {
+                    v4: *v4,
+                    v6: Some(*v6),
+                })
+            }
             _ => Err(PoolError::Families),
         }
     }
@@ -316,6 +325,18 @@ mod tests {
 
     fn pool(texts: &[&str]) -> AddressPool {
         AddressPool::new(PoolNetworks::parse(texts).expect("a pool"))
+    }
+
+    #[test]
+    fn an_ipv6_network_has_an_address_for_each_ipv4_address() {
+        let parse = |texts: &[&str]| PoolNetworks::parse(texts);
+        assert!(parse(&["10.88.0.0/16", "fd00:88::/112"]).is_ok());
+        let fewer = parse(&["10.96.0.0/12", "fd00:96::/112"]).expect_err("too few");
+        let text = fewer.to_string();
+        assert!(
+            text.contains("fd00:96::/112") && text.contains("/108"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl RuleSet {
              \x20 }}\n\
              \x20 chain forward {{\n\
              \x20   type filter hook forward priority filter - 10; policy accept;\n\
+             {forwarded}\
              \x20   {not_from_ours} {not_to_ours} accept\n\
              \x20   ct state established,related accept\n\
              \x20   {from_ours} goto egress\n\
@@ -120,6 +121,7 @@ impl RuleSet {
             classes = self.class_chains(&ours("oif", "==")) + &fabric.chains,
             talk = fabric.talk,
             origins = fabric.origins,
+            forwarded = fabric.forwarded,
             unmasked = fabric.unmasked,
             jumps = self.jumps(&identity),
             from_ours = ours("iif", "=="),

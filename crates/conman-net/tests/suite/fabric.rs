@@ -168,15 +168,15 @@ async fn reach_each_other(kind: FabricKind, mtu: usize, breaking: &[&str]) {
     one.fabric.remove().await.expect("removed");
     let left = one
         .host
-        .shell("ip route show proto 99; ip -6 route show proto 99; ip link");
+        .shell("ip route show proto 119; ip -6 route show proto 119; ip link");
     assert!(!left.contains("10.96") && !left.contains("vxlan"), "{left}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn by_routes_sessions_of_two_hosts_reach_each_other() {
     let breaking = [
-        "ip route flush proto 99",
-        "ip -6 route flush proto 99",
+        "ip route flush proto 119",
+        "ip -6 route flush proto 119",
         "ip link set uplink down; ip link set uplink up; ip address add 2001:db8::1/64 dev uplink nodad",
     ];
     reach_each_other(FabricKind::HostGateway, 1_500, &breaking).await;

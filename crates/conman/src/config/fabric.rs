@@ -62,11 +62,15 @@ pub(super) fn fabric(
         section.mistake("part", text);
     }
     let overlapping = |own: &&PoolNetworks| {
-        let (own, pool) = (folded(own.v4()), folded(pool.v4()));
-        own.contains(&pool) || pool.contains(&own)
+        let four = (folded(own.v4()), folded(pool.v4()));
+        let six = own.v6().zip(pool.v6());
+        four.0.contains(&four.1)
+            || four.1.contains(&four.0)
+            || six.is_some_and(|(own, pool)| own.contains(&pool) || pool.contains(&own))
     };
     if let Some(own) = own.filter(overlapping) {
-        let own = own.v4();
+        let own: Vec<_> = own.networks().map(|network| network.to_string()).collect();
+        let own = own.join(", ");
         let text = format!("overlaps `net.pool`, {own}, which each node has to itself");
         section.mistake("pool", text);
     }

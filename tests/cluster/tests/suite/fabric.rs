@@ -244,7 +244,7 @@ async fn repaired(kind: &str, breaking: &[&str]) {
 #[tokio::test]
 async fn routes_that_somebody_removes_come_back_and_those_of_a_lost_node_go() {
     let breaking = [
-        "ip route flush proto 99; ip -6 route flush proto 99",
+        "ip route flush proto 119; ip -6 route flush proto 119",
         "nft flush ruleset",
     ];
     repaired("host-gw", &breaking).await;
