@@ -10,6 +10,8 @@ use super::wire::behind;
 const MOST_LIMITS: usize = 8;
 /// Ranges that hold less than this part of a limit are followed by wider ones.
 const LEAST_PART: usize = 4;
+/// Limits below this one count as this one: nearly all ranges would be too wide or too narrow for them.
+const LEAST_LIMIT: usize = 64;
 
 /// The reads of all keys below one, in their order.
 #[derive(Debug, Clone)]
@@ -70,6 +72,7 @@ impl KeyWalk {
         counted: usize,
         limit: usize,
     ) {
+        let limit = limit.max(LEAST_LIMIT);
         let range_end = self.range_end();
         self.read += returned;
         if self.read > 0 {
@@ -117,16 +120,20 @@ mod tests {
 
     /// Walks through a store; returns what was read, the number of reads, and the keys that they counted.
     fn walk(keys: &BTreeSet<Vec<u8>>) -> (Vec<Vec<u8>>, usize, usize) {
+        walk_by(LIMIT, keys)
+    }
+
+    fn walk_by(limit: usize, keys: &BTreeSet<Vec<u8>>) -> (Vec<Vec<u8>>, usize, usize) {
         let mut walk = KeyWalk::new(PARENT.to_vec(), PARENT, 0);
         let (mut all, mut reads, mut counted) = (Vec::new(), 0, 0);
         while let Some((from, end)) = walk.range() {
             assert!(from < end, "{from:?} {end:?}");
             let range = (Bound::Included(from), Bound::Excluded(end));
             let found: Vec<_> = keys.range(range).cloned().collect();
-            let page = &found[..found.len().min(LIMIT)];
+            let page = &found[..found.len().min(limit)];
             let ends = page.first().zip(page.last());
             let ends = ends.map(|(first, last)| (first.as_slice(), last.as_slice()));
-            walk.advance(ends, page.len(), found.len(), LIMIT);
+            walk.advance(ends, page.len(), found.len(), limit);
             all.extend_from_slice(page);
             (reads, counted) = (reads + 1, counted + found.len());
             assert!(reads < 100_000, "it does not end");
@@ -194,6 +201,18 @@ mod tests {
         assert_eq!(walk(&BTreeSet::new()), (Vec::new(), 1, 0));
         let lengths = keys((0..5_000).map(|n| "a".repeat(1 + n % 60) + &n.to_string()));
         assert!(walk(&lengths).0.iter().eq(lengths.iter()));
+    }
+
+    #[test]
+    fn small_limits_take_few_more_reads_than_records() {
+        const COUNT: u64 = 2_000;
+        let all = keys((0..COUNT).map(|n| format!("{:016x}", mixed(n))));
+        for limit in [1, 2, 3] {
+            let (read, reads, _) = walk_by(limit, &all);
+            assert!(read.iter().eq(all.iter()), "{limit}");
+            let least = all.len() / limit;
+            assert!(reads < least + least / 2 + 64, "{limit}: {reads} reads");
+        }
     }
 
     #[test]
