@@ -95,7 +95,7 @@ fn what_outlives_its_failed_start_keeps_its_name_and_its_death_is_told_by_a_late
         ("held.1", ContainerState::Lost)
     );
     assert!(!is_starting(&mut client, "held.1"));
-    assert!(!shim.path("scratch/held.1").exists());
+    assert!(until(|| !shim.path("scratch/held.1").exists()));
     assert!(
         !well
             .process
