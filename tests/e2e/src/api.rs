@@ -16,10 +16,16 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::slowness;
 
 /// Bound on one exchange: nothing that the daemon does on a busy machine takes so long.
 const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Bound on the time in which a busy node refuses starts.
+const AVAILABLE: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// Where the daemon listens.
 #[derive(Debug, Clone)]
@@ -103,14 +109,20 @@ impl Api {
         self.send(Method::DELETE, path, None).await
     }
 
-    /// Ensures a session and waits for it.
+    /// Ensures a session and waits for it. Like any client it requests it again while the node is unavailable.
     ///
     /// # Panics
     /// When it does not run.
     pub async fn ensure(&self, id: &str, request: &Value) -> EnsureResponse {
-        self.put(&format!("/v1/sessions/{id}"), request)
-            .await
-            .expect(StatusCode::OK)
+        let path = format!("/v1/sessions/{id}");
+        let deadline = Instant::now() + AVAILABLE * slowness();
+        loop {
+            let answer = self.put(&path, request).await;
+            if answer.status != StatusCode::SERVICE_UNAVAILABLE || Instant::now() > deadline {
+                return answer.expect(StatusCode::OK);
+            }
+            sleep(RETRY).await;
+        }
     }
 
     /// Shows a session.

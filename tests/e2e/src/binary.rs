@@ -46,3 +46,18 @@ fn build(profile: &Path) {
     let status = command.status().expect("cargo starts");
     assert!(status.success(), "conman cannot be built: {status}");
 }
+
+/// Copies a program that is to be run. Another process does it: while this one has a file open for writing, a child
+/// that another test's thread forks has it too, and the file cannot be run (`ETXTBSY`).
+///
+/// # Panics
+/// When it cannot be copied.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args([from, to]).status();
+    assert!(
+        copied.is_ok_and(|status| status.success()),
+        "cannot copy {} to {}",
+        from.display(),
+        to.display()
+    );
+}

@@ -38,7 +38,7 @@ mod sse;
 mod wait;
 
 pub use api::{Answer, Api, Streamed};
-pub use binary::binary;
+pub use binary::{binary, copy_program};
 pub use builder::Builder;
 pub use chromium::{Chromium, chromium};
 pub use cli::{CliOutput, PATIENCE as CLI_PATIENCE};

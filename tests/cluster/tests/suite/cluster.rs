@@ -197,7 +197,7 @@ struct OtherShim(Child);
 impl OtherShim {
     fn start(address: &str) -> Self {
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("containerd-shim-of-another");
-        std::fs::copy("/bin/sh", &program).expect("copied");
+        conman_e2e::copy_program(Path::new("/bin/sh"), &program);
         let mut command = Command::new(program);
         // Its input does not come.
         command.args(["-c", "read -r _", "shim", "-address", address]);

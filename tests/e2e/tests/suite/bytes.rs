@@ -208,9 +208,12 @@ async fn the_log_of_an_ended_session_has_its_last_line_also_of_a_terminal() {
     let api = conman.api();
     for (kind, value) in RUNTIMES {
         for (tty, wanted) in [(false, "one\ntwo"), (true, "one\r\ntwo")] {
-            let script = "printf 'one\\ntwo'; sleep 0.3; exit 3";
+            // It ends once its start has succeeded.
+            let script = "printf 'one\\ntwo'; until [ -e /tmp/end ]; do sleep 0.05; done; exit 3";
             let spec = json!({kind: value, "tty": tty, "command": ["sh", "-c", script]});
             api.ensure("s", &spec).await;
+            let end = json!({"command": ["touch", "/tmp/end"]});
+            api.post("/v1/sessions/s/exec", &end).await;
             eventually("its end", PATIENCE, async || {
                 api.session("s").await.state.is_ended()
             })

@@ -151,7 +151,7 @@ fn another_user_than_root_is_told_to_run_it_as_root() {
     fs::set_permissions(directory.path(), open).expect("it is ours");
     // The user may not reach the directory that conman was built in.
     let program = directory.path().join("conman");
-    fs::copy(conman_e2e::binary(), &program).expect("copied");
+    conman_e2e::copy_program(conman_e2e::binary(), &program);
     let output = Command::new(&program)
         .arg("serve")
         .env("CONMAN_CONFIG", "")

@@ -120,7 +120,7 @@ struct Namesake(Child);
 impl Namesake {
     fn start(directory: &Path) -> Self {
         let program = directory.join("dockerd");
-        fs::copy("/bin/sh", &program).expect("copied");
+        conman_e2e::copy_program(Path::new("/bin/sh"), &program);
         let mut command = Command::new(program);
         // Until its input ends.
         command.args(["-c", "read -r _"]).stdin(Stdio::piped());

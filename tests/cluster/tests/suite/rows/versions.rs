@@ -202,7 +202,7 @@ async fn row_34_a_record_with_unknown_fields_is_read_and_ends_by_either_version(
 /// As a package manager does it: the file is replaced beneath what runs.
 fn put(binary: &Path, program: &Path) {
     let new = program.with_extension("new");
-    fs::copy(binary, &new).expect("copied");
+    conman_e2e::copy_program(binary, &new);
     fs::rename(&new, program).expect("renamed");
 }
 
