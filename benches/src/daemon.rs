@@ -332,8 +332,8 @@ impl Daemon {
         if !conman_observer::alive_below(&self.cgroup()).is_empty() {
             self.preempt().await?;
         }
-        self.clean().await?;
-        self.end().await
+        let clean = self.clean().await;
+        self.end().await.and(clean)
     }
 
     /// After a preemption: waits until nothing of the sessions is left.

@@ -11,6 +11,7 @@ use http::Method;
 use tokio::process::Command;
 
 use crate::http_client::request_json;
+use crate::interruption::run_to_end;
 
 /// Concurrent `docker run` while a benchmark is prepared.
 const PARALLEL_RUNS: usize = 8;
@@ -211,12 +212,13 @@ async fn on_all(command: &[&str], ids: &[String]) -> Result<()> {
 }
 
 async fn docker_command(arguments: &[&str]) -> Result<String> {
-    let output = Command::new("docker")
+    let mut command = Command::new("docker");
+    command
         .args(arguments)
         // The benchmark handles Ctrl-C at the terminal.
         .process_group(0)
-        .stdin(Stdio::null())
-        .output()
+        .stdin(Stdio::null());
+    let output = run_to_end(async move { command.output().await })
         .await
         .context("starting the docker command; is it installed?")?;
     if !output.status.success() {

@@ -16,7 +16,7 @@ use crate::arguments::Copying;
 use crate::daemon::Daemon;
 use crate::docker::{Docker, image_name};
 use crate::image;
-use crate::interruption::until_interrupted;
+use crate::interruption::{early_end, until_interrupted};
 use crate::report::{Bar, Chart, Report, Table, figure, shown};
 use crate::statistics::median;
 
@@ -43,6 +43,45 @@ struct Compared {
     theirs_s: Vec<f64>,
 }
 
+impl Compared {
+    const fn new(name: &'static str, bound: f64) -> Self {
+        Self {
+            name,
+            bound,
+            ours_s: Vec::new(),
+            theirs_s: Vec::new(),
+        }
+    }
+}
+
+struct Measured {
+    compared: [Compared; 4],
+    /// The daemon's memory before, and its maximum.
+    before: u64,
+    peak: u64,
+}
+
+impl Measured {
+    const fn new() -> Self {
+        Self {
+            compared: [
+                Compared::new("big file in", BIG_BOUND),
+                Compared::new("big file out", BIG_BOUND),
+                Compared::new("small files in", SMALL_BOUND),
+                Compared::new("small files out", SMALL_BOUND),
+            ],
+            before: 0,
+            peak: 0,
+        }
+    }
+
+    /// Rounds in which everything was copied both ways.
+    fn rounds(&self) -> usize {
+        let [.., last] = &self.compared;
+        last.theirs_s.len()
+    }
+}
+
 /// Copies a big file and a tree of small ones both ways.
 ///
 /// # Errors
@@ -54,7 +93,8 @@ pub(crate) async fn files(conman: &Path, options: &Copying) -> Result<Report> {
     let template =
         format!("[templates.idle]\nimage = \"{IMAGE}\"\ncommand = [\"sleep\", \"1000000\"]\n");
     let daemon = Daemon::with_templates(conman, RuntimeKind::Native, 8, &template).await?;
-    let measured = until_interrupted(async {
+    let mut measured = Measured::new();
+    let ended = until_interrupted(async {
         daemon.import(&archive, IMAGE).await?;
         daemon.open_one(SESSION.to_owned(), "idle").await?;
         let label = daemon.label();
@@ -72,14 +112,15 @@ pub(crate) async fn files(conman: &Path, options: &Copying) -> Result<Report> {
             container: ids.first().context("no container was started")?.clone(),
             scratch: scratch.path().to_owned(),
         };
-        let measured = copies.measure(options, daemon.pid()?).await;
-        docker.remove(&ids).await?;
-        measured
+        copies.measure(options, daemon.pid()?, &mut measured).await
     })
     .await;
-    daemon.stop_all().await?;
-    let (compared, before, peak) = measured?;
-    Ok(report(options, &compared, before, peak))
+    let removed = async { docker.remove(&docker.ids(&daemon.label()).await?).await };
+    let removed = removed.await;
+    let stopped = daemon.stop_all().await;
+    let early = early_end(ended, measured.rounds())?;
+    removed.and(stopped)?;
+    Ok(report(options, &measured).ended_early(early))
 }
 
 /// Where to copy.
@@ -91,8 +132,7 @@ struct Copies {
 }
 
 impl Copies {
-    /// Also returns the daemon's memory before, and its maximum.
-    async fn measure(&self, options: &Copying, daemon: i32) -> Result<(Vec<Compared>, u64, u64)> {
+    async fn measure(&self, options: &Copying, daemon: i32, measured: &mut Measured) -> Result<()> {
         let big = self.scratch.join("big");
         let made = io::copy(
             &mut File::open("/dev/urandom")?.take((options.mebibytes as u64) << 20),
@@ -101,39 +141,28 @@ impl Copies {
         made.context("making the big file")?;
         let small = self.scratch.join("small");
         make_tree(&small, options.files)?;
-        let before = resident_bytes(daemon).context("reading conman's memory")?;
-        let mut peak = before;
-        let compared = |name, bound| Compared {
-            name,
-            bound,
-            ours_s: Vec::new(),
-            theirs_s: Vec::new(),
-        };
-        let mut all = [
-            compared("big file in", BIG_BOUND),
-            compared("big file out", BIG_BOUND),
-            compared("small files in", SMALL_BOUND),
-            compared("small files out", SMALL_BOUND),
-        ];
+        measured.before = resident_bytes(daemon).context("reading conman's memory")?;
+        measured.peak = measured.before;
         for round in 0..options.rounds {
             let inside = format!("/tmp/{round}");
             let outside = |name: &str| self.scratch.join(format!("{name}-{round}"));
             let (ours, theirs) = (outside("ours"), outside("theirs"));
-            let [big_in, big_out, small_in, small_out] = &mut all;
+            let peak = &mut measured.peak;
+            let [big_in, big_out, small_in, small_out] = &mut measured.compared;
             let session = |path: &str| format!("{SESSION}:{path}");
             let (big_inside, tree_inside) = (format!("{inside}.big"), format!("{inside}.tree"));
             for (copies, from, to) in [
                 (&mut big_in.ours_s, text(&big), session(&big_inside)),
                 (&mut big_out.ours_s, session(&big_inside), text(&ours)),
             ] {
-                copies.push(timed(self.ours(&from, &to), daemon, &mut peak).await?);
+                copies.push(timed(self.ours(&from, &to), daemon, peak).await?);
             }
             fs::remove_file(&ours).context("removing a copy")?;
             for (copies, from, to) in [
                 (&mut small_in.ours_s, text(&small), session(&tree_inside)),
                 (&mut small_out.ours_s, session(&tree_inside), text(&ours)),
             ] {
-                copies.push(timed(self.ours(&from, &to), daemon, &mut peak).await?);
+                copies.push(timed(self.ours(&from, &to), daemon, peak).await?);
             }
             let id = &self.container;
             let (big, small, theirs) = (text(&big), text(&small), text(&theirs));
@@ -170,7 +199,7 @@ impl Copies {
                 fs::remove_dir_all(&copy).context("removing a copy")?;
             }
         }
-        Ok((all.into(), before, peak))
+        Ok(())
     }
 
     fn ours(&self, from: &str, to: &str) -> Command {
@@ -222,10 +251,10 @@ async fn timed(mut command: Command, daemon: i32, peak: &mut u64) -> Result<f64>
     Ok(begun.elapsed().as_secs_f64())
 }
 
-fn report(options: &Copying, compared: &[Compared], before: u64, peak: u64) -> Report {
+fn report(options: &Copying, measured: &Measured) -> Report {
     let mut table = Table::new(["copy", "conman cp", "Docker", "speed", "bound"]);
     let (mut rows, mut bars, mut missed) = (Vec::new(), Vec::new(), Vec::new());
-    for one in compared {
+    for one in &measured.compared {
         let (Some(ours), Some(theirs)) = (median(&one.ours_s), median(&one.theirs_s)) else {
             continue;
         };
@@ -254,8 +283,8 @@ fn report(options: &Copying, compared: &[Compared], before: u64, peak: u64) -> R
                 options.mebibytes,
                 options.files,
                 options.rounds,
-                mib(before),
-                mib(peak)
+                mib(measured.before),
+                mib(measured.peak)
             )
             .into(),
             Chart::bars("speed relative to Docker, round by round", "×", bars).into(),
@@ -263,7 +292,7 @@ fn report(options: &Copying, compared: &[Compared], before: u64, peak: u64) -> R
         ],
         json: json!({
             "benchmark": "files", "image": image_name(), "copies": rows,
-            "resident_bytes_before": before, "resident_bytes_peak": peak,
+            "resident_bytes_before": measured.before, "resident_bytes_peak": measured.peak,
         }),
         missed: (!missed.is_empty()).then(|| format!("too slow: {}", missed.join(", "))),
     }

@@ -12,7 +12,7 @@ use crate::arguments::Echoing;
 use crate::daemon::free_ports;
 use crate::interruption::{early_end, until_interrupted};
 use crate::load::{Target, echo};
-use crate::report::{Bar, Chart, Part, Report, Table, figure, shown};
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
 use crate::rivals;
 use crate::statistics::{median, quantiles};
 
@@ -46,7 +46,7 @@ pub(crate) async fn hop(options: &Echoing) -> Result<Report> {
     let ended = until_interrupted(measure(options, &mut measurements)).await;
     // A round has every path and size.
     let early = early_end(ended, measurements.len() / (3 * SIZES.len()))?;
-    report(options, &measurements, early)
+    Ok(report(options, &measurements)?.ended_early(early))
 }
 
 async fn measure(options: &Echoing, measurements: &mut Vec<Measurement>) -> Result<()> {
@@ -108,11 +108,7 @@ fn write_secret(path: &Path) -> Result<()> {
         .with_context(|| format!("writing {}", path.display()))
 }
 
-fn report(
-    options: &Echoing,
-    measurements: &[Measurement],
-    early: Option<String>,
-) -> Result<Report> {
+fn report(options: &Echoing, measurements: &[Measurement]) -> Result<Report> {
     let mut table = Table::new([
         "through",
         "message",
@@ -160,18 +156,18 @@ fn report(
     Ok(Report {
         missed: (!missed.is_empty()).then(|| missed.join("; ")),
         title: "WebSocket echo through another node".to_owned(),
-        parts: [format!(
-            "One connection, medians of {} rounds of {} s in rotation.",
-            options.rounds, options.seconds
-        )]
-        .into_iter()
-        .chain(early.clone())
-        .map(Part::from)
-        .chain([Chart::bars("64 B: median", "µs", bars).into(), table.into()])
-        .collect(),
+        parts: vec![
+            format!(
+                "One connection, medians of {} rounds of {} s in rotation.",
+                options.rounds, options.seconds
+            )
+            .into(),
+            Chart::bars("64 B: median", "µs", bars).into(),
+            table.into(),
+        ],
         json: json!({
             "benchmark": "hop", "rounds": options.rounds,
-            "duration_s": options.seconds, "early_end": early, "medians": rows,
+            "duration_s": options.seconds, "medians": rows,
             "measurements": measurements,
         }),
     })
@@ -197,7 +193,7 @@ mod tests {
                 })
             });
             let measured: Vec<_> = sized.into_iter().flatten().collect();
-            report(&options, &measured, None)
+            report(&options, &measured)
                 .expect("all was measured")
                 .missed
         };

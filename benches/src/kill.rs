@@ -100,7 +100,7 @@ pub(crate) async fn kill(conman: &Path, options: &Kill) -> Result<Report> {
     remove_cgroups(&mark());
     let early = early_end(ended, measurements.len())?;
     stopped?;
-    report(options, &plain, &measurements, early)
+    Ok(report(options, &plain, &measurements)?.ended_early(early))
 }
 
 /// The name of everything that Docker makes for this run.
@@ -247,12 +247,7 @@ impl Kills<'_> {
     }
 }
 
-fn report(
-    options: &Kill,
-    plain: &Plain,
-    measurements: &[Measurement],
-    early: Option<String>,
-) -> Result<Report> {
+fn report(options: &Kill, plain: &Plain, measurements: &[Measurement]) -> Result<Report> {
     let sample = |way: Way, value: fn(&Measurement) -> Option<f64>| -> Vec<f64> {
         let of_way = measurements.iter().filter(|one| one.way == way);
         of_way.filter_map(value).collect()
@@ -298,13 +293,10 @@ fn report(
         "{count} containers killed at once, {} runtime",
         options.runtime
     );
-    let mut text = format!(
+    let text = format!(
         "Medians of {rounds} round(s), from the command or notice. Compared with {}.",
         plain.name()
     );
-    if let Some(early) = &early {
-        text += &format!("\n{early}");
-    }
     Ok(Report {
         missed: None,
         parts: vec![
@@ -315,7 +307,7 @@ fn report(
         title: heading,
         json: json!({
             "benchmark": "kill", "runtime": options.runtime, "compared_with": plain.name(),
-            "count": count, "rounds": rounds, "early_end": early,
+            "count": count, "rounds": rounds,
             "medians": rows, "measurements": measurements,
         }),
     })

@@ -15,7 +15,7 @@ use crate::image;
 use crate::interruption::{early_end, until_interrupted};
 use crate::kill::milliseconds;
 use crate::observer::Observer;
-use crate::report::{Bar, Chart, Part, Report, Table, figure, shown};
+use crate::report::{Bar, Chart, Report, Table, figure, shown};
 use crate::statistics::median;
 
 /// Bound on the last death.
@@ -77,7 +77,7 @@ pub(crate) async fn preempt(conman: &Path, options: &Killing) -> Result<Report> 
     let stopped = daemon.stop_all().await;
     let early = early_end(ended, measurements.len() / Load::ALL.len())?;
     stopped?;
-    report(options, &measurements, early)
+    Ok(report(options, &measurements)?.ended_early(early))
 }
 
 fn templates() -> String {
@@ -139,11 +139,7 @@ pub(crate) async fn preempt_all(daemon: &Daemon, count: usize) -> Result<(f64, f
     Ok((milliseconds(dead - notice), released))
 }
 
-fn report(
-    options: &Killing,
-    measurements: &[Measurement],
-    early: Option<String>,
-) -> Result<Report> {
+fn report(options: &Killing, measurements: &[Measurement]) -> Result<Report> {
     let sample = |load: Load, value: fn(&Measurement) -> f64| -> Vec<f64> {
         let of = measurements.iter().filter(|one| one.load == load);
         of.map(value).collect()
@@ -170,21 +166,14 @@ fn report(
             format!("the last spinning session died after {spinning} ms, not within {most} ms")
         }),
         title: format!("{} native sessions of {CPUS} CPU preempted", options.count),
-        parts: [format!(
-            "Medians of {} round(s), from the notice.",
-            options.rounds
-        )]
-        .into_iter()
-        .chain(early.clone())
-        .map(Part::from)
-        .chain([
+        parts: vec![
+            format!("Medians of {} round(s), from the notice.", options.rounds).into(),
             Chart::bars("last process dead", "ms", bars).into(),
             table.into(),
-        ])
-        .collect(),
+        ],
         json: json!({
             "benchmark": "preempt", "count": options.count, "rounds": options.rounds,
-            "early_end": early, "idle_last_dead_ms": idle, "spinning_last_dead_ms": spinning, "most_ms": most,
+            "idle_last_dead_ms": idle, "spinning_last_dead_ms": spinning, "most_ms": most,
             "measurements": measurements,
         }),
     })

@@ -65,7 +65,7 @@ pub(crate) async fn proxy(conman: &Path, options: &Proxying) -> Result<Report> {
     let stopped = daemon.stop(docker.as_ref()).await;
     let early = early_end(ended, measurements.len())?;
     stopped?;
-    report(options, &plain, &measurements, early)
+    Ok(report(options, &plain, &measurements)?.ended_early(early))
 }
 
 struct Place<'a> {
@@ -169,12 +169,7 @@ impl Place<'_> {
     }
 }
 
-fn report(
-    options: &Proxying,
-    plain: &Plain,
-    measurements: &[Measurement],
-    early: Option<String>,
-) -> Result<Report> {
+fn report(options: &Proxying, plain: &Plain, measurements: &[Measurement]) -> Result<Report> {
     let mut names: Vec<&'static str> = Vec::new();
     for one in measurements {
         if !names.contains(&one.path) {
@@ -260,9 +255,8 @@ fn report(
         plain.name(),
     );
     let missing = needs::missing(&[("nginx", "nginx-light"), ("haproxy", "haproxy")]);
-    let missing = missing.map(|missing| format!("skipped: {missing}"));
-    for line in missing.iter().chain(&early) {
-        text += &format!("\n{line}");
+    if let Some(missing) = missing {
+        text += &format!("\nskipped: {missing}");
     }
     Ok(Report {
         missed: None,
@@ -278,7 +272,7 @@ fn report(
         json: json!({
             "benchmark": "proxy", "runtime": options.runtime, "direct": plain.name(),
             "rounds": options.echoing.rounds, "duration_s": options.echoing.seconds,
-            "early_end": early, "medians": rows, "measurements": measurements,
+            "medians": rows, "measurements": measurements,
         }),
     })
 }

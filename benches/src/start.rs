@@ -61,7 +61,7 @@ pub(crate) async fn start(conman: &Path, options: &Starting) -> Result<Report> {
     let stopped = daemon.stop(docker.as_ref()).await;
     let early = early_end(ended, measured.sessions.len())?;
     stopped?;
-    report(options, plain, &measured, early)
+    Ok(report(options, plain, &measured)?.ended_early(early))
 }
 
 async fn many(options: &Starting, daemon: &Daemon, measured: &mut Measured) -> Result<()> {
@@ -130,12 +130,7 @@ fn first_answers(plain: Result<Plain>, measured: &Measured) -> Vec<Part> {
     vec![Chart::bars(title, "ms", bars).into(), table.into()]
 }
 
-fn report(
-    options: &Starting,
-    plain: Result<Plain>,
-    measured: &Measured,
-    early: Option<String>,
-) -> Result<Report> {
+fn report(options: &Starting, plain: Result<Plain>, measured: &Measured) -> Result<Report> {
     let sessions = &measured.sessions;
     let mut phases: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let (mut own, mut total) = (Vec::new(), Vec::new());
@@ -197,7 +192,6 @@ fn report(
         .into(),
         table.into(),
     ];
-    parts.extend(early.clone().map(Part::from));
     let compared = plain.as_ref().ok().map(Plain::name);
     parts.extend(first_answers(plain, measured));
     Ok(Report {
@@ -210,7 +204,7 @@ fn report(
         json: json!({
             "benchmark": "start", "runtime": options.runtime, "count": options.count,
             "parallel": options.parallel, "starts_per_s": rate, "own_ms": own, "total_ms": total,
-            "phases": by_phase, "compared_with": compared, "early_end": early,
+            "phases": by_phase, "compared_with": compared,
             "first_answer_ms": measured.own_ms, "plain_first_answer_ms": measured.plain_ms,
         }),
     })

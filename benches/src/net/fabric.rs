@@ -22,7 +22,7 @@ use super::loads::Metric;
 use super::namespaces::{Place, ip};
 use super::services::{PORT, Services, programs};
 use crate::arguments::Networking;
-use crate::interruption::until_interrupted;
+use crate::interruption::{early_end, until_interrupted};
 use crate::needs;
 use crate::report::{Bar, Chart, Report, Table, shown};
 use crate::rivals::{self, Rival};
@@ -116,8 +116,8 @@ pub(super) async fn compare(conman: &Path, options: &Networking) -> Result<Repor
     programs()?;
     let ready = conman_cluster::requirements().context("this machine lacks what is named above")?;
     let plain = Plain::new()?;
-    let measured = until_interrupted(async {
-        let mut measured = Vec::new();
+    let mut measured = Vec::new();
+    let ended = until_interrupted(async {
         for ways in Way::ALL.chunks(2) {
             let mut routes = Vec::new();
             for way in ways {
@@ -126,12 +126,13 @@ pub(super) async fn compare(conman: &Path, options: &Networking) -> Result<Repor
                     None => plain.route(*way).await?,
                 });
             }
-            measured.extend(measure(options, &routes).await?);
+            measure(options, &routes, &mut measured).await?;
         }
-        anyhow::Ok(measured)
+        Ok(())
     })
-    .await?;
-    Ok(report(options, &measured))
+    .await;
+    let early = early_end(ended, measured.len())?;
+    Ok(report(options, &measured).ended_early(early))
 }
 
 /// Starts the services in a place, at an address of it.
@@ -321,9 +322,12 @@ impl Drop for Plain {
     }
 }
 
-async fn measure(options: &Networking, routes: &[Route]) -> Result<Vec<Measurement>> {
+async fn measure(
+    options: &Networking,
+    routes: &[Route],
+    measured: &mut Vec<Measurement>,
+) -> Result<()> {
     let length = Duration::from_secs(options.seconds as u64);
-    let mut measured = Vec::new();
     let bar = ProgressBar::new((options.rounds * routes.len() * METRICS.len()) as u64);
     for round in 0..options.rounds {
         for metric in METRICS {
@@ -342,7 +346,7 @@ async fn measure(options: &Networking, routes: &[Route]) -> Result<Vec<Measureme
         }
     }
     bar.finish_and_clear();
-    Ok(measured)
+    Ok(())
 }
 
 fn report(options: &Networking, measured: &[Measurement]) -> Report {
@@ -351,7 +355,7 @@ fn report(options: &Networking, measured: &[Measurement]) -> Report {
             .iter()
             .filter(|one| (one.way, one.metric) == (way, metric));
         let values: Vec<f64> = of.map(|one| one.value).collect();
-        median(&values).unwrap_or_default()
+        median(&values)
     };
     let mut table = Table::new(
         ["between two machines"]
@@ -361,12 +365,14 @@ fn report(options: &Networking, measured: &[Measurement]) -> Report {
     let mut missed = Vec::new();
     for way in Way::ALL {
         let cells = METRICS.map(|metric| {
-            let here = value(way, metric);
+            let Some(here) = value(way, metric) else {
+                return "–".to_owned();
+            };
             let text = format!("{} {}", shown(here), metric.unit());
-            let Some(plain) = way.plain() else {
+            let Some(plain) = way.plain().and_then(|plain| value(plain, metric)) else {
                 return text;
             };
-            let ratio = here / value(plain, metric);
+            let ratio = here / plain;
             let is_kept = match metric {
                 Metric::LatencyUs => ratio <= MOST_LATENCY,
                 _ => ratio >= LEAST_THROUGHPUT,
@@ -378,7 +384,10 @@ fn report(options: &Networking, measured: &[Measurement]) -> Report {
         });
         table.row([way.name().to_owned()].into_iter().chain(cells));
     }
-    let bars = Way::ALL.map(|way| Bar::one(way.name(), value(way, Metric::Iperf3GbitPerS)));
+    let bars = Way::ALL.into_iter().filter_map(|way| {
+        let rate = value(way, Metric::Iperf3GbitPerS)?;
+        Some(Bar::one(way.name(), rate))
+    });
     Report {
         missed: (!missed.is_empty()).then(|| {
             format!(
@@ -388,7 +397,7 @@ fn report(options: &Networking, measured: &[Measurement]) -> Report {
         }),
         title: "Fabrics between two machines".to_owned(),
         parts: vec![
-            Chart::bars("iperf3", "Gbit/s", bars.to_vec()).into(),
+            Chart::bars("iperf3", "Gbit/s", bars.collect()).into(),
             table.into(),
             "In parentheses: of the plain way with the same packets.".into(),
         ],

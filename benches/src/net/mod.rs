@@ -18,7 +18,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::arguments::Networking;
-use crate::interruption::until_interrupted;
+use crate::interruption::{early_end, until_interrupted};
 use crate::report::Report;
 use loads::Metric;
 use ways::{Stage, Way};
@@ -74,21 +74,26 @@ pub(crate) async fn net(conman: &Path, options: &Networking) -> Result<Report> {
         return routed::compare(conman, options).await;
     }
     let mut stage = Stage::default();
-    let measured = until_interrupted(async {
+    let (mut measurements, mut unmeasured) = (Vec::new(), Vec::new());
+    let ended = until_interrupted(async {
         stage.prepare(conman).await?;
-        Ok(measure(options, &stage.ways).await)
+        measure(options, &stage.ways, (&mut measurements, &mut unmeasured)).await;
+        Ok(())
     })
     .await;
     let stopped = stage.stop().await;
-    let (measurements, mut unmeasured) = measured?;
-    let supported = stopped?;
-    unmeasured.extend(supported);
-    report::report(options, &measurements, &unmeasured)
+    measurements.retain(|one| unmeasured.iter().all(|failed| failed.name != one.name));
+    let early = early_end(ended, measurements.len())?;
+    unmeasured.extend(stopped?);
+    Ok(report::report(options, &measurements, &unmeasured)?.ended_early(early))
 }
 
-async fn measure(options: &Networking, ways: &[Way]) -> (Vec<Measurement>, Vec<Unmeasured>) {
+async fn measure(
+    options: &Networking,
+    ways: &[Way],
+    (measurements, unmeasured): (&mut Vec<Measurement>, &mut Vec<Unmeasured>),
+) {
     let length = Duration::from_secs(options.seconds as u64);
-    let (mut measurements, mut unmeasured) = (Vec::new(), Vec::<Unmeasured>::new());
     let bar = ProgressBar::new((options.rounds * ways.len() * Metric::ALL.len()) as u64);
     for round in 0..options.rounds {
         for metric in Metric::ALL {
@@ -115,6 +120,4 @@ async fn measure(options: &Networking, ways: &[Way]) -> (Vec<Measurement>, Vec<U
         }
     }
     bar.finish_and_clear();
-    measurements.retain(|one| unmeasured.iter().all(|failed| failed.name != one.name));
-    (measurements, unmeasured)
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::arguments::Networking;
 use crate::daemon::Daemon;
 use crate::image;
-use crate::interruption::until_interrupted;
+use crate::interruption::{early_end, until_interrupted};
 use crate::kill::milliseconds;
 use crate::preempt::preempt_all;
 use crate::report::{Bar, Chart, Report, Table, figure, shown};
@@ -60,24 +60,25 @@ pub(super) async fn start_conman(conman: &Path, room: usize) -> Result<Daemon> {
 pub(super) async fn compare(conman: &Path, options: &Networking) -> Result<Report> {
     let room = options.count + 2 * STARTS * options.rounds;
     let daemon = start_conman(conman, room).await?;
-    let measured = until_interrupted(async {
+    let mut times = Times::default();
+    let ended = until_interrupted(async {
         match options.start {
-            true => starts(options, &daemon).await,
-            false => preemptions(options, &daemon).await,
+            true => starts(options, &daemon, &mut times).await,
+            false => preemptions(options, &daemon, &mut times).await,
         }
     })
     .await;
     let stopped = daemon.stop_all().await;
-    let measured = measured?;
+    let early = early_end(ended, times[1].len())?;
     stopped?;
-    report(options, &measured)
+    Ok(report(options, &times)?.ended_early(early))
 }
 
 /// Times of the loopback sessions and of the routed ones, in milliseconds.
 type Times = [Vec<f64>; 2];
 
 /// Starts both in alternation, one at a time, next to `count` routed sessions.
-async fn starts(options: &Networking, daemon: &Daemon) -> Result<Times> {
+async fn starts(options: &Networking, daemon: &Daemon, times: &mut Times) -> Result<()> {
     let bar = ProgressBar::new(options.count as u64);
     let progress = |done: usize| bar.set_position(done as u64);
     daemon
@@ -90,9 +91,8 @@ async fn starts(options: &Networking, daemon: &Daemon) -> Result<Times> {
         )
         .await?;
     bar.finish_and_clear();
-    let mut times = Times::default();
     for number in 0..STARTS * options.rounds {
-        for (template, times) in TEMPLATES.iter().zip(&mut times) {
+        for (template, times) in TEMPLATES.iter().zip(&mut *times) {
             let begun = Instant::now();
             daemon
                 .open_one(format!("{template}-{number}"), template)
@@ -100,14 +100,13 @@ async fn starts(options: &Networking, daemon: &Daemon) -> Result<Times> {
             times.push(milliseconds(begun.elapsed()));
         }
     }
-    Ok(times)
+    Ok(())
 }
 
 /// Preempts `count` sessions of each in alternation; times of the last release.
-async fn preemptions(options: &Networking, daemon: &Daemon) -> Result<Times> {
-    let mut times = Times::default();
+async fn preemptions(options: &Networking, daemon: &Daemon, times: &mut Times) -> Result<()> {
     for round in 0..options.rounds {
-        for (template, times) in TEMPLATES.iter().zip(&mut times) {
+        for (template, times) in TEMPLATES.iter().zip(&mut *times) {
             let bar = ProgressBar::new(options.count as u64);
             let progress = |done: usize| bar.set_position(done as u64);
             let prefix = format!("{template}-{round}");
@@ -118,7 +117,7 @@ async fn preemptions(options: &Networking, daemon: &Daemon) -> Result<Times> {
             times.push(preempt_all(daemon, options.count).await?.1);
         }
     }
-    Ok(times)
+    Ok(())
 }
 
 fn report(options: &Networking, times: &Times) -> Result<Report> {

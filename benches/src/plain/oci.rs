@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::{CPUS, MEMORY_BYTES, PIDS};
+use crate::interruption::run_to_end;
 use crate::needs;
 
 /// Commands at a time that end many containers.
@@ -126,7 +127,8 @@ impl OciContainers {
         };
         command.arg("--log").arg(&log);
         command.args(["run", "--detach", "--bundle"]).arg(&bundle);
-        let status = command.arg(self.name(number)).status().await;
+        command.arg(self.name(number));
+        let status = run_to_end(async move { command.status().await }).await;
         let status = status.with_context(|| format!("starting {}", self.oci.program()))?;
         if !status.success() {
             let said = fs::read_to_string(&log).unwrap_or_default();

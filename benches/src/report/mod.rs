@@ -71,6 +71,13 @@ impl From<&str> for Part {
 }
 
 impl Report {
+    /// Adds why the measurement ended early, if it did.
+    pub(crate) fn ended_early(mut self, why: Option<String>) -> Self {
+        self.json["early_end"] = why.clone().into();
+        self.parts.extend(why.map(Part::from));
+        self
+    }
+
     /// As in a file's name.
     pub(crate) fn name(&self) -> String {
         let name = self.json["benchmark"].as_str().unwrap_or("report");
