@@ -35,6 +35,17 @@ impl IdRanges {
         Some(self.pool.first() + slot * RANGE_SIZE)
     }
 
+    /// How many ranges there are.
+    pub(crate) fn all(&self) -> usize {
+        usize::try_from(self.pool.ranges()).unwrap_or(usize::MAX)
+    }
+
+    /// How many of them are not given out.
+    pub(crate) fn left(&self) -> usize {
+        let used = usize::try_from(self.used).unwrap_or(usize::MAX);
+        self.all().saturating_sub(used) + self.free.len()
+    }
+
     /// Reserves a range that an earlier shim gave out. `false` when it is no valid range, or another
     /// container has it. The shared range, and ranges of an earlier configuration's pool, are not tracked.
     pub(crate) fn reserve(&mut self, base: u32) -> bool {
@@ -77,7 +88,9 @@ mod tests {
         let taken: Vec<u32> = std::iter::from_fn(|| ranges.take()).collect();
         assert_eq!(taken.len(), 8);
         assert!(taken.windows(2).all(|pair| pair[1] - pair[0] == RANGE_SIZE));
+        assert_eq!((ranges.all(), ranges.left()), (8, 0));
         ranges.give_back(taken[7]);
+        assert_eq!(ranges.left(), 1);
         assert_eq!(ranges.take(), Some(taken[7]));
         ranges.give_back(SHARED_IDS);
         assert_eq!(ranges.take(), None);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Order {
     Launch(Box<Start>),
     /// Finish the container made ahead whose order had this ticket, as the one of this start. Comes with the start's
-    /// descriptors.
+    /// descriptors. Without effect once that was reported as not taken.
     Complete(Box<Start>),
     /// Comes with a pidfd of the container's init and the three streams.
     Exec(Box<Command>),
@@ -79,6 +79,12 @@ pub enum Report {
     /// Nothing of it is left except a zombie where it was cloned; with `left`, something may live, and must
     /// be swept.
     Failed {
+        ticket: u64,
+        error: LaunchError,
+        left: bool,
+    },
+    /// The same of a container made ahead that has ended before it was any start's.
+    NotTaken {
         ticket: u64,
         error: LaunchError,
         left: bool,

@@ -1,6 +1,7 @@
 //! The shim's side of the launcher: sends orders, reads reports, and replaces a launcher that dies.
 
 mod ahead;
+mod sending;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
@@ -9,16 +10,16 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use conman_linux::{Features, SoleThread};
-use conman_shim_protocol::{decode, encode, seqpacket};
+use conman_shim_protocol::encode;
 use serde::{Deserialize, Serialize};
 
 use crate::containers::{Container, KeptCommand};
 use crate::handover::{Handover, KeptStart, number};
 use crate::helper::Helper;
-use crate::launcher_messages::{Order, Report, Sweep};
+use crate::launcher_messages::{Order, Sweep};
 use crate::log_bounds::BoundedLog;
 use crate::options::ShimOptions;
-pub(crate) use ahead::MadeAhead;
+pub(crate) use ahead::{MAX_AHEAD, MadeAhead, UsualStart};
 
 /// Containers' starts that wait or are under way. A start takes about a millisecond, so this is seconds
 /// of work; more are refused. The same number of commands may wait or be under way in addition.
@@ -52,6 +53,9 @@ pub(crate) struct Pending {
     /// Of a container made ahead. None is handed over.
     #[serde(skip)]
     pub(crate) ahead: Option<MadeAhead>,
+    /// Of a start that has taken one, until the start is answered.
+    #[serde(skip)]
+    pub(crate) taken: Option<Rc<UsualStart>>,
     /// For the answer; set when it is cloned.
     #[serde(skip)]
     pub(crate) pidfd: Option<Rc<OwnedFd>>,
@@ -68,7 +72,7 @@ impl Pending {
         container.kill_pending = self.killed;
         container.client = Some(self.client).filter(|_| self.with_client);
         container.kept.clone_from(&self.kept);
-        container.ahead = self.ahead.is_some();
+        container.ahead = self.ahead.is_some() || self.taken.is_some();
         container
     }
 }
@@ -97,8 +101,10 @@ pub(crate) struct StartRemains {
 /// An order that was not sent to the launcher yet.
 #[derive(Debug)]
 struct Waiting {
-    /// The start's ticket; `None` for a sweep.
+    /// The start's ticket, if it can be withdrawn or handed over; `None` for a sweep.
     ticket: Option<u64>,
+    /// It finishes a container made ahead, which no other program can do.
+    finishes: bool,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
@@ -217,6 +223,7 @@ impl Launching {
         let ticket = self.next_ticket;
         let waiting = Waiting {
             ticket: Some(ticket),
+            finishes: false,
             bytes: encode(&order(ticket)).map_err(io::Error::other)?,
             fds,
         };
@@ -245,7 +252,11 @@ impl Launching {
         let of = |commands: &Commands| commands.under_way + commands.waiting.len();
         let all: usize = self.commands.values().map(of).sum();
         match exec_in {
-            None => (self.pending.len() - all >= MAX_PENDING).then_some("starts under way"),
+            None => {
+                // What is made ahead is no start to any limit.
+                let starts = self.pending.len() - all - self.ahead().count();
+                (starts >= MAX_PENDING).then_some("starts under way")
+            }
             Some(container) => {
                 let own = self.commands.get(container).map_or(0, of);
                 (own >= MAX_COMMANDS_OF_ONE)
@@ -293,6 +304,7 @@ impl Launching {
         {
             self.waiting.push_back(Waiting {
                 ticket: None,
+                finishes: false,
                 bytes,
                 fds: Vec::new(),
             });
@@ -316,20 +328,6 @@ impl Launching {
     /// A launcher has removed it.
     pub(crate) fn swept(&mut self, ticket: u64) -> Option<StartRemains> {
         self.sweeps.remove(&ticket)
-    }
-
-    /// Stops or resumes sending to the launcher.
-    pub(crate) fn hold_back(&mut self, held_back: bool) {
-        self.held_back = held_back;
-    }
-
-    pub(crate) fn is_held_back(&self) -> bool {
-        self.held_back
-    }
-
-    /// Whether the launcher has answered every start that was sent to it.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.pending.len() == self.unsent().count()
     }
 
     /// Adds its state to a handover, once it is idle. The next launcher gets the sweeps again.
@@ -369,6 +367,7 @@ impl Launching {
             let fds: io::Result<Vec<OwnedFd>> = start.fds.into_iter().map(&mut *take).collect();
             let waiting = Waiting {
                 ticket: Some(start.ticket),
+                finishes: false,
                 bytes: start.order.into_bytes(),
                 fds: fds?,
             };
@@ -392,37 +391,6 @@ impl Launching {
     /// All pending removals, by ticket.
     pub(crate) fn sweeps(&self) -> impl Iterator<Item = (u64, &StartRemains)> {
         self.sweeps.iter().map(|(ticket, left)| (*ticket, left))
-    }
-
-    /// Sends as much as the socket takes. A launcher's death is noticed by its signal, not here.
-    pub(crate) fn flush(&mut self) {
-        let Some(launcher) = self.process.as_ref().filter(|_| !self.held_back) else {
-            return;
-        };
-        while let Some(one) = self.waiting.front() {
-            let fds: Vec<BorrowedFd<'_>> = one.fds.iter().map(AsFd::as_fd).collect();
-            if seqpacket::send(launcher, &one.bytes, &fds).is_err() {
-                return;
-            }
-            self.waiting.pop_front();
-        }
-    }
-
-    /// Whether the launcher's socket must become writable first.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.process.is_some() && !self.held_back && !self.waiting.is_empty()
-    }
-
-    /// Reads the next report, if any.
-    pub(crate) fn report(&self, buffer: &mut [u8]) -> Option<Report> {
-        let received = seqpacket::receive(self.process.as_ref()?, buffer).ok()??;
-        match decode(received.bytes) {
-            Ok(report) => Some(report),
-            Err(error) => {
-                tracing::error!(%error, "cannot decode the launcher's report");
-                None
-            }
-        }
     }
 
     /// Makes every start under way fail, by killing the launcher.
@@ -496,6 +464,7 @@ fn sweep_order(ticket: u64, left: &StartRemains) -> io::Result<Waiting> {
     });
     Ok(Waiting {
         ticket: None,
+        finishes: false,
         bytes: encode(&order).map_err(io::Error::other)?,
         fds: Vec::new(),
     })

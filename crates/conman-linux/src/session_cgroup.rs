@@ -371,6 +371,14 @@ impl SessionCgroup {
         Some((file.as_fd(), text))
     }
 
+    /// Sets the CPU limit now, so that [`Self::cpu_quota`] is none. The process in it needs processor time from then on.
+    pub fn set_cpu_quota(&mut self) -> io::Result<()> {
+        match self.quota.take() {
+            Some((mut file, text)) => file.write_all(text.as_bytes()),
+            None => Ok(()),
+        }
+    }
+
     /// Its directory in the hierarchy that freezes it, which is made first.
     pub(crate) fn first_made(&self) -> Option<&Path> {
         self.made.first().map(PathBuf::as_path)

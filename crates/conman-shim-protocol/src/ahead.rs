@@ -5,7 +5,7 @@
 //! files, binds, logs, the link, the program. Until then nothing of a session is in it.
 //!
 //! It ends with the connection of the client that ordered it, with its launcher and with its shim, and is in no list.
-//! [`crate::Request::Signal`] ends it earlier.
+//! [`crate::Request::Kill`] ends it earlier.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,8 @@ pub enum Ahead {
     /// It makes one. The answer comes when it waits.
     Make,
     /// It takes this one, if that waits and is of its kind. The client has moved that one's directory to the
-    /// start's place. Otherwise the container is made from the beginning, and its directory first emptied.
+    /// start's place. Otherwise, and if that one ends meanwhile, the container is made from the beginning, and its
+    /// directory first emptied. So only for the first start with this directory.
     Take { name: String },
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Container {
     pub(crate) kill_pending: bool,
     /// The fence kills it; no client ordered that.
     pub(crate) fenced: bool,
-    /// It is made ahead: no session's, in no list, and its end is not reported.
+    /// It is made ahead, and no start that has taken it is answered: in no list, and its end is not reported.
     #[serde(skip)]
     pub(crate) ahead: bool,
     /// Its CPU limit is lifted, or will be.

@@ -127,11 +127,17 @@ impl Control {
                     if container.state == ContainerState::Launching {
                         container.state = ContainerState::Running;
                     }
+                    // From now on its end is reported. It may have come first.
+                    let was_ahead = std::mem::take(&mut container.ahead);
+                    let has_ended = was_ahead && !container.is_alive();
                     let pid = container.pid;
                     self.record(&start.name);
                     let reply = Reply::Launched { pid, phases };
                     let pidfd = start.pidfd.and_then(Rc::into_inner);
                     self.reply(start.client, start.call, reply, pidfd);
+                    if has_ended {
+                        self.report_end(&start.name);
+                    }
                 }
             }
             Report::Failed {
@@ -140,13 +146,14 @@ impl Control {
                 left,
             } => {
                 if let Some(start) = self.launching.finish(ticket) {
-                    if left {
-                        self.interrupted(start, error);
-                    } else {
-                        self.fail(start, error);
-                    }
+                    self.start_ended(start, error, left);
                 }
             }
+            Report::NotTaken {
+                ticket,
+                error,
+                left,
+            } => self.not_taken(ticket, error, left),
         }
     }
 

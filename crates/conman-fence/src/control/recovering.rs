@@ -21,7 +21,14 @@ use crate::launching::StartRemains;
 impl Control {
     /// Takes over unknown living containers, and closes the fence if anything lives.
     pub(super) fn recover(&mut self, doubt: &str) {
-        let found = match self.recover_unknown() {
+        let mut dead = Vec::new();
+        self.recover_living(doubt, &mut dead);
+        dead.into_iter().for_each(|cgroup| self.sweep_ahead(cgroup));
+    }
+
+    /// `dead` gets the cgroups of containers made ahead that have ended.
+    fn recover_living(&mut self, doubt: &str, dead: &mut Vec<String>) {
+        let found = match self.recover_unknown(dead) {
             Ok(found) => found,
             Err(error) => {
                 tracing::error!(
@@ -53,24 +60,21 @@ impl Control {
     }
 
     /// Takes over unknown living containers. Returns whether there were any.
-    fn recover_unknown(&mut self) -> io::Result<bool> {
+    fn recover_unknown(&mut self, dead: &mut Vec<String>) -> io::Result<bool> {
         let layout = CgroupLayout::detect()?.part(self.options.cgroups);
         let cgroups = Cgroups::of(&layout);
         let mut found = false;
         for (name, cgroup) in self.cgroups_of_ours(&cgroups) {
             let pids = cgroups.try_pids_below(&cgroup)?;
-            if pids.is_empty() {
+            if name.is_empty() {
+                // Made ahead: it ends with its launcher, and no client removes its cgroup.
+                match pids.is_empty() {
+                    true => dead.push(cgroup),
+                    false => self.sweep_ahead(cgroup),
+                }
                 continue;
             }
-            if name.is_empty() {
-                // Made ahead: it ends with its launcher.
-                self.sweep_later(StartRemains {
-                    cgroup,
-                    scratch: PathBuf::new(),
-                    name: None,
-                    ids: None,
-                    killed: false,
-                });
+            if pids.is_empty() {
                 continue;
             }
             found = true;
@@ -99,6 +103,16 @@ impl Control {
             self.containers.adopt(name, container);
         }
         Ok(found)
+    }
+
+    fn sweep_ahead(&mut self, cgroup: String) {
+        self.sweep_later(StartRemains {
+            cgroup,
+            scratch: PathBuf::new(),
+            name: None,
+            ids: None,
+            killed: false,
+        });
     }
 
     /// Every cgroup that may hold a container, with the container's name.

@@ -186,6 +186,7 @@ impl Control {
 
     /// Kills it, and while the fence is armed repeats that until it is dead.
     pub(super) fn kill_one(&mut self, name: String) -> Result<Reply, CallError> {
+        self.about_to_kill(&name);
         if let Some(mut start) = self.launching.withdraw(&name) {
             start.killed = true;
             let killed = io::Error::other("it was killed before it began");
@@ -226,6 +227,7 @@ impl Control {
 
     /// Kills a command that ends with its client, or a container made ahead.
     pub(super) fn end_with_client(&mut self, name: String) {
+        self.about_to_kill(&name);
         let killed = match self.containers.get(&name) {
             Some(one) => one.kill_group().map_err(CallError::host("kill", &name)),
             None => self.kill_one(name).map(drop),

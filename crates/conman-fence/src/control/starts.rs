@@ -60,8 +60,8 @@ impl Control {
             )));
         }
         self.admit(&spec.name, None)?;
-        if spec.ahead == Ahead::Make && self.launching.is_held_back() {
-            return Err(CallError::full("containers made ahead"));
+        if spec.ahead == Ahead::Make {
+            self.admit_ahead()?;
         }
         let name = spec.name.clone();
         if !self.change(FenceEvent::Open(slot(&name))) {
@@ -91,7 +91,10 @@ impl Control {
         } else {
             self.ids.take()
         };
-        let ids = ids.ok_or_else(|| CallError::full("ranges of ids"))?;
+        let Some(ids) = ids else {
+            self.end_all_ahead();
+            return Err(CallError::full("ranges of ids"));
+        };
         let mut fds = binds;
         if let Err(error) = self.open_terminal(&spec, ids, &mut fds) {
             self.ids.give_back(ids);
@@ -114,6 +117,7 @@ impl Control {
             with_client: spec.ahead == Ahead::Make,
             killed: false,
             ahead: ahead(&spec),
+            taken: None,
             pidfd: None,
         };
         let order = |ticket| Order::Launch(Box::new(Start { ticket, ids, spec }));
@@ -193,6 +197,7 @@ impl Control {
             with_client: spec.with_client,
             killed: false,
             ahead: None,
+            taken: None,
             pidfd: None,
         };
         let fds = std::iter::once(init).chain(streams).collect();
@@ -272,7 +277,8 @@ impl Control {
         if let Some(what) = self.launching.lacks_room(exec_in) {
             return Err(CallError::full(what));
         }
-        if self.containers.len() >= MAX_CONTAINERS {
+        let ahead = self.launching.ahead().count();
+        if self.containers.len().saturating_sub(ahead) >= MAX_CONTAINERS {
             return Err(CallError::full("containers"));
         }
         self.ensure_launcher()
@@ -333,7 +339,15 @@ impl Control {
     /// Whether a client ordered its death and waits for a notification.
     fn awaits_end(&self, start: &Pending) -> bool {
         let container = self.containers.get(&start.name);
-        start.killed && container.is_none_or(Container::is_alive)
+        start.killed && start.ahead.is_none() && container.is_none_or(Container::is_alive)
+    }
+
+    /// A start has ended without its program.
+    pub(super) fn start_ended(&mut self, start: Pending, error: LaunchError, left: bool) {
+        match left {
+            true => self.interrupted(start, error),
+            false => self.fail(start, error),
+        }
     }
 
     /// Nothing of a start exists or can appear any more. The client that ordered it gets the failure; a

@@ -17,20 +17,22 @@ use super::launch::{Launcher, Made};
 use super::under_way::UnderWay;
 
 impl Launcher {
-    /// Finishes a container made ahead as the one of this start.
+    /// Finishes a container made ahead as the one of this start. It waits as before if that fails before anything can
+    /// find it by the start's name.
     pub(super) fn complete(
         &self,
         order: &Start,
         fds: Vec<OwnedFd>,
         ahead: &mut UnderWay,
     ) -> Result<(), LaunchError> {
-        let (made, socket) = ahead.resume().ok_or(LaunchError::EndedEarly)?;
+        let made = ahead.waiting().ok_or(LaunchError::EndedEarly)?;
         if let Some(scratch) = &mut made.scratch {
             scratch.moved(&order.spec.root)?;
         }
         if let Some(cgroup) = &made.cgroup {
             label(cgroup, &order.spec.name)?;
         }
+        let (made, socket) = ahead.resume().ok_or(LaunchError::EndedEarly)?;
         self.hand_over_rest(order, fds, made, (socket, true))
     }
 

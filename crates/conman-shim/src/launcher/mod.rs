@@ -48,7 +48,8 @@
 //! waits for the link right before it drops its privileges.
 //!
 //! The CPU limit comes last, so that it throttles the program and not the creation of its container. The kernel visits
-//! all cgroups of the host for it, so C writes it, and L does other work.
+//! all cgroups of the host for it, so C writes it, and L does other work. That of a container made ahead is set when it
+//! is made, unless it is so small that the start would wait for it.
 //! C's end of the socket is close-on-exec: if it closes without an error report, the exec succeeded, that of an init included.
 //! When the launcher dies, C reads the end of the socket instead of its root, and exits.
 
@@ -230,7 +231,7 @@ impl Serving<'_> {
         Ok(true)
     }
 
-    /// Finishes a container made ahead. The failure of one that has ended meanwhile is reported already.
+    /// Finishes a container made ahead. One that has ended meanwhile is reported as not taken already.
     fn complete(&mut self, start: &Start, fds: Vec<OwnedFd>) -> io::Result<()> {
         let mut all = self.under_way.iter();
         let Some(index) = all.position(|one| one.ticket == start.ticket) else {
@@ -251,14 +252,24 @@ impl Serving<'_> {
         start: UnderWay,
         outcome: Result<Phases, LaunchError>,
     ) -> io::Result<()> {
-        let ticket = start.ticket;
+        let (ticket, waits) = (start.ticket, start.waits());
         let outcome = match outcome {
             Ok(phases) => Report::Running { ticket, phases },
-            Err(error) => Report::Failed {
-                ticket,
-                error,
-                left: start.take_back(),
-            },
+            Err(error) => {
+                let left = start.take_back();
+                match waits {
+                    true => Report::NotTaken {
+                        ticket,
+                        error,
+                        left,
+                    },
+                    false => Report::Failed {
+                        ticket,
+                        error,
+                        left,
+                    },
+                }
+            }
         };
         report(self.socket, &outcome)
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use conman_fence::Report;
 use conman_linux::PidFd;
 use conman_shim_protocol::{LaunchError, Phases, decode, seqpacket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::child::{ChildReport, GO};
 use super::launch::Made;
@@ -106,7 +107,25 @@ impl UnderWay {
         self.deadline.map(left)
     }
 
-    /// The container made ahead that waits, to be finished from now on.
+    /// Whether it is a container made ahead that is no start's yet.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self.stage, Stage::Container(_)) && self.deadline.is_none()
+    }
+
+    /// The container made ahead that waits; `None` if it has ended. It sends nothing until then.
+    pub(super) fn waiting(&mut self) -> Option<&mut Made> {
+        if !self.waits() {
+            return None;
+        }
+        let Stage::Container(made) = &mut self.stage else {
+            return None;
+        };
+        let mut socket = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)];
+        let ended = poll(&mut socket, Some(&Timespec::default()));
+        (ended == Ok(0)).then_some(made)
+    }
+
+    /// It is a start's, and finished from now on.
     pub(super) fn resume(&mut self) -> Option<(&mut Made, &OwnedFd)> {
         let Stage::Container(made) = &mut self.stage else {
             return None;

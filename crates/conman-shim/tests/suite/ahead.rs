@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use conman_linux::{CgroupLayout, Cgroups, Freezer, PidFd};
-use conman_shim::{Ahead, ClientError, ContainerState, LaunchSpec, NetworkSpec, Reply, Request};
+use conman_linux::{CgroupLayout, Cgroups, Freezer, PidFd, Signal};
+use conman_shim::{
+    Ahead, ClientError, ContainerState, FenceState, LaunchSpec, NetworkSpec, Reply, Request,
+};
 
-use crate::support::fencing::{arm, is_fenced, unfence};
+use crate::support::fencing::{arm, is_fenced, state, unfence};
 use crate::support::{
     Calls, Client, Launched, SOON, Shim, available, copy_program, next_end, stopped_launcher,
     subscribe, until, wait_dead,
@@ -88,13 +90,16 @@ fn a_start_takes_one_and_has_all_that_is_its_own() {
     let shim = Shim::start();
     let mut client = shim.client();
     subscribe(&mut client);
-    let spec = session(&shim, "alice.1");
+    let mut spec = session(&shim, "alice.1");
+    spec.limits.cpu_millis = Some(500);
     let process = make(&shim, &mut client, "ahead_1", &spec);
     assert!(names(&mut client).is_empty(), "it is no session's");
     let environment = fs::read(format!("/proc/{}/environ", process.pid())).expect("readable");
     assert!(!String::from_utf8_lossy(&environment).contains("secret"));
     let cgroup = format!("{}/ahead_1", shim.cgroup);
     assert_eq!(cgroups().label(&cgroup).as_deref(), Some(""));
+    // The start does not wait for it.
+    assert!(cgroups().cpu_limit(&cgroup).is_some());
 
     let started = start(&mut client, taking(&shim, "ahead_1", &spec));
     assert_eq!((started.pid, started.phases.ahead), (process.pid(), true));
@@ -154,9 +159,7 @@ fn one_of_another_kind_that_is_dead_or_unknown_fails_no_start() {
     assert_eq!(names(&mut client), ["more.1", "other.1", "unknown.1"]);
 
     let name = "ahead_1".to_owned();
-    client
-        .ask(Request::Signal { name, signal: 9 })
-        .expect("ended");
+    client.ask(Request::Kill { name }).expect("ended");
     assert!(until(|| is_gone(&shim, "ahead_1")) && is_gone(&shim, "ahead_2"));
     for launched in [&more, &after_dead, &after_unknown] {
         let process = launched.process.as_ref().expect("a hold on it");
@@ -165,6 +168,82 @@ fn one_of_another_kind_that_is_dead_or_unknown_fails_no_start() {
         // No end of one that was made ahead came before.
         assert!(!next_end(&mut client).name.starts_with("ahead"));
     }
+}
+
+/// One that a start has taken while the launcher stands still, which gets the start's order afterwards.
+struct Taken {
+    process: PidFd,
+    launcher: PidFd,
+    calls: Calls,
+}
+
+impl Taken {
+    fn new(shim: &Shim, client: &mut Client, spec: &LaunchSpec) -> Self {
+        let process = make(shim, client, "ahead_1", spec);
+        let launcher = stopped_launcher(shim);
+        let mut calls = Calls::connect(shim);
+        calls.send(Request::Launch(Box::new(taking(shim, "ahead_1", spec))));
+        let mut is_taken = || {
+            let name = spec.name.clone();
+            let found = client.ask(Request::Find { name });
+            matches!(found, Ok(Reply::Found { container: Some(view), .. }) if view.pid == process.pid())
+        };
+        assert!(until(&mut is_taken));
+        Self {
+            process,
+            launcher,
+            calls,
+        }
+    }
+
+    /// The answer to the start.
+    fn answer(mut self) -> Reply {
+        assert!(self.process.wait_dead(SOON).expect("waited"));
+        let going_on = self.launcher.signal(Signal::SIGCONT);
+        going_on.expect("continued");
+        self.calls.next().1
+    }
+}
+
+#[test]
+fn a_start_whose_container_ends_as_it_is_taken_goes_the_usual_way() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    subscribe(&mut client);
+    let spec = session(&shim, "alice.1");
+    let taken = Taken::new(&shim, &mut client, &spec);
+    taken.process.kill().expect("killed");
+    let answer = taken.answer();
+    let Reply::Launched { pid, phases } = answer else {
+        panic!("{answer:?}");
+    };
+    assert!(!phases.ahead);
+    assert_eq!(names(&mut client), ["alice.1"]);
+    assert!(until(|| shim.log("alice.1").ends_with("\n0\n")));
+    assert!(until(|| is_gone(&shim, "ahead_1")));
+    let name = "alice.1".to_owned();
+    client.ask(Request::Kill { name }).expect("killed");
+    let end = next_end(&mut client);
+    assert_eq!((&*end.name, end.pid), ("alice.1", pid), "the only end");
+}
+
+#[test]
+fn a_start_that_is_killed_as_it_takes_one_ends() {
+    if !available() {
+        return;
+    }
+    let shim = Shim::start();
+    let mut client = shim.client();
+    let spec = session(&shim, "alice.1");
+    let taken = Taken::new(&shim, &mut client, &spec);
+    let name = "alice.1".to_owned();
+    client.ask(Request::Kill { name }).expect("killed");
+    let answer = taken.answer();
+    assert!(matches!(answer, Reply::Failed { .. }), "{answer:?}");
+    assert!(names(&mut client).is_empty() && is_gone(&shim, "ahead_1"));
 }
 
 #[test]
@@ -239,6 +318,29 @@ fn what_a_shim_leaves_of_them_when_it_dies_is_removed_by_the_next_one() {
 }
 
 #[test]
+fn what_a_shim_leaves_of_one_when_it_dies_with_its_state_is_removed_by_the_next_one() {
+    if !available() {
+        return;
+    }
+    let mut shim = Shim::start();
+    let mut client = shim.client();
+    let spec = session(&shim, "alice.1");
+    let waits = make(&shim, &mut client, "ahead_1", &spec);
+    let process = PidFd::open(client.shim_pid()).expect("it lives");
+    process.kill().expect("killed");
+    assert!(waits.wait_dead(SOON).expect("waited"));
+    fs::remove_file(shim.path("shim.state")).expect("removed");
+    shim.succeed();
+    let mut client = shim.client();
+    let is_there = || {
+        let left = cgroups().children(&shim.cgroup);
+        left.contains(&"ahead_1".to_owned())
+    };
+    assert!(until(|| !is_there()));
+    assert_eq!(state(&mut client), FenceState::Unarmed, "nothing lived");
+}
+
+#[test]
 fn one_that_a_shim_was_making_when_it_died_is_removed_by_the_next_one() {
     if !available() {
         return;
@@ -256,9 +358,7 @@ fn one_that_a_shim_was_making_when_it_died_is_removed_by_the_next_one() {
         other => panic!("{other:?}"),
     };
     assert!(until(&mut is_known));
-    launcher
-        .signal(conman_linux::Signal::SIGCONT)
-        .expect("continued");
+    launcher.signal(Signal::SIGCONT).expect("continued");
     shim.succeed();
     let mut client = shim.client();
     assert!(until(|| is_gone(&shim, "ahead_1")));
