@@ -9,8 +9,8 @@
 //! One task makes and ends them, while no start is under way. Nothing waits for it: a start that finds none, or whose
 //! has ended, makes its container from the beginning.
 
-use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet};
 use std::fs::DirBuilder;
 use std::hash::BuildHasher;
 use std::io;
@@ -20,13 +20,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use conman_image::{ImageGuard, ImageId, ImageName};
-use conman_linux::{Meminfo, read_proc, spread_directories};
+use conman_linux::{DiskUsage, Meminfo, read_proc, spread_directories};
 use conman_proto::ResolvedSpec;
 use conman_shim_protocol::{LaunchSpec, Request, RootKind};
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::failure::{call_failed, refused};
+use super::failure::{call_failed, milliseconds, refused};
 use super::{Inner, away};
 use crate::RuntimeError;
 use crate::shared::container_files::host_error;
@@ -44,14 +44,12 @@ const UNUSED: Duration = Duration::from_mins(10);
 /// Memory is short if less than this part of it is available.
 const SHORT_PART: u64 = 10;
 
-/// Bound on the end of one.
+/// Bound on waiting for the ends of several.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 const END_INTERVAL: Duration = Duration::from_millis(2);
 
 /// For root only, like the containers' directories.
 const MODE: u32 = 0o700;
-
-const SIGKILL: i32 = 9;
 
 const ACTION: &str = "make ahead";
 
@@ -68,6 +66,8 @@ pub(super) struct Pool {
 #[derive(Debug, Default)]
 struct PoolState {
     by_template: HashMap<String, Kind>,
+    /// The names of those that containers have taken which were not started.
+    taken: HashSet<String>,
     /// The names of those that are of no use.
     dropped: Vec<String>,
     made: u64,
@@ -79,12 +79,22 @@ struct PoolState {
 }
 
 /// What the starts of one template have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StartKind {
+    /// Its [`LaunchSpec::kind`].
+    pub(super) spec: LaunchSpec,
+    /// Of its directory; it must be set while that is empty.
+    pub(super) quota: Option<DiskUsage>,
+    pub(super) image: ImageId,
+}
+
+/// A template in use.
 #[derive(Debug)]
 struct Kind {
-    spec: LaunchSpec,
+    kind: StartKind,
     /// The cgroup above theirs.
     above: String,
-    image: (ImageName, ImageId),
+    image: ImageName,
     size: usize,
     used: Instant,
     waiting: Vec<MadeAhead>,
@@ -149,16 +159,16 @@ impl Pool {
         Starting(self)
     }
 
-    /// Takes one for this start, if its template has a pool and one of its kind waits: it moves the directory to `to`
-    /// and returns the name.
+    /// Takes one for a start of this kind, if its template has a pool and one waits: it moves the directory to `to` and
+    /// returns the name. `cgroup` is the start's.
     pub(super) fn take(
         &self,
         spec: &ResolvedSpec,
-        launch: &LaunchSpec,
-        image: ImageId,
+        kind: StartKind,
+        cgroup: &str,
         to: &Path,
     ) -> Option<String> {
-        let name = self.pop(spec, launch, image)?;
+        let name = self.pop(spec, kind, cgroup)?;
         let moved = rustix::fs::renameat_with(
             rustix::fs::CWD,
             self.directory_of(&name),
@@ -167,7 +177,10 @@ impl Pool {
             rustix::fs::RenameFlags::NOREPLACE,
         );
         match moved {
-            Ok(()) => Some(name),
+            Ok(()) => {
+                self.lock().taken.insert(name.clone());
+                Some(name)
+            }
             Err(error) => {
                 tracing::warn!(name, %error, "cannot take a container made ahead");
                 self.drop_one(name);
@@ -176,9 +189,18 @@ impl Pool {
         }
     }
 
-    /// It was taken in vain.
+    /// Whether a container that has taken this one is started for the first time, by the process that created it: what
+    /// is in the container's directory is of the one that was taken. Later it may be of the container.
+    pub(super) fn is_first_start(&self, name: &str) -> bool {
+        self.lock().taken.remove(name)
+    }
+
+    /// It is of no use, unless a start has taken it.
     pub(super) fn drop_one(&self, name: String) {
-        self.lock().dropped.push(name);
+        let mut state = self.lock();
+        state.taken.remove(&name);
+        state.dropped.push(name);
+        drop(state);
         self.changed.notify_one();
     }
 
@@ -192,7 +214,7 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    fn pop(&self, spec: &ResolvedSpec, launch: &LaunchSpec, image: ImageId) -> Option<String> {
+    fn pop(&self, spec: &ResolvedSpec, kind: StartKind, cgroup: &str) -> Option<String> {
         let size = usize::try_from(spec.pool).unwrap_or(0);
         let template = spec.template.as_ref()?;
         if size == 0 {
@@ -202,18 +224,17 @@ impl Pool {
         if state.closed {
             return None;
         }
-        let kind = launch.kind();
         if let Some(known) = state.by_template.get_mut(template)
-            && known.spec == kind
+            && known.kind == kind
         {
             (known.used, known.size) = (Instant::now(), size);
             return known.waiting.pop().map(|one| one.name);
         }
-        let (above, _) = launch.cgroup.rsplit_once('/')?;
+        let (above, _) = cgroup.rsplit_once('/')?;
         let fresh = Kind {
-            spec: kind,
+            kind,
             above: above.to_owned(),
-            image: (spec.image.parse().ok()?, image),
+            image: spec.image.parse().ok()?,
             size,
             used: Instant::now(),
             waiting: Vec::new(),
@@ -229,7 +250,7 @@ impl Pool {
     fn take_dropped(
         &self,
         is_short: bool,
-        is_named: impl Fn(&(ImageName, ImageId)) -> bool,
+        is_named: impl Fn(&ImageName, &ImageId) -> bool,
     ) -> Vec<String> {
         let mut state = self.lock();
         let PoolState {
@@ -246,7 +267,8 @@ impl Pool {
             dropped.extend(names(kind.waiting.drain(excess..)));
         }
         by_template.retain(|_, kind| {
-            let kept = !*closed && kind.used.elapsed() < UNUSED && is_named(&kind.image);
+            let is_of_use = kind.used.elapsed() < UNUSED && is_named(&kind.image, &kind.kind.image);
+            let kept = !*closed && is_of_use;
             if !kept {
                 dropped.extend(names(kind.waiting.drain(..)));
             }
@@ -255,28 +277,28 @@ impl Pool {
         std::mem::take(dropped)
     }
 
-    /// The order for the next one, if one is missing: its template and its image come along.
-    fn lacking(&self) -> Option<(String, ImageId, LaunchSpec)> {
+    /// The order for the next one, if one is missing: its template and its kind come along.
+    fn lacking(&self) -> Option<(String, StartKind, LaunchSpec)> {
         let mut state = self.lock();
         let lacking = |(_, kind): &(&String, &Kind)| kind.waiting.len() < kind.size;
         let (template, kind) = state.by_template.iter().find(lacking)?;
         let name = format!("ahead_{:016x}_{}", self.prefix, state.made);
         let directory = self.directory_of(&name);
-        let mut order = kind.spec.clone();
+        let mut order = kind.kind.spec.clone();
         order.cgroup = format!("{}/{name}", kind.above);
         order.root.scratch = directory.join("root");
         order.log = directory.join("log");
         order.name = name;
-        let found = (template.clone(), kind.image.1, order);
+        let found = (template.clone(), kind.kind.clone(), order);
         state.made += 1;
         Some(found)
     }
 
     /// It waits, unless the template's starts are of another kind meanwhile.
-    fn add(&self, template: &str, spec: &LaunchSpec, one: MadeAhead) {
+    fn add(&self, template: &str, kind: &StartKind, one: MadeAhead) {
         let mut state = self.lock();
         match state.by_template.get_mut(template) {
-            Some(kind) if kind.spec == *spec => kind.waiting.push(one),
+            Some(known) if known.kind == *kind => known.waiting.push(one),
             _ => state.dropped.push(one.name),
         }
     }
@@ -295,11 +317,9 @@ impl Pool {
 }
 
 impl Inner {
-    /// Whether a container can be made before its session is known. A project quota must be set on an empty directory.
+    /// Whether containers of it are made before their sessions are known.
     pub(super) fn can_be_made_ahead(&self, spec: &ResolvedSpec) -> bool {
-        let has_quota = spec.disk_bytes.or(spec.disk_inodes).is_some() && self.quotas.is_some();
-        let is_overlay = self.root_kind(spec) == RootKind::Overlay;
-        spec.pool > 0 && !has_quota && is_overlay
+        spec.pool > 0 && self.root_kind(spec) == RootKind::Overlay
     }
 
     /// Starts the task that makes them, once there is something to make.
@@ -322,15 +342,13 @@ impl Inner {
         let is_short = tokio::task::spawn_blocking(memory_is_short).await;
         let is_short = is_short.unwrap_or(true);
         let store = self.images.store();
-        let is_named = |(name, id): &(ImageName, ImageId)| {
+        let is_named = |name: &ImageName, id: &ImageId| {
             let found = store.get(name);
             found.is_some_and(|image| image.id == *id)
         };
         let dropped = self.pool.take_dropped(is_short, is_named);
-        for name in &dropped {
-            self.end_ahead(name).await;
-        }
         if !dropped.is_empty() {
+            self.end_ahead(&dropped).await;
             tracing::debug!(
                 count = dropped.len(),
                 is_short,
@@ -342,26 +360,43 @@ impl Inner {
         !is_short
     }
 
-    /// Ends one, if it was not taken, and waits until nothing of it is left.
-    pub(super) async fn end_ahead(self: &Arc<Self>, name: &str) {
-        let end = Request::Signal {
-            name: name.to_owned(),
-            signal: SIGKILL,
-        };
-        // The shim keeps an unknown name from ever starting, and keeps a bounded number of them.
-        if self.is_ahead(name).await && self.ask(&end).await.is_ok() {
-            let deadline = Instant::now() + END_PATIENCE;
-            while Instant::now() < deadline && self.is_ahead(name).await {
-                sleep(END_INTERVAL).await;
+    /// Ends those that no start has taken, and waits a moment until nothing of them is left.
+    async fn end_ahead(self: &Arc<Self>, names: &[String]) {
+        let ended = async {
+            for name in names {
+                let kill = Request::Kill { name: name.clone() };
+                // The shim keeps an unknown name from ever starting, and keeps a bounded number of them.
+                if self.is_ahead(name).await
+                    && let Err(error) = self.ask(&kill).await
+                {
+                    tracing::debug!(name, %error, "cannot end a container made ahead");
+                }
             }
+            for name in names {
+                while self.is_ahead(name).await {
+                    sleep(END_INTERVAL).await;
+                }
+            }
+        };
+        if timeout(END_PATIENCE, ended).await.is_err() {
+            tracing::warn!(
+                patience_ms = milliseconds(END_PATIENCE),
+                "containers made ahead have not ended in time; the shim removes each as soon as it ends"
+            );
         }
-        let (inner, directory) = (Arc::clone(self), self.pool.directory_of(name));
+        let directories: Vec<_> = names
+            .iter()
+            .map(|name| self.pool.directory_of(name))
+            .collect();
+        let inner = Arc::clone(self);
         let discarded = away("end", move || {
-            let discarded = inner.store.trash.discard(&directory);
-            discarded.map_err(|source| host_error("throw away", &directory, source))
+            directories.iter().try_for_each(|directory| {
+                let discarded = inner.store.trash.discard(directory);
+                discarded.map_err(|source| host_error("throw away", directory, source))
+            })
         });
         if let Err(error) = discarded.await {
-            tracing::warn!(name, %error, "cannot remove the directory of a container made ahead");
+            tracing::warn!(%error, "cannot remove the directory of a container made ahead");
         }
     }
 
@@ -373,20 +408,22 @@ impl Inner {
 
     /// Makes one that is missing. `false` when none is.
     async fn make_ahead(self: &Arc<Self>) -> Result<bool, RuntimeError> {
-        let Some((template, image, order)) = self.pool.lacking() else {
+        let Some((template, kind, order)) = self.pool.lacking() else {
             return Ok(false);
         };
         let (inner, name) = (Arc::clone(self), order.name.clone());
+        let (image, quota) = (kind.image, kind.quota);
         let prepared = away(ACTION, move || {
             let guard = inner.images.store().pin_id(&image);
             let guard = guard.map_err(|error| refused(ACTION, &name, error.to_string()))?;
             let directory = inner.pool.directory_of(&name);
             let made = DirBuilder::new().mode(MODE).create(&directory);
             made.map_err(|source| host_error("make", &directory, source))?;
+            inner.limit_disk(&directory, quota);
             Ok(guard)
         });
         let guard = prepared.await?;
-        let (name, kind) = (order.name.clone(), order.kind());
+        let name = order.name.clone();
         let request = Request::Launch(Box::new(order));
         match self.link.call(&request, &[], self.timeouts.start).await {
             Ok(_) => {
@@ -398,7 +435,7 @@ impl Inner {
                 Ok(true)
             }
             Err(error) => {
-                self.end_ahead(&name).await;
+                self.end_ahead(std::slice::from_ref(&name)).await;
                 Err(call_failed(ACTION, &name, error))
             }
         }

@@ -8,6 +8,7 @@ use conman_proto::{ResolvedSpec, RuntimeKind};
 use conman_shim_protocol::{Ahead, BindSpec, Hardening, LaunchSpec, RootKind, RootSpec};
 
 use super::Inner;
+use super::ahead::StartKind;
 use super::attach::shim_size;
 use super::failure::refused;
 use super::link::StoredLink;
@@ -43,21 +44,27 @@ impl Inner {
         let key = &plan.key;
         let dir = self.store.container(key);
         let mut stored = self.order(plan, image.image(), &dir, link)?;
-        if self.can_be_made_ahead(&plan.spec)
-            && let Some(name) =
-                self.pool
-                    .take(&plan.spec, &stored.launch, image.image().id, dir.path())
+        let quota = self.disk_quota(&plan.spec);
+        let ahead = self.can_be_made_ahead(&plan.spec).then(|| StartKind {
+            spec: stored.launch.kind(),
+            quota,
+            image: image.image().id,
+        });
+        let cgroup = &stored.launch.cgroup;
+        if let Some(name) =
+            ahead.and_then(|kind| self.pool.take(&plan.spec, kind, cgroup, dir.path()))
         {
             stored.launch.ahead = Ahead::Take { name };
             if let Some(cgroup) = stored.launch.cgroup_of_taken() {
                 self.kernel.may_take(key, cgroup);
             }
-        } else if !dir.make()? {
+        } else if dir.make()? {
+            self.limit_disk(dir.path(), quota);
+        } else {
             return Err(RuntimeError::Exists {
                 subject: key.to_string(),
             });
         }
-        self.limit_disk(plan, &dir);
         // Empty: the files are in the order. While the directory exists, the container may start.
         let files = ContainerFiles::at(&plan.files_dir);
         let made = self.make_root(&stored, plan, image.image());

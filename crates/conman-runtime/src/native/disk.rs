@@ -12,38 +12,43 @@ use conman_proto::ResolvedSpec;
 
 use super::failure::call_failed;
 use super::snapshots::Snapshots;
-use super::store::{self, ContainerDir};
+use super::store;
 use super::{Inner, away, pausing};
 use crate::shared::container_files::host_error;
 use crate::shim_link::LinkError;
-use crate::{ContainerKey, ContainerPlan, DiskExcess, PausedBy, RuntimeError};
+use crate::{ContainerKey, DiskExcess, PausedBy, RuntimeError};
 
 /// Most descriptors and mappings of one container that are searched for files without a name: a few tenths
 /// of a second's work. One with more cannot be measured.
 const MAX_LOOKS: usize = 200_000;
 
 impl Inner {
-    /// Sets the limits of a container's new directory, if the file system supports them. If that
-    /// fails, the container is measured.
-    pub(super) fn limit_disk(&self, plan: &ContainerPlan, dir: &ContainerDir) {
-        let Some(quotas) = self.quotas else { return };
+    /// The quota of a container's directory, if it has a limit and the file system has project quotas.
+    pub(super) fn disk_quota(&self, spec: &ResolvedSpec) -> Option<DiskUsage> {
         let ResolvedSpec {
             disk_bytes,
             disk_inodes,
             ..
-        } = &plan.spec;
-        if disk_bytes.or(*disk_inodes).is_none() {
-            return;
-        }
-        let limits = DiskUsage {
+        } = spec;
+        let is_limited = self.quotas.is_some() && disk_bytes.or(*disk_inodes).is_some();
+        is_limited.then(|| DiskUsage {
             bytes: disk_bytes.unwrap_or_default(),
             inodes: disk_inodes.unwrap_or_default(),
+        })
+    }
+
+    /// Sets the quota of a container's new directory. If that fails, the container is measured.
+    pub(super) fn limit_disk(&self, directory: &Path, quota: Option<DiskUsage>) {
+        let (Some(quotas), Some(quota)) = (self.quotas, quota) else {
+            return;
         };
-        match quotas.limit(dir.path(), limits) {
+        match quotas.limit(directory, quota) {
             Ok(true) => {}
-            Ok(false) => tracing::debug!(container = %plan.key, "no project id for a quota"),
+            Ok(false) => {
+                tracing::debug!(directory = %directory.display(), "no project id for a quota")
+            }
             Err(error) => tracing::warn!(
-                container = %plan.key, %error,
+                directory = %directory.display(), %error,
                 "cannot set a project quota; the session's disk usage is measured"
             ),
         }

@@ -21,8 +21,7 @@ impl Inner {
         let (inner, owned) = (Arc::clone(&self), key.clone());
         let screen = self.last_screen(&key).await;
         if let Some(name) = self.kernel.ahead_of(&key) {
-            // Unless a start has taken it.
-            self.end_ahead(&name).await;
+            self.pool.drop_one(name);
         }
         let leaving = away(ACTION, move || {
             inner.kernel.check_dead(&owned)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use conman_linux::Mount;
 use conman_proto::RuntimeKind;
 use conman_shim_protocol::{
-    CallError, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request, RootKind,
+    Ahead, CallError, LaunchSpec, NetworkSpec, Phases, ProgramSpec, Reply, Request, RootKind,
 };
 use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep};
@@ -160,8 +160,15 @@ impl Inner {
         }
         mounts.extend(self.mount_root(&stored.launch)?);
         let session = stored.session_program;
+        let mut launch = stored.launch;
+        if let Ahead::Take { name } = &launch.ahead
+            && !self.pool.is_first_start(name)
+        {
+            // Its directory, which a start empties that finds what it takes ended, may be of a session that runs.
+            launch.ahead = Ahead::No;
+        }
         Ok(Prepared {
-            launch: stored.launch,
+            launch,
             mounts,
             link: stored.link,
             session: session.map(|program| (program, stored.kernel_cpu_millis)),

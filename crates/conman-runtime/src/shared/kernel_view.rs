@@ -47,9 +47,10 @@ impl KernelView {
     /// The cgroups that the container's processes may be in.
     fn cgroup_paths(&self, key: &ContainerKey) -> impl Iterator<Item = String> {
         let ahead = self.lock_ahead().get(key).cloned();
-        // Until the container takes it, nothing of the container is in it.
+        // Until the container takes it, its label is empty, and nothing of the container is in it. Its label goes with
+        // the first of its directories that is removed.
         let name = crate::shim_link::name(key);
-        let taken = ahead.filter(|path| self.cgroups.label(path).is_some_and(|it| it == name));
+        let taken = ahead.filter(|path| self.cgroups.label(path).is_none_or(|it| it == name));
         let drivers = self.drivers.iter();
         let usual = drivers.map(|driver| {
             naming::cgroup_parent(&self.instance, &key.session, key.generation, *driver).path

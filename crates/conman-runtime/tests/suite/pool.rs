@@ -1,12 +1,13 @@
 //! Starts that take containers made ahead, and all that may happen to these.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
-use conman_linux::{Cgroups, PidFd};
+use conman_linux::{Cgroups, PidFd, ProjectQuotas};
 use conman_proto::{Generation, ResolvedSpec, RuntimeKind};
 use conman_runtime::{
     ContainerKey, ContainerPlan, Lifecycle, MADE_AHEAD, NativeRuntime, NativeTimeouts, Started,
@@ -49,6 +50,7 @@ impl Scene {
             template: Some("python".to_owned()),
             command: ["sleep", "1000"].map(str::to_owned).to_vec(),
             memory_bytes: Some(64 << 20),
+            disk_bytes: Some(64 << 20),
             pool,
             ..resolved_spec(RuntimeKind::Native, IMAGE)
         };
@@ -131,6 +133,12 @@ async fn starts_take_what_was_made_ahead_and_leave_nothing() {
     let pids = scene.runtime.pids(&second.key).expect("read");
     assert!(pids.contains(&started.pid), "{pids:?}");
     assert_eq!(scene.runtime.list().await.expect("listed").len(), 2);
+    let own = scene.host.path(scene.instance.as_str());
+    for plan in [&first, &second] {
+        let directory = own.join(format!("containers/alice.{}", plan.key.generation));
+        let is_limited = ProjectQuotas::is_limited(&directory).expect("readable");
+        assert_eq!(is_limited, ProjectQuotas::of(&own).is_some());
+    }
     // The next daemon finds it by its record and its cgroup's label.
     let next = scene.host.open(&scene.instance, NativeTimeouts::default());
     assert!(next.owns_pid(&second.key, started.pid));
@@ -141,7 +149,7 @@ async fn starts_take_what_was_made_ahead_and_leave_nothing() {
     scene.remove(&first, &process).await;
     scene.runtime.end_idle_shim().await;
     until(async || scene.ahead().is_empty()).await;
-    let left = std::fs::read_dir(scene.host.path(scene.instance.as_str()).join("ahead"));
+    let left = std::fs::read_dir(own.join("ahead"));
     assert_eq!(left.expect("readable").count(), 0);
 }
 
@@ -219,6 +227,40 @@ async fn a_container_that_is_never_started_ends_what_it_has_taken() {
     scene.runtime.create(&second).await.expect("created");
     let found = scene.runtime.find(&second.key).await.expect("found");
     assert_eq!(found.expect("there").pid, None, "it has not started");
+    scene.removed(&second).await;
+    until(async || scene.ahead().iter().all(|name| !taken.contains(name))).await;
+    scene.remove(&first, &process).await;
+}
+
+/// Removes the one of a cgroup's directories that has its label.
+fn remove_labelled(cgroup: &str) -> bool {
+    let mounts = std::fs::read_dir("/sys/fs/cgroup").expect("there are cgroups");
+    let mounts = mounts.map(|entry| entry.expect("listed").path());
+    let mut directories = std::iter::once(PathBuf::from("/sys/fs/cgroup"))
+        .chain(mounts)
+        .map(|mount| mount.join(cgroup.trim_start_matches('/')));
+    let is_labelled =
+        |path: &PathBuf| rustix::fs::getxattr(path, "trusted.conman", &mut [0_u8; 256]).is_ok();
+    let found = directories.find(is_labelled);
+    found.is_some_and(|path| std::fs::remove_dir(path).is_ok())
+}
+
+#[tokio::test]
+async fn a_removal_that_ended_halfway_through_a_cgroup_that_was_taken_is_completed() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let first = scene.plan(1);
+    let (_, process) = scene.start(&first).await;
+    scene.full(1).await;
+    let taken = scene.ahead();
+    let second = scene.plan(1);
+    let (started, other) = scene.start(&second).await;
+    assert!(took_one(&started));
+    other.kill().expect("killed");
+    assert!(other.wait_dead(PATIENCE).expect("waited"));
+    let above = instance_cgroup(&scene.instance, CgroupDriver::Cgroupfs);
+    until(async || remove_labelled(&format!("{above}/{}", taken[0]))).await;
     scene.removed(&second).await;
     assert!(scene.ahead().iter().all(|name| !taken.contains(name)));
     scene.remove(&first, &process).await;

@@ -49,8 +49,13 @@ impl Scene {
             ..resolved_spec(RuntimeKind::Native, IMAGE)
         };
         let to = self.directory.path().join("taken");
-        let image = self.guard().image().id;
-        let taken = self.pool.take(&spec, &launch(memory_bytes), image, &to);
+        let launch = launch(memory_bytes);
+        let kind = StartKind {
+            spec: launch.kind(),
+            quota: None,
+            image: self.guard().image().id,
+        };
+        let taken = self.pool.take(&spec, kind, &launch.cgroup, &to);
         if taken.is_some() {
             std::fs::remove_dir(to).expect("it was moved");
         }
@@ -60,21 +65,22 @@ impl Scene {
     /// Makes what is missing.
     fn fill(&self) -> usize {
         let mut count = 0;
-        while let Some((template, image, order)) = self.pool.lacking() {
-            assert_eq!(image, self.guard().image().id);
+        while let Some((template, kind, order)) = self.pool.lacking() {
+            assert_eq!(kind.image, self.guard().image().id);
+            assert_eq!(kind.spec, order.kind());
             std::fs::create_dir(self.pool.directory_of(&order.name)).expect("made");
             let one = MadeAhead {
                 name: order.name.clone(),
                 _image: self.guard(),
             };
-            self.pool.add(&template, &order.kind(), one);
+            self.pool.add(&template, &kind, one);
             count += 1;
         }
         count
     }
 
     fn dropped(&self, is_short: bool) -> usize {
-        let is_named = |(name, _): &(ImageName, ImageId)| self.store.get(name).is_some();
+        let is_named = |name: &ImageName, _: &ImageId| self.store.get(name).is_some();
         self.pool.take_dropped(is_short, is_named).len()
     }
 }
@@ -143,7 +149,7 @@ fn none_is_kept_while_memory_is_short_or_without_its_image_or_after_the_end() {
     );
     let name = IMAGE.parse().expect("a name");
     scene.store.remove(&name).expect("removed");
-    let is_named = |(name, _): &(ImageName, ImageId)| scene.store.get(name).is_some();
+    let is_named = |name: &ImageName, _: &ImageId| scene.store.get(name).is_some();
     assert_eq!(scene.pool.take_dropped(false, is_named).len(), 2);
     assert!(scene.pool.lacking().is_none());
     scene.pool.lock().closed = true;
@@ -160,6 +166,19 @@ fn a_directory_that_is_there_is_not_replaced() {
     assert_eq!((scene.take("python", 1), scene.fill()), (None, 2));
     std::fs::create_dir(scene.directory.path().join("taken")).expect("made");
     assert_eq!(scene.take("python", 1), None);
+}
+
+#[test]
+fn only_the_first_start_of_a_container_takes_one_and_only_in_the_process_that_created_it() {
+    let scene = Scene::new();
+    assert_eq!((scene.take("python", 1), scene.fill()), (None, 2));
+    let name = scene.take("python", 1).expect("one waits");
+    assert!(scene.pool.is_first_start(&name) && !scene.pool.is_first_start(&name));
+    assert!(!scene.pool.is_first_start("ahead_of_an_earlier_process"));
+    let never_started = scene.take("python", 1).expect("one waits");
+    scene.pool.drop_one(never_started.clone());
+    assert!(!scene.pool.is_first_start(&never_started));
+    assert_eq!(scene.dropped(false), 1);
 }
 
 #[test]

@@ -27,7 +27,7 @@ ls | wc -l";
 const DISK_BYTES: u64 = 64 << 20;
 const DISK_INODES: u64 = 1_024;
 
-const END: &str = "conman rm full && systemctl stop FS
+const END: &str = "conman rm --yes full taken && systemctl stop FS
 conman shim --stop --state-dir /srv/FS/state && until umount /srv/FS; do sleep 0.5; done";
 
 /// By nodes of their own, beside the one that is installed.
@@ -43,7 +43,7 @@ pub(crate) fn assert_the_file_system_enforces_them(machine: &Machine) {
              admin = \"/run/{name}.sock\"\n[limits]\ndisk_reserve_bytes = 16777216\n\
              {NATIVE_TEMPLATES}\
              [templates.full]\nimage = \"{ROOT}\"\ncommand = [\"sleep\", \"1000000\"]\n\
-             disk_bytes = {DISK_BYTES}\ndisk_inodes = {DISK_INODES}\n",
+             disk_bytes = {DISK_BYTES}\ndisk_inodes = {DISK_INODES}\npool = 1\n",
             port + 1
         );
         let config = format!("cat > /etc/conman/{name}.toml <<'CONFIG'\n{config}CONFIG");
@@ -57,25 +57,33 @@ pub(crate) fn assert_the_file_system_enforces_them(machine: &Machine) {
                 "{conman} image import /media/root.tar {ROOT} && conman run full --template full"
             ))
             .ok();
-
-        let pid = format!("{conman} inspect full --json | grep '\"pid\"'");
-        let before = machine.run(&pid).ok();
-        let in_session = |script: &str| {
-            machine
-                .run(&format!("{conman} exec full -- sh -c '{script}'"))
-                .ok()
-        };
-        let written: u64 = in_session(TOO_MUCH).trim().parse().expect("a number");
-        assert!(written <= DISK_BYTES, "{name}: {written} bytes");
-        assert!(written > DISK_BYTES / 2, "{name}: {written} bytes");
-        let _ = in_session("rm /big");
-        let made: u64 = in_session(TOO_MANY).trim().parse().expect("a number");
-        assert!(
-            made < DISK_INODES && made > DISK_INODES / 2,
-            "{name}: {made} files"
-        );
-        assert_eq!(machine.run(&pid).ok(), before, "{name}: it was ended");
+        assert_limited(machine, &conman, name, "full");
+        // Its container was made ahead meanwhile.
+        let run = format!("{conman} run taken --template full");
+        let _ = machine.run(&run).ok();
+        assert_limited(machine, &conman, name, "taken");
         let end = END.replace("FS", name);
         let _ = machine.run(&format!("{conman} ps; {end}")).ok();
     }
+}
+
+/// `name`: the file system's.
+fn assert_limited(machine: &Machine, conman: &str, name: &str, session: &str) {
+    let pid = format!("{conman} inspect {session} --json | grep '\"pid\"'");
+    let before = machine.run(&pid).ok();
+    let in_session = |script: &str| {
+        machine
+            .run(&format!("{conman} exec {session} -- sh -c '{script}'"))
+            .ok()
+    };
+    let written: u64 = in_session(TOO_MUCH).trim().parse().expect("a number");
+    assert!(written <= DISK_BYTES, "{name}: {written} bytes");
+    assert!(written > DISK_BYTES / 2, "{name}: {written} bytes");
+    let _ = in_session("rm /big");
+    let made: u64 = in_session(TOO_MANY).trim().parse().expect("a number");
+    assert!(
+        made < DISK_INODES && made > DISK_INODES / 2,
+        "{name}: {made} files"
+    );
+    assert_eq!(machine.run(&pid).ok(), before, "{name}: it was ended");
 }
