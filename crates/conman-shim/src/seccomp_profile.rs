@@ -40,8 +40,9 @@ pub(crate) const NETLINK_PROTOCOLS: [u32; 3] = [0, 4, 15];
 const PERSONALITIES: [u32; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 
 /// TIOCSTI puts characters into a terminal's input, TIOCLINUX selects in a console, TIOCSETD loads
-/// a line discipline, TIOCEXCL keeps others from opening the terminal.
-pub(crate) const REFUSED_IOCTLS: [u32; 4] = [0x5412, 0x541C, 0x5423, 0x540C];
+/// a line discipline, TIOCEXCL keeps others from opening the terminal. With `FS_IOC_SETFLAGS`, threads
+/// of the kernel compress a session's files, outside of its limit of processor time.
+pub(crate) const REFUSED_IOCTLS: [u32; 5] = [0x5412, 0x541C, 0x5423, 0x540C, 0x4008_6602];
 
 /// The type of BTRFS's ioctls, with its bits. A subvolume that a session made in its root would have no limit of its
 /// disk space, would keep the root from being removed, and would take one of a million device numbers of the host;

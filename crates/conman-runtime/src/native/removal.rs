@@ -70,7 +70,9 @@ impl Inner {
             if let Some(dir) = &dir {
                 dir.shed();
             }
-            inner.remove_root(&owned);
+            // Nobody waits for it: it may wait for others' starts.
+            let (other, root) = (Arc::clone(&inner), owned.clone());
+            tokio::task::spawn_blocking(move || other.remove_root(&root));
             inner.kernel.remove_cgroups(&owned)?;
             match dir.map(|dir| dir.plan()) {
                 Some(Ok(Some(plan))) => ContainerFiles::at(&plan.files_dir).remove(),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::Instance;
-use conman_linux::{LoopDevice, MountAttributes, NewFilesystem};
+use conman_linux::{LoopDevice, Mount, MountAttributes, NewFilesystem};
 use conman_runtime::{
     FenceOpener, LogOptions, NativeTimeouts, RootStore, Runtime, RuntimeError, SNAPSHOTS_FILE,
 };
@@ -21,7 +21,7 @@ use conman_testkit::runtime_conformance::{Harness, Running, Stage, say_skipped};
 use futures_util::StreamExt as _;
 
 use native_host::{Host, IMAGE};
-use rustix::fs::{Dir, Mode, OFlags, openat};
+use rustix::fs::{Dir, IFlags, Mode, OFlags, fstatvfs, ioctl_getflags, openat};
 
 /// The file system of each instance.
 const BYTES: u64 = 256 << 20;
@@ -170,16 +170,19 @@ fn unmounted(file: &Path) {
     }
 }
 
-/// The subvolumes in a directory of the file system.
-fn subvolumes(file: &Path, directory: &str) -> Vec<String> {
+fn mounted(file: &Path) -> Mount {
     let device = LoopDevice::find(file).expect("looked for");
     let device = device.expect("it is mounted");
     let file_system = NewFilesystem::open("btrfs").expect("begun");
     let source = device.node().to_str().expect("text");
     file_system.set("source", source).expect("set");
-    let mount = file_system
-        .mount(MountAttributes::empty())
-        .expect("mounted");
+    let mounted = file_system.mount(MountAttributes::empty());
+    mounted.expect("mounted")
+}
+
+/// The subvolumes in a directory of the file system.
+fn subvolumes(file: &Path, directory: &str) -> Vec<String> {
+    let mount = mounted(file);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let opened = openat(&mount, directory, flags, Mode::empty()).expect("opened");
     let entries = Dir::read_from(opened).expect("listed");
@@ -216,13 +219,10 @@ async fn what_no_container_and_no_image_uses_is_removed() {
             removed.expect("removed");
         }
     }
-    assert_eq!(subvolumes(&file, "sessions").len(), 0);
     let deadline = std::time::Instant::now() + PATIENCE;
-    while !subvolumes(&file, "images").is_empty() {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "the image's root stays"
-        );
+    let left = |directory| !subvolumes(&file, directory).is_empty();
+    while left("sessions") || left("images") {
+        assert!(std::time::Instant::now() < deadline, "a root stays");
         host.store().collect(&BTreeSet::new()).expect("collected");
         next.remove(&[]).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -306,6 +306,24 @@ async fn a_damaged_file_system_names_the_ways_out_and_the_next_boot_makes_anothe
     open().expect("made again");
 }
 
+#[tokio::test]
+async fn a_file_system_whose_growth_was_interrupted_grows_when_it_is_opened_next() {
+    let Ok(on_btrfs) = OnBtrfs::new().map_err(|why| say_skipped(&why)) else {
+        return;
+    };
+    let host = on_btrfs.0;
+    let instance = Instance::new([1, 2, 3, 5]);
+    drop(host.open(&instance, NativeTimeouts::default()));
+    let path = host.path(&format!("{instance}/{SNAPSHOTS_FILE}"));
+    unmounted(&path);
+    let file = std::fs::File::options().write(true).open(&path);
+    file.expect("opened").set_len(2 * BYTES).expect("set");
+    let _runtime = host.open(&instance, NativeTimeouts::default());
+    let found = fstatvfs(mounted(&path)).expect("read");
+    let bytes = found.f_blocks * found.f_frsize;
+    assert!(bytes > BYTES * 3 / 2, "{bytes} bytes of {}", 2 * BYTES);
+}
+
 /// What a session sees of its root and may do with it.
 const LOOK: &str = "echo owner $(stat -c %u /bin/busybox); echo x > /etc/new && chown 1000 /etc/new
     echo new $(stat -c %u /etc/new); rm /bin/vi && echo gone $?; sleep 1000";
@@ -321,6 +339,10 @@ async fn a_snapshots_files_belong_to_the_sessions_users_and_changes_stay_in_it()
         assert_eq!(said(&stage, &running, "new").await, 1000, "{name}");
         // The second one has the file that the first one removed.
         assert_eq!(said(&stage, &running, "gone").await, 0, "{name}");
+        // So it is never compressed.
+        let file = std::fs::File::open(format!("/proc/{}/root/etc/new", running.pid));
+        let flags = ioctl_getflags(file.expect("opened")).expect("read");
+        assert!(flags.contains(IFlags::NOCOW), "{flags:?}");
         let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", running.pid));
         let mounts = mounts.expect("it lives");
         assert!(

@@ -35,6 +35,12 @@ pub(super) const SESSIONS: &str = "sessions";
 /// Fewest bytes of a file system with a few small sessions.
 const LEAST_BYTES: u64 = 256 << 20;
 
+/// The part of it that no image's root takes.
+const SESSIONS_PART: u64 = 16;
+
+/// It is short of room if less than this part is free.
+const SHORT_PART: u64 = 4;
+
 /// What a person can do about a damaged one.
 const WAY_OUT: &str = "it holds only copies of images and what sessions wrote: end the sessions of this node and \
     remove the file, or set `images.store = \"overlay\"`";
@@ -84,6 +90,17 @@ impl FileSystem {
 
     pub(super) fn directory(&self, name: &str) -> io::Result<OwnedFd> {
         directory(&self.mount, name)
+    }
+
+    /// Bytes that one image's root may take: the rest of the room is for sessions.
+    pub(super) fn room_for_image(&self) -> io::Result<u64> {
+        let (free, all) = self.room()?;
+        Ok(free.saturating_sub(all / SESSIONS_PART))
+    }
+
+    /// Whether what is removed is needed before the kernel frees it anyway.
+    pub(super) fn is_short(&self) -> bool {
+        self.room().is_ok_and(|(free, all)| free < all / SHORT_PART)
     }
 
     /// Free and all bytes.
@@ -202,28 +219,25 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
 
 /// `bytes`: the size that one that exists grows to; it never shrinks.
 fn mount(path: &Path, bytes: Option<u64>) -> io::Result<Mount> {
-    let grown = match bytes {
-        Some(bytes) if fs::metadata(path)?.len() < bytes => {
-            allocate(&File::options().write(true).open(path)?, bytes)?;
-            true
-        }
-        _ => false,
-    };
-    let device = LoopDevice::attach(path)?;
-    if grown {
-        device.update_size()?;
+    if let Some(bytes) = bytes
+        && fs::metadata(path)?.len() < bytes
+    {
+        allocate(&File::options().write(true).open(path)?, bytes)?;
     }
+    let device = LoopDevice::attach(path)?;
+    // Also of a file that grew just before an earlier process died.
+    device.update_size()?;
     let file_system = NewFilesystem::open("btrfs")?;
     file_system.set("source", &device.node().to_string_lossy())?;
-    // Its room stays allocated.
-    for flag in ["nobarrier", "nodiscard"] {
+    // Its room stays allocated. Threads of the kernel, which no session's `cpus` limits, would compute checksums and
+    // compress: files that are not copied on write have neither, unless a program sets their flags, which the system
+    // call filter refuses.
+    for flag in ["nobarrier", "nodiscard", "nodatacow"] {
         file_system.set_flag(flag)?;
     }
     // Otherwise reading a file would write, and no two containers would share a directory's blocks.
     let attributes = MountAttributes::MOUNT_ATTR_NODEV | MountAttributes::MOUNT_ATTR_NOATIME;
     let mount = file_system.mount(attributes)?;
-    if grown {
-        grow_to_device(directory(&mount, ".")?)?;
-    }
+    grow_to_device(directory(&mount, ".")?)?;
     Ok(mount)
 }

@@ -45,9 +45,16 @@ pub(super) fn copy(layers: &[&Path], target: &OwnedFd) -> io::Result<()> {
     if !copied.success() {
         let errors = String::from_utf8_lossy(&errors);
         let first = errors.lines().next().unwrap_or_default();
-        return Err(match errors.contains("No space left on device") {
-            true => Errno::NOSPC.into(),
-            false => io::Error::other(format!("cannot copy the image: {first}")),
+        let is_full = [Errno::NOSPC, Errno::DQUOT].into_iter().find(|errno| {
+            let text = match *errno {
+                Errno::DQUOT => "Disk quota exceeded",
+                _ => "No space left on device",
+            };
+            errors.contains(text)
+        });
+        return Err(match is_full {
+            Some(errno) => errno.into(),
+            None => io::Error::other(format!("cannot copy the image: {first}")),
         });
     }
     MOUNT_POINTS

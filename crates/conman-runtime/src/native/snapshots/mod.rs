@@ -18,14 +18,14 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use conman_image::{Image, ImageId};
 use conman_linux::{
     Mount, create_snapshot, create_subvolume, destroy_subvolume, free_destroyed_subvolumes,
     is_subvolume_read_only, limit_subvolume, make_subvolume_read_only,
 };
-use rustix::fs::{Dir, Mode, OFlags, openat};
+use rustix::fs::{Dir, FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
 
 use crate::RuntimeError;
@@ -38,8 +38,23 @@ pub(super) struct Snapshots {
     file_system: FileSystem,
     images: OwnedFd,
     sessions: OwnedFd,
-    /// Held while an image's root is made or removed.
+    /// Held while an image's root is made or removed, with a lock of `images` against another daemon, which is there
+    /// during an upgrade.
     making: Mutex<()>,
+}
+
+/// Nobody else makes or removes an image's root.
+struct Making<'a> {
+    images: &'a OwnedFd,
+    _alone: MutexGuard<'a, ()>,
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = flock(self.images, FlockOperation::Unlock) {
+            tracing::warn!(%error, "cannot unlock the directory of images' roots");
+        }
+    }
 }
 
 impl Snapshots {
@@ -91,7 +106,8 @@ impl Snapshots {
         hold(&self.sessions, name).is_ok()
     }
 
-    /// Removes a container's root, which no process uses. The kernel frees its space in the background. One that
+    /// Removes a container's root, which no process uses. The kernel frees its space in the background, within half a
+    /// minute. Waits for a commit that is under way. One that
     /// cannot be removed is removed by the next [`Self::remove_orphans`].
     pub(super) fn destroy(&self, name: &str) {
         if let Err(error) = destroy_subvolume(&self.sessions, name) {
@@ -109,27 +125,40 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Removes the roots of images that the store does not have any more, and incomplete ones, and frees the space of
-    /// all that was removed. Removes nothing if an image's root is being made at the moment.
+    /// Removes the roots of images that the store does not have any more, and incomplete ones. Frees their space, and
+    /// that of sessions' roots if room is short: it writes all that waits to be written, and commits.
     pub(super) fn collect_images(&self, is_stored: impl Fn(&ImageId) -> bool) {
-        let _alone = match self.making.try_lock() {
-            Ok(alone) => alone,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        let collected = names(&self.images).and_then(|names| {
-            for name in names {
-                let id = name.split_once('.').map_or(&*name, |(id, _)| id);
-                let stored = ImageId::from_hex(id).is_ok_and(|id| is_stored(&id));
-                if !stored || self.complete(&name)?.is_none() {
-                    destroy_subvolume(&self.images, &name)?;
-                }
-            }
-            free_destroyed_subvolumes(&self.images)
+        let collected = self.remove_images(is_stored);
+        let freed = collected.and_then(|removed| match removed || self.file_system.is_short() {
+            true => free_destroyed_subvolumes(&self.images),
+            false => Ok(()),
         });
-        if let Err(error) = collected {
+        if let Err(error) = freed {
             tracing::warn!(%error, "cannot remove roots of images");
         }
+    }
+
+    /// Returns whether there were any. Removes nothing if an image's root is being made at the moment.
+    fn remove_images(&self, is_stored: impl Fn(&ImageId) -> bool) -> io::Result<bool> {
+        let alone = match self.making.try_lock() {
+            Ok(alone) => alone,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        let _alone = match self.lock_images(alone, FlockOperation::NonBlockingLockExclusive) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            alone => alone?,
+        };
+        let mut removed = false;
+        for name in names(&self.images)? {
+            let id = name.split_once('.').map_or(&*name, |(id, _)| id);
+            let stored = ImageId::from_hex(id).is_ok_and(|id| is_stored(&id));
+            if !stored || self.complete(&name)?.is_none() {
+                destroy_subvolume(&self.images, &name)?;
+                removed = true;
+            }
+        }
+        Ok(removed)
     }
 
     /// The root of an image; made if it is missing.
@@ -139,7 +168,8 @@ impl Snapshots {
         if let Some(root) = self.complete(&name)? {
             return Ok(root);
         }
-        let _alone = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.lock_images(alone, FlockOperation::LockExclusive)?;
         if let Some(root) = self.complete(&name)? {
             return Ok(root);
         }
@@ -148,7 +178,11 @@ impl Snapshots {
         let mut layers = image.lower_directories();
         layers.extend(base);
         let root = hold(&self.images, &name)?;
-        let made = image_root::copy(&layers, &root).and_then(|()| make_subvolume_read_only(&root));
+        let room = self.file_system.room_for_image();
+        let made = room
+            .and_then(|bytes| limit_subvolume(&root, bytes))
+            .and_then(|()| image_root::copy(&layers, &root))
+            .and_then(|()| make_subvolume_read_only(&root));
         match made {
             Ok(()) => Ok(root),
             Err(error) => {
@@ -157,6 +191,18 @@ impl Snapshots {
                 Err(error)
             }
         }
+    }
+
+    fn lock_images<'a>(
+        &'a self,
+        alone: MutexGuard<'a, ()>,
+        operation: FlockOperation,
+    ) -> io::Result<Making<'a>> {
+        flock(&self.images, operation)?;
+        Ok(Making {
+            images: &self.images,
+            _alone: alone,
+        })
     }
 
     fn complete(&self, name: &str) -> io::Result<Option<OwnedFd>> {
