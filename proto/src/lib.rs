@@ -7,6 +7,7 @@
 //! requests refuse unknown fields, responses may grow fields.
 #![forbid(unsafe_code)]
 
+mod bandwidth;
 mod drain;
 mod end_cause;
 mod event;
@@ -31,6 +32,7 @@ mod stats;
 mod template;
 mod token;
 
+pub use bandwidth::{Bandwidth, Rate, RateError};
 pub use drain::{
     DrainPlan, DrainReport, DrainRequest, DrainSession, DrainState, Moved, RebalanceReport,
     RebalanceRequest,

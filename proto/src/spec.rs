@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Network, PortRange};
+use crate::{Bandwidth, Network, PortRange};
 
 /// What makes containers.
 #[derive(
@@ -173,6 +173,9 @@ pub struct SessionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 8)]
     pub talk: Option<Vec<String>>,
+    /// Limits of what it sends and receives. A request can only lower its template's; no limit when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bandwidth>,
     /// Memory limit in bytes, swap included.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 6_291_456)]
@@ -279,6 +282,8 @@ pub struct ResolvedSpec {
     /// The groups in which it is; in order, without duplicates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub talk: Vec<String>,
+    #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
+    pub bandwidth: Bandwidth,
     pub memory_bytes: Option<u64>,
     #[serde(default)]
     pub disk_bytes: Option<u64>,

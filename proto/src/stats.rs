@@ -33,6 +33,11 @@ pub struct SessionStats {
     /// Over its network interfaces, without loopback; what conman's proxy carries does not count.
     pub received_bytes: Option<u64>,
     pub sent_bytes: Option<u64>,
+    /// To and from it by conman's proxies, counted from its start or the daemon's, whichever is later.
+    #[serde(default)]
+    pub proxy_received_bytes: u64,
+    #[serde(default)]
+    pub proxy_sent_bytes: u64,
     pub disk_limit_bytes: Option<u64>,
 }
 

@@ -101,6 +101,7 @@ fn link_kind(error: &LinkError) -> Kind {
         | LinkError::NameTaken(_)
         | LinkError::Unsupported(_)
         | LinkError::AddressTaken(_)
+        | LinkError::Limit(_)
         | LinkError::Netlink { .. } => Kind::LINK_REFUSED,
         // It has just ended.
         LinkError::Namespace(_) => Kind::NOT_RUNNING,

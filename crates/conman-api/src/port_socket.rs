@@ -7,9 +7,7 @@ use axum::extract::ws::{Message, WebSocket};
 use bytes::{Bytes, BytesMut};
 use conman_core::ActivityGuard;
 use futures_util::StreamExt as _;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
 use crate::web_socket::{Receiver, Sender, SocketEnd, close, pings, receive, send};
@@ -21,12 +19,12 @@ const CHUNK_BYTES: usize = 64 * 1024;
 /// session from counting as idle.
 pub(crate) async fn carry(
     socket: WebSocket,
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite,
     activity: ActivityGuard,
     shutdown: CancellationToken,
 ) {
     let (mut sender, mut receiver) = socket.split();
-    let (from_session, to_session) = stream.into_split();
+    let (from_session, to_session) = tokio::io::split(stream);
     let end = tokio::select! {
         // Cancel safe: it ends only with the connection, so nothing that it holds is needed.
         end = to_port(&mut receiver, to_session) => end,
@@ -39,7 +37,7 @@ pub(crate) async fn carry(
     close(sender, receiver, &end).await;
 }
 
-async fn to_port(receiver: &mut Receiver, mut session: OwnedWriteHalf) -> SocketEnd {
+async fn to_port(receiver: &mut Receiver, mut session: impl AsyncWrite + Unpin) -> SocketEnd {
     loop {
         // A session that has closed its direction is noticed by the other loop.
         let _ = match receive(receiver).await {
@@ -50,7 +48,7 @@ async fn to_port(receiver: &mut Receiver, mut session: OwnedWriteHalf) -> Socket
     }
 }
 
-async fn from_port(sender: &mut Sender, mut session: OwnedReadHalf) -> SocketEnd {
+async fn from_port(sender: &mut Sender, mut session: impl AsyncRead + Unpin) -> SocketEnd {
     let mut pings = pings();
     let mut buffer = BytesMut::new();
     loop {

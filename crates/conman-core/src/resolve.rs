@@ -28,7 +28,7 @@ pub use program::{
     MAX_LABEL_VALUE_BYTES, MAX_LABELS,
 };
 
-use limits::{cpus, disk, memory, pids, ptys};
+use limits::{bandwidth, cpus, disk, memory, pids, ptys};
 use mistakes::{Mistakes, quote};
 use native_choices::NativeChoices;
 use network::{network, port, ports, ready_path, ready_timeout_s};
@@ -191,6 +191,7 @@ fn fill_in(
         ready_timeout_s: ready_timeout_s(policy, base, request, mistakes),
         egress: egress::egress(base, request, (runtime, &network, port), mistakes),
         talk: talk::talk(base, request, &network, mistakes),
+        bandwidth: bandwidth(base, request, &network, mistakes),
         network,
         memory_bytes: memory(policy, base, request, mistakes),
         disk_bytes,

@@ -9,9 +9,9 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use conman_proto::{FieldError, InterfaceName, LinkRequest, LinkTarget, SessionLink};
+use conman_proto::{Bandwidth, FieldError, InterfaceName, LinkRequest, LinkTarget, SessionLink};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
@@ -21,12 +21,14 @@ use netlink_packet_route::link::{
 };
 use rustix::io::Errno;
 
+use crate::bandwidth::{explained, limit_arriving, limit_sending};
 use crate::host_netlink::{HostNetlink, Namespace, has_ipv6};
 use crate::link_identity::link_mac;
 use crate::link_messages::{
     FoundLink, add_route, address, all_links, bring_up, delete_link, link_named, link_or_none,
 };
 use crate::netlink::{Change, RouteSocket};
+use crate::rules_keeper::RulesError;
 
 #[cfg(test)]
 mod tests;
@@ -55,6 +57,7 @@ pub struct NewLink {
     /// The address that no other link on the same interface may have. A macvlan link gets its hardware address
     /// from it, and the kernel brings no second one with the same up. It reaches no other link on the interface.
     pub sole: Option<Ipv4Addr>,
+    pub bandwidth: Bandwidth,
 }
 
 /// A route through a link.
@@ -81,6 +84,8 @@ pub enum LinkError {
         "another link on interface `{0}` has the same address; wait for its end, or choose another"
     )]
     AddressTaken(InterfaceName),
+    #[error("cannot limit the bandwidth of the link")]
+    Limit(#[source] RulesError),
     #[error("cannot enter the session's network namespace")]
     Namespace(#[source] io::Error),
     #[error("cannot {action} `{name}`")]
@@ -109,6 +114,7 @@ pub fn make(
     let mut inside = RouteSocket::from_fd(namespace.socket).map_err(failed("open netlink for"))?;
     let name = link.free_name(&mut inside)?;
     let creation = link.creation(&name, &parent, namespace.file.as_raw_fd());
+    let own = namespace.file.try_clone().map_err(LinkError::Namespace)?;
     netlink
         .wait(netlink.change_with(Change::Create(creation), namespace.file))
         .map_err(|source| match Errno::from_io_error(&source) {
@@ -117,16 +123,13 @@ pub fn make(
             _ => LinkError::netlink("create", &link.to, source),
         })?;
     let created = find(&mut inside, &name)?.ok_or_else(|| LinkError::NoLink(name.clone()))?;
-    let configured = inside.change_all(&link.configuration(created.index));
+    let configured = link.configure(&created, &mut inside, own);
     if configured.is_err()
         && let Err(error) = inside.change_all(&[delete_link(created.index)])
     {
         tracing::warn!(link = %link.to, %error, "cannot remove a link that was not configured");
     }
-    configured.map_err(|source| match Errno::from_io_error(&source) {
-        Some(Errno::ADDRINUSE) => LinkError::AddressTaken(link.to.interface().clone()),
-        _ => LinkError::netlink("configure", &link.to, source),
-    })?;
+    configured?;
     Ok(SessionLink {
         name,
         to: link.to.clone(),
@@ -232,6 +235,7 @@ impl NewLink {
             addresses,
             routes: parsed.collect::<Result<_, _>>()?,
             sole: None,
+            bandwidth: Bandwidth::default(),
         })
     }
 
@@ -296,6 +300,29 @@ impl NewLink {
             LinkAttribute::LinkInfo(info),
         ]);
         RouteNetlinkMessage::NewLink(inside)
+    }
+
+    /// Limits the link before it can carry anything, and then configures it.
+    fn configure(
+        &self,
+        created: &FoundLink,
+        inside: &mut RouteSocket,
+        namespace: OwnedFd,
+    ) -> Result<(), LinkError> {
+        let (index, mtu) = (created.index, created.mtu);
+        if let Some(rate) = self.bandwidth.outward {
+            let limited = inside.change_all(&[limit_sending(index, mtu, rate)]);
+            let limited = limited.map_err(explained);
+            limited.map_err(|source| LinkError::netlink("limit", &self.to, source))?;
+        }
+        if let Some(rate) = self.bandwidth.inward {
+            limit_arriving(namespace, index, mtu, rate).map_err(LinkError::Limit)?;
+        }
+        let configured = inside.change_all(&self.configuration(index));
+        configured.map_err(|source| match Errno::from_io_error(&source) {
+            Some(Errno::ADDRINUSE) => LinkError::AddressTaken(self.to.interface().clone()),
+            _ => LinkError::netlink("configure", &self.to, source),
+        })
     }
 
     /// The changes inside the namespace, of which the last one finishes the link.

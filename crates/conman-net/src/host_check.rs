@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::thread;
 
 use conman_linux::{Namespaces, unshare_namespaces};
+use conman_proto::Bandwidth;
 use ipnet::IpNet;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -82,6 +83,7 @@ pub(crate) async fn try_link() -> Result<(), HostError> {
         },
         group: 1,
         mtu: 1_500,
+        bandwidth: Bandwidth::default(),
     };
     let made = async {
         let (host, session) = (host?, session?);

@@ -26,6 +26,7 @@ use rtnetlink::sys::{SocketAddr, TokioSocket};
 use tokio::runtime::{self, Runtime};
 use tokio::sync::Semaphore;
 
+use crate::bandwidth::explained;
 use crate::link_identity::link_index;
 use crate::link_messages::{FoundLink, Link, delete_link, link_named, link_or_none};
 use crate::netlink::{Change, DUMP_ATTEMPTS, RouteSocket, interrupted};
@@ -293,6 +294,10 @@ impl Connection {
             let mut inside = RouteSocket::from_fd(namespace.socket)?;
             inside.change_all(&link.session_changes(ipv6))
         });
+        let configured = match link.bandwidth.is_unlimited() {
+            true => configured,
+            false => configured.map_err(explained),
+        };
         if configured.is_err() {
             let deleted = vec![delete_link(link_index(link.addresses.v4))];
             let deleted = self.change(deleted).await;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use conman_proto::{InterfaceName, LinkTarget};
+use conman_proto::{Bandwidth, InterfaceName, LinkTarget};
 use ipnet::{IpNet, Ipv4Net};
 
 use crate::attached::{self, LinkError, NewLink, NewRoute, check_interface};
@@ -101,9 +101,13 @@ impl InterfacePools {
         &self,
         to: &LinkTarget,
         address: Ipv4Addr,
+        bandwidth: Bandwidth,
         namespace: Namespace,
     ) -> Result<(), InterfaceError> {
-        let link = self.link(to, address)?;
+        let link = NewLink {
+            bandwidth,
+            ..self.link(to, address)?
+        };
         attached::make(&self.netlink, &link, namespace)?;
         Ok(())
     }
@@ -124,6 +128,7 @@ impl InterfacePools {
             addresses: net.into_iter().map(IpNet::V4).collect(),
             routes: default_route.into_iter().collect(),
             sole: Some(address),
+            bandwidth: Bandwidth::default(),
         })
     }
 

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attached;
+mod bandwidth;
 pub mod egress;
 mod fabric;
 mod fabric_routes;

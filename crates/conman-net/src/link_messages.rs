@@ -8,6 +8,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use conman_proto::{Bandwidth, Rate};
 use ipnet::IpNet;
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope,
@@ -23,6 +24,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
 
+use crate::bandwidth::limit_sending;
 use crate::link_identity::{link_index, link_mac};
 use crate::netlink::Change;
 use crate::pool::Addresses;
@@ -46,6 +48,7 @@ pub(crate) struct Link {
     pub(crate) group: u32,
     /// In bytes.
     pub(crate) mtu: u32,
+    pub(crate) bandwidth: Bandwidth,
 }
 
 impl Link {
@@ -53,6 +56,8 @@ impl Link {
     pub(crate) fn host_changes(&self, namespace: BorrowedFd<'_>, ipv6: bool) -> Vec<Change> {
         let index = link_index(self.addresses.v4);
         let mut changes = vec![Change::Create(self.pair(index, namespace))];
+        // What the host sends, the session receives.
+        changes.extend(self.limit(index, self.bandwidth.inward));
         changes.extend(bring_up(index, ipv6));
         let to_session = |destination: IpAddr| {
             let mut route = route(IpNet::from(destination), index);
@@ -67,7 +72,8 @@ impl Link {
     /// Changes in the session's namespace that make its end usable.
     pub(crate) fn session_changes(&self, ipv6: bool) -> Vec<Change> {
         let index = link_index(self.addresses.v4);
-        let mut changes = bring_up(index, ipv6);
+        let mut changes = Vec::from_iter(self.limit(index, self.bandwidth.outward));
+        changes.extend(bring_up(index, ipv6));
         let v6 = self.addresses.v6.map(IpAddr::V6);
         let v6 = v6.map(|v6| (v6, IpAddr::V6(GATEWAY6)));
         let v4 = (IpAddr::V4(self.addresses.v4), IpAddr::V4(GATEWAY));
@@ -76,6 +82,10 @@ impl Link {
             changes.push(default_route(gateway, index));
         }
         changes
+    }
+
+    fn limit(&self, index: u32, rate: Option<Rate>) -> Option<Change> {
+        rate.map(|rate| limit_sending(index, self.mtu, rate))
     }
 
     fn pair(&self, index: u32, namespace: BorrowedFd<'_>) -> RouteNetlinkMessage {

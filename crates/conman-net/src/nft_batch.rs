@@ -129,7 +129,8 @@ pub(crate) fn compile(script: &str) -> Result<NftBatch, RulesError> {
     read_back().map_err(RulesError::Namespace)
 }
 
-fn run(script: &str) -> io::Result<Output> {
+/// Runs a script in the network namespace of the calling thread.
+pub(crate) fn run(script: &str) -> io::Result<Output> {
     let mut child = Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())

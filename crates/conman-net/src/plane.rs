@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conman_proto::Bandwidth;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -227,6 +228,7 @@ impl Plane {
         owner: &str,
         addresses: Addresses,
         class: u16,
+        bandwidth: Bandwidth,
         namespace: Namespace,
     ) -> io::Result<()> {
         let link = Link {
@@ -234,6 +236,7 @@ impl Plane {
             addresses,
             group: self.identity.group(class),
             mtu: self.mtu_of(addresses),
+            bandwidth,
         };
         let kept = namespace.file.try_clone()?;
         self.netlink.connect(link, namespace).await?;

@@ -321,6 +321,7 @@ pub(crate) fn to_running(
         spec: handle.spec(),
         process,
         activity: Arc::clone(&handle.activity),
+        traffic: Arc::clone(&handle.traffic),
         closing: handle.closing.subscribe(),
         runtime: context.runtime(handle.spec().runtime).cloned(),
         sockets: Arc::clone(&context.sockets),

@@ -20,7 +20,11 @@ pub(crate) async fn attach(
     handle: &SessionHandle,
     request: &LinkRequest,
 ) -> Result<SessionLink, AccessError> {
-    let link = NewLink::parse(request).map_err(|error| AccessError::BadLink { error })?;
+    let parsed = NewLink::parse(request).map_err(|error| AccessError::BadLink { error })?;
+    let link = NewLink {
+        bandwidth: handle.spec().bandwidth,
+        ..parsed
+    };
     apply_rules(context, handle).await?;
     handle.may_have_links.store(true, Ordering::Relaxed);
     let netlink = context.options.netlink.clone();

@@ -8,6 +8,7 @@ use conman_core::{Activity, Closing};
 use conman_linux::{NetnsSockets, PidFd};
 use conman_proto::{Generation, PortRange, ResolvedSpec, SessionId};
 use conman_runtime::Runtime;
+use conman_traffic::{MeteredStream, Traffic};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -29,6 +30,7 @@ pub struct SessionRoute {
     pub process: Arc<PidFd>,
     /// Counts open tunnels and requests; their owner counts them.
     pub activity: Arc<Activity>,
+    pub(crate) traffic: Arc<Traffic>,
     /// Set once the session's tunnels must end.
     pub closing: watch::Receiver<Option<Closing>>,
     /// `None` if this node is no longer configured to use it.
@@ -39,11 +41,13 @@ pub struct SessionRoute {
 
 impl SessionRoute {
     /// A connection to a port of the session ([`conman_runtime::Lifecycle::connect`]).
-    pub async fn connect(&self, port: u16) -> io::Result<TcpStream> {
+    pub async fn connect(&self, port: u16) -> io::Result<MeteredStream<TcpStream>> {
         let missing = || io::Error::other("this node is no longer configured to use its runtime");
         let runtime = self.runtime.as_ref().ok_or_else(missing)?;
         let (process, network) = (&self.process, &self.spec.network);
-        runtime.connect(&self.sockets, process, network, port).await
+        let connected = runtime.connect(&self.sockets, process, network, port);
+        let traffic = Arc::clone(&self.traffic);
+        Ok(MeteredStream::new(connected.await?, traffic))
     }
 
     /// Whether clients may connect to this port; with `public_only`, those without a token.

@@ -92,6 +92,7 @@ fn stats((handle, process): &Running, usage: ResourceUsage) -> SessionStats {
         false => Some((0, 0)),
     };
     let spec = handle.spec();
+    let (proxy_received_bytes, proxy_sent_bytes) = handle.traffic.carried();
     SessionStats {
         id: handle.id.clone(),
         at: Timestamp::now(),
@@ -110,6 +111,8 @@ fn stats((handle, process): &Running, usage: ResourceUsage) -> SessionStats {
         written_bytes: usage.written_bytes,
         received_bytes: network.map(|(received, _)| received),
         sent_bytes: network.map(|(_, sent)| sent),
+        proxy_received_bytes,
+        proxy_sent_bytes,
         disk_limit_bytes: spec.disk_bytes,
     }
 }

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use conman_traffic::MeteredStream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -16,6 +17,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Transport for T {}
 /// One end of a connection, to a client, a session or another node.
 pub enum Stream {
     Tcp(TcpStream),
+    /// To a session.
+    Session(MeteredStream<TcpStream>),
     /// TLS, or a pipe within this process.
     Other(Box<dyn Transport>),
 }
@@ -26,12 +29,19 @@ impl From<TcpStream> for Stream {
     }
 }
 
+impl From<MeteredStream<TcpStream>> for Stream {
+    fn from(stream: MeteredStream<TcpStream>) -> Self {
+        Self::Session(stream)
+    }
+}
+
 impl Stream {
     /// The socket, if nothing lies between it and the written bytes.
     #[must_use]
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Tcp(stream) => Some(stream),
+            Self::Session(stream) => Some(stream.get_ref()),
             Self::Other(_) => None,
         }
     }
@@ -41,6 +51,7 @@ impl fmt::Debug for Stream {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Tcp(_) => "Tcp",
+            Self::Session(_) => "Session",
             Self::Other(_) => "Other",
         })
     }
@@ -54,6 +65,7 @@ impl AsyncRead for Stream {
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Session(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Other(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
@@ -67,6 +79,7 @@ impl AsyncWrite for Stream {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Session(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Other(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
@@ -78,6 +91,7 @@ impl AsyncWrite for Stream {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Session(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Self::Other(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }
@@ -85,6 +99,7 @@ impl AsyncWrite for Stream {
     fn is_write_vectored(&self) -> bool {
         match self {
             Self::Tcp(stream) => stream.is_write_vectored(),
+            Self::Session(stream) => stream.is_write_vectored(),
             Self::Other(stream) => stream.is_write_vectored(),
         }
     }
@@ -92,6 +107,7 @@ impl AsyncWrite for Stream {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Session(stream) => Pin::new(stream).poll_flush(cx),
             Self::Other(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
@@ -99,6 +115,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Session(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Other(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }

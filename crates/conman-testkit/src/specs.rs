@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use conman_proto::{IdleAction, Network, OnNodeLoss, ResolvedSpec, RuntimeKind};
+use conman_proto::{Bandwidth, IdleAction, Network, OnNodeLoss, ResolvedSpec, RuntimeKind};
 
 /// A resolved spec of this image that sets nothing else but what every spec must have.
 #[must_use]
@@ -22,6 +22,7 @@ pub fn resolved_spec(runtime: RuntimeKind, image: &str) -> ResolvedSpec {
         network: Network::Loopback,
         egress: Vec::new(),
         talk: Vec::new(),
+        bandwidth: Bandwidth::default(),
         memory_bytes: None,
         disk_bytes: None,
         disk_inodes: None,

@@ -189,7 +189,7 @@ mod tests {
         let words = "run alice --template t --image i --port 80 -e A=b=c --label k=v --node-label pool=gpu --memory 256M --disk 1G \
              --cpus 0.5 --pids 7 --bind /a:/b:ro --network bridge --idle-timeout 10m \
              --max-lifetime 2h --ready-path /up --ready-timeout 30s --preempt-signal SIGTERM \
-             --preempt-grace 500ms -t --no-wait -- prog -x";
+             --preempt-grace 500ms --bandwidth-in 100mbit --bandwidth-out 20mbit -t --no-wait -- prog -x";
         let words: Vec<_> = words.split_whitespace().collect();
         let Command::Client(ClientCommand::Run(args)) = parse(&words).command else {
             panic!("not parsed as run");
@@ -202,7 +202,7 @@ mod tests {
             "network": "bridge", "memory_bytes": 268_435_456, "disk_bytes": 1_073_741_824, "cpus": 0.5, "pids": 7,
             "labels": {"k": "v"}, "binds": ["/a:/b:ro"], "idle_timeout_s": 600,
             "max_lifetime_s": 7200, "preempt_signal": "SIGTERM", "preempt_grace_ms": 500,
-            "tty": true, "node_labels": {"pool": "gpu"},
+            "tty": true, "node_labels": {"pool": "gpu"}, "bandwidth": {"in": "100mbit", "out": "20mbit"},
         });
         assert_eq!(json, expected);
     }

@@ -5,7 +5,9 @@ use std::str::FromStr as _;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use conman_proto::{IdleAction, Network, OnNodeLoss, PortRange, SessionId, SessionRequest};
+use conman_proto::{
+    Bandwidth, IdleAction, Network, OnNodeLoss, PortRange, Rate, SessionId, SessionRequest,
+};
 
 use super::quantity::{parse_cpus, parse_duration_ms, parse_duration_s, parse_size};
 use super::session::parse_pair;
@@ -52,6 +54,12 @@ pub struct RunArgs {
     /// Most processes and threads at a time
     #[arg(long, value_name = "N")]
     pub pids: Option<u32>,
+    /// Limit of what it receives, for example 100mbit
+    #[arg(long, value_name = "RATE", value_parser = Rate::from_str)]
+    pub bandwidth_in: Option<Rate>,
+    /// Limit of what it sends, for example 20mbit
+    #[arg(long, value_name = "RATE", value_parser = Rate::from_str)]
+    pub bandwidth_out: Option<Rate>,
     /// Bind mount below the node's allow-list; {id} stands for the session's name; may be repeated
     #[arg(short = 'v', long, alias = "volume", value_name = "SOURCE:TARGET[:ro]")]
     pub bind: Vec<String>,
@@ -131,6 +139,10 @@ impl RunArgs {
         fn map(pairs: &[(String, String)]) -> Option<BTreeMap<String, String>> {
             (!pairs.is_empty()).then(|| pairs.iter().cloned().collect())
         }
+        let bandwidth = Bandwidth {
+            inward: self.bandwidth_in,
+            outward: self.bandwidth_out,
+        };
         SessionRequest {
             template: self.template.clone(),
             image: self.image.clone(),
@@ -152,6 +164,7 @@ impl RunArgs {
             network: self.network.clone(),
             egress: given(&self.egress),
             talk: None,
+            bandwidth: (!bandwidth.is_unlimited()).then_some(bandwidth),
             memory_bytes: self.memory,
             disk_bytes: self.disk,
             disk_inodes: None,

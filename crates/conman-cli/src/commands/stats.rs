@@ -178,7 +178,11 @@ pub(super) fn cells(cpu_percent: Option<f64>, now: &SessionStats) -> [String; HE
     let size = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), bytes);
     let number = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |it| it.to_string());
     let network = match (now.received_bytes, now.sent_bytes) {
-        (Some(received), Some(sent)) => format!("{} in, {} out", bytes(received), bytes(sent)),
+        (Some(received), Some(sent)) => format!(
+            "{} in, {} out",
+            bytes(received + now.proxy_received_bytes),
+            bytes(sent + now.proxy_sent_bytes)
+        ),
         _ => "-".to_owned(),
     };
     [

@@ -1,6 +1,6 @@
 //! Limits of a session's memory, processor time, disk, processes and terminals.
 
-use conman_proto::{RuntimeKind, SessionRequest};
+use conman_proto::{Bandwidth, Network, Rate, RuntimeKind, SessionRequest};
 
 use super::mistakes::Mistakes;
 use crate::runtime_traits::runtime_traits;
@@ -157,4 +157,35 @@ pub(super) fn cpus(
         mistakes.add("cpus", format!("is {cpus}; must be {MIN_CPUS} to {most}"));
     }
     Some(cpus)
+}
+
+/// A request can lower its template's limits. They hold for the links that conman makes, so that no session with
+/// another one has any.
+pub(super) fn bandwidth(
+    base: &SessionRequest,
+    request: &SessionRequest,
+    network: &Network,
+    mistakes: &mut Mistakes,
+) -> Bandwidth {
+    let (base, request) = (base.bandwidth, request.bandwidth);
+    let (base, request) = (base.unwrap_or_default(), request.unwrap_or_default());
+    let mut lower = |field, most: Option<Rate>, given: Option<Rate>| {
+        if let (Some(most), Some(given)) = (most, given)
+            && given > most
+        {
+            let message = format!("is {given}; its template allows {most}");
+            mistakes.add(field, message);
+        }
+        given.or(most)
+    };
+    let bandwidth = Bandwidth {
+        inward: lower("bandwidth.in", base.inward, request.inward),
+        outward: lower("bandwidth.out", base.outward, request.outward),
+    };
+    let traits = network.traits();
+    if !bandwidth.is_unlimited() && (traits.shares_host || traits.by_docker) {
+        let message = format!("the network `{network}` has no limits of bandwidth; leave it out");
+        mistakes.add("bandwidth", message);
+    }
+    bandwidth
 }

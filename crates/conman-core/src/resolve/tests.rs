@@ -222,6 +222,35 @@ fn only_a_template_gives_the_network_routed_and_no_request_changes_its_egress() 
     assert_eq!(fields(&mistakes), ["egress"]);
 }
 
+#[test]
+fn a_request_can_only_lower_its_templates_bandwidth() {
+    let rate = |text: &str| text.parse().ok();
+    let bandwidth = |inward: &str, outward: &str| conman_proto::Bandwidth {
+        inward: rate(inward),
+        outward: rate(outward),
+    };
+    let request = |bandwidth| SessionRequest {
+        bandwidth: Some(bandwidth),
+        ..named("python")
+    };
+    let mut policy = policy();
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.request.bandwidth = Some(bandwidth("100mbit", ""));
+    let lower = request(bandwidth("10mbit", "20mbit"));
+    let spec = resolve(&policy, &id(), &lower).expect("the template has no limit of `out`");
+    assert_eq!(spec.bandwidth, bandwidth("10mbit", "20mbit"));
+    let spec = resolve(&policy, &id(), &request(bandwidth("", "1mbit"))).expect("valid");
+    assert_eq!(spec.bandwidth, bandwidth("100mbit", "1mbit"));
+    let higher = request(bandwidth("101mbit", ""));
+    let mistakes = resolve(&policy, &id(), &higher).expect_err("more than the template allows");
+    assert_eq!(fields(&mistakes), ["bandwidth.in"]);
+    let python = policy.templates.get_mut("python").expect("a template");
+    python.runtime = Some(RuntimeKind::Docker);
+    python.request.network = Some(Network::Bridge);
+    let mistakes = resolve(&policy, &id(), &named("python")).expect_err("Docker's link");
+    assert_eq!(fields(&mistakes), ["bandwidth"]);
+}
+
 fn named(template: &str) -> SessionRequest {
     SessionRequest {
         template: Some(template.to_owned()),

@@ -19,6 +19,7 @@ fn new_link(to: &str) -> NewLink {
             gateway: Some("192.168.7.1".parse().expect("an address")),
         }],
         sole: Some(Ipv4Addr::new(1, 2, 3, 4)),
+        bandwidth: Bandwidth::default(),
     }
 }
 

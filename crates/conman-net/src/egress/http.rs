@@ -53,7 +53,7 @@ pub(super) async fn serve(session: &Arc<Session>, client: Client) {
     });
     let requests = OpenRequests::default();
     // A client may end its sending side after the request.
-    let stream = HalfCloseable::new(SharedStream(stream), requests.clone());
+    let stream = HalfCloseable::new(session.metered(stream), requests.clone());
     let service = service_fn(|request| {
         let (session, connection) = (Arc::clone(session), Arc::clone(&connection));
         let open = Some(requests.begin());

@@ -17,6 +17,7 @@
 //! * Descriptors: 3 for an idle session, 2 more for each connection. Each session has
 //!   [`OWN_CONNECTIONS`], and up to [`MAX_CONNECTIONS`] while the [`SHARED_CONNECTIONS`] of the node
 //!   last. Further connections wait in the listener's queue.
+//! * The bytes of a session's connections are counted and limited by its [`Traffic`]; lookups of names are not.
 //! * Kernel memory: `buffers` bounds what a session's connections hold, and what all of them hold together.
 //! * Every wait for a client's request, a name or a connection is bounded in time. An idle tunnel may
 //!   last as long as its session.
@@ -39,6 +40,7 @@ use std::sync::Arc;
 
 use conman_core::egress::{EgressRules, SpecialAddresses};
 use conman_linux::PidFd;
+use conman_traffic::Traffic;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
@@ -138,9 +140,10 @@ impl Egress {
         process: Arc<PidFd>,
         sockets: Option<EgressSockets>,
         rules: EgressRules,
+        traffic: Arc<Traffic>,
         on_refusal: OnRefusal,
     ) -> EgressGuard {
-        let session = Session::new(Arc::clone(&self.node), rules, on_refusal);
+        let session = Session::new(Arc::clone(&self.node), rules, traffic, on_refusal);
         let serving = session::run(session, process, sockets);
         let runtime = self.runtime.as_ref().expect("present until dropped");
         EgressGuard(runtime.spawn(serving).abort_handle())

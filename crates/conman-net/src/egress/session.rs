@@ -9,6 +9,7 @@ use std::time::Duration;
 use conman_core::RateLimitedLog;
 use conman_core::egress::EgressRules;
 use conman_linux::{PidFd, network_namespace};
+use conman_traffic::{MeteredStream, Traffic};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -46,6 +47,7 @@ pub(super) struct Session {
     all: Arc<Semaphore>,
     pub(super) lookups: Arc<Semaphore>,
     buffers: Arc<Account>,
+    traffic: Arc<Traffic>,
 }
 
 /// A connection's place.
@@ -58,7 +60,12 @@ struct Place {
 const LOOKUPS: usize = 16;
 
 impl Session {
-    pub(super) fn new(node: Arc<Node>, rules: EgressRules, on_refusal: OnRefusal) -> Self {
+    pub(super) fn new(
+        node: Arc<Node>,
+        rules: EgressRules,
+        traffic: Arc<Traffic>,
+        on_refusal: OnRefusal,
+    ) -> Self {
         Self {
             buffers: node.buffers.account(),
             node,
@@ -69,6 +76,7 @@ impl Session {
             own: Arc::new(Semaphore::new(OWN_CONNECTIONS)),
             all: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
+            traffic,
         }
     }
 
@@ -80,6 +88,11 @@ impl Session {
             Some(0) => (self.on_refusal)(sentence.to_owned()),
             Some(more) => (self.on_refusal)(format!("{sentence} (and {more} more before it)")),
         }
+    }
+
+    /// A client's connection, counted and limited.
+    pub(super) fn metered(&self, client: Arc<TcpStream>) -> MeteredStream<SharedStream> {
+        MeteredStream::new(SharedStream(client), Arc::clone(&self.traffic))
     }
 
     /// The session's connections at present.

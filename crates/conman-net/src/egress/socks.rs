@@ -4,12 +4,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::dial::{DialError, dial};
 use super::session::{Client, Session};
-use super::shared_stream::SharedStream;
 use super::tunnel;
 
 const VERSION: u8 = 5;
@@ -53,7 +52,7 @@ impl From<&DialError> for Reply {
 
 pub(super) async fn serve(session: &Session, client: Client) {
     let Client { stream, sockets } = client;
-    let mut client = SharedStream(stream);
+    let mut client = session.metered(stream);
     let asked = timeout(HANDSHAKE, handshake(&mut client)).await;
     let (host, port) = match asked {
         Ok(Ok(Ok(target))) => target,
@@ -82,7 +81,9 @@ pub(super) async fn serve(session: &Session, client: Client) {
 }
 
 /// Reads the greeting and the request. The inner error is the reply to the request.
-async fn handshake(client: &mut SharedStream) -> io::Result<Result<(String, u16), Reply>> {
+async fn handshake(
+    client: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> io::Result<Result<(String, u16), Reply>> {
     let [version, methods] = read(client).await?;
     let mut offered = vec![0; methods.into()];
     client.read_exact(&mut offered).await?;
@@ -114,14 +115,14 @@ async fn handshake(client: &mut SharedStream) -> io::Result<Result<(String, u16)
     Ok(Ok((host, port)))
 }
 
-async fn read<const N: usize>(client: &mut SharedStream) -> io::Result<[u8; N]> {
+async fn read<const N: usize>(client: &mut (impl AsyncRead + Unpin)) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     client.read_exact(&mut bytes).await?;
     Ok(bytes)
 }
 
 /// Replies; the bound address is left unspecified, as clients do not use it after CONNECT.
-async fn answer(client: &mut SharedStream, reply: Reply) -> io::Result<()> {
+async fn answer(client: &mut (impl AsyncWrite + Unpin), reply: Reply) -> io::Result<()> {
     let answer = [VERSION, reply as u8, 0, IPV4, 0, 0, 0, 0, 0, 0];
     client.write_all(&answer).await
 }

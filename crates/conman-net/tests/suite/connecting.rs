@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use conman_net::{HostError, HostNetlink, NOTIFICATION_BYTES, Plane, PlaneOptions, PoolNetworks};
+use conman_proto::Bandwidth;
 
 use super::namespace::Host;
 
@@ -37,7 +38,7 @@ async fn a_session_and_its_host_reach_each_other_over_both_families() {
     let plane = plane(&host, &["10.88.0.0/16", "fd00:88::/64"]);
     let addresses = plane.take("a").expect("free");
     plane
-        .connect("a", addresses, 7, session.namespace())
+        .connect("a", addresses, 7, Bandwidth::default(), session.namespace())
         .await
         .expect("connected");
     assert_eq!(session.links(), ["eth0"]);
@@ -82,10 +83,12 @@ async fn a_link_that_exists_already_is_refused_and_left_as_it_is() {
     let plane = plane(&host, &["10.88.0.0/16"]);
     let addresses = plane.take("a").expect("free");
     plane
-        .connect("a", addresses, 7, first.namespace())
+        .connect("a", addresses, 7, Bandwidth::default(), first.namespace())
         .await
         .expect("connected");
-    let refused = plane.connect("a", addresses, 7, second.namespace()).await;
+    let refused = plane
+        .connect("a", addresses, 7, Bandwidth::default(), second.namespace())
+        .await;
     refused.expect_err("the name and the index are in use");
     assert_eq!(
         (first.links(), second.links()),
@@ -102,12 +105,12 @@ async fn a_link_whose_configuration_fails_is_removed() {
     // A socket of another namespace: the session's end is not there.
     namespace.socket = Host::new().namespace().socket;
     plane
-        .connect("a", addresses, 7, namespace)
+        .connect("a", addresses, 7, Bandwidth::default(), namespace)
         .await
         .expect_err("no such link there");
     assert_eq!((host.links(), session.links()), (vec![], vec![]));
     plane
-        .connect("a", addresses, 7, session.namespace())
+        .connect("a", addresses, 7, Bandwidth::default(), session.namespace())
         .await
         .expect("as if nothing had happened");
 }

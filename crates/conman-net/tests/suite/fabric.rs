@@ -7,6 +7,7 @@ use conman_net::{
     Addresses, Fabric, FabricError, FabricKind, FabricOptions, HostNetlink, Plane, PlaneOptions,
     PlaneParts, PoolNetworks, RemotePart,
 };
+use conman_proto::Bandwidth;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -75,7 +76,7 @@ async fn node(host: Host, kind: FabricKind, number: u32) -> Node {
     plane.set_parts(1, [(number, networks, groups.clone())].into_iter());
     let addresses = plane.take_in("a", &groups).expect("free");
     let session = Host::new();
-    let connected = plane.connect("a", addresses, 7, session.namespace());
+    let connected = plane.connect("a", addresses, 7, Bandwidth::default(), session.namespace());
     connected.await.expect("connected");
     let part = RemotePart {
         networks,

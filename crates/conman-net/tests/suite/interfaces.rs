@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use conman_net::attached::{self, LinkError, NewLink};
 use conman_net::{HostNetlink, InterfaceError, InterfaceNetwork, InterfacePools, PoolNetworks};
-use conman_proto::LinkTarget;
+use conman_proto::{Bandwidth, LinkTarget};
 
 use super::namespace::Host;
 
@@ -146,6 +146,7 @@ fn a_link_to_a_bridge_is_attached_listed_and_detached() {
         addresses: vec!["192.168.7.9/24".parse().expect("a net")],
         routes: vec![],
         sole: None,
+        bandwidth: Bandwidth::default(),
     };
     world.make(&link, &session).expect("made");
     // The kernel lets a new port forward within a second.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use conman_net::{Addresses, Class, MAX_FLOWS, Plane, RuleSet, RulesKeeper};
 use conman_observer::slowness;
+use conman_proto::Bandwidth;
 
 use super::connecting::{INSTANCE, plane};
 use super::namespace::Host;
@@ -74,9 +75,13 @@ impl World {
     pub(super) async fn session(&self, class: u16) -> Session {
         let host = Host::new();
         let addresses = self.plane.take("a session").expect("free");
-        let connected = self
-            .plane
-            .connect("a session", addresses, class, host.namespace());
+        let connected = self.plane.connect(
+            "a session",
+            addresses,
+            class,
+            Bandwidth::default(),
+            host.namespace(),
+        );
         connected.await.expect("connected");
         let server = host.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)));
         Session {

@@ -1,5 +1,6 @@
 //! The modules of the network plane's tests.
 
+mod bandwidth;
 mod connecting;
 mod egress;
 mod fabric;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use conman_net::Plane;
+use conman_proto::Bandwidth;
 
 use super::connecting::{plane, plane_with};
 use super::namespace::Host;
@@ -22,7 +23,13 @@ async fn connected(plane: &Plane, owner: &str) -> (Host, conman_net::Addresses) 
     let session = Host::new();
     let addresses = plane.take(owner).expect("free");
     plane
-        .connect(owner, addresses, 7, session.namespace())
+        .connect(
+            owner,
+            addresses,
+            7,
+            Bandwidth::default(),
+            session.namespace(),
+        )
         .await
         .expect("connected");
     (session, addresses)

@@ -33,9 +33,10 @@ pub(super) fn serve(
     let on_refusal = Box::new(move |sentence: String| {
         noting.note_session(EventKind::EgressRefused, &id, generation, sentence);
     });
+    let traffic = Arc::clone(&handle.traffic);
     Some(
         context
             .egress
-            .serve(Arc::clone(process), sockets, rules, on_refusal),
+            .serve(Arc::clone(process), sockets, rules, traffic, on_refusal),
     )
 }

@@ -9,6 +9,7 @@ use conman_core::{Activity, Closing};
 use conman_linux::{SignalNumber, program_of_init};
 use conman_proto::{Generation, OnNodeLoss, ResolvedSpec, SessionId, SessionState};
 use conman_registry::Ending;
+use conman_traffic::Traffic;
 use tokio::sync::{Semaphore, watch};
 
 use super::leaving::Leaving;
@@ -69,6 +70,8 @@ pub(crate) struct SessionHandle {
     pub(crate) closing: Arc<watch::Sender<Option<Closing>>>,
     pub(crate) fate: Arc<watch::Sender<Option<Fate>>>,
     pub(crate) activity: Arc<Activity>,
+    /// What conman's proxies carry for it.
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) held: HeldCount,
     pub(crate) pausing: Pausing,
     /// Whether kept commands may run in it.
@@ -97,6 +100,7 @@ impl SessionHandle {
 
     pub(crate) fn new(id: SessionId, spec: ResolvedSpec, view: View) -> Arc<Self> {
         let may_have_links = AtomicBool::new(spec.network.traits().leads_out);
+        let traffic = Arc::new(Traffic::new(&spec.bandwidth));
         Arc::new(Self {
             id,
             live_spec: LiveSpec::new(spec),
@@ -105,6 +109,7 @@ impl SessionHandle {
             closing: Arc::new(watch::Sender::new(None)),
             fate: Arc::new(watch::Sender::new(None)),
             activity: Arc::new(Activity::default()),
+            traffic,
             held: HeldCount::default(),
             pausing: Pausing::default(),
             kept_commands: AtomicBool::new(false),

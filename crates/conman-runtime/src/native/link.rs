@@ -13,7 +13,7 @@ use std::sync::Arc;
 use conman_core::error_chain;
 use conman_net::egress::EgressSockets;
 use conman_net::{Addresses, InterfacePools, Namespace, Plane, SessionRules, class_of};
-use conman_proto::{LinkTarget, Network, ResolvedSpec};
+use conman_proto::{Bandwidth, LinkTarget, Network, ResolvedSpec};
 use conman_shim_protocol::{NetworkSpec, link_socket};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
@@ -50,9 +50,16 @@ pub(super) enum StoredLink {
         addresses: Addresses,
         /// What it may reach.
         class: u16,
+        #[serde(default)]
+        bandwidth: Bandwidth,
     },
     /// A link on an interface of the host.
-    Interface { to: LinkTarget, address: Ipv4Addr },
+    Interface {
+        to: LinkTarget,
+        address: Ipv4Addr,
+        #[serde(default)]
+        bandwidth: Bandwidth,
+    },
     /// The egress proxy on its loopback interface.
     EgressProxy,
     /// The host's network namespace, with the port that the program is to serve there.
@@ -81,10 +88,15 @@ impl NativeNetwork {
     ) -> Result<Option<StoredLink>, RuntimeError> {
         let owner = store::name(key);
         let missing = |reason: &dyn Display| refused("create", key, reason.to_string());
+        let bandwidth = spec.bandwidth;
         if let Some(to) = spec.network.link() {
             let address = self.interfaces.take(&to, &owner);
             let address = address.map_err(|error| missing(&error))?;
-            return Ok(Some(StoredLink::Interface { to, address }));
+            return Ok(Some(StoredLink::Interface {
+                to,
+                address,
+                bandwidth,
+            }));
         }
         match (&spec.network, &self.plane) {
             (Network::Loopback, _) => {
@@ -98,7 +110,11 @@ impl NativeNetwork {
                         .map_err(|why| missing(&why))?,
                 };
                 let class = class_of(spec.template.as_deref().unwrap_or_default());
-                Ok(Some(StoredLink::Routed { addresses, class }))
+                Ok(Some(StoredLink::Routed {
+                    addresses,
+                    class,
+                    bandwidth,
+                }))
             }
             // A session of a lost node may come to a node with another configuration.
             (Network::Host, _) if !self.host_allowed => Err(missing(
@@ -132,7 +148,9 @@ impl NativeNetwork {
                     plane.adopt(&owner, *addresses);
                 }
             }
-            StoredLink::Interface { to, address } => self.interfaces.adopt(to, &owner, *address),
+            StoredLink::Interface { to, address, .. } => {
+                self.interfaces.adopt(to, &owner, *address)
+            }
             StoredLink::Host { port } => self.host_ports.adopt(*port, &owner),
             StoredLink::EgressProxy => {}
         }
@@ -157,7 +175,9 @@ impl NativeNetwork {
                     plane.give_back(&owner, *addresses);
                 }
             }
-            StoredLink::Interface { to, address } => self.interfaces.leave(to, &owner, *address),
+            StoredLink::Interface { to, address, .. } => {
+                self.interfaces.leave(to, &owner, *address)
+            }
             StoredLink::Host { port } => self.host_ports.leave(*port, &owner),
             StoredLink::EgressProxy => {}
         }
@@ -185,17 +205,25 @@ impl NativeNetwork {
         let applied = self.rules.apply(class, file).await;
         applied.map_err(|error| format!("rules inside: {}", error_chain(&error)))?;
         match link {
-            StoredLink::Routed { addresses, class } => {
+            StoredLink::Routed {
+                addresses,
+                class,
+                bandwidth,
+            } => {
                 let plane = self.plane.as_ref().ok_or("`net.pool` is missing")?;
                 let owner = store::name(key);
-                let connected = plane.connect(&owner, *addresses, *class, namespace);
+                let connected = plane.connect(&owner, *addresses, *class, *bandwidth, namespace);
                 let connected = connected.await;
                 connected.map_err(|error| format!("link with {addresses}: {error}"))?;
             }
-            StoredLink::Interface { to, address } => {
-                let (interfaces, target, address) =
-                    (Arc::clone(&self.interfaces), to.clone(), *address);
-                let make = move || interfaces.make(&target, address, namespace);
+            StoredLink::Interface {
+                to,
+                address,
+                bandwidth,
+            } => {
+                let (interfaces, target) = (Arc::clone(&self.interfaces), to.clone());
+                let (address, bandwidth) = (*address, *bandwidth);
+                let make = move || interfaces.make(&target, address, bandwidth, namespace);
                 let made = tokio::task::spawn_blocking(make);
                 let made = made.await.map_err(|error| error.to_string())?;
                 made.map_err(|error| format!("link `{to}`: {}", error_chain(&error)))?;

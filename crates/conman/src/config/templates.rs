@@ -1,7 +1,7 @@
 //! Reads `[templates.NAME]` of the configuration.
 
 use conman_core::Template;
-use conman_proto::{Network, SessionRequest};
+use conman_proto::{Bandwidth, Network, Rate, SessionRequest};
 
 use super::load::runtime_kind;
 use super::reader::Section;
@@ -26,6 +26,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
         network: section.get("network", Network::ALLOWED),
         egress: section.strings("egress"),
         talk: section.strings("talk"),
+        bandwidth: bandwidth(&section),
         memory_bytes: section.integer("memory_bytes", ANY),
         disk_bytes: section.integer("disk_bytes", ANY),
         disk_inodes: section.integer("disk_inodes", ANY),
@@ -61,4 +62,14 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
     };
     section.finish();
     template
+}
+
+fn bandwidth(template: &Section<'_, '_>) -> Option<Bandwidth> {
+    let section = template.section("bandwidth");
+    let bandwidth = Bandwidth {
+        inward: section.get("in", Rate::ALLOWED),
+        outward: section.get("out", Rate::ALLOWED),
+    };
+    section.finish();
+    (!bandwidth.is_unlimited()).then_some(bandwidth)
 }

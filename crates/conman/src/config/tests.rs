@@ -428,3 +428,24 @@ fn sessions_that_talk_need_a_fabric_and_a_fabric_needs_a_fleet_and_a_pool_for_al
     assert!(special.contains(&pool), "out of reach of `egress`");
     assert!(config.net.fabric.is_some_and(|fabric| fabric.part == 24));
 }
+
+#[test]
+fn a_templates_bandwidth_is_a_rate_for_each_direction() {
+    let template =
+        |bandwidth: &str| format!("[templates.a]\nimage = \"i\"\nbandwidth = {{ {bandwidth} }}\n");
+    let config = accepted(&template("in = \"100mbit\", out = \"20mbit\""));
+    let bandwidth = config.policy.templates["a"].request.bandwidth;
+    let bandwidth = bandwidth.expect("read");
+    assert_eq!(bandwidth.inward, "100mbit".parse().ok());
+    assert_eq!(bandwidth.outward, "20mbit".parse().ok());
+    for (wrong, found) in [
+        (
+            "in = \"100\"",
+            "`templates.a.bandwidth.in` is \"100\", but must be a rate",
+        ),
+        ("up = \"1mbit\"", "`templates.a.bandwidth.up` is not known"),
+    ] {
+        let mistakes = mistakes(&template(wrong));
+        assert!(mistakes.contains(found), "{found}: {mistakes}");
+    }
+}

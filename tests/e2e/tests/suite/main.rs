@@ -5,6 +5,7 @@ mod auth_admin;
 mod auth_connect;
 mod auth_hosts;
 mod auth_tokens;
+mod bandwidth;
 mod browser_origins;
 mod bytes;
 mod command_ends;

@@ -335,6 +335,8 @@ mod tests {
             written_bytes: None,
             received_bytes: None,
             sent_bytes: None,
+            proxy_received_bytes: 0,
+            proxy_sent_bytes: 0,
             disk_limit_bytes: None,
         };
         FleetStats {

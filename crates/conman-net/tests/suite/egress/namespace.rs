@@ -10,6 +10,8 @@ use std::time::Duration;
 use conman_core::egress::{EGRESS_PROXY_PORT, EgressRules, SpecialAddresses};
 use conman_linux::{NetnsSockets, PidFd, network_namespace};
 use conman_net::egress::{Egress, EgressGuard, EgressOptions};
+use conman_proto::Bandwidth;
+use conman_traffic::Traffic;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -50,11 +52,16 @@ impl World {
 
     /// A namespace with these patterns, once it is served.
     pub(crate) async fn session(&self, patterns: &[&str]) -> Session {
+        self.limited_session(patterns, Bandwidth::default()).await
+    }
+
+    pub(crate) async fn limited_session(&self, patterns: &[&str], bandwidth: Bandwidth) -> Session {
         let mut session = Session {
             namespace: Namespace::new(),
             sockets: Arc::clone(&self.sockets),
             refusals: Arc::default(),
             guard: None,
+            traffic: Arc::new(Traffic::new(&bandwidth)),
         };
         self.serve(&mut session, patterns).await;
         session
@@ -66,7 +73,9 @@ impl World {
         let refusals = Arc::clone(&session.refusals);
         let on_refusal = Box::new(move |sentence| refusals.lock().expect("whole").push(sentence));
         let process = session.namespace.process();
-        session.guard = Some(self.egress.serve(process, None, rules, on_refusal));
+        let traffic = Arc::clone(&session.traffic);
+        let guard = self.egress.serve(process, None, rules, traffic, on_refusal);
+        session.guard = Some(guard);
         let connected = async {
             while session.connect(EGRESS_PROXY_PORT).await.is_err() {
                 sleep(Duration::from_millis(5)).await;
@@ -82,6 +91,7 @@ pub(crate) struct Session {
     sockets: Arc<NetnsSockets>,
     pub(crate) refusals: Arc<Mutex<Vec<String>>>,
     pub(crate) guard: Option<EgressGuard>,
+    pub(crate) traffic: Arc<Traffic>,
 }
 
 impl Session {

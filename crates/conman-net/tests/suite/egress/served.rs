@@ -1,6 +1,9 @@
 //! Targets that the proxy and the resolver serve.
 
+use std::time::{Duration, Instant};
+
 use conman_core::egress::EGRESS_PROXY_PORT;
+use conman_proto::Bandwidth;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -22,6 +25,41 @@ async fn a_tunnel_reaches_a_listed_name_and_carries_bytes_both_ways() {
     wrote.expect("sent");
     read.expect("received");
     assert_eq!(received, sent);
+}
+
+#[tokio::test]
+async fn a_sessions_connections_are_counted_and_limited_in_both_directions() {
+    // 1 MB a second: a megabyte takes 0.9 s after a burst of 100 KB.
+    const BYTES: usize = 1_000_000;
+    const LEAST: Duration = Duration::from_millis(800);
+    let (rate, world) = ("8mbit".parse().ok(), World::new().await);
+    let target = echo().await.to_string();
+    for (inward, outward) in [(rate, None), (None, rate)] {
+        let bandwidth = Bandwidth { inward, outward };
+        let session = world.limited_session(&[&target], bandwidth).await;
+        let (status, mut stream) = session.tunnel(&target).await;
+        assert_eq!(status, 200);
+        let (sent, begun) = (vec![7; BYTES], Instant::now());
+        let (mut from, mut to) = stream.split();
+        let mut received = vec![0; BYTES];
+        let (wrote, read) = tokio::join!(to.write_all(&sent), from.read_exact(&mut received));
+        wrote.expect("sent");
+        read.expect("received");
+        assert!(
+            begun.elapsed() >= LEAST,
+            "{bandwidth:?}: {:?}",
+            begun.elapsed()
+        );
+        // The request and its answer are among them. The last bytes are counted after they were sent.
+        let counted = async {
+            let all =
+                |(carried_in, carried_out): (u64, u64)| carried_in.min(carried_out) > BYTES as u64;
+            while !all(session.traffic.carried()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(SOON, counted).await.expect("counted");
+    }
 }
 
 #[tokio::test]
