@@ -8,14 +8,18 @@ use crate::PidFd;
 use crate::privileges::with_effective;
 
 /// `_IO(0xFF, 3)` opens the mount namespace, `_IO(0xFF, 4)` the network namespace (Linux 6.11).
-const GET_NAMESPACES: [libc::c_ulong; 2] = [0xFF03, 0xFF04];
+const GET_MOUNTS: libc::c_ulong = 0xFF03;
+const GET_NETWORK: libc::c_ulong = 0xFF04;
 
 /// Descriptors that keep the mount and network namespaces of processes. Without them the kernel takes the
 /// namespaces down with their last process, which costs more processor time than the death itself.
 ///
 /// Nothing is kept of dead processes, nor by kernels before 6.11.
 #[derive(Debug, Default)]
-pub struct KeptNamespaces(Vec<OwnedFd>);
+pub struct KeptNamespaces {
+    mounts: Vec<OwnedFd>,
+    networks: Vec<OwnedFd>,
+}
 
 impl KeptNamespaces {
     /// Most descriptors: a part of what a process may have open.
@@ -23,27 +27,31 @@ impl KeptNamespaces {
 
     /// Keeps the namespaces of these processes too, as far as there is room.
     pub fn keep<'a>(&mut self, processes: impl Iterator<Item = &'a PidFd>) {
-        let room = Self::MAX - self.0.len();
+        let room = (Self::MAX - self.mounts.len() - self.networks.len()) / 2;
         with_effective(CapabilitySet::SYS_PTRACE, || {
-            self.0.extend(processes.flat_map(namespaces_of).take(room));
+            for process in processes.take(room) {
+                self.mounts.extend(namespace_of(process, GET_MOUNTS));
+                self.networks.extend(namespace_of(process, GET_NETWORK));
+            }
         });
+    }
+
+    /// Takes out the network namespaces, whose links disappear when they are closed.
+    pub fn take_networks(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.networks)
     }
 }
 
 #[expect(unsafe_code, reason = "this ioctl has no safe wrapper")]
-fn namespaces_of(process: &PidFd) -> impl Iterator<Item = OwnedFd> {
-    let process = process.as_fd().as_raw_fd();
-    GET_NAMESPACES.into_iter().filter_map(move |request| {
-        // SAFETY: the requests take no argument, for which they demand a zero.
-        let namespace = unsafe { libc::ioctl(process, request, 0) };
-        // SAFETY: the kernel has just opened it for this caller.
-        (namespace >= 0).then(|| unsafe { OwnedFd::from_raw_fd(namespace) })
-    })
+fn namespace_of(process: &PidFd, request: libc::c_ulong) -> Option<OwnedFd> {
+    // SAFETY: the requests take no argument, for which they demand a zero.
+    let namespace = unsafe { libc::ioctl(process.as_fd().as_raw_fd(), request, 0) };
+    // SAFETY: the kernel has just opened it for this caller.
+    (namespace >= 0).then(|| unsafe { OwnedFd::from_raw_fd(namespace) })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::fs;
     use std::os::unix::fs::MetadataExt as _;
     use std::process::Command;
@@ -64,7 +72,7 @@ mod tests {
         // It has its namespaces once it writes.
         let written = std::io::Read::read(child.stdout.as_mut().expect("piped"), &mut [0]);
         assert_eq!(written.expect("readable"), 1);
-        let namespaces = ["mnt", "net"].map(|name| {
+        let [mounts, network] = ["mnt", "net"].map(|name| {
             let path = format!("/proc/{}/ns/{name}", child.id());
             fs::metadata(path).expect("it runs").ino()
         });
@@ -74,14 +82,17 @@ mod tests {
         assert!(process.kill().expect("killed"));
         assert!(process.wait_dead(Duration::from_secs(20)).expect("waited"));
         child.wait().expect("reaped");
-        if kept.0.is_empty() {
+        if kept.mounts.is_empty() {
             println!("skipped: this kernel opens no namespaces by pidfd (before 6.11)");
             return;
         }
-        let inodes = kept.0.iter().map(|kept| fstat(kept).expect("open").st_ino);
-        assert_eq!(inodes.collect::<BTreeSet<_>>(), namespaces.into());
-        let before = kept.0.len();
+        let inodes = |kept: &[OwnedFd]| -> Vec<u64> {
+            let inodes = kept.iter().map(|kept| fstat(kept).expect("open").st_ino);
+            inodes.collect()
+        };
         kept.keep(std::iter::once(&process));
-        assert_eq!(kept.0.len(), before, "a dead process has none");
+        assert_eq!(inodes(&kept.mounts), [mounts], "a dead process has none");
+        assert_eq!(inodes(&kept.take_networks()), [network]);
+        assert_eq!(kept.networks.len(), 0);
     }
 }

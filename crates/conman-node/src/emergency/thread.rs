@@ -129,6 +129,13 @@ fn queued(queue: &mut mpsc::Receiver<Command>) -> Vec<Command> {
     commands
 }
 
+/// Closes descriptors on another thread, unless there can be none: this one may have to kill.
+fn drop_elsewhere(namespaces: impl Send + 'static) {
+    let _ = thread::Builder::new()
+        .name("namespaces".to_owned())
+        .spawn(|| drop(namespaces));
+}
+
 /// The thread's loop: it drives [`Preemption`].
 pub(super) struct EmergencyLoop {
     pub(super) means: Means,
@@ -145,7 +152,7 @@ pub(super) struct EmergencyLoop {
     waiting: Vec<oneshot::Sender<PreemptReport>>,
     /// Of the last preemption.
     report: Option<PreemptReport>,
-    /// Of the sessions that the last preemption killed.
+    /// Of the sessions that the last preemption killed: the mount namespaces.
     namespaces: KeptNamespaces,
 }
 
@@ -296,11 +303,7 @@ impl EmergencyLoop {
     }
 
     fn reopen(&mut self) {
-        let namespaces = std::mem::take(&mut self.namespaces);
-        // Not on this thread, which may have to kill, unless there can be no other.
-        let _ = thread::Builder::new()
-            .name("namespaces".to_owned())
-            .spawn(|| drop(namespaces));
+        drop_elsewhere(std::mem::take(&mut self.namespaces));
         self.means.table.reopen();
         self.means.leave.stay(LeaveCause::Preemption);
         let message =
@@ -318,6 +321,8 @@ impl EmergencyLoop {
         let (began, until) = (self.base + outcome.noticed_at, self.base + outcome.deadline);
         let concluded = execution.conclude(&outcome);
         self.namespaces = concluded.namespaces;
+        // The releases are written, and the machine may stay: links are not to outlive their sessions.
+        drop_elsewhere(self.namespaces.take_networks());
         // Only now: the journal and the registry share a disk.
         self.means.journal.append(concluded.events);
         let leave = Arc::clone(&self.means.leave);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use conman_e2e::{Api, Conman, Native, eventually, native};
 use conman_linux::{Namespaces, bring_loopback_up, unshare_namespaces};
-use conman_proto::{Session, SessionState};
+use conman_proto::{PreemptReport, Session, SessionState};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -262,5 +262,31 @@ fn row_30_links_survive_a_daemon_and_none_is_left_of_a_session_that_does_not() {
             api.stop(id).await;
         }
         eventually("every link is gone", PATIENCE, async || links(&conman) == 0).await;
+    });
+}
+
+#[test]
+fn links_of_a_preempted_node_disappear_although_it_stays_preempted() {
+    in_network(async |native| {
+        let conman = start(&native).await;
+        let api = conman.api();
+        for id in ["a", "b", "c"] {
+            api.ensure(id, &json!({"template": "routed"})).await;
+        }
+        // An attached link ends with its namespace only.
+        shell("ip link add br0 type bridge; ip link set br0 up");
+        let bridge = json!({"to": "bridge:br0", "addresses": ["10.7.0.2/24"]});
+        let attached = api.post("/v1/sessions/a/links", &bridge).await;
+        assert_eq!(attached.status, StatusCode::CREATED, "{attached:?}");
+        let report = api.post("/v1/nodes/self/preempt", &json!({})).await;
+        let report: PreemptReport = report.expect(StatusCode::OK);
+        assert_eq!(report.released, 3, "{report:?}");
+        eventually("every link is gone", PATIENCE, async || {
+            links(&conman) == 0 && shell("ip -o link show master br0").is_empty()
+        })
+        .await;
+        let later = json!({"template": "routed"});
+        let refused = api.put("/v1/sessions/d", &later).await.problem();
+        assert_eq!(refused.slug(), "node-preempted");
     });
 }

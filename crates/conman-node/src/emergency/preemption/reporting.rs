@@ -16,7 +16,7 @@ use crate::kill_table::Fate;
 pub(in crate::emergency) struct Conclusion {
     pub(in crate::emergency) report: PreemptReport,
     pub(in crate::emergency) events: Vec<NewEvent>,
-    /// Of the killed sessions, until the machine is known to stay.
+    /// Of the killed sessions: the network namespaces until now, the others until the machine is known to stay.
     pub(in crate::emergency) namespaces: KeptNamespaces,
 }
 
