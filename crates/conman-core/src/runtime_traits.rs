@@ -28,8 +28,10 @@ pub struct RuntimeTraits {
     /// The host sees a session's processes: they can be listed, warned by a signal at a preemption, and a kept command
     /// can have a time limit.
     pub shows_processes: bool,
-    /// It makes links, or shares the node's network.
+    /// Its containers get links from conman.
     makes_links: bool,
+    /// Its containers can share the node's network.
+    shares_host: bool,
     /// Its daemon has a bridge.
     has_bridge: bool,
 }
@@ -38,10 +40,11 @@ impl RuntimeTraits {
     /// Whether its containers can have a network.
     #[must_use]
     pub fn has_network(&self, network: NetworkTraits) -> bool {
-        match (network.leads_out, network.by_docker) {
-            (false, _) => true,
-            (true, true) => self.has_bridge,
-            (true, false) => self.makes_links,
+        match (network.leads_out, network.by_docker, network.shares_host) {
+            (false, ..) => true,
+            (true, true, _) => self.has_bridge,
+            (true, false, true) => self.shares_host,
+            (true, false, false) => self.makes_links,
         }
     }
 }
@@ -65,6 +68,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             has_egress_proxy: true,
             shows_processes: true,
             makes_links: true,
+            shares_host: true,
             has_bridge: false,
         },
         RuntimeKind::Gvisor => RuntimeTraits {
@@ -82,6 +86,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             has_egress_proxy: true,
             shows_processes: false,
             makes_links: true,
+            shares_host: true,
             has_bridge: false,
         },
         RuntimeKind::Docker => RuntimeTraits {
@@ -98,7 +103,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             init_is_optional: false,
             has_egress_proxy: true,
             shows_processes: true,
-            makes_links: false,
+            makes_links: true,
+            shares_host: false,
             has_bridge: true,
         },
         RuntimeKind::Process => RuntimeTraits {
@@ -116,6 +122,7 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             has_egress_proxy: false,
             shows_processes: true,
             makes_links: false,
+            shares_host: false,
             has_bridge: false,
         },
     }
@@ -137,7 +144,7 @@ mod tests {
             RuntimeKind::Gvisor,
             RuntimeKind::Docker,
         ];
-        let rows: [Row; 10] = [
+        let rows: [Row; 11] = [
             ("images are in the node's store", |one| {
                 one.needs_image && one.uses_image_store
             }),
@@ -155,7 +162,10 @@ mod tests {
                 "programs below an init (native: unless `init = false`)",
                 |one| one.has_init,
             ),
-            ("`routed` networks and links", |one| one.makes_links),
+            ("`routed`, `macvlan` and `ipoib` networks, links", |one| {
+                one.makes_links
+            }),
+            ("the network `host`", |one| one.shares_host),
             ("Docker's bridge", |one| one.has_bridge),
             (
                 "`conman processes`, `preempt_signal`, time limits of kept commands",

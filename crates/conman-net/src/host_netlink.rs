@@ -29,7 +29,8 @@ use tokio::sync::Semaphore;
 use crate::bandwidth::explained;
 use crate::link_identity::link_index;
 use crate::link_messages::{FoundLink, Link, delete_link, link_named, link_or_none};
-use crate::netlink::{Change, DUMP_ATTEMPTS, RouteSocket, interrupted};
+use crate::namespace_thread::{enter_other, on_thread};
+use crate::netlink::{Change, DUMP_ATTEMPTS, RouteSocket, interrupted, open_netlink};
 use crate::netlink_codec::StrictCodec;
 
 /// Requests in flight. One takes a fraction of a millisecond; more callers wait.
@@ -57,6 +58,18 @@ pub struct Namespace {
     pub file: OwnedFd,
     /// A netlink socket for routing messages that was opened inside.
     pub socket: OwnedFd,
+}
+
+impl Namespace {
+    /// Opens the socket inside. Refuses conman's own namespace.
+    pub async fn open(file: OwnedFd) -> io::Result<Self> {
+        on_thread(move || {
+            enter_other(file.as_fd())?;
+            let socket = open_netlink(None, 0)?;
+            Ok(Self { file, socket })
+        })
+        .await?
+    }
 }
 
 #[derive(Debug, Clone)]

@@ -32,6 +32,11 @@ impl Namespaces {
         self.living.insert(owner.to_owned(), (index, namespace));
     }
 
+    /// Closes the namespace of an owner's link: from now on the link disappears when the owner does.
+    pub(crate) fn let_go(&mut self, owner: &str) {
+        self.living.remove(owner);
+    }
+
     /// The owner has ended. Returns whether namespaces wait. Does nothing if the end is known.
     pub(crate) fn end(&mut self, owner: &str) -> bool {
         let Some((index, namespace)) = self.living.remove(owner) else {

@@ -245,6 +245,12 @@ impl Plane {
         Ok(())
     }
 
+    /// Closes an owner's namespace, so that the kernel takes down its link when the owner ends, with all others that it
+    /// finds then. For owners whose end is not reported.
+    pub fn let_go(&self, owner: &str) {
+        self.links().namespaces.let_go(owner);
+    }
+
     fn mtu_of(&self, addresses: Addresses) -> u32 {
         match &self.parts {
             Some(parts) if self.links().pool.is_in_fabric(addresses.v4) => parts.mtu,

@@ -37,11 +37,13 @@ pub use lifecycle::{
     PausedBy, RunningContainer, RuntimeInfo, Started,
 };
 pub use native::{
-    GvisorFault, GvisorOptions, HostPorts, NativeNetwork, NativeOptions, NativeRuntime,
-    NativeTimeouts, RootStore, SESSION_OPEN_FILES, SNAPSHOTS_FILE,
+    GvisorFault, GvisorOptions, NativeOptions, NativeRuntime, NativeTimeouts, RootStore,
+    SESSION_OPEN_FILES, SNAPSHOTS_FILE,
 };
 pub use runtime::Runtime;
+pub use shared::container_network::ContainerNetwork;
 pub use shared::exec_kill::{ExecKill, KillReply};
+pub use shared::host_ports::HostPorts;
 pub use shared::kept_logs::KeptLogLimits;
 pub use shim_fence::ShimFence;
 pub use shim_link::ShimCommand;

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conman_proto::Generation;
 use conman_shim_protocol::{CallError, ContainerView, FenceState, Reply, Request, VERSION, socket};
 use tokio::time::{Instant, sleep};
 
@@ -66,6 +67,17 @@ pub(crate) trait NotificationHandler: std::fmt::Debug + Send + Sync {
 /// The name of a session's container.
 pub(crate) fn name(key: &ContainerKey) -> String {
     format!("{}.{}", key.session, key.generation)
+}
+
+/// The inverse of [`name`]; no id contains a dot.
+pub(crate) fn key_of(text: &str) -> Option<ContainerKey> {
+    let (session, generation) = text.split_once('.')?;
+    let key = ContainerKey::new(
+        session.parse().ok()?,
+        Generation::new(generation.parse().ok()?)?,
+    );
+    // Numbers have more than one spelling, such as 07 and +7.
+    (name(&key) == text).then_some(key)
 }
 
 /// The program that is run as the shim.
@@ -325,4 +337,29 @@ fn spawn(command: &ShimCommand) -> io::Result<Child> {
         .stdout(Stdio::null())
         .stderr(stderr)
         .spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_tells_what_it_was_made_of_and_nothing_else_is_one() {
+        let key = ContainerKey::new(
+            "alice-b".parse().expect("a session id"),
+            Generation::new(7).expect("not zero"),
+        );
+        assert_eq!(name(&key), "alice-b.7");
+        assert_eq!(key_of("alice-b.7"), Some(key));
+        for other in [
+            "alice-b",
+            "alice-b.07",
+            "alice-b.0",
+            "alice-b.7.1",
+            ".7",
+            "a_b.7",
+        ] {
+            assert_eq!(key_of(other), None, "{other}");
+        }
+    }
 }

@@ -5,11 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 
 use conman_core::egress::{EGRESS_DNS_PORT, EGRESS_PROXY_PORT};
-use rustix::fs::fstat;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 
-use crate::namespace_thread::{enter, on_thread};
+use crate::namespace_thread::{enter_other, on_thread};
 
 /// Connections that the kernel queues for a listener.
 const BACKLOG: i32 = 128;
@@ -27,11 +26,7 @@ impl EgressSockets {
     /// Opens them in a session's network namespace, whose loopback interface is up. Refuses conman's own.
     pub async fn open(namespace: OwnedFd) -> io::Result<Self> {
         on_thread(move || {
-            let home = std::fs::File::open("/proc/thread-self/ns/net")?;
-            if fstat(&home)?.st_ino == fstat(&namespace)?.st_ino {
-                return Err(io::ErrorKind::PermissionDenied.into());
-            }
-            enter(namespace.as_fd())?;
+            enter_other(namespace.as_fd())?;
             Ok(Self {
                 proxy: listener(EGRESS_PROXY_PORT)?.into(),
                 resolver: listener(EGRESS_DNS_PORT)?.into(),

@@ -17,6 +17,7 @@ mod fence;
 mod frames;
 mod hijack;
 mod inspection;
+mod links;
 mod logs;
 mod options;
 mod program_start;
@@ -34,7 +35,6 @@ use bollard::query_parameters::{
 };
 use conman_core::naming::{self, CgroupDriver, LABEL_INSTANCE};
 use conman_linux::IoLimits;
-use conman_net::SessionRules;
 use conman_proto::RuntimeKind;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -42,7 +42,7 @@ pub use fence::DockerFence;
 pub use options::{DockerOptions, DockerTimeouts};
 
 use crate::shared::blocking::on_blocking_thread;
-use crate::shared::container_files::{ContainerFiles, host_error, own_resolver};
+use crate::shared::container_files::{ContainerFiles, host_error};
 use crate::shared::kept_logs::KeptLogs;
 use crate::shared::kernel_view::KernelView;
 use crate::{
@@ -54,6 +54,7 @@ use daemon::{Daemon, Lane};
 use descriptions::Listed;
 use failure::{Failure, no_image};
 use fence::Fence;
+use links::Links;
 use program_start::ProgramStart;
 
 /// dockerd may use either one, which is unknown while it does not answer. So both places are
@@ -85,7 +86,7 @@ struct Shared {
     fence: Option<Fence>,
     kept_logs: Option<Arc<KeptLogs>>,
     followers: logs::Followers,
-    rules: Arc<SessionRules>,
+    links: Arc<Links>,
     /// Where the files are of containers that this daemon created and has not removed. dockerd has
     /// the path in a label as well.
     files: Mutex<HashMap<ContainerKey, PathBuf>>,
@@ -114,7 +115,7 @@ impl DockerRuntime {
             fence: options.fence.map(Fence::new),
             kept_logs: kept_logs.transpose()?.map(Arc::new),
             followers: logs::Followers::default(),
-            rules: options.rules,
+            links: Arc::new(Links::open(options.network, options.links)?),
             files: Mutex::default(),
         };
         Ok(Self {
@@ -267,11 +268,26 @@ impl Shared {
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<String, RuntimeError> {
+        let (links, key, spec) = (Arc::clone(&self.links), plan.key.clone(), plan.spec.clone());
+        self.on_blocking_thread("create", move || links.take(&key, &spec))
+            .await?;
+        let created = self.create_with_link(plan).await;
+        if created.as_ref().is_err_and(|(_, exists)| !exists) {
+            let (links, key) = (Arc::clone(&self.links), plan.key.clone());
+            self.on_blocking_thread("create", move || links.give_back(&key))
+                .await?;
+        }
+        created.map_err(|(error, _)| error)
+    }
+
+    /// The error comes with whether the container may exist.
+    async fn create_with_link(&self, plan: &ContainerPlan) -> Result<String, (RuntimeError, bool)> {
         let files = ContainerFiles::at(&plan.files_dir);
         let (written, key) = (files.clone(), plan.key.clone());
-        let name_servers = own_resolver(&plan.spec);
+        let name_servers = self.links.network.name_servers(&plan.spec);
         self.on_blocking_thread("create", move || written.write(&key, &name_servers))
-            .await?;
+            .await
+            .map_err(|error| (error, false))?;
         locked(&self.files).insert(plan.key.clone(), plan.files_dir.clone());
 
         let name = self.container_name(&plan.key);
@@ -302,9 +318,10 @@ impl Shared {
                 if never_asked || refused {
                     self.forget_files_dir(&plan.key);
                     self.on_blocking_thread("create", move || files.remove())
-                        .await?;
+                        .await
+                        .map_err(|error| (error, false))?;
                 }
-                Err(error)
+                Err((error, !(never_asked || refused)))
             }
         }
     }
@@ -387,29 +404,10 @@ impl Shared {
             });
         let started = started.await.map_err(|failure| failure.of_start(key))?;
         let (started, is_bridged) = started?;
-        if is_bridged {
-            self.apply_rules(key, started.pid).await?;
+        if is_bridged || self.links.has(key) {
+            self.connect_started(key, started.pid, is_bridged).await?;
         }
         Ok(started)
-    }
-
-    /// Puts the rules for what every session is refused into a container's network namespace. Its program runs
-    /// already; the start has not been reported. The error is an ambiguous one, so that the caller kills it.
-    async fn apply_rules(&self, key: &ContainerKey, init: i32) -> Result<(), RuntimeError> {
-        let namespace = std::fs::File::open(format!("/proc/{init}/ns/net"));
-        if !self.kernel.shows(key, init).is_ok_and(|shows| shows) {
-            // It has ended, which the caller finds out. The PID may be another process's.
-            return Ok(());
-        }
-        let failed = |reason: String| RuntimeError::Unavailable {
-            runtime: RuntimeKind::Docker,
-            action: "restrict the network of",
-            reason,
-        };
-        let namespace = namespace.map_err(|error| failed(error.to_string()))?;
-        // The class of a template is for its egress, which Docker's bridge does not have.
-        let applied = self.rules.apply(0, namespace.into()).await;
-        applied.map_err(|error| failed(error.to_string()))
     }
 
     /// Finds this instance's container of `key` in dockerd's list. Inspecting it would wait for

@@ -1,15 +1,13 @@
 //! How the Docker runtime reaches its daemon, and its limits.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::naming::Instance;
 use conman_linux::IoLimits;
-use conman_net::SessionRules;
 
 use super::DockerFence;
-use crate::KeptLogLimits;
+use crate::{ContainerNetwork, KeptLogLimits};
 
 /// How a [`DockerRuntime`](super::DockerRuntime) reaches its daemon, and its limits.
 #[derive(Debug, Clone)]
@@ -32,8 +30,9 @@ pub struct DockerOptions {
     pub fence: Option<DockerFence>,
     /// Where the ends of removed containers' logs are kept, and how much of them; `None` keeps none.
     pub kept_logs: Option<(PathBuf, KeptLogLimits)>,
-    /// For containers on Docker's bridge.
-    pub rules: Arc<SessionRules>,
+    pub network: ContainerNetwork,
+    /// Where it is stored which container has which link.
+    pub links: Option<PathBuf>,
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 processors")]
@@ -57,7 +56,8 @@ impl DockerOptions {
             io: None,
             fence: None,
             kept_logs: None,
-            rules: Arc::default(),
+            network: ContainerNetwork::default(),
+            links: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Removes dead containers in batches, with everything that was made for them.
 //!
-//! The order is: the container's files, dockerd's record of it (which says where the files are),
+//! The order is: the container's link and files, dockerd's record of it (which says where the files are),
 //! its cgroups. So the next removal finds whatever an interrupted one left.
 //!
 //! A busy dockerd notices a death late and refuses to remove a container that it takes for
@@ -110,6 +110,7 @@ async fn remove_one(
 ) -> Result<Attempt, RuntimeError> {
     let files_dir = shared.files_dir(key).or_else(|| listed?.files_dir.clone());
     prepare(shared, key, files_dir).await?;
+    shared.links.leave(key).await;
     if let Some(listed) = listed {
         if is_first {
             logs::keep_end(shared, listed).await;
@@ -156,6 +157,7 @@ async fn prepare(
     shared
         .on_blocking_thread(ACTION, move || {
             shared_too.kernel.check_dead(&owned)?;
+            shared_too.links.forget(&owned)?;
             files_dir.map_or(Ok(()), |dir| ContainerFiles::at(&dir).remove())
         })
         .await

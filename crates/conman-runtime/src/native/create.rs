@@ -11,10 +11,11 @@ use super::Inner;
 use super::ahead::StartKind;
 use super::attach::shim_size;
 use super::failure::refused;
-use super::link::StoredLink;
+use super::link::network_spec;
 use super::program;
 use super::store::{self, StoredPlan};
 use crate::shared::container_files::{ContainerFiles, OWN_FILES, contents};
+use crate::shared::container_network::StoredLink;
 use crate::{ContainerKey, ContainerPlan, RuntimeError, TERMINAL_SIZE};
 
 /// `fs.file-max` at present; without it nothing is known to bound them.
@@ -144,7 +145,7 @@ impl Inner {
         let paths = OWN_FILES.map(|(_, target)| target.to_owned());
         let files = paths
             .into_iter()
-            .zip(contents(key, &self.name_servers(&plan.spec)))
+            .zip(contents(key, &self.network.name_servers(&plan.spec)))
             .collect();
         let asked = plan.binds.iter().map(|bind| {
             let spec = BindSpec {
@@ -184,7 +185,7 @@ impl Inner {
             log_stderr: plan.spec.log_streams.then(|| dir.log_stderr()),
             files,
             binds,
-            network: StoredLink::spec(link.as_ref()),
+            network: network_spec(link.as_ref()),
             hardening: Hardening {
                 own_filters: plan.spec.own_filters,
                 without_ipc: plan.spec.without_ipc,

@@ -23,7 +23,6 @@ mod exec;
 mod failure;
 mod gvisor;
 mod gvisor_check;
-mod host_ports;
 mod images;
 mod kept_commands;
 mod link;
@@ -56,6 +55,7 @@ use conman_shim_protocol::{ContainerState, Reply, Request};
 use crate::lifecycle::signal_process;
 use crate::shared::blocking::on_blocking_thread;
 use crate::shared::container_files::host_error;
+use crate::shared::container_network::ContainerNetwork;
 use crate::shared::kept_logs::KeptLogs;
 use crate::shared::kernel_view::KernelView;
 use crate::shared::removals::some_at_a_time;
@@ -71,9 +71,7 @@ use failure::call_failed;
 pub use gvisor::GvisorOptions;
 use gvisor_check::FileIdentity;
 pub use gvisor_check::GvisorFault;
-pub use host_ports::HostPorts;
 use images::Images;
-pub use link::NativeNetwork;
 pub use options::{NativeOptions, NativeTimeouts, RootStore};
 pub use program::SESSION_OPEN_FILES;
 pub use snapshots::SNAPSHOTS_FILE;
@@ -106,7 +104,7 @@ struct Inner {
     quotas: Option<ProjectQuotas>,
     ends: Arc<Ends>,
     link: Link,
-    network: NativeNetwork,
+    network: ContainerNetwork,
     gvisor: GvisorOptions,
     /// The version that gVisor said it has, and of which file.
     gvisor_known: Mutex<Option<(FileIdentity, String)>>,

@@ -7,8 +7,9 @@ use conman_core::naming::Instance;
 use conman_image::ImageStore;
 use conman_linux::IoLimits;
 
-use super::{GvisorOptions, NativeNetwork};
+use super::GvisorOptions;
 use crate::fence_opening::FenceOpener;
+use crate::shared::container_network::ContainerNetwork;
 use crate::shared::kept_logs::KeptLogLimits;
 use crate::shim_link::ShimCommand;
 
@@ -43,7 +44,7 @@ pub struct NativeOptions {
     pub io: Option<IoLimits>,
     /// Processors that all containers together may use, if the shim limits them.
     pub total_cpus: Option<f64>,
-    pub network: NativeNetwork,
+    pub network: ContainerNetwork,
     pub gvisor: GvisorOptions,
     pub timeouts: NativeTimeouts,
 }

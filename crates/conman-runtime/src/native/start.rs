@@ -15,9 +15,10 @@ use tokio::time::{Instant, sleep};
 
 use super::ends::{ProcessEnd, end};
 use super::failure::{START, call_failed, milliseconds, refused, start_failed};
-use super::link::{Connecting, StoredLink};
+use super::link::Connecting;
 use super::{Inner, away, gvisor, no_such_container, store};
 use crate::shared::container_files::host_error;
+use crate::shared::container_network::StoredLink;
 use crate::shim_link::LinkError;
 use crate::{ContainerKey, LogOptions, MADE_AHEAD, RuntimeError, Started};
 

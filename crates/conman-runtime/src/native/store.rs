@@ -23,14 +23,14 @@ use std::path::{Path, PathBuf};
 
 use conman_image::ImageId;
 use conman_linux::{remove_if_present, spread_directories};
-use conman_proto::Generation;
 use conman_shim_protocol::{LaunchSpec, ProgramSpec};
 use serde::{Deserialize, Serialize};
 
-use super::link::StoredLink;
 use super::trash::Trash;
 use crate::shared::container_files::{host_error, if_present};
+use crate::shared::container_network::StoredLink;
 use crate::shared::stored_plan;
+use crate::shim_link::key_of;
 use crate::{ContainerKey, RuntimeError};
 
 const CONTAINERS: &str = "containers";
@@ -84,17 +84,6 @@ pub(super) struct ContainerDir {
 /// The name of a container: its shim's name and its directory.
 pub(super) use crate::shim_link::name;
 
-/// The inverse of [`name`]; no id contains a dot.
-fn parse_name(name: &str) -> Option<ContainerKey> {
-    let (session, generation) = name.split_once('.')?;
-    let key = ContainerKey::new(
-        session.parse().ok()?,
-        Generation::new(generation.parse().ok()?)?,
-    );
-    // Numbers have more than one spelling, such as 07 and +7.
-    (self::name(&key) == name).then_some(key)
-}
-
 impl Store {
     /// Moves back what an earlier process was about to remove, and discards what it was about to
     /// create.
@@ -138,7 +127,7 @@ impl Store {
     pub(super) fn keys(&self) -> Result<Vec<ContainerKey>, RuntimeError> {
         let mut keys = Vec::new();
         for name in names(&self.containers)? {
-            let key = name.to_str().and_then(parse_name);
+            let key = name.to_str().and_then(key_of);
             keys.extend(key.filter(|_| stored_plan::exists(&self.containers.join(&name))));
         }
         keys.sort_unstable();
@@ -255,25 +244,5 @@ mod tests {
         assert!(!dir.root().exists() && !dir.log().exists() && dir.exists());
         dir.shed();
         assert!(dir.exists());
-    }
-
-    #[test]
-    fn a_name_tells_what_it_was_made_of_and_nothing_else_is_one() {
-        let key = ContainerKey::new(
-            "alice-b".parse().expect("a session id"),
-            Generation::new(7).expect("not zero"),
-        );
-        assert_eq!(name(&key), "alice-b.7");
-        assert_eq!(parse_name("alice-b.7"), Some(key));
-        for other in [
-            "alice-b",
-            "alice-b.07",
-            "alice-b.0",
-            "alice-b.7.1",
-            ".7",
-            "a_b.7",
-        ] {
-            assert_eq!(parse_name(other), None, "{other}");
-        }
     }
 }

@@ -12,7 +12,7 @@ use conman_net::{
     RulesKeeper, SessionRules, class_of,
 };
 use conman_proto::SessionRequest;
-use conman_runtime::NativeNetwork;
+use conman_runtime::ContainerNetwork;
 use conman_watchdog::essential;
 use ipnet::IpNet;
 use tokio::task::JoinHandle;
@@ -102,8 +102,8 @@ fn servers_in(resolver: &str) -> Vec<IpAddr> {
 pub(super) struct HostNetwork {
     instance: Instance,
     pub(super) netlink: HostNetlink,
-    /// The runtime's view.
-    pub(super) native: NativeNetwork,
+    /// The runtimes' view.
+    pub(super) containers: ContainerNetwork,
     rules: Option<RulesKeeper>,
     fabric: Option<FabricTask>,
 }
@@ -126,19 +126,19 @@ pub(super) async fn open(
 ) -> Result<HostNetwork> {
     let instance = state.instance.clone();
     let interfaces = InterfacePools::new(netlink.clone(), config.net.interfaces.clone());
-    let mut native = NativeNetwork {
+    let mut containers = ContainerNetwork {
         interfaces: Arc::new(interfaces),
         name_servers: name_servers(config),
         host_name_servers: host_name_servers(config),
         host_allowed: config.tokens_file.is_some(),
         rules: Arc::clone(rules),
-        ..NativeNetwork::default()
+        ..ContainerNetwork::default()
     };
     let Some(networks) = config.net.pool else {
         return Ok(HostNetwork {
             instance,
             netlink,
-            native,
+            containers,
             rules: None,
             fabric: None,
         });
@@ -162,7 +162,7 @@ pub(super) async fn open(
         .await
         .context(UNUSABLE)?;
     let plane = Plane::open(&options, netlink.clone()).await;
-    native.plane = Some(Arc::new(plane.context(UNUSABLE)?));
+    containers.plane = Some(Arc::new(plane.context(UNUSABLE)?));
     if let Some(fabric) = &fabric {
         rules.fill_with(fabric.elements());
     }
@@ -170,7 +170,7 @@ pub(super) async fn open(
     Ok(HostNetwork {
         instance,
         netlink,
-        native,
+        containers,
         rules: Some(rules),
         fabric,
     })
@@ -180,7 +180,7 @@ impl HostNetwork {
     /// Keeps the rules, and deletes links that have no owner. To be called once all living links are adopted.
     /// `None` without a pool.
     pub(super) fn run(self) -> Option<RunningNetwork> {
-        let (plane, mut rules) = (self.native.plane?, self.rules?);
+        let (plane, mut rules) = (self.containers.plane?, self.rules?);
         let keeper = tokio::spawn(essential(RULES, async move { rules.keep().await }));
         let swept = Arc::clone(&plane);
         tokio::spawn(essential(SWEEP, async move { swept.sweep().await }));

@@ -42,7 +42,7 @@ pub(super) async fn take_over(
     let netlink = HostNetlink::default();
     let rules = network::session_rules(config, &netlink).await?;
     let network = network::open(config, state, netlink, &rules).await?;
-    let mut runtimes = Runtimes::open(config, state, &network.native)?;
+    let mut runtimes = Runtimes::open(config, state, &network.containers)?;
     let netlink = network.netlink.clone();
     // Its first sweep deletes links that no runtime has adopted.
     let network = network.run();

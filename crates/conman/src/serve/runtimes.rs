@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use conman_linux::{CgroupLayout, Disk, IoLimits};
-use conman_net::SessionRules;
 use conman_node::SessionsHandle;
 use conman_proto::RuntimeKind;
 use conman_runtime::{
-    DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeNetwork, NativeOptions,
+    ContainerNetwork, DockerFence, DockerOptions, DockerRuntime, FenceOpener, NativeOptions,
     NativeRuntime, NativeTimeouts, Recorded, RootStore, Runtime,
 };
 
@@ -26,6 +25,9 @@ use crate::shim::{self, ShimPlace};
 pub(crate) const NATIVE: &str = "native";
 /// Logs of removed containers of Docker, likewise.
 const DOCKER_LOGS: &str = "docker-logs";
+
+/// Which link each container of Docker has, likewise.
+const DOCKER_LINKS: &str = "docker-links";
 
 /// Name of the task that keeps a shim running.
 const KEEPER: &str = "shim keeper";
@@ -46,7 +48,7 @@ impl Runtimes {
     pub(super) fn open(
         config: &Config,
         state: &LockedState,
-        network: &NativeNetwork,
+        network: &ContainerNetwork,
     ) -> Result<Self> {
         let opener = opener(config)?;
         let recorded = match &opener {
@@ -59,7 +61,7 @@ impl Runtimes {
             .then(|| native(config, state, opener.clone(), network.clone()));
         let docker = kinds
             .contains(&RuntimeKind::Docker)
-            .then(|| docker(config, state, opener.clone(), &network.rules));
+            .then(|| docker(config, state, opener.clone(), network.clone()));
         Ok(Self {
             native: native.transpose()?.map(Arc::new),
             docker: docker.transpose()?.map(Arc::new),
@@ -156,7 +158,7 @@ fn native(
     config: &Config,
     state: &LockedState,
     fence: FenceOpener,
-    network: NativeNetwork,
+    network: ContainerNetwork,
 ) -> Result<NativeRuntime> {
     let io = io_limits(config, &config.state_dir)?.map(|(_, limits)| limits);
     if io.is_some() && config.images.roots != RootStore::Overlay {
@@ -187,10 +189,11 @@ fn docker(
     config: &Config,
     state: &LockedState,
     opener: FenceOpener,
-    rules: &Arc<SessionRules>,
+    network: ContainerNetwork,
 ) -> Result<DockerRuntime> {
     let mut options = DockerOptions::new(config.docker_socket.clone(), state.instance.clone());
-    options.rules = Arc::clone(rules);
+    options.network = network;
+    options.links = Some(config.state_dir.join(DOCKER_LINKS));
     // A session's cgroup may be below that of all sessions, whose limit is `limits.total_cpus`.
     options.max_cpus = options.max_cpus.min(config.limits.total_cpus);
     let root = Path::new(DOCKER_ROOT);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use conman_cluster::{Cluster, people, requirements};
+use conman_cluster::{Builder, Cluster, has_docker, people, requirements};
 use conman_e2e::eventually;
 use serde_json::{Value, json};
 
@@ -77,8 +77,17 @@ impl Placed {
 
 /// A fleet with a fabric, with one more setting for one node.
 async fn fleet(kind: &str, nodes: u8, on: Option<(&str, &str)>) -> Option<Cluster> {
+    start(Cluster::builder(), kind, nodes, on).await
+}
+
+async fn start(
+    builder: Builder,
+    kind: &str,
+    nodes: u8,
+    on: Option<(&str, &str)>,
+) -> Option<Cluster> {
     let ready = requirements()?;
-    let mut builder = Cluster::builder()
+    let mut builder = builder
         .nodes(nodes)
         .short()
         .set("net", "pool = [\"10.88.0.0/16\"]")
@@ -92,13 +101,17 @@ async fn fleet(kind: &str, nodes: u8, on: Option<(&str, &str)>) -> Option<Cluste
         builder = builder.set_on(&name, "net.fabric", pool);
     }
     for (name, groups) in TEMPLATES {
-        builder = builder.toml(&format!(
-            "[templates.{name}]\nimage = \"conman-test/root:1\"\nport = 8080\nnetwork = \"routed\"\n\
-             command = [\"httpd\", \"-f\", \"-p\", \"8080\", \"-h\", \"/www\"]\ntalk = {groups:?}\n"
-        ));
+        builder = builder.toml(&template(name, groups));
     }
     let cluster = Cluster::start(&builder, &ready, Path::new(WITNESS)).await;
     Some(cluster.expect("a cluster"))
+}
+
+fn template(name: &str, groups: &[&str]) -> String {
+    format!(
+        "[templates.{name}]\nimage = \"conman-test/root:1\"\nport = 8080\nnetwork = \"routed\"\n\
+             command = [\"httpd\", \"-f\", \"-p\", \"8080\", \"-h\", \"/www\"]\ntalk = {groups:?}\n"
+    )
 }
 
 /// Starts a session of a template on a node.
@@ -213,6 +226,24 @@ async fn over_routes_sessions_talk_to_those_of_their_groups_on_all_nodes_alone()
 #[tokio::test]
 async fn over_vxlan_sessions_talk_to_those_of_their_groups_on_all_nodes_alone() {
     talk_by_groups("vxlan", 1_450).await;
+}
+
+#[tokio::test]
+#[ignore = "in acceptance: a Docker Engine of its own; e2e `routed::a_docker_session…` stays"]
+async fn a_session_of_docker_talks_to_native_ones_of_its_group() {
+    if !has_docker() {
+        return;
+    }
+    let docker = template("docker", &["red"]) + "runtime = \"docker\"\n";
+    let builder = Cluster::builder().docker_too().toml(&docker);
+    let Some(cluster) = start(builder, "vxlan", 2, None).await else {
+        return;
+    };
+    let mut sessions = vec![place(&cluster, "n1", "docker", &["red"]).await];
+    for (template, groups) in TEMPLATES {
+        sessions.push(place(&cluster, "n2", template, groups).await);
+    }
+    assert_all_pairs(&sessions).await;
 }
 
 async fn repaired(kind: &str, breaking: &[&str]) {

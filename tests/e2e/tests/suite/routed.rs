@@ -6,9 +6,9 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use conman_e2e::{Api, Conman, Native, eventually, native};
+use conman_e2e::{Api, BUSYBOX, Conman, Native, docker_shared, eventually, native};
 use conman_linux::{Namespaces, bring_loopback_up, unshare_namespaces};
-use conman_proto::{PreemptReport, Session, SessionState};
+use conman_proto::{ExecResult, PreemptReport, Session, SessionState};
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -163,6 +163,69 @@ fn a_routed_session_reaches_what_it_may_and_is_reached_through_the_proxy() {
         assert_eq!(api.stop("a").await.state, SessionState::Stopped);
         assert_eq!(api.stop("b").await.state, SessionState::Stopped);
         eventually("every link is gone", PATIENCE, async || links(&conman) == 0).await;
+    });
+}
+
+#[test]
+fn a_docker_session_has_the_links_of_a_native_one() {
+    in_network(async |native| {
+        let Some(docker) = docker_shared().await else {
+            return;
+        };
+        let serve =
+            "mkdir /tmp/www; echo hello >/tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www";
+        let template = |name: &str, network: &str| {
+            format!(
+                "[templates.{name}]\nimage = \"{BUSYBOX}\"\nruntime = \"docker\"\nport = 8080\n\
+                 command = [\"sh\", \"-c\", \"{serve}\"]\nnetwork = \"{network}\"\n"
+            )
+        };
+        let routed = template("docker", "routed") + "egress = [\"10.1.0.0/16:53\"]\n";
+        let lan = "[net.interfaces.uplink]\nsubnet = \"192.0.2.0/24\"\nrange = \"192.0.2.128/30\"\n\
+                   gateway = \"192.0.2.2\"\n";
+        let builder = Conman::builder().toml(CONFIG).toml(lan);
+        let builder = builder
+            .toml(&routed)
+            .toml(&template("lan", "macvlan:uplink"));
+        let mut conman = builder.start_both(&native, &docker).await;
+        let api = conman.api();
+        for (id, template) in [("n", "routed"), ("d", "docker"), ("l", "lan")] {
+            let made = api.ensure(id, &json!({"template": template})).await;
+            assert_eq!(made.session.state, SessionState::Running, "{id}");
+            let page = conman.sessions().get(&format!("/s/{id}/")).await;
+            assert_eq!(page.text(), "hello\n", "{id}");
+        }
+        let reads = json!({"command": ["cat", "/etc/resolv.conf"]});
+        let read = api.post("/v1/sessions/d/exec", &reads).await;
+        let read: ExecResult = read.expect(StatusCode::OK);
+        assert_eq!(read.stdout, format!("nameserver {NAME_SERVER}\n"));
+        conman.restart_after_crash().await;
+        let api = conman.api();
+        assert_eq!(links(&conman), 2);
+        for id in ["d", "l"] {
+            let page = fetch(&api, id, LISTED).await;
+            assert_eq!(page.as_deref(), Some("beyond\n"), "{id}");
+        }
+        for refused in [METADATA, UNLISTED, NODE] {
+            assert_eq!(fetch(&api, "d", refused).await, None, "{refused}");
+        }
+        // The pool has six addresses, and two are in use.
+        let routed = json!({"template": "docker"});
+        for number in 0..4 {
+            api.ensure(&format!("e{number}"), &routed).await;
+        }
+        let full = api.put("/v1/sessions/e4", &routed).await.problem();
+        assert!(full.detail.contains("addresses"), "{full:?}");
+        for id in ["d", "n", "l", "e0", "e1", "e2", "e3"] {
+            api.stop(id).await;
+        }
+        eventually("every link is gone", PATIENCE, async || links(&conman) == 0).await;
+        eventually("an address is free", PATIENCE, async || {
+            let made = api.put("/v1/sessions/f", &routed).await;
+            made.status == StatusCode::OK
+        })
+        .await;
+        api.stop("f").await;
     });
 }
 

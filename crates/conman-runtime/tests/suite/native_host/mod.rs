@@ -13,7 +13,7 @@ use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
 use conman_runtime::{
-    FenceOpener, GvisorOptions, KeptLogLimits, NativeNetwork, NativeOptions, NativeRuntime,
+    ContainerNetwork, FenceOpener, GvisorOptions, KeptLogLimits, NativeOptions, NativeRuntime,
     NativeTimeouts, RootStore, RuntimeError, ShimCommand,
 };
 
@@ -130,7 +130,7 @@ impl Host {
             },
             io: None,
             total_cpus: None,
-            network: NativeNetwork::default(),
+            network: ContainerNetwork::default(),
             gvisor,
             timeouts,
         };

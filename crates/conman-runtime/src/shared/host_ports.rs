@@ -14,7 +14,7 @@ pub struct HostPorts(Mutex<BTreeMap<u16, String>>);
 
 /// Why a container does not get a port of the host.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PortError {
+pub(crate) enum PortError {
     #[error(
         "port {port} of this node is that of container {owner}, which has the network `host`, too"
     )]
@@ -27,7 +27,7 @@ pub(super) enum PortError {
 
 impl HostPorts {
     /// Takes a port where nothing listens.
-    pub(super) fn take(&self, port: u16, owner: &str) -> Result<(), PortError> {
+    pub(crate) fn take(&self, port: u16, owner: &str) -> Result<(), PortError> {
         let mut ports = self.lock();
         if let Some(other) = ports.get(&port).filter(|other| *other != owner) {
             let owner = other.clone();
@@ -45,13 +45,13 @@ impl HostPorts {
     }
 
     /// Keeps the port of a container of an earlier daemon.
-    pub(super) fn adopt(&self, port: Option<u16>, owner: &str) {
+    pub(crate) fn adopt(&self, port: Option<u16>, owner: &str) {
         self.lock()
             .extend(port.map(|port| (port, owner.to_owned())));
     }
 
     /// The container has ended, or was not created.
-    pub(super) fn leave(&self, port: Option<u16>, owner: &str) {
+    pub(crate) fn leave(&self, port: Option<u16>, owner: &str) {
         let mut ports = self.lock();
         if let Some(port) = port
             && ports.get(&port).is_some_and(|present| present == owner)
