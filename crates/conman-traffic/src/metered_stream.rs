@@ -266,7 +266,7 @@ mod tests {
         let (mut stream, mut session) = connection(&traffic);
         session.write_all(&[7; 32 << 10]).await.expect("room");
         let read = async {
-            let mut buffer = [0; 32 << 10];
+            let mut buffer = vec![0; 32 << 10];
             while stream.read(&mut buffer).await.is_ok() {}
         };
         let waited = tokio::time::timeout(Duration::from_millis(100), read).await;
