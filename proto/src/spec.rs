@@ -395,6 +395,12 @@ impl ResolvedSpec {
     pub fn has_egress_proxy(&self) -> bool {
         !self.egress.is_empty() && !self.network.traits().leads_out
     }
+
+    /// Whether conman serves names inside its network namespace.
+    #[must_use]
+    pub fn has_resolver(&self) -> bool {
+        self.has_egress_proxy() || !self.talk.is_empty()
+    }
 }
 
 /// A field that may be absent, null or a value, which all differ.

@@ -35,6 +35,7 @@ mod runtime_traits;
 mod size;
 mod spec_policy;
 mod stop_signals;
+mod talk_names;
 
 pub use activity::{Activity, ActivityGuard, ActivityKind};
 pub use bind::{Bind, BindError, DEFAULT_BIND_FIRST_ID, bind_root};
@@ -57,3 +58,4 @@ pub use spec_policy::{
     MIN_DISK_INODES, MIN_MEMORY_BYTES, SpecPolicy, Template,
 };
 pub use stop_signals::{allowed as allowed_signals, canonical as canonical_signal};
+pub use talk_names::{MAX_NAMED, TalkName, TalkingSession, is_talk_name, names_in_groups};

@@ -27,6 +27,7 @@ pub use program::{
     MAX_ARGUMENT_BYTES, MAX_ARGUMENTS, MAX_ENV_BYTES, MAX_ENV_ENTRIES, MAX_LABEL_KEY_BYTES,
     MAX_LABEL_VALUE_BYTES, MAX_LABELS,
 };
+pub(crate) use talk::is_group;
 
 use limits::{bandwidth, cpus, disk, memory, pids, ptys};
 use mistakes::{Mistakes, quote};
@@ -190,7 +191,7 @@ fn fill_in(
         ready_path,
         ready_timeout_s: ready_timeout_s(policy, base, request, mistakes),
         egress: egress::egress(base, request, (runtime, &network, port), mistakes),
-        talk: talk::talk(base, request, &network, mistakes),
+        talk: talk::talk(base, request, (&network, port), mistakes),
         bandwidth: bandwidth(base, request, &network, mistakes),
         network,
         memory_bytes: memory(policy, base, request, mistakes),

@@ -9,6 +9,7 @@
 //! | `holder/NAME` | which installation may use that name | decides which may rejoin |
 //! | `fabric/pool`, `fabric/part/NUMBER` | the pool of addresses, and which node holds which part of it | decide which node may give addresses |
 //! | `session/ID` | the session's record and its owner | informs |
+//! | `talk-name/GROUP/NAME/ID` | empty: a session with this name in the group, whose record decides | informs |
 //! | `peer/NAME` | what a node publishes about itself | informs |
 
 use conman_core::ownership::{Key, NodeRecord, Value};
@@ -151,6 +152,11 @@ impl Keys {
 
     pub(super) fn all_details(&self) -> Vec<u8> {
         self.below("session/", "")
+    }
+
+    /// Prefix of the keys of sessions with this name in a group.
+    pub(super) fn talk_names(&self, name: &str, group: &str) -> Vec<u8> {
+        self.below("talk-name/", &format!("{group}/{name}/"))
     }
 
     pub(super) fn shared_key(&self) -> Vec<u8> {

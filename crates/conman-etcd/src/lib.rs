@@ -61,6 +61,7 @@ mod seen;
 mod shared;
 mod shared_key;
 mod store;
+mod talk_names;
 mod wire;
 
 pub use access::{AccessError, EtcdAccess, EtcdCredentials, EtcdTls};

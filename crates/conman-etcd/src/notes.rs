@@ -10,6 +10,7 @@ use super::codec::{self, SessionDetails};
 use super::records::OwnRecord;
 use super::shared::{Shared, name};
 use super::store::{Additions, ReadError};
+use super::talk_names;
 use super::wire::{self, TxnRequest};
 use conman_registry::RegistryError;
 use conman_registry::rules::{self, Change, Effect};
@@ -57,17 +58,22 @@ pub(super) async fn change(
             shared.not_mine(id, generation);
             continue;
         };
+        let keys = &shared.store.keys;
+        let names = talk_names::changes(keys, &mine.details.record, &record);
         let details = SessionDetails {
             record,
             ..mine.details
         };
-        let key = shared.store.keys.details(id.as_str());
+        let key = keys.details(id.as_str());
         let request = TxnRequest {
             compare: vec![
                 shared.is_mine(&details),
                 wire::unchanged_since(key.clone(), revision),
             ],
-            success: vec![wire::put(key, codec::text(&details))],
+            success: [wire::put(key, codec::text(&details))]
+                .into_iter()
+                .chain(names)
+                .collect(),
         };
         let written = shared.store.transact_queued(request).await;
         if written.answer == Answer::Committed {

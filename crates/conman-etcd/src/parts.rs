@@ -9,15 +9,16 @@ use conman_core::ownership::{
     Answer, FabricRecord, Key, NodeName, OwnedState, PartStep, PartsSeen, Request, Transaction,
     Underlay, Value, WantedPart, claim_part, confirm_parts,
 };
+use conman_core::{TalkName, TalkingSession};
 use conman_registry::{ConfirmedParts, HeldParts, PartError, PartRegistry, RegistryError};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::EtcdRegistry;
 use super::codec::Keys;
 use super::notes::unavailable;
 use super::shared::Shared;
 use super::store::{Additions, Entry, ReadError, Store};
+use super::{EtcdRegistry, talk_names};
 
 /// Number of attempts: many nodes may join together, and one of those that conflict succeeds each time.
 const MAX_TRIES: u32 = 64;
@@ -41,6 +42,13 @@ impl PartRegistry for EtcdRegistry {
     ) -> Result<ConfirmedParts, RegistryError> {
         let (shared, way) = (Arc::clone(&self.shared), (fabric.clone(), underlay.clone()));
         self.run(async move { confirm(&shared, (&way.0, &way.1)).await })
+            .await
+    }
+
+    async fn named(&self, name: &TalkName) -> Result<Vec<TalkingSession>, RegistryError> {
+        let (shared, name) = (Arc::clone(&self.shared), name.clone());
+        let parts = Arc::clone(&self.membership.held_parts().borrow());
+        self.run(async move { talk_names::find(&shared, &parts, &name).await })
             .await
     }
 

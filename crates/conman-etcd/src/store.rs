@@ -290,6 +290,28 @@ impl Store {
         entries(self.reads.txn(&self.client, gets(names)).await?, names)
     }
 
+    /// The first keys below this one; may be read together with others.
+    pub(super) async fn keys_below(
+        &self,
+        parent: &[u8],
+        most: i64,
+    ) -> Result<Vec<Vec<u8>>, ReadError> {
+        let range = RangeRequest {
+            key: parent.to_vec(),
+            range_end: wire::behind(parent),
+            limit: most,
+            keys_only: true,
+            ..RangeRequest::default()
+        };
+        let request = TxnRequest {
+            compare: Vec::new(),
+            success: vec![Operation::Range(range).into()],
+        };
+        let found = ranges(self.reads.txn(&self.client, request).await?, 1)?;
+        let keys = found.into_iter().flat_map(|range| range.kvs);
+        Ok(keys.map(|kv| kv.key).collect())
+    }
+
     /// All keys below these, which must be few, in one snapshot.
     pub(super) async fn get_below(
         &self,

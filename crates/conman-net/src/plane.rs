@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -213,6 +214,13 @@ impl Plane {
     /// Whether a session in these groups can get an address without another part.
     pub fn has_room(&self, groups: &[String]) -> bool {
         self.links().pool.has_room(groups)
+    }
+
+    /// The addresses of an owner that other hosts reach.
+    pub fn fabric_addresses(&self, owner: &str) -> Vec<IpAddr> {
+        let addresses = self.links().pool.in_part(owner);
+        let each = addresses.map(|of| [Some(of.v4.into()), of.v6.map(IpAddr::V6)]);
+        each.into_iter().flatten().flatten().collect()
     }
 
     /// Keeps the addresses of an owner that has lived longer than this plane. To be called for all of them

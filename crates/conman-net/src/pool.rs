@@ -278,6 +278,19 @@ impl AddressPool {
         !self.own.networks.v4.contains(&v4)
     }
 
+    /// The addresses of an owner that are of a part.
+    pub fn in_part(&self, owner: &str) -> Option<Addresses> {
+        let mut taken = self.taken.iter();
+        let (v4, _) = taken.find(|(v4, of)| *of == owner && self.is_in_fabric(**v4))?;
+        let mut parts = self.parts.values().map(|part| part.range.networks);
+        let networks = parts.find(|networks| networks.v4.contains(v4))?;
+        let offset = v4.to_bits()
+            & u32::MAX
+                .checked_shr(networks.v4.prefix_len().into())
+                .unwrap_or(0);
+        Some(networks.nth(offset))
+    }
+
     /// Takes the addresses that an owner already had before this pool was made. They may lie outside the
     /// pool's networks.
     pub fn adopt(&mut self, owner: &str, v4: Ipv4Addr) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use conman_core::ownership::{FabricRecord, PartRecord, PartRefusal, Underlay, WantedPart};
+use conman_core::{TalkName, TalkingSession};
 use tokio::sync::watch;
 
 use crate::RegistryError;
@@ -52,6 +53,10 @@ pub trait PartRegistry: Send + Sync + std::fmt::Debug + 'static {
         fabric: &FabricRecord,
         underlay: &Underlay,
     ) -> Result<ConfirmedParts, RegistryError>;
+
+    /// The sessions of this name that have not ended and whose nodes are not lost, as the registry has them now;
+    /// not all of them if there are many.
+    async fn named(&self, name: &TalkName) -> Result<Vec<TalkingSession>, RegistryError>;
 
     /// Claims one more part.
     async fn claim_part(&self, wanted: &WantedPart) -> Result<(), PartError>;

@@ -1,6 +1,7 @@
 //! What the registry stores about a session.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -185,6 +186,9 @@ pub struct ContainerIdentity {
     pub start_time_ticks: u64,
     /// `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
+    /// By which sessions on all nodes reach it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
 }
 
 /// One session to release.

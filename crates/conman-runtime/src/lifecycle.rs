@@ -1,6 +1,7 @@
 //! The part of a runtime that creates, starts, kills and removes containers.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +127,7 @@ pub struct Started {
     /// Durations of the start's consecutive steps, if the runtime knows them. Names begin with
     /// `start.`; [`MADE_AHEAD`] is the only one of a container made ahead.
     pub steps: Vec<(&'static str, Duration)>,
-    /// The sockets of its egress proxy, if the runtime opened them before the program ran.
+    /// The sockets of its egress proxy or resolver, if the runtime opened them before the program ran.
     pub egress: Option<EgressSockets>,
 }
 
@@ -194,6 +195,11 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
 
     /// The container of `key`, in any state.
     async fn find(&self, key: &ContainerKey) -> Result<Option<FoundContainer>, RuntimeError>;
+
+    /// The addresses by which sessions on all nodes reach a created container. Does not block.
+    fn fabric_addresses(&self, _key: &ContainerKey) -> Vec<IpAddr> {
+        Vec::new()
+    }
 
     /// Every container of this instance, in any state.
     async fn list(&self) -> Result<Vec<FoundContainer>, RuntimeError>;

@@ -161,7 +161,10 @@ pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Foo
     let descriptors = templates.map(|template| {
         let egress = template.request.egress.as_ref();
         match egress.is_some_and(|patterns| !patterns.is_empty()) {
-            _ if traits(template).routed => LINK_DESCRIPTORS,
+            _ if traits(template).routed => match template.request.talk {
+                Some(_) => LINK_DESCRIPTORS + IDLE_DESCRIPTORS,
+                None => LINK_DESCRIPTORS,
+            },
             true => IDLE_DESCRIPTORS,
             false => 0,
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use conman_proto::{Network, SessionRequest};
 
 use super::mistakes::{Mistakes, quote};
+use crate::egress::EGRESS_DNS_PORT;
 
 /// Maximum number of groups of a session.
 const MAX_GROUPS: usize = 8;
@@ -16,7 +17,7 @@ const MAX_GROUP_BYTES: usize = 63;
 pub(super) fn talk(
     base: &SessionRequest,
     request: &SessionRequest,
-    network: &Network,
+    (network, port): (&Network, Option<u16>),
     mistakes: &mut Mistakes,
 ) -> Vec<String> {
     let groups = |given: &Option<Vec<String>>| -> BTreeSet<String> {
@@ -49,10 +50,14 @@ pub(super) fn talk(
         }
         return Vec::new();
     }
+    if !listed.is_empty() && port == Some(EGRESS_DNS_PORT) {
+        let message = format!("is {EGRESS_DNS_PORT}, where a session with `talk` has its resolver");
+        mistakes.add("port", message);
+    }
     listed.into_iter().collect()
 }
 
-fn is_group(name: &str) -> bool {
+pub(crate) fn is_group(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
     bytes.len() <= MAX_GROUP_BYTES
@@ -81,7 +86,7 @@ mod tests {
             ..SessionRequest::default()
         };
         let mut mistakes = Mistakes::default();
-        let groups = talk(&base, &request, network, &mut mistakes);
+        let groups = talk(&base, &request, (network, None), &mut mistakes);
         let result = mistakes.into_result(groups);
         result.map_err(|mistakes| mistakes.into_iter().map(|one| one.message).collect())
     }

@@ -11,6 +11,7 @@ use super::super::call_queue::take_group;
 use super::super::codec;
 use super::super::figures::Tally;
 use super::super::store::{Additions, Answered, Entry, Kind, kind};
+use super::super::talk_names;
 use super::super::wire::{self, TxnRequest};
 use super::{Done, Serving};
 use conman_registry::Standing;
@@ -112,6 +113,11 @@ impl Serving<'_> {
         if let Some(details) = details {
             let key = self.shared.store.keys.details(session);
             additions.write.push(wire::put(key, codec::text(&details)));
+            if ownership.state == OwnedState::Released {
+                let keys = &self.shared.store.keys;
+                let gone = talk_names::removal(keys, &details.record);
+                additions.write.extend(gone);
+            }
         }
     }
 

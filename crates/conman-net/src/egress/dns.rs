@@ -1,4 +1,5 @@
-//! The resolver inside a session: addresses of the names that the session may connect to.
+//! The resolver inside a session: addresses of the names that the session may connect to. A session that talks to
+//! others gets the addresses of those, and the answers of the node's name servers to everything else.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conman_core::egress::TargetHost;
-use hickory_resolver::proto::op::{Message, MessageType, Metadata, OpCode, ResponseCode};
+use conman_core::{TalkName, is_talk_name};
+use hickory_resolver::proto::op::{Message, MessageType, Metadata, OpCode, Query, ResponseCode};
 use hickory_resolver::proto::rr::{DNSClass, RData, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -15,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::dial::{is_hosts, look_up};
+use super::forward::{Transport, forward};
 use super::resolver::LookupError;
 use super::session::Session;
 use super::shared_stream::SharedStream;
@@ -25,8 +28,9 @@ const QUERY_BYTES: usize = 4_096;
 const MAX_QUERIES: usize = 16;
 /// Bound on the arrival of a query by TCP.
 const QUERY: Duration = Duration::from_secs(10);
-/// How long programs may cache an answer, in seconds.
+/// How long programs may cache an answer, in seconds; and one about a session, which may move.
 const TTL_S: u32 = 10;
+const TALK_TTL_S: u32 = 0;
 
 /// Answers queries by UDP, each in a task that ends with this future.
 pub(super) async fn datagrams(session: &Arc<Session>, socket: UdpSocket) {
@@ -46,11 +50,9 @@ pub(super) async fn datagrams(session: &Arc<Session>, socket: UdpSocket) {
         let (session, socket) = (Arc::clone(session), Arc::clone(&socket));
         let query = query[..length].to_vec();
         answering.spawn(async move {
-            if let Some((answer, room)) = answer(&session, &query).await {
-                let whole = answer.to_vec().ok().filter(|bytes| bytes.len() <= room);
-                let bytes = whole.or_else(|| answer.truncate().to_vec().ok());
+            if let Some(bytes) = answer(&session, &query, Transport::Datagram).await {
                 // The client may be gone.
-                let _ = socket.send_to(&bytes.unwrap_or_default(), client).await;
+                let _ = socket.send_to(&bytes, client).await;
             }
             drop(place);
         });
@@ -60,10 +62,9 @@ pub(super) async fn datagrams(session: &Arc<Session>, socket: UdpSocket) {
 /// Answers queries on a connection, one after the other.
 pub(super) async fn stream(session: Arc<Session>, mut client: SharedStream) {
     while let Ok(Ok(query)) = timeout(QUERY, read(&mut client)).await {
-        let Some((answer, _)) = answer(&session, &query).await else {
+        let Some(bytes) = answer(&session, &query, Transport::Stream).await else {
             return;
         };
-        let bytes = answer.to_vec().unwrap_or_default();
         let Ok(length) = u16::try_from(bytes.len()) else {
             return;
         };
@@ -84,38 +85,99 @@ async fn read(client: &mut SharedStream) -> io::Result<Vec<u8>> {
     Ok(query)
 }
 
-/// Returns the answer to a query and the room for it in a datagram; `None` if it is not a query.
-async fn answer(session: &Session, query: &[u8]) -> Option<(Message, usize)> {
-    let query = Message::from_vec(query).ok()?;
-    if query.metadata.message_type != MessageType::Query {
+/// Returns the answer to a query; `None` if it is not a query.
+async fn answer(session: &Session, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
+    let parsed = Message::from_vec(query).ok()?;
+    if parsed.metadata.message_type != MessageType::Query {
         return None;
     }
-    let room = usize::from(query.max_payload());
+    if session.groups.is_some() && !parsed.queries.iter().any(is_of_sessions) {
+        let _place = session.lookups.acquire().await;
+        let forwarded = forward(&session.node.servers, query, transport).await;
+        if forwarded.is_some() {
+            return forwarded;
+        }
+        let mut failed = response(&parsed);
+        failed.metadata.response_code = ResponseCode::ServFail;
+        failed.add_queries(parsed.queries);
+        return failed.to_vec().ok();
+    }
+    let room = usize::from(parsed.max_payload());
+    let answer = own_answer(session, &parsed).await;
+    let whole = answer.to_vec().ok();
+    match transport {
+        Transport::Stream => whole,
+        Transport::Datagram => {
+            let whole = whole.filter(|bytes| bytes.len() <= room);
+            whole.or_else(|| answer.truncate().to_vec().ok())
+        }
+    }
+}
+
+fn response(query: &Message) -> Message {
     let mut answer = Message::response(query.metadata.id, query.metadata.op_code);
     answer.metadata = Metadata::response_from_request(&query.metadata);
     answer.metadata.recursion_available = true;
+    answer
+}
+
+fn is_of_sessions(question: &Query) -> bool {
+    match TargetHost::parse(&question.name.to_ascii()) {
+        Ok(TargetHost::Name(name)) => is_talk_name(&name),
+        _ => false,
+    }
+}
+
+async fn own_answer(session: &Session, query: &Message) -> Message {
+    let mut answer = response(query);
     let [question] = &query.queries[..] else {
         answer.metadata.response_code = ResponseCode::FormErr;
-        return Some((answer, room));
+        return answer;
     };
     answer.add_query(question.clone());
     if query.metadata.op_code != OpCode::Query || question.query_class != DNSClass::IN {
         answer.metadata.response_code = ResponseCode::NotImp;
-        return Some((answer, room));
+        return answer;
     }
     let name = question.name.to_ascii();
-    match addresses(session, &name).await {
+    let (found, ttl_s) = match &session.groups {
+        Some(groups) => (of_sessions(session, groups, &name).await, TALK_TTL_S),
+        None => (addresses(session, &name).await, TTL_S),
+    };
+    match found {
         Ok(addresses) => {
             let records = addresses
                 .into_iter()
                 .map(RData::from)
                 .filter(|data| data.record_type() == question.query_type)
-                .map(|data| Record::from_rdata(question.name.clone(), TTL_S, data));
+                .map(|data| Record::from_rdata(question.name.clone(), ttl_s, data));
             answer.add_answers(records);
         }
         Err(code) => answer.metadata.response_code = code,
     }
-    Some((answer, room))
+    answer
+}
+
+/// The addresses of sessions that this one may talk to.
+async fn of_sessions(
+    session: &Session,
+    groups: &[String],
+    name: &str,
+) -> Result<Vec<IpAddr>, ResponseCode> {
+    let name = match TargetHost::parse(name) {
+        Ok(TargetHost::Name(name)) => TalkName::parse(&name),
+        _ => None,
+    };
+    let name = name.ok_or(ResponseCode::NXDomain)?;
+    let names = &session.node.talk;
+    match names.resolve(&name, groups, &session.pace).await {
+        Ok(Some(addresses)) => Ok(addresses),
+        Ok(None) => Err(ResponseCode::NXDomain),
+        Err(error) => {
+            tracing::debug!(?name, error, "cannot find a session by name");
+            Err(ResponseCode::ServFail)
+        }
+    }
 }
 
 async fn addresses(session: &Session, name: &str) -> Result<Vec<IpAddr>, ResponseCode> {

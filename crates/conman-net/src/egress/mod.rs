@@ -1,11 +1,15 @@
 //! A proxy and a resolver inside the network namespaces of sessions that have only their loopback
-//! interface. Programs find them by `http_proxy` and by resolv.conf.
+//! interface. Programs find them by `http_proxy` and by resolv.conf. Sessions that talk to others have the resolver
+//! alone.
 //!
 //! ```text
 //!  session's namespace              conman's namespace
 //!  127.0.0.1:3128 ─┬─ HTTP ──┐
 //!                  └─ SOCKS5 ─┴─> check name ─> resolve ─> check addresses ─> connect, copy
 //!  127.0.0.1:53   ─── DNS ──────> check name ─> resolve
+//!
+//!  127.0.0.1:53   ─── DNS ─┬────> name of a session ─> registry
+//!                          └────> any other ─> the node's name servers, as it is
 //! ```
 //!
 //! * The sockets inside are the daemon's. A session's program that connects to them is served by tasks of
@@ -25,6 +29,7 @@
 mod buffers;
 mod dial;
 mod dns;
+mod forward;
 mod http;
 mod meters;
 mod resolver;
@@ -32,6 +37,7 @@ mod session;
 mod shared_stream;
 mod sockets;
 mod socks;
+mod talk;
 mod tunnel;
 
 use std::io;
@@ -48,12 +54,14 @@ use tokio::task::AbortHandle;
 use buffers::Budget;
 use resolver::Names;
 use session::Session;
+use talk::TalkNames;
 
 use crate::host_netlink::HostNetlink;
 
 pub use sockets::EgressSockets;
+pub use talk::TalkDirectory;
 
-/// Descriptors of an idle session: two listeners and a UDP socket.
+/// Descriptors of an idle session: two listeners and a UDP socket. One without the proxy has one less.
 pub const IDLE_DESCRIPTORS: u32 = 3;
 /// Connections that every session can have, whatever others do.
 pub const OWN_CONNECTIONS: usize = 16;
@@ -70,6 +78,17 @@ pub struct EgressOptions {
     pub special: SpecialAddresses,
     /// Kernel memory that the connections of all sessions may hold, in bytes.
     pub buffer_bytes: u64,
+    /// Finds sessions by name; without it no name of a session exists.
+    pub talk: Option<Arc<dyn TalkDirectory>>,
+}
+
+/// What a session is served.
+#[derive(Debug, Clone)]
+pub enum EgressService {
+    /// The proxy, and a resolver of the names that these rules list.
+    Proxy(EgressRules),
+    /// A resolver of the sessions in these groups, and of whatever the node's name servers know.
+    TalkNames { groups: Vec<String> },
 }
 
 impl Default for EgressOptions {
@@ -78,6 +97,7 @@ impl Default for EgressOptions {
             dns: Vec::new(),
             special: SpecialAddresses::default(),
             buffer_bytes: 256 << 20,
+            talk: None,
         }
     }
 }
@@ -94,6 +114,9 @@ pub struct Egress {
 #[derive(Debug)]
 struct Node {
     names: Names,
+    talk: TalkNames,
+    /// Of `net.dns`.
+    servers: Vec<SocketAddr>,
     special: SpecialAddresses,
     shared: Arc<Semaphore>,
     buffers: Arc<Budget>,
@@ -123,6 +146,8 @@ impl Egress {
         Ok(Self {
             node: Arc::new(Node {
                 names,
+                talk: TalkNames::new(options.talk),
+                servers: options.dns,
                 special: options.special,
                 shared: Arc::new(Semaphore::new(SHARED_CONNECTIONS)),
                 buffers: Budget::new(options.buffer_bytes),
@@ -139,11 +164,11 @@ impl Egress {
         &self,
         process: Arc<PidFd>,
         sockets: Option<EgressSockets>,
-        rules: EgressRules,
+        service: EgressService,
         traffic: Arc<Traffic>,
         on_refusal: OnRefusal,
     ) -> EgressGuard {
-        let session = Session::new(Arc::clone(&self.node), rules, traffic, on_refusal);
+        let session = Session::new(Arc::clone(&self.node), service, traffic, on_refusal);
         let serving = session::run(session, process, sockets);
         let runtime = self.runtime.as_ref().expect("present until dropped");
         EgressGuard(runtime.spawn(serving).abort_handle())

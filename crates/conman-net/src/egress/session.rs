@@ -17,8 +17,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::buffers::{Account, Sockets, watch};
 use super::shared_stream::SharedStream;
+use super::talk::Pace;
 use super::{
-    EgressSockets, MAX_CONNECTIONS, Node, OWN_CONNECTIONS, OnRefusal, dns, http, meters, socks,
+    EgressService, EgressSockets, MAX_CONNECTIONS, Node, OWN_CONNECTIONS, OnRefusal, dns, http,
+    meters, socks,
 };
 
 /// Pause before another try when the sockets could not be opened, or a listener failed.
@@ -39,6 +41,9 @@ const NAMED_TARGETS: usize = 16;
 pub(super) struct Session {
     pub(super) node: Arc<Node>,
     pub(super) rules: EgressRules,
+    /// Those of a session that finds others by name, and sends other queries to the node's name servers.
+    pub(super) groups: Option<Vec<String>>,
+    pub(super) pace: Pace,
     on_refusal: OnRefusal,
     began: Instant,
     reported: RateLimitedLog,
@@ -62,14 +67,20 @@ const LOOKUPS: usize = 16;
 impl Session {
     pub(super) fn new(
         node: Arc<Node>,
-        rules: EgressRules,
+        service: EgressService,
         traffic: Arc<Traffic>,
         on_refusal: OnRefusal,
     ) -> Self {
+        let (rules, groups) = match service {
+            EgressService::Proxy(rules) => (rules, None),
+            EgressService::TalkNames { groups } => (EgressRules::default(), Some(groups)),
+        };
         Self {
             buffers: node.buffers.account(),
             node,
             rules,
+            groups,
+            pace: Pace::of_session(),
             on_refusal,
             began: Instant::now(),
             reported: RateLimitedLog::of_few(REPORT_EVERY, NAMED_TARGETS),
@@ -124,7 +135,7 @@ pub(super) async fn run(session: Session, process: Arc<PidFd>, sockets: Option<E
     let session = Arc::new(session);
     let sockets = match sockets {
         Some(sockets) => sockets,
-        None => open(&process).await,
+        None => open(&process, session.groups.is_none()).await,
     };
     let (proxy, resolver, datagrams) = match registered(sockets) {
         Ok(sockets) => sockets,
@@ -134,9 +145,14 @@ pub(super) async fn run(session: Session, process: Arc<PidFd>, sockets: Option<E
             return;
         }
     };
-    let serve_proxy = accept(&session, &proxy, |session, client| {
-        Box::pin(proxy_client(session, client))
-    });
+    let serve_proxy = async {
+        if let Some(proxy) = proxy {
+            accept(&session, &proxy, |session, client| {
+                Box::pin(proxy_client(session, client))
+            })
+            .await;
+        }
+    };
     let serve_names = accept(&session, &resolver, |session, client| {
         Box::pin(async move { dns::stream(session, SharedStream(client.stream)).await })
     });
@@ -145,10 +161,10 @@ pub(super) async fn run(session: Session, process: Arc<PidFd>, sockets: Option<E
 }
 
 /// Opens the sockets of a session that runs already.
-async fn open(process: &PidFd) -> EgressSockets {
+async fn open(process: &PidFd, with_proxy: bool) -> EgressSockets {
     loop {
         let opened = match network_namespace(process) {
-            Ok(namespace) => EgressSockets::open(namespace).await,
+            Ok(namespace) => EgressSockets::open(namespace, with_proxy).await,
             Err(error) => Err(error),
         };
         match opened {
@@ -164,9 +180,9 @@ async fn open(process: &PidFd) -> EgressSockets {
 }
 
 /// Registers the sockets with the runtime of the calling task.
-fn registered(sockets: EgressSockets) -> io::Result<(TcpListener, TcpListener, UdpSocket)> {
+fn registered(sockets: EgressSockets) -> io::Result<(Option<TcpListener>, TcpListener, UdpSocket)> {
     Ok((
-        TcpListener::from_std(sockets.proxy)?,
+        sockets.proxy.map(TcpListener::from_std).transpose()?,
         TcpListener::from_std(sockets.resolver)?,
         UdpSocket::from_std(sockets.datagrams)?,
     ))

@@ -13,22 +13,23 @@ use crate::namespace_thread::{enter_other, on_thread};
 /// Connections that the kernel queues for a listener.
 const BACKLOG: i32 = 128;
 
-/// The proxy's and the resolver's sockets, which take connections from now on. [`super::Egress::serve`] serves
+/// The resolver's sockets, and the proxy's of a session that has one, which take connections from now on. [`super::Egress::serve`] serves
 /// them; closing them refuses what has connected.
 #[derive(Debug)]
 pub struct EgressSockets {
-    pub(super) proxy: TcpListener,
+    pub(super) proxy: Option<TcpListener>,
     pub(super) resolver: TcpListener,
     pub(super) datagrams: UdpSocket,
 }
 
 impl EgressSockets {
     /// Opens them in a session's network namespace, whose loopback interface is up. Refuses conman's own.
-    pub async fn open(namespace: OwnedFd) -> io::Result<Self> {
+    pub async fn open(namespace: OwnedFd, with_proxy: bool) -> io::Result<Self> {
         on_thread(move || {
             enter_other(namespace.as_fd())?;
+            let proxy = with_proxy.then(|| listener(EGRESS_PROXY_PORT));
             Ok(Self {
-                proxy: listener(EGRESS_PROXY_PORT)?.into(),
+                proxy: proxy.transpose()?.map(TcpListener::from),
                 resolver: listener(EGRESS_DNS_PORT)?.into(),
                 datagrams: bound(SocketType::DGRAM, EGRESS_DNS_PORT)?.into(),
             })

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use conman_core::egress::EgressRules;
 use conman_linux::PidFd;
-use conman_net::egress::{EgressGuard, EgressSockets};
+use conman_net::egress::{EgressGuard, EgressService, EgressSockets};
 use conman_proto::{EventKind, Generation};
 
 use super::handle::SessionHandle;
 use crate::context::Context;
 
-/// Begins to serve; `None` if the spec has no `egress`, or the host's rules serve it.
+/// Begins to serve; `None` if the spec has neither `egress` nor `talk`, or the host's rules alone serve it.
 pub(super) fn serve(
     context: &Arc<Context>,
     handle: &SessionHandle,
@@ -18,11 +18,15 @@ pub(super) fn serve(
     process: &Arc<PidFd>,
     sockets: Option<EgressSockets>,
 ) -> Option<EgressGuard> {
-    if !handle.spec().has_egress_proxy() {
+    let spec = handle.spec();
+    if !spec.has_resolver() {
         return None;
     }
-    let rules = match EgressRules::parse(&handle.spec().egress) {
-        Ok(rules) => rules,
+    let service = match EgressRules::parse(&spec.egress) {
+        _ if !spec.has_egress_proxy() => EgressService::TalkNames {
+            groups: spec.talk.clone(),
+        },
+        Ok(rules) => EgressService::Proxy(rules),
         // A resolved spec parses, unless a newer version has recorded it.
         Err(error) => {
             tracing::warn!(session = %handle.id, %error, "a recorded egress pattern is unknown");
@@ -37,6 +41,6 @@ pub(super) fn serve(
     Some(
         context
             .egress
-            .serve(Arc::clone(process), sockets, rules, traffic, on_refusal),
+            .serve(Arc::clone(process), sockets, service, traffic, on_refusal),
     )
 }

@@ -85,6 +85,7 @@ pub(crate) fn container() -> ContainerIdentity {
         pid: 4711,
         start_time_ticks: 1_234_567,
         boot_id: "00000000-0000-0000-0000-000000000000".to_owned(),
+        addresses: Vec::new(),
     }
 }
 

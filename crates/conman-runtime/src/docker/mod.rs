@@ -25,6 +25,7 @@ mod removal;
 mod terminals;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -222,6 +223,10 @@ impl Lifecycle for DockerRuntime {
 
     fn usages(&self, containers: &[RunningContainer]) -> Vec<conman_linux::ResourceUsage> {
         self.shared.kernel.usages(containers)
+    }
+
+    fn fabric_addresses(&self, key: &ContainerKey) -> Vec<IpAddr> {
+        self.shared.links.network.addresses(key)
     }
 
     fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {

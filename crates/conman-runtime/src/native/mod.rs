@@ -39,6 +39,7 @@ mod trash;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -309,6 +310,10 @@ impl Lifecycle for NativeRuntime {
                 .collect())
         })
         .await
+    }
+
+    fn fabric_addresses(&self, key: &ContainerKey) -> Vec<IpAddr> {
+        self.inner.network.addresses(key)
     }
 
     fn owns_pid(&self, key: &ContainerKey, pid: i32) -> bool {

@@ -45,8 +45,7 @@ pub fn contents(key: &ContainerKey, name_servers: &[IpAddr]) -> [String; OWN_FIL
 
 /// The name servers of a container whose namespace has conman's resolver.
 pub fn own_resolver(spec: &ResolvedSpec) -> Vec<IpAddr> {
-    let has_one = spec.has_egress_proxy();
-    has_one
+    spec.has_resolver()
         .then(|| Ipv4Addr::LOCALHOST.into())
         .into_iter()
         .collect()

@@ -43,6 +43,9 @@ pub(crate) enum StoredLink {
         class: u16,
         #[serde(default)]
         bandwidth: Bandwidth,
+        /// It finds others by name.
+        #[serde(default)]
+        talks: bool,
     },
     /// A link on an interface of the host.
     Interface {
@@ -97,6 +100,7 @@ impl ContainerNetwork {
                     addresses,
                     class,
                     bandwidth,
+                    talks: !spec.talk.is_empty(),
                 }))
             }
             // A session of a lost node may come to a node with another configuration.
@@ -149,6 +153,12 @@ impl ContainerNetwork {
         }
     }
 
+    /// The addresses by which other sessions reach a container.
+    pub(crate) fn addresses(&self, key: &ContainerKey) -> Vec<IpAddr> {
+        let plane = self.plane.as_ref();
+        plane.map_or(Vec::new(), |plane| plane.fabric_addresses(&name(key)))
+    }
+
     /// Returns what a container had for which no link was ever made.
     pub(crate) fn give_back(&self, key: &ContainerKey, link: &StoredLink) {
         let owner = name(key);
@@ -169,13 +179,15 @@ impl ContainerNetwork {
     /// The name servers of a container.
     pub(crate) fn name_servers(&self, spec: &ResolvedSpec) -> Vec<IpAddr> {
         match spec.network {
+            // Its resolver sends them queries for other names.
+            Network::Routed if spec.has_resolver() => own_resolver(spec),
             Network::Routed | Network::Macvlan(_) | Network::Ipoib(_) => self.name_servers.clone(),
             Network::Host => self.host_name_servers.clone(),
             Network::Loopback | Network::Bridge => own_resolver(spec),
         }
     }
 
-    /// Makes a container's link in its namespace, or opens the sockets of its egress proxy there.
+    /// Makes a container's link in its namespace, and opens the sockets of its egress proxy and resolver there.
     pub(crate) async fn connect(
         &self,
         key: &ContainerKey,
@@ -184,7 +196,7 @@ impl ContainerNetwork {
     ) -> Result<Option<EgressSockets>, String> {
         let class = match link {
             StoredLink::EgressProxy => {
-                let sockets = EgressSockets::open(namespace.file).await;
+                let sockets = EgressSockets::open(namespace.file, true).await;
                 let sockets = sockets.map_err(|error| format!("egress proxy: {error}"))?;
                 return Ok(Some(sockets));
             }
@@ -201,12 +213,20 @@ impl ContainerNetwork {
                 addresses,
                 class,
                 bandwidth,
+                talks,
             } => {
+                let file = namespace.file.try_clone();
+                let file = file.map_err(|error| format!("its network namespace: {error}"))?;
                 let plane = self.plane.as_ref().ok_or("`net.pool` is missing")?;
                 let owner = name(key);
                 let connected = plane.connect(&owner, *addresses, *class, *bandwidth, namespace);
                 let connected = connected.await;
                 connected.map_err(|error| format!("link with {addresses}: {error}"))?;
+                if *talks {
+                    let sockets = EgressSockets::open(file, false).await;
+                    let sockets = sockets.map_err(|error| format!("resolver: {error}"))?;
+                    return Ok(Some(sockets));
+                }
             }
             StoredLink::Interface {
                 to,

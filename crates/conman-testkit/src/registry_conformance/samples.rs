@@ -63,6 +63,7 @@ pub(super) fn container(pid: i32) -> ContainerIdentity {
         pid,
         start_time_ticks: u64::MAX,
         boot_id: "00000000-0000-0000-0000-000000000000".to_owned(),
+        addresses: Vec::new(),
     }
 }
 

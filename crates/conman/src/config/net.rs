@@ -70,6 +70,7 @@ pub(super) fn net(
             dns,
             special,
             buffer_bytes,
+            talk: None,
         },
     }
 }

@@ -11,15 +11,19 @@ use anyhow::{Context as _, Result};
 use conman_core::Instance;
 use conman_core::error_chain;
 use conman_core::ownership::{FabricRecord, PartRecord, WantedPart};
+use conman_core::{TalkName, TalkingSession};
+use conman_net::egress::TalkDirectory;
 use conman_net::{
     Class, Fabric, FabricElements, FabricKind, FabricOptions, FabricRules, HostNetlink,
     PartRequest, Plane, PlaneParts, RemotePart,
 };
 use conman_registry::{ConfirmedParts, HeldParts, PartError, PartRegistry};
+use futures_util::future::BoxFuture;
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
+use super::state::LockedState;
 use crate::config::{Config, NetFabric};
 
 /// Requests for parts that wait; one is answered within a round trip to etcd.
@@ -43,6 +47,29 @@ pub(super) struct FabricTask {
     groups: BTreeSet<Vec<String>>,
     /// What was logged last.
     trouble: Option<String>,
+}
+
+/// Finds sessions by name in the registry.
+#[derive(Debug)]
+struct Names(Arc<dyn PartRegistry>);
+
+impl TalkDirectory for Names {
+    fn find(&self, name: TalkName) -> BoxFuture<'static, Result<Vec<TalkingSession>, String>> {
+        let registry = Arc::clone(&self.0);
+        Box::pin(async move {
+            let found = registry.named(&name).await;
+            found.map_err(|error| error_chain(&error))
+        })
+    }
+}
+
+/// What resolves the names of sessions; `None` without a fabric.
+pub(super) fn names(config: &Config, state: &LockedState) -> Option<Arc<dyn TalkDirectory>> {
+    let registry = state
+        .parts
+        .as_ref()
+        .filter(|_| config.net.fabric.is_some())?;
+    Some(Arc::new(Names(Arc::clone(registry))))
 }
 
 /// What the host's rules need to know of a fabric.

@@ -175,6 +175,7 @@ async fn start_node(
     options.standing = state.fleet.standing();
     options.watchdog = state.watchdog.clone();
     options.egress = config.net.egress.clone();
+    options.egress.talk = super::fabric::names(config, state);
     Node::start(
         options,
         emergency,

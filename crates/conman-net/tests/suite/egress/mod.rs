@@ -5,4 +5,5 @@ mod name_server;
 mod namespace;
 mod refused;
 mod served;
+mod talk;
 mod tools;

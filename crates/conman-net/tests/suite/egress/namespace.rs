@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use conman_core::egress::{EGRESS_PROXY_PORT, EgressRules, SpecialAddresses};
 use conman_linux::{NetnsSockets, PidFd, network_namespace};
-use conman_net::egress::{Egress, EgressGuard, EgressOptions};
+use conman_net::egress::{Egress, EgressGuard, EgressOptions, EgressService};
 use conman_proto::Bandwidth;
 use conman_traffic::Traffic;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -74,7 +74,10 @@ impl World {
         let on_refusal = Box::new(move |sentence| refusals.lock().expect("whole").push(sentence));
         let process = session.namespace.process();
         let traffic = Arc::clone(&session.traffic);
-        let guard = self.egress.serve(process, None, rules, traffic, on_refusal);
+        let service = EgressService::Proxy(rules);
+        let guard = self
+            .egress
+            .serve(process, None, service, traffic, on_refusal);
         session.guard = Some(guard);
         let connected = async {
             while session.connect(EGRESS_PROXY_PORT).await.is_err() {
@@ -147,7 +150,7 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let script = "ip link set lo up && echo ready && exec cat";
         let mut child = Command::new("unshare")
             .args(["--net", "--", "sh", "-c", script])

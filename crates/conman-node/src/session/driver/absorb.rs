@@ -1,5 +1,6 @@
 //! Translates inputs into events of the state machine.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -271,6 +272,7 @@ impl Driver {
                     // Both are read once the process is held.
                     start_time_ticks: 0,
                     boot_id: String::new(),
+                    addresses: Vec::new(),
                 });
                 Event::StartAnswered { pid: started.pid }
             }
@@ -315,7 +317,18 @@ impl Driver {
             pid: identity.pid,
             start_time_ticks: identity.start_time_ticks,
             boot_id: identity.boot_id,
+            addresses: self.fabric_addresses(),
         });
+    }
+
+    /// The addresses by which sessions on all nodes reach this one.
+    fn fabric_addresses(&self) -> Vec<IpAddr> {
+        let spec = self.handle.spec();
+        let runtime = self.context.runtime(spec.runtime);
+        match (self.key(), runtime) {
+            (Some(key), Some(runtime)) if !spec.talk.is_empty() => runtime.fabric_addresses(&key),
+            _ => Vec::new(),
+        }
     }
 
     /// Holds the init from now on, and reports its death.

@@ -105,7 +105,7 @@ struct Driver {
     publisher: Publisher,
     permit: Option<OwnedSemaphorePermit>,
     process: Option<Arc<PidFd>>,
-    /// Serves the held process's network namespace, if the spec has `egress`.
+    /// Serves the held process's network namespace, if it has a resolver.
     egress: Option<EgressGuard>,
     /// Those of a start, until its process is held.
     egress_sockets: Option<EgressSockets>,

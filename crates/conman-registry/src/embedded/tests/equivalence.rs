@@ -344,6 +344,7 @@ fn container(pid: i32) -> ContainerIdentity {
         pid,
         start_time_ticks: 7,
         boot_id: "boot".to_owned(),
+        addresses: Vec::new(),
     }
 }
 
