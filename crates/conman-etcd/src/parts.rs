@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_core::ownership::{
-    Answer, FabricRecord, Key, NodeName, OwnedState, PartStep, PartsSeen, Request, Transaction,
-    Underlay, Value, WantedPart, claim_part, confirm_parts,
+    Answer, FabricRecord, Key, NodeName, NodeRecord, NodeState, OwnedState, PartStep, PartsSeen,
+    Request, Transaction, Underlay, Value, WantedPart, claim_part, confirm_parts,
 };
 use conman_core::{TalkName, TalkingSession};
 use conman_registry::{ConfirmedParts, HeldParts, PartError, PartRegistry, RegistryError};
@@ -24,6 +24,12 @@ use super::{EtcdRegistry, talk_names};
 const MAX_TRIES: u32 = 64;
 /// Greatest pause after a conflict, which differs from node to node.
 const MAX_PAUSE_MS: u64 = 40;
+
+/// What counts for a node whose record cannot be read: it may run its sessions.
+const UNREADABLE_NODE: NodeRecord = NodeRecord {
+    incarnation: 0,
+    state: NodeState::Live,
+};
 
 #[async_trait]
 impl PartRegistry for EtcdRegistry {
@@ -168,24 +174,55 @@ async fn look(store: &Store) -> Result<PartsSeen, ReadError> {
         }
     }
     for (key, bytes, _) in parts {
-        if let Some(number) = part_number(&parents[1], &key)
-            && let Value::Part(part) = store.decode(&Key::Part(number), &key, &bytes)?
-        {
-            seen.parts.insert(number, part);
+        let Some(number) = part_number(&parents[1], &key) else {
+            continue;
+        };
+        // One that cannot be read concerns nobody else. Reads of all nodes report it.
+        match store.decode(&Key::Part(number), &key, &bytes) {
+            Ok(Value::Part(part)) => {
+                seen.parts.insert(number, part);
+            }
+            _ => {
+                seen.unreadable.insert(number);
+            }
         }
     }
     for (key, bytes, _) in nodes {
         if let Some(name) = Keys::name_in(&parents[2], &key) {
             let name: NodeName = name.into();
-            if let Value::Node(record) = store.decode(&Key::Node(name.clone()), &key, &bytes)? {
-                seen.nodes.insert(name, record);
-            }
+            let record = match store.decode(&Key::Node(name.clone()), &key, &bytes) {
+                Ok(Value::Node(record)) => record,
+                _ => UNREADABLE_NODE,
+            };
+            seen.nodes.insert(name, record);
         }
     }
     Ok(seen)
 }
 
-/// The number of the part with this key.
+/// The number of the part with this key, as conman writes it.
 pub(super) fn part_number(parent: &[u8], key: &[u8]) -> Option<u32> {
-    Keys::name_in(parent, key)?.parse().ok()
+    let name = Keys::name_in(parent, key)?;
+    let number: u32 = name.parse().ok()?;
+    (number.to_string() == name).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_has_one_key() {
+        let of = |key: &str| part_number(b"/c/part/", key.as_bytes());
+        assert_eq!(of("/c/part/7"), Some(7));
+        for other in [
+            "/c/part/+7",
+            "/c/part/007",
+            "/c/part/",
+            "/c/part/7/8",
+            "/c/pool",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
 }

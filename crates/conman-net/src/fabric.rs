@@ -17,10 +17,10 @@ use crate::fabric_routes::{FabricRoute, NextHop, changes};
 use crate::fabric_watch::FabricWatch;
 use crate::host_check::{self, HostError};
 use crate::host_netlink::{HostNetlink, has_ipv6};
-use crate::link_identity::{LinkIdentity, link_mac};
+use crate::link_identity::LinkIdentity;
 use crate::link_messages::{FoundLink, all_links, bring_up, delete_link, link_named};
 use crate::pool::PoolNetworks;
-use crate::vxlan::{self, Device, Entry};
+use crate::vxlan::{self, Device, Entries, Entry, RecordFault};
 
 /// Length of an Ethernet address.
 const MAC_BYTES: usize = 6;
@@ -87,14 +87,26 @@ pub struct RemotePart {
     pub underlay: Underlay,
 }
 
-/// What is wrong with the way to a node.
+/// What is wrong with the way to a node. All others are reached.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot route {to} by {gateway}: the node is not in a network of this node's interface")]
-pub struct Unroutable {
-    pub to: IpNet,
-    pub gateway: IpAddr,
-    #[source]
-    source: io::Error,
+pub enum Unroutable {
+    #[error(
+        "cannot route {to} by {gateway}: the node is not in a network of this node's interface"
+    )]
+    Gateway {
+        to: IpNet,
+        gateway: IpAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot reach {to} through VXLAN: the record of its node {fault}")]
+    Record { to: IpNet, fault: RecordFault },
+    #[error("the VXLAN device refuses {entry}")]
+    Entry {
+        entry: Entry,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// One instance's fabric on a host.
@@ -146,9 +158,9 @@ impl Fabric {
                 (None, mac)
             }
             FabricKind::Vxlan { vni, port } => {
-                let mac = device_mac(address);
+                let mac = vxlan::device_mac(address);
                 let device = Device {
-                    name: format!("{}f", identity.prefix()),
+                    name: identity.fabric_device(),
                     vni,
                     port,
                     local: address,
@@ -188,15 +200,19 @@ impl Fabric {
             None => self.below,
         };
         let mut routes = BTreeSet::new();
-        let mut entries = BTreeSet::new();
+        let mut entries = Entries::default();
+        let mut unroutable = Vec::new();
         for part in parts {
             for network in part.networks.networks() {
-                match self.device {
-                    Some(_) => {
+                let Some(device) = &self.device else {
+                    routes.extend(self.by_gateway(network, part, index));
+                    continue;
+                };
+                match entries.add(network, &part.underlay, device.local) {
+                    Ok(()) => {
                         routes.insert(self.through_device(network, part, index));
-                        entries.extend(through_vxlan(network, &part.underlay));
                     }
-                    None => routes.extend(self.by_gateway(network, part, index)),
+                    Err(fault) => unroutable.push(Unroutable::Record { to: network, fault }),
                 }
             }
         }
@@ -208,9 +224,10 @@ impl Fabric {
                 .map(|to| FabricRoute { to, via: None }),
         );
         if self.device.is_some() {
-            self.change_entries(&entries, index).await?;
+            unroutable.extend(self.change_entries(&entries.all, index).await?);
         }
-        self.change_routes(&routes).await
+        unroutable.extend(self.change_routes(&routes).await?);
+        Ok(unroutable)
     }
 
     /// Waits until somebody else may have changed something of the fabric.
@@ -296,7 +313,7 @@ impl Fabric {
         for (route, answer) in added.into_iter().zip(answers) {
             match (answer, route.via) {
                 (Ok(()), _) => {}
-                (Err(source), Some(via)) => unroutable.push(Unroutable {
+                (Err(source), Some(via)) => unroutable.push(Unroutable::Gateway {
                     to: route.to,
                     gateway: via.gateway,
                     source,
@@ -307,7 +324,11 @@ impl Fabric {
         Ok(unroutable)
     }
 
-    async fn change_entries(&self, wanted: &BTreeSet<Entry>, device: u32) -> io::Result<()> {
+    async fn change_entries(
+        &self,
+        wanted: &BTreeSet<Entry>,
+        device: u32,
+    ) -> io::Result<Vec<Unroutable>> {
         let mut present = BTreeSet::new();
         for request in Entry::all() {
             let found = self.netlink.dump(request).await?;
@@ -321,7 +342,15 @@ impl Fabric {
         let delete = deleted.iter().map(|entry| entry.delete(device)).collect();
         self.netlink.change(delete).await?;
         let add = added.iter().map(|entry| entry.add(device)).collect();
-        self.netlink.change_all(add).await
+        let answers = self.netlink.change(add).await?;
+        let refused = added
+            .into_iter()
+            .zip(answers)
+            .filter_map(|(entry, answer)| {
+                let source = answer.err()?;
+                Some(Unroutable::Entry { entry, source })
+            });
+        Ok(refused.collect())
     }
 
     /// The index of the VXLAN device, which is created again if it is not as it is to be.
@@ -349,31 +378,6 @@ impl Fabric {
         let index = found.map(|link| link.index).unwrap_or_default();
         self.netlink.change_all(bring_up(index, has_ipv6())).await?;
         Ok(index)
-    }
-}
-
-/// What the device needs to send packets for a part to its node.
-fn through_vxlan(network: IpNet, underlay: &Underlay) -> impl Iterator<Item = Entry> + use<> {
-    let to = underlay.v4.map(IpAddr::V4).or(underlay.v6.map(IpAddr::V6));
-    let mac = underlay.mac;
-    let neighbour = Entry::Neighbour {
-        hop: network.network(),
-        mac,
-    };
-    let forward = to.map(|to| Entry::Forward { mac, to });
-    [Some(neighbour), forward].into_iter().flatten()
-}
-
-/// Differs from node to node: a node's address does.
-fn device_mac(address: IpAddr) -> [u8; MAC_BYTES] {
-    match address {
-        IpAddr::V4(v4) => link_mac(v4),
-        IpAddr::V6(v6) => {
-            let bits = v6.to_bits();
-            link_mac(Ipv4Addr::from_bits(
-                (bits ^ (bits >> 32) ^ (bits >> 64)) as u32,
-            ))
-        }
     }
 }
 

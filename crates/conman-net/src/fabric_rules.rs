@@ -11,6 +11,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::link_identity::{LinkIdentity, mac_text};
 use crate::rule_set::{FabricElements, FabricRules, RuleSet, joined};
 
 /// The families of addresses, as sets and rules name them.
@@ -23,7 +24,7 @@ pub(crate) struct FabricText {
     pub(crate) chains: String,
     /// Accepts what sessions of one group send to each other.
     pub(crate) talk: &'static str,
-    /// Drops what arrives from a node that does not hold the sender's part.
+    /// Drops what arrives from a node that does not hold the sender's part, or is not between sessions.
     pub(crate) origins: String,
     /// Drops what only this node itself may send to other nodes: sessions could forge any sender in it.
     pub(crate) forwarded: String,
@@ -33,7 +34,13 @@ pub(crate) struct FabricText {
 
 impl FabricText {
     /// `not_from_ours` matches packets of no session of this host.
-    pub(crate) fn new(rules: &FabricRules, groups: &BTreeSet<&str>, not_from_ours: &str) -> Self {
+    pub(crate) fn new(
+        rules: &FabricRules,
+        groups: &BTreeSet<&str>,
+        not_from_ours: &str,
+        identity: &LinkIdentity,
+    ) -> Self {
+        let device = identity.fabric_device();
         let mut text = Self {
             talk: "    jump talk\n",
             chains: "  chain talk {\n".to_owned(),
@@ -66,9 +73,12 @@ impl FabricText {
                  \x20   {not_from_ours} {ip} saddr @fabric{family} ether saddr . {ip} saddr != @origins{family} drop\n"
             );
             if let Some(port) = rules.port {
-                let _ = writeln!(
+                // A node reports errors by its own address.
+                let _ = write!(
                     text.origins,
-                    "    udp dport {port} fib daddr type local {ip} saddr != @nodes{family} drop"
+                    "    udp dport {port} fib daddr type local {ip} saddr != @nodes{family} drop\n\
+                     \x20   iifname \"{device}\" {ip} daddr != @fabric{family} drop\n\
+                     \x20   iifname \"{device}\" {ip} saddr != @fabric{family} {ip} saddr != @nodes{family} drop\n"
                 );
                 let _ = writeln!(
                     text.forwarded,
@@ -112,7 +122,7 @@ impl RuleSet {
         for (family, ..) in FAMILIES {
             let origins = elements.origins.iter();
             let origins = origins.filter(|(_, network)| name_of(network) == family);
-            let origins = origins.map(|(mac, network)| format!("{} . {network}", text_of(*mac)));
+            let origins = origins.map(|(mac, network)| format!("{} . {network}", mac_text(*mac)));
             fill(&format!("origins{family}"), origins.collect());
             let nodes = elements.nodes.iter().copied();
             let nodes = nodes.filter(|node| name_of(&IpNet::from(*node)) == family);
@@ -129,8 +139,4 @@ impl RuleSet {
         }
         text
     }
-}
-
-fn text_of(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

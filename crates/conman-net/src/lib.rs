@@ -52,3 +52,4 @@ pub use pool::{AddressPool, Addresses, PoolError, PoolExhausted, PoolNetworks};
 pub use rule_set::{Class, FabricElements, FabricRules, MAX_FLOWS, RuleSet};
 pub use rules_keeper::{RulesError, RulesKeeper};
 pub use session_rules::{MAX_NEIGHBOURS, ROUTED_NEIGHBOURS, Refusals, SessionRules};
+pub use vxlan::{Entry, RecordFault};

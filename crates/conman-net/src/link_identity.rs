@@ -53,6 +53,11 @@ impl LinkIdentity {
         self.prefix.chars().chain(digits).collect()
     }
 
+    /// Name of the device of a VXLAN fabric.
+    pub(crate) fn fabric_device(&self) -> String {
+        format!("{}f", self.prefix)
+    }
+
     /// Group of the links of a class.
     pub fn group(&self, class: u16) -> u32 {
         self.group | u32::from(class)
@@ -84,6 +89,11 @@ pub(crate) fn link_index(address: Ipv4Addr) -> u32 {
 pub(crate) fn link_mac(address: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = address.octets();
     [0x02, 0x63, a, b, c, d]
+}
+
+/// A hardware address as people and `nft` write it.
+pub(crate) fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl RuleSet {
         let fabric = self
             .fabric
             .as_ref()
-            .map(|fabric| FabricText::new(fabric, &self.groups(), &ours("iif", "!=")));
+            .map(|fabric| FabricText::new(fabric, &self.groups(), &ours("iif", "!="), &identity));
         let fabric = fabric.unwrap_or_default();
         let mut text = format!("table inet {table}\ndelete table inet {table}\n");
         let _ = write!(

@@ -69,6 +69,9 @@ pub struct WantedPart {
 pub struct PartsSeen {
     pub fabric: Option<FabricRecord>,
     pub parts: BTreeMap<u32, PartRecord>,
+    /// Parts with a record that cannot be read: they count as held.
+    pub unreadable: BTreeSet<u32>,
+    /// A node whose record cannot be read must not be absent here: then it would count as lost.
     pub nodes: BTreeMap<NodeName, NodeRecord>,
 }
 
@@ -159,7 +162,7 @@ pub fn claim_part(
         }
         write.push((Key::Fabric, Some(Value::Fabric(wanted.fabric.clone()))));
     }
-    let (number, conditions) = match free_number(me, wanted.count, &parts) {
+    let (number, conditions) = match free_number(me, wanted.count, &parts, &seen.unreadable) {
         Some(number) => (number, vec![(Key::Part(number), seen_part(seen, number))]),
         None => {
             let Some(owners) = owners else {
@@ -198,14 +201,19 @@ fn seen_part(seen: &PartsSeen, number: u32) -> Option<Value> {
 
 /// The first number that is not in use, from one that differs from node to node: nodes that join together conflict
 /// less often.
-fn free_number(me: &NodeName, count: u32, used: &BTreeMap<u32, &PartRecord>) -> Option<u32> {
+fn free_number(
+    me: &NodeName,
+    count: u32,
+    used: &BTreeMap<u32, &PartRecord>,
+    unreadable: &BTreeSet<u32>,
+) -> Option<u32> {
     let hash = me.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     });
     let first = hash.checked_rem(count)?;
     (first..count)
         .chain(0..first)
-        .find(|number| !used.contains_key(number))
+        .find(|number| !used.contains_key(number) && !unreadable.contains(number))
 }
 
 /// The transactions that confirm this node's parts under its present incarnation, and publish how it is reached.
@@ -326,6 +334,17 @@ mod tests {
         seen.nodes.insert(a.clone(), node(2, NodeState::Live));
         let way = (&wanted.fabric, &Underlay::default());
         assert_eq!(confirm_parts((&a, 2), way, &seen), []);
+    }
+
+    #[test]
+    fn a_part_whose_record_cannot_be_read_is_no_ones_and_hinders_nobody() {
+        let (mut seen, [a, b, _]) = fleet();
+        let wanted = wanted("10.96.0.0/23", 2);
+        seen.unreadable.insert(0);
+        let step = claim_part((&a, 1), &wanted, &seen, None).expect("free");
+        assert_eq!(commit(&mut seen, step), 1);
+        let step = claim_part((&b, 1), &wanted, &seen, Some(&BTreeSet::new()));
+        assert_eq!(step, Err(PartRefusal::Exhausted { count: 2 }));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
+use conman_core::ownership::Underlay;
 use conman_net::{
     Addresses, Fabric, FabricError, FabricKind, FabricOptions, HostNetlink, Plane, PlaneOptions,
     PlaneParts, PoolNetworks, RemotePart,
@@ -13,8 +14,11 @@ use tokio::time::timeout;
 
 use super::namespace::Host;
 
-const INSTANCE: &str = "0a1b2c3d";
-const VXLAN: FabricKind = FabricKind::Vxlan {
+pub(super) const INSTANCE: &str = "0a1b2c3d";
+/// Of the sessions.
+pub(super) const GROUP: &str = "team";
+pub(super) const CLASS: u16 = 7;
+pub(super) const VXLAN: FabricKind = FabricKind::Vxlan {
     vni: 7_704,
     port: 7_704,
 };
@@ -25,16 +29,16 @@ const ATTEMPTS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A host with a session, whose addresses are of the part with its number.
-struct Node {
-    fabric: Fabric,
-    host: Host,
-    session: Host,
-    addresses: Addresses,
-    part: RemotePart,
+pub(super) struct Node {
+    pub(super) fabric: Fabric,
+    pub(super) host: Host,
+    pub(super) session: Host,
+    pub(super) addresses: Addresses,
+    pub(super) part: RemotePart,
     _incarnation: watch::Sender<u64>,
 }
 
-fn pool() -> PoolNetworks {
+pub(super) fn pool() -> PoolNetworks {
     PoolNetworks::parse(&["10.96.0.0/16", "fd00:96::/64"]).expect("a pool")
 }
 
@@ -53,7 +57,7 @@ async fn open(host: &Host, options: FabricOptions) -> Result<Fabric, FabricError
     host.wait(move || Fabric::open(options, HostNetlink::default()))
 }
 
-async fn node(host: Host, kind: FabricKind, number: u32) -> Node {
+pub(super) async fn node(host: Host, kind: FabricKind, number: u32) -> Node {
     let fabric = open(&host, options(kind, number)).await;
     let fabric = fabric.expect("a fabric");
     let networks = pool().part(number, 24);
@@ -72,11 +76,17 @@ async fn node(host: Host, kind: FabricKind, number: u32) -> Node {
         let plane = Plane::open(&options, HostNetlink::default()).await;
         plane.expect("a plane")
     });
-    let groups = vec!["team".to_owned()];
+    let groups = vec![GROUP.to_owned()];
     plane.set_parts(1, [(number, networks, groups.clone())].into_iter());
     let addresses = plane.take_in("a", &groups).expect("free");
     let session = Host::new();
-    let connected = plane.connect("a", addresses, 7, Bandwidth::default(), session.namespace());
+    let connected = plane.connect(
+        "a",
+        addresses,
+        CLASS,
+        Bandwidth::default(),
+        session.namespace(),
+    );
     connected.await.expect("connected");
     let part = RemotePart {
         networks,
@@ -93,7 +103,7 @@ async fn node(host: Host, kind: FabricKind, number: u32) -> Node {
 }
 
 /// Two hosts, which are connected directly.
-fn hosts() -> [Host; 2] {
+pub(super) fn hosts() -> [Host; 2] {
     let hosts = [Host::new(), Host::new()];
     hosts[0].shell(&format!(
         "ip link add uplink type veth peer name uplink netns {}",
@@ -111,7 +121,7 @@ fn hosts() -> [Host; 2] {
 
 impl Node {
     /// The same, of interfaces that come up just now.
-    fn comes_to_reach(&self, other: &Self, packet_bytes: usize) -> bool {
+    pub(super) fn comes_to_reach(&self, other: &Self, packet_bytes: usize) -> bool {
         (0..ATTEMPTS).any(|_| self.reaches(other, packet_bytes))
     }
 
@@ -192,6 +202,34 @@ async fn over_vxlan_sessions_of_two_hosts_reach_each_other() {
         "bridge fdb del 02:63:c0:00:02:02 dev c0a1b2c3df dst 192.0.2.2 self",
     ];
     reach_each_other(VXLAN, 1_450, &breaking).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_record_of_a_node_leaves_the_ways_to_others() {
+    let [one, other] = hosts();
+    let one = node(one, VXLAN, 1).await;
+    let other = node(other, VXLAN, 2).await;
+    let wrong = |number: u32, change: &dyn Fn(&mut Underlay)| {
+        let mut underlay = other.part.underlay.clone();
+        change(&mut underlay);
+        let networks = pool().part(number, 24);
+        RemotePart { networks, underlay }
+    };
+    let of_another_family = wrong(3, &|underlay| {
+        (underlay.v4, underlay.v6) = (None, Some(Ipv6Addr::LOCALHOST));
+    });
+    let multicast = wrong(4, &|underlay| underlay.mac = [0x01, 0, 0x5e, 0, 0, 1]);
+    let parts = [of_another_family, multicast, other.part.clone()];
+    let unroutable = one.fabric.apply(&parts).await.expect("the rest is applied");
+    let texts: Vec<String> = unroutable.iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 4, "two networks of each: {texts:?}");
+    assert!(
+        texts[0].contains("no address of the same family"),
+        "{texts:?}"
+    );
+    let applied = other.fabric.apply(std::slice::from_ref(&one.part)).await;
+    applied.expect("applied");
+    assert!(one.comes_to_reach(&other, 1_450));
 }
 
 #[tokio::test(flavor = "multi_thread")]

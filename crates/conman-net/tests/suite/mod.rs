@@ -3,6 +3,7 @@
 mod bandwidth;
 mod connecting;
 mod egress;
+mod encapsulated;
 mod fabric;
 mod inside;
 mod interfaces;

@@ -3,7 +3,7 @@
 //!
 //! One task. A start that finds no free address requests a part of it, and waits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use conman_registry::{ConfirmedParts, HeldParts, PartError, PartRegistry};
 use futures_util::future::BoxFuture;
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::state::LockedState;
 use crate::config::{Config, NetFabric};
@@ -36,6 +36,9 @@ const SETTLE: Duration = Duration::from_millis(50);
 const COMPARE_INTERVAL: Duration = Duration::from_secs(15);
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Pause after a part was refused, unless the parts of nodes change: each attempt reads the owners of all sessions.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+
 /// A fabric that was checked against the host. Nothing is changed before it runs.
 pub(super) struct FabricTask {
     pub(super) fabric: Arc<Fabric>,
@@ -45,6 +48,8 @@ pub(super) struct FabricTask {
     elements: watch::Sender<Arc<FabricElements>>,
     /// The lists of groups of this node's templates.
     groups: BTreeSet<Vec<String>>,
+    /// When a part for these groups was refused, and why.
+    refused: BTreeMap<Vec<String>, (Instant, String)>,
     /// What was logged last.
     trouble: Option<String>,
 }
@@ -121,6 +126,7 @@ pub(super) async fn open(
         requests,
         elements: watch::Sender::default(),
         groups: groups.filter(|groups| !groups.is_empty()).collect(),
+        refused: BTreeMap::new(),
         trouble: None,
     };
     Ok((task, parts))
@@ -147,7 +153,7 @@ impl FabricTask {
             self.report(worked.err());
             tokio::select! {
                 // Cancel safe, as all of these: a change, a request and a notification stay pending.
-                Ok(()) = held.changed() => {}
+                Ok(()) = held.changed() => self.refused.clear(),
                 Ok(()) = incarnation.changed() => {}
                 Some(request) = self.requests.recv() => {
                     let answer = self.provide(&plane, &request.groups, &mut confirmed).await;
@@ -174,7 +180,7 @@ impl FabricTask {
 
     /// Confirms and claims what this node needs, and makes the host as the parts of all nodes say.
     async fn work(
-        &self,
+        &mut self,
         plane: &Plane,
         parts: &HeldParts,
         confirmed: &mut ConfirmedParts,
@@ -185,8 +191,8 @@ impl FabricTask {
             if confirmed.incarnation != live {
                 troubles.extend(self.confirm(plane, confirmed).await.err());
             }
-            for groups in &self.groups {
-                troubles.extend(self.provide(plane, groups, confirmed).await.err());
+            for groups in self.groups.clone() {
+                troubles.extend(self.provide(plane, &groups, confirmed).await.err());
             }
         }
         let remote = self.remote(parts, confirmed);
@@ -263,7 +269,7 @@ impl FabricTask {
 
     /// Makes sure that a session in these groups gets an address.
     async fn provide(
-        &self,
+        &mut self,
         plane: &Plane,
         groups: &[String],
         confirmed: &mut ConfirmedParts,
@@ -275,24 +281,35 @@ impl FabricTask {
         if plane.has_room(groups) {
             return Ok(());
         }
+        if let Some((at, why)) = self.refused.get(groups)
+            && at.elapsed() < REFUSED_PAUSE
+        {
+            return Err(why.clone());
+        }
         let wanted = WantedPart {
             fabric: self.record(),
             count: self.settings.pool.parts(self.settings.part),
             groups: groups.to_vec(),
             underlay: self.fabric.underlay().clone(),
         };
-        let claimed = self.registry.claim_part(&wanted).await;
-        claimed.map_err(|error| match error {
-            PartError::Refused(refusal) => refusal.to_string(),
-            PartError::Registry(error) => error_chain(&error),
-        })?;
-        self.confirm(plane, confirmed).await
+        match self.registry.claim_part(&wanted).await {
+            Ok(()) => self.confirm(plane, confirmed).await,
+            Err(PartError::Refused(refusal)) => {
+                let refused = (Instant::now(), refusal.to_string());
+                self.refused.insert(groups.to_vec(), refused);
+                Err(refusal.to_string())
+            }
+            Err(PartError::Registry(error)) => Err(error_chain(&error)),
+        }
     }
 
     async fn confirm(&self, plane: &Plane, confirmed: &mut ConfirmedParts) -> Result<(), String> {
         let (record, underlay) = (self.record(), self.fabric.underlay());
         let parts = self.registry.confirm_parts(&record, underlay).await;
         *confirmed = parts.map_err(|error| error_chain(&error))?;
+        let count = self.settings.pool.parts(self.settings.part);
+        // Of one beyond the pool the addresses would be another's.
+        confirmed.parts.retain(|number, _| *number < count);
         let parts = confirmed.parts.iter().map(|(number, part)| {
             let networks = self.settings.pool.part(*number, self.settings.part);
             (*number, networks, part.groups.clone())
