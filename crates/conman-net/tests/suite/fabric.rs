@@ -42,7 +42,7 @@ pub(super) fn pool() -> PoolNetworks {
     PoolNetworks::parse(&["10.96.0.0/16", "fd00:96::/64"]).expect("a pool")
 }
 
-fn options(kind: FabricKind, number: u32) -> FabricOptions {
+pub(super) fn options(kind: FabricKind, number: u32) -> FabricOptions {
     FabricOptions {
         instance: INSTANCE.to_owned(),
         kind,
@@ -53,7 +53,7 @@ fn options(kind: FabricKind, number: u32) -> FabricOptions {
     }
 }
 
-async fn open(host: &Host, options: FabricOptions) -> Result<Fabric, FabricError> {
+pub(super) async fn open(host: &Host, options: FabricOptions) -> Result<Fabric, FabricError> {
     host.wait(move || Fabric::open(options, HostNetlink::default()))
 }
 

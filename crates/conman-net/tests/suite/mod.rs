@@ -8,6 +8,7 @@ mod fabric;
 mod inside;
 mod interfaces;
 mod isolation;
+mod many_nodes;
 mod namespace;
 mod pairs;
 mod sweeping;

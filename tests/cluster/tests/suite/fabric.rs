@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use conman_cluster::{Builder, Cluster, has_docker, people, requirements};
 use conman_e2e::eventually;
 use serde_json::{Value, json};
 
 const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where nodes listen for each other, and members of etcd for nodes.
 const PEERS_PORT: u16 = 7_702;
@@ -26,40 +26,12 @@ const TEMPLATES: [(&str, &[&str]); 3] = [
 
 const POOL: &str = "pool = [\"10.96.0.0/16\", \"fd00:96::/64\"]";
 
-/// Types of records.
-const A: u16 = 1;
-const AAAA: u16 = 28;
-
-/// Sends a query to a name server, and prints the answer.
-const QUERY: &str = "
-import ipaddress, socket, struct, sys
-server, name, kind = sys.argv[1], sys.argv[2], int(sys.argv[3])
-labels = b''.join(bytes([len(label)]) + label.encode() for label in name.split('.')) + bytes(1)
-query = struct.pack('>6H', 7, 0x100, 1, 0, 0, 0) + labels + struct.pack('>2H', kind, 1)
-client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-client.settimeout(30)
-client.sendto(query, (server, 53))
-answer = client.recv(4096)
-code, count = answer[3] & 15, struct.unpack('>H', answer[6:8])[0]
-rest = answer[len(query):]
-for _ in range(count):
-    rest = rest[2:] if rest[0] >= 0xc0 else rest[len(labels):]
-    ttl, length = struct.unpack('>IH', rest[4:10])
-    print(ttl, ipaddress.ip_address(rest[10:10 + length]))
-    rest = rest[10 + length:]
-if code: print('error', code)
-";
-const NO_SUCH_NAME: &str = "error 3";
-
-/// How long an answer may be wrong after a session has moved.
-const MOVED: Duration = Duration::from_secs(1);
-
 /// A session, and where it is.
-struct Placed {
-    id: String,
+pub(super) struct Placed {
+    pub(super) id: String,
     groups: &'static [&'static str],
-    pid: u64,
-    addresses: Vec<IpAddr>,
+    pub(super) pid: u64,
+    pub(super) addresses: Vec<IpAddr>,
 }
 
 impl Placed {
@@ -68,7 +40,7 @@ impl Placed {
     }
 
     /// Runs a program of the host in the session's network namespace.
-    fn run(&self, words: &[&str]) -> Output {
+    pub(super) fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.pid));
         command.args(words).output().expect("nsenter runs")
@@ -79,7 +51,7 @@ impl Placed {
         output.stdout == b"hello\n"
     }
 
-    fn reaches(&self, address: IpAddr) -> bool {
+    pub(super) fn reaches(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(v4) => self.fetches(&format!("http://{v4}:8080/")),
             IpAddr::V6(v6) => self.fetches(&format!("http://[{v6}]:8080/")),
@@ -93,19 +65,6 @@ impl Placed {
         self.run(&words).status.success()
     }
 
-    /// What the resolver of its resolv.conf answers for a name: `TTL ADDRESS` for each address, or the code of the
-    /// error.
-    fn resolves(&self, name: &str, kind: u16) -> Vec<String> {
-        let file = format!("/proc/{}/root/etc/resolv.conf", self.pid);
-        let text = std::fs::read_to_string(file).expect("readable");
-        let server = text.trim().strip_prefix("nameserver ").expect("one server");
-        let kind = kind.to_string();
-        let output = self.run(&["python3", "-c", QUERY, server, name, &kind]);
-        assert!(output.status.success(), "{output:?}");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().map(str::to_owned).collect()
-    }
-
     /// Number of IPv4 packets that its namespace has received.
     fn received(&self) -> u64 {
         let shown = self.run(&["cat", "/proc/net/snmp"]);
@@ -117,7 +76,7 @@ impl Placed {
 }
 
 /// A fleet with a fabric, with one more setting for one node.
-async fn fleet(kind: &str, nodes: u8, on: Option<(&str, &str)>) -> Option<Cluster> {
+pub(super) async fn fleet(kind: &str, nodes: u8, on: Option<(&str, &str)>) -> Option<Cluster> {
     start(Cluster::builder(), kind, nodes, on).await
 }
 
@@ -156,7 +115,7 @@ fn template(name: &str, groups: &[&str]) -> String {
 }
 
 /// Starts a session of a template on a node.
-async fn place(
+pub(super) async fn place(
     cluster: &Cluster,
     node: &str,
     template: &str,
@@ -173,7 +132,7 @@ async fn place(
 }
 
 /// Starts the session with this id.
-async fn place_as(
+pub(super) async fn place_as(
     cluster: &Cluster,
     id: &str,
     node: &str,
@@ -400,60 +359,4 @@ async fn packets_with_the_address_of_another_nodes_session_are_dropped() {
     assert_eq!(other.received(), before, "nothing arrived");
     assert!(one.reaches(target));
     assert_ne!(other.received(), before, "its own packets do");
-}
-
-#[tokio::test]
-async fn sessions_find_each_other_by_name_where_they_are() {
-    let Some(cluster) = fleet("host-gw", 2, None).await else {
-        return;
-    };
-    let one = place(&cluster, "n1", "red", &["red"]).await;
-    let other = place_as(&cluster, "moves", "n1", "red", &["red"]).await;
-    let stranger = place(&cluster, "n2", "blue", &["blue"]).await;
-    let answers = |to: &Placed| -> [Vec<String>; 2] {
-        [0, 1].map(|family| vec![format!("0 {}", to.addresses[family])])
-    };
-    let id = "moves.session.internal";
-    eventually("it is found", PATIENCE, async || {
-        one.resolves(id, A) == answers(&other)[0]
-    })
-    .await;
-    assert_eq!(one.resolves(id, AAAA), answers(&other)[1]);
-    let mut of_name = one.resolves("web.red.session.internal", A);
-    of_name.sort();
-    let mut both = [&one, &other].map(|to| answers(to)[0].concat());
-    both.sort();
-    assert_eq!(of_name, both);
-    for name in [id, "web.red.session.internal", "nobody.session.internal"] {
-        assert_eq!(stranger.resolves(name, A), [NO_SUCH_NAME], "{name}");
-    }
-    // It moves: no answer is wrong for longer than a second.
-    let api = cluster.nodes()[0].api();
-    let stopped = api.delete("/v1/sessions/moves").await;
-    assert!(stopped.status.is_success(), "{}", stopped.text());
-    let moved = place_as(&cluster, "moves", "n2", "red", &["red"]).await;
-    assert_ne!(moved.addresses, other.addresses);
-    let since = Instant::now();
-    loop {
-        let is_late = since.elapsed() > MOVED;
-        let answer = one.resolves(id, A);
-        if answer == answers(&moved)[0] {
-            break;
-        }
-        assert!(!is_late, "{answer:?} is wrong for more than a second");
-    }
-    eventually("it is reached there", PATIENCE, async || {
-        one.reaches(moved.addresses[0])
-    })
-    .await;
-    assert_eq!(
-        moved.resolves("red-n1.session.internal", A),
-        answers(&one)[0]
-    );
-    // Its node is lost, and with it the names.
-    cluster.nodes()[1].lose().expect("lost");
-    eventually("it is not found", PATIENCE, async || {
-        one.resolves(id, A) == [NO_SUCH_NAME]
-    })
-    .await;
 }

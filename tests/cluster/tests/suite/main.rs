@@ -2,6 +2,7 @@
 
 mod cluster;
 mod fabric;
+mod fabric_moves;
 mod overlap;
 mod people;
 mod programs;
