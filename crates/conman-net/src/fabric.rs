@@ -6,24 +6,21 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use conman_core::ownership::Underlay;
 use ipnet::IpNet;
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 
 use crate::fabric_routes::{FabricRoute, NextHop, changes};
 use crate::fabric_watch::FabricWatch;
+use crate::fabric_way::{Way, check_port, way};
 use crate::host_check::{self, HostError};
 use crate::host_netlink::{HostNetlink, has_ipv6};
 use crate::link_identity::LinkIdentity;
-use crate::link_messages::{FoundLink, all_links, bring_up, delete_link, link_named};
+use crate::link_messages::{bring_up, delete_link, link_named};
 use crate::pool::PoolNetworks;
 use crate::vxlan::{self, Device, Entries, Entry, RecordFault};
-
-/// Length of an Ethernet address.
-const MAC_BYTES: usize = 6;
 
 /// How packets get from node to node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +71,14 @@ pub enum FabricError {
     },
     #[error("cannot create a VXLAN device; Linux must have the module vxlan")]
     NoVxlan(#[source] io::Error),
+    #[error(
+        "another program uses the UDP port {port}; set another `net.fabric.port` on every node"
+    )]
+    Port {
+        port: u16,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Host(#[from] HostError),
     #[error("cannot use netlink")]
@@ -115,10 +120,7 @@ pub struct Fabric {
     options: FabricOptions,
     netlink: HostNetlink,
     watch: FabricWatch,
-    /// Index of the interface towards the other nodes.
-    below: u32,
-    device: Option<Device>,
-    underlay: Underlay,
+    way: Mutex<Way>,
 }
 
 impl Fabric {
@@ -129,88 +131,71 @@ impl Fabric {
         if let Some(problem) = problems.into_iter().next() {
             return Err(problem.into());
         }
-        let (below, v4, v6) = addresses_beside(&netlink, options.address).await?;
-        let links = netlink.dump(all_links()).await?;
-        let links = links.into_iter().filter_map(FoundLink::of);
-        let address = options.address;
-        let link = links.into_iter().find(|link| Some(link.index) == below);
-        let link = link.ok_or(FabricError::NoInterface { address })?;
-        let interface = link.name.clone();
-        let overhead = match options.kind {
-            FabricKind::HostGateway => 0,
-            FabricKind::Vxlan { .. } => vxlan::overhead(address),
-        };
-        let most = link.mtu.saturating_sub(overhead);
-        let mtu = options.mtu.unwrap_or(most);
-        if mtu > most {
-            return Err(FabricError::Mtu {
-                mtu,
-                interface,
-                below: link.mtu,
-                overhead,
-                most,
-            });
+        let way = way(&options, &netlink).await?;
+        if let FabricKind::Vxlan { port, .. } = options.kind {
+            check_port(&netlink, options.address, port).await?;
         }
-        let (device, mac) = match options.kind {
-            FabricKind::HostGateway => {
-                let mac = <[u8; MAC_BYTES]>::try_from(&link.mac[..]);
-                let mac = mac.map_err(|_| FabricError::NotEthernet { interface })?;
-                (None, mac)
-            }
-            FabricKind::Vxlan { vni, port } => {
-                let mac = vxlan::device_mac(address);
-                let device = Device {
-                    name: identity.fabric_device(),
-                    vni,
-                    port,
-                    local: address,
-                    mac,
-                    mtu,
-                    below: link.index,
-                };
-                (Some(device), mac)
-            }
-        };
-        // VXLAN needs the one address of this family only.
-        let (v4, v6) = match (&device, address) {
-            (Some(_), IpAddr::V4(v4)) => (Some(v4), None),
-            (Some(_), IpAddr::V6(v6)) => (None, Some(v6)),
-            (None, _) => (v4, v6),
-        };
-        let underlay = Underlay { v4, v6, mac, mtu };
         Ok(Self {
             watch: FabricWatch::open()?,
-            below: link.index,
             options,
             netlink,
-            device,
-            underlay,
+            way: Mutex::new(way),
         })
     }
 
+    /// Everything for which this host cannot have the fabric. Changes nothing.
+    pub async fn problems(options: FabricOptions) -> Vec<FabricError> {
+        let kind = options.kind;
+        let opened = Self::open(options, HostNetlink::default()).await;
+        let vxlan = match kind {
+            FabricKind::HostGateway => Ok(()),
+            FabricKind::Vxlan { .. } => host_check::try_vxlan().await,
+        };
+        let vxlan = vxlan.map_err(FabricError::NoVxlan);
+        opened.err().into_iter().chain(vxlan.err()).collect()
+    }
+
+    /// Looks for the interface again. Returns whether other nodes reach this one in another way than before.
+    pub async fn refresh(&self) -> Result<bool, FabricError> {
+        let way = way(&self.options, &self.netlink).await?;
+        let before = std::mem::replace(&mut *self.lock(), way.clone());
+        Ok(before.underlay != way.underlay)
+    }
+
     /// How other nodes reach this one.
-    pub fn underlay(&self) -> &Underlay {
-        &self.underlay
+    pub fn underlay(&self) -> Underlay {
+        self.lock().underlay.clone()
+    }
+
+    fn way(&self) -> Way {
+        self.lock().clone()
+    }
+
+    /// Every change is one assignment, so a panic elsewhere does no harm.
+    fn lock(&self) -> MutexGuard<'_, Way> {
+        self.way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the kernel's routes and entries those for these parts. Returns the parts that cannot be reached.
     pub async fn apply(&self, parts: &[RemotePart]) -> Result<Vec<Unroutable>, FabricError> {
-        let index = match &self.device {
+        let way = self.way();
+        let index = match &way.device {
             Some(device) => self.keep_device(device).await?,
-            None => self.below,
+            None => way.below,
         };
         let mut routes = BTreeSet::new();
         let mut entries = Entries::default();
         let mut unroutable = Vec::new();
         for part in parts {
             for network in part.networks.networks() {
-                let Some(device) = &self.device else {
-                    routes.extend(self.by_gateway(network, part, index));
+                let mtu = way.smaller_mtu(part);
+                let Some(device) = &way.device else {
+                    routes.extend(by_gateway(network, part, index, mtu));
                     continue;
                 };
                 match entries.add(network, &part.underlay, device.local) {
                     Ok(()) => {
-                        routes.insert(self.through_device(network, part, index));
+                        routes.insert(through_device(network, index, mtu));
                     }
                     Err(fault) => unroutable.push(Unroutable::Record { to: network, fault }),
                 }
@@ -223,7 +208,7 @@ impl Fabric {
                 .networks()
                 .map(|to| FabricRoute { to, via: None }),
         );
-        if self.device.is_some() {
+        if way.device.is_some() {
             unroutable.extend(self.change_entries(&entries.all, index).await?);
         }
         unroutable.extend(self.change_routes(&routes).await?);
@@ -232,11 +217,12 @@ impl Fabric {
 
     /// Waits until somebody else may have changed something of the fabric.
     pub async fn changed(&self) {
-        let device = match &self.device {
+        let way = self.way();
+        let device = match &way.device {
             Some(device) => self.netlink.find(&device.name).await.ok().flatten(),
             None => None,
         };
-        let devices = [Some(self.below), device.map(|link| link.index)];
+        let devices = [Some(way.below), device.map(|link| link.index)];
         let devices: Vec<u32> = devices.into_iter().flatten().collect();
         self.watch.changed(&devices).await;
     }
@@ -246,7 +232,7 @@ impl Fabric {
         let present = self.present_routes().await?;
         let deleted = present.iter().map(FabricRoute::delete).collect();
         self.netlink.change(deleted).await?;
-        if let Some(device) = &self.device
+        if let Some(device) = self.way().device
             && let Some(link) = self.netlink.find(&device.name).await?
         {
             self.netlink
@@ -254,38 +240,6 @@ impl Fabric {
                 .await?;
         }
         Ok(())
-    }
-
-    fn by_gateway(&self, to: IpNet, part: &RemotePart, index: u32) -> Option<FabricRoute> {
-        let Underlay { v4, v6, .. } = part.underlay;
-        let gateway = match to {
-            // Linux routes IPv4 by a gateway of IPv6, too.
-            IpNet::V4(_) => v4.map(IpAddr::V4).or(v6.map(IpAddr::V6)),
-            IpNet::V6(_) => v6.map(IpAddr::V6),
-        };
-        let via = NextHop {
-            gateway: gateway?,
-            index,
-            onlink: false,
-            mtu: self.smaller_mtu(part),
-        };
-        Some(FabricRoute { to, via: Some(via) })
-    }
-
-    fn through_device(&self, to: IpNet, part: &RemotePart, index: u32) -> FabricRoute {
-        let via = NextHop {
-            gateway: to.network(),
-            index,
-            onlink: true,
-            mtu: self.smaller_mtu(part),
-        };
-        FabricRoute { to, via: Some(via) }
-    }
-
-    /// The largest packet of a node that takes only smaller ones than this node; the kernel reports it to senders.
-    fn smaller_mtu(&self, part: &RemotePart) -> Option<u32> {
-        let mtu = part.underlay.mtu;
-        (mtu < self.underlay.mtu).then_some(mtu)
     }
 
     async fn present_routes(&self) -> io::Result<BTreeSet<FabricRoute>> {
@@ -381,45 +335,28 @@ impl Fabric {
     }
 }
 
-/// The interface with this address, and its addresses of both families.
-async fn addresses_beside(
-    netlink: &HostNetlink,
-    address: IpAddr,
-) -> io::Result<(Option<u32>, Option<Ipv4Addr>, Option<Ipv6Addr>)> {
-    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let found = netlink.dump(request).await?;
-    let addresses: Vec<(u32, AddressScope, IpAddr)> = found
-        .into_iter()
-        .filter_map(|message| match message {
-            RouteNetlinkMessage::NewAddress(message) => Some(message),
-            _ => None,
-        })
-        .flat_map(|message| {
-            let (index, scope) = (message.header.index, message.header.scope);
-            let of = move |attribute| match attribute {
-                AddressAttribute::Local(address) | AddressAttribute::Address(address) => {
-                    Some((index, scope, address))
-                }
-                _ => None,
-            };
-            message.attributes.into_iter().filter_map(of)
-        })
-        .collect();
-    let index = addresses.iter().find(|(.., found)| *found == address);
-    let index = index.map(|(index, ..)| *index);
-    let beside = addresses.iter().filter(|(found, ..)| Some(*found) == index);
-    let (mut v4, mut v6) = (None, None);
-    for (_, scope, found) in beside {
-        match found {
-            IpAddr::V4(found) => v4 = v4.or(Some(*found)),
-            // One that is valid beyond the link rather than one of the link.
-            IpAddr::V6(found) if *scope == AddressScope::Universe => v6 = Some(*found),
-            IpAddr::V6(found) => v6 = v6.or(Some(*found)),
-        }
-    }
-    match address {
-        IpAddr::V4(address) => v4 = Some(address),
-        IpAddr::V6(address) => v6 = Some(address),
-    }
-    Ok((index, v4, v6))
+fn by_gateway(to: IpNet, part: &RemotePart, index: u32, mtu: Option<u32>) -> Option<FabricRoute> {
+    let Underlay { v4, v6, .. } = part.underlay;
+    let gateway = match to {
+        // Linux routes IPv4 by a gateway of IPv6, too.
+        IpNet::V4(_) => v4.map(IpAddr::V4).or(v6.map(IpAddr::V6)),
+        IpNet::V6(_) => v6.map(IpAddr::V6),
+    };
+    let via = NextHop {
+        gateway: gateway?,
+        index,
+        onlink: false,
+        mtu,
+    };
+    Some(FabricRoute { to, via: Some(via) })
+}
+
+fn through_device(to: IpNet, index: u32, mtu: Option<u32>) -> FabricRoute {
+    let via = NextHop {
+        gateway: to.network(),
+        index,
+        onlink: true,
+        mtu,
+    };
+    FabricRoute { to, via: Some(via) }
 }

@@ -11,16 +11,19 @@ use tokio::net::UnixDatagram;
 use crate::fabric_routes::PROTOCOL;
 use crate::netlink::{DATAGRAM_BYTES, open_netlink};
 
-/// The kernel's groups of notifications about links, neighbours and routes (`RTMGRP_*`).
-const GROUPS: u32 = 0x1 | 0x4 | 0x40 | 0x400;
+/// The kernel's groups of notifications about links, neighbours, addresses and routes (`RTMGRP_*`).
+const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x100 | 0x40 | 0x400;
 
 /// Types of messages (`RTM_*`).
 const NEW_LINK: u16 = 16;
 const DELETED_LINK: u16 = 17;
+const NEW_ADDRESS: u16 = 20;
+const DELETED_ADDRESS: u16 = 21;
 const DELETED_ROUTE: u16 = 25;
 const DELETED_NEIGHBOUR: u16 = 29;
 
-/// Offset of the protocol in `struct rtmsg`, and of the index in `struct ifinfomsg` and `struct ndmsg`.
+/// Offset of the protocol in `struct rtmsg`, and of the index in `struct ifinfomsg`, `struct ifaddrmsg`
+/// and `struct ndmsg`.
 const ROUTE_PROTOCOL: usize = 5;
 const INDEX: usize = 4;
 
@@ -63,7 +66,9 @@ fn concerns(mut datagram: &[u8], devices: &[u32]) -> bool {
         let index = index.and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
         let is_device = index.is_some_and(|index| devices.contains(&u32::from_ne_bytes(index)));
         let concerns = match message.message_type() {
-            NEW_LINK | DELETED_LINK | DELETED_NEIGHBOUR => is_device,
+            NEW_LINK | DELETED_LINK | NEW_ADDRESS | DELETED_ADDRESS | DELETED_NEIGHBOUR => {
+                is_device
+            }
             DELETED_ROUTE => payload.get(ROUTE_PROTOCOL) == Some(&PROTOCOL),
             _ => false,
         };

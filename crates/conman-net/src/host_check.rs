@@ -18,9 +18,13 @@ use crate::host_netlink::HostNetlink;
 use crate::link_identity::LinkIdentity;
 use crate::link_messages::{FoundLink, Link, all_links};
 use crate::pool::{Addresses, PoolNetworks};
+use crate::vxlan::{self, Device};
 
 /// The settings without which the host forwards nothing, of each family.
 const FORWARDING: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
+
+/// Index of the loopback interface in every namespace.
+const LOOPBACK: u32 = 1;
 
 /// Why a host cannot have the links.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +95,25 @@ pub(crate) async fn try_link() -> Result<(), HostError> {
         host.change_all(changes).await
     };
     made.await.map_err(HostError::NoLink)
+}
+
+/// Creates a VXLAN device in a network namespace that exists only for this.
+pub(crate) async fn try_vxlan() -> io::Result<()> {
+    let netlink = in_new_namespace(|| {
+        let netlink = HostNetlink::default();
+        netlink.open().map(|()| netlink)
+    })?;
+    let local = Ipv4Addr::LOCALHOST.into();
+    let device = Device {
+        name: "probe".to_owned(),
+        vni: 1,
+        port: 1,
+        local,
+        mac: vxlan::device_mac(local),
+        mtu: 1_280,
+        below: LOOPBACK,
+    };
+    netlink.change_all(vec![device.create()]).await
 }
 
 fn in_new_namespace<T: Send>(run: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {

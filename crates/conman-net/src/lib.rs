@@ -22,6 +22,7 @@ mod fabric;
 mod fabric_routes;
 mod fabric_rules;
 mod fabric_watch;
+mod fabric_way;
 mod host_check;
 mod host_netlink;
 mod interface_pools;

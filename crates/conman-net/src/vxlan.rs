@@ -107,6 +107,28 @@ impl Device {
     }
 }
 
+/// The port of a link that is a VXLAN device.
+pub(crate) fn port_of(link: &RouteNetlinkMessage) -> Option<u16> {
+    let RouteNetlinkMessage::NewLink(link) = link else {
+        return None;
+    };
+    let info = link
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::LinkInfo(info) => Some(info),
+            _ => None,
+        });
+    let data = info?.iter().find_map(|info| match info {
+        LinkInfo::Data(InfoData::Vxlan(data)) => Some(data),
+        _ => None,
+    });
+    data?.iter().find_map(|one| match one {
+        InfoVxlan::Port(port) => Some(*port),
+        _ => None,
+    })
+}
+
 /// A device that exists.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FoundDevice {

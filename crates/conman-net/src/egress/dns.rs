@@ -87,20 +87,22 @@ async fn read(client: &mut SharedStream) -> io::Result<Vec<u8>> {
 
 /// Returns the answer to a query; `None` if it is not a query.
 async fn answer(session: &Session, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
-    let parsed = Message::from_vec(query).ok()?;
-    if parsed.metadata.message_type != MessageType::Query {
-        return None;
-    }
-    if session.groups.is_some() && !parsed.queries.iter().any(is_of_sessions) {
+    let parsed = Message::from_vec(query).ok();
+    let is_own = |query: &Message| query.queries.iter().any(is_of_sessions);
+    if session.groups.is_some() && !parsed.as_ref().is_some_and(is_own) {
         let _place = session.lookups.acquire().await;
         let forwarded = forward(&session.node.servers, query, transport).await;
-        if forwarded.is_some() {
-            return forwarded;
-        }
-        let mut failed = response(&parsed);
-        failed.metadata.response_code = ResponseCode::ServFail;
-        failed.add_queries(parsed.queries);
-        return failed.to_vec().ok();
+        return forwarded.or_else(|| {
+            let parsed = parsed?;
+            let mut failed = response(&parsed);
+            failed.metadata.response_code = ResponseCode::ServFail;
+            failed.add_queries(parsed.queries);
+            failed.to_vec().ok()
+        });
+    }
+    let parsed = parsed?;
+    if parsed.metadata.message_type != MessageType::Query {
+        return None;
     }
     let room = usize::from(parsed.max_payload());
     let answer = own_answer(session, &parsed).await;

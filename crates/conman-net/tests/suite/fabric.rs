@@ -90,7 +90,7 @@ pub(super) async fn node(host: Host, kind: FabricKind, number: u32) -> Node {
     connected.await.expect("connected");
     let part = RemotePart {
         networks,
-        underlay: fabric.underlay().clone(),
+        underlay: fabric.underlay(),
     };
     Node {
         fabric,
@@ -204,6 +204,79 @@ async fn over_vxlan_sessions_of_two_hosts_reach_each_other() {
     reach_each_other(VXLAN, 1_450, &breaking).await;
 }
 
+async fn reached_in_another_way(kind: FabricKind, mtu: usize) {
+    let [one, other] = hosts();
+    let mut one = node(one, kind, 1).await;
+    let other = node(other, kind, 2).await;
+    assert!(!one.fabric.refresh().await.expect("found"), "as it was");
+    one.host
+        .shell("ip link set uplink address 02:00:00:00:00:07; ip link set uplink mtu 1400");
+    let noticed = timeout(PATIENCE, one.fabric.changed()).await;
+    noticed.expect("it is noticed");
+    assert!(one.fabric.refresh().await.expect("found"));
+    one.part.underlay = one.fabric.underlay();
+    assert_eq!(usize::try_from(one.part.underlay.mtu), Ok(mtu));
+    other.host.shell("ip neigh flush dev uplink");
+    for (here, there) in [(&one, &other), (&other, &one)] {
+        let applied = here.fabric.apply(std::slice::from_ref(&there.part)).await;
+        assert!(applied.expect("applied").is_empty());
+    }
+    assert!(other.comes_to_reach(&one, mtu) && one.comes_to_reach(&other, mtu));
+    one.host.shell("ip address delete 192.0.2.1/24 dev uplink");
+    let lost = one
+        .fabric
+        .refresh()
+        .await
+        .expect_err("no address")
+        .to_string();
+    assert!(
+        lost.contains("no interface has the address 192.0.2.1"),
+        "{lost}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_routes_a_node_whose_interface_changes_is_reached_in_the_new_way() {
+    reached_in_another_way(FabricKind::HostGateway, 1_400).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_vxlan_a_node_whose_interface_changes_is_reached_in_the_new_way() {
+    reached_in_another_way(VXLAN, 1_350).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_host_lacks_for_a_fabric_is_named() {
+    let [one, _other] = hosts();
+    let problems = |kind| {
+        let found = one.wait(move || Fabric::problems(options(kind, 1)));
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for kind in [FabricKind::HostGateway, VXLAN] {
+        assert_eq!(problems(kind), [""; 0]);
+    }
+    let any = (Ipv4Addr::UNSPECIFIED, 7_704);
+    let program = one.run(move || UdpSocket::bind(any)).expect("bound");
+    let [port] = &problems(VXLAN)[..] else {
+        panic!("{:?}", problems(VXLAN));
+    };
+    assert!(
+        port.contains("another program uses the UDP port 7704"),
+        "{port}"
+    );
+    drop(program);
+    // A device of its own is no problem.
+    let fabric = open(&one, options(VXLAN, 1)).await.expect("a fabric");
+    fabric.apply(&[]).await.expect("applied");
+    assert_eq!(problems(VXLAN), [""; 0]);
+    one.shell("echo 0 > /proc/sys/net/ipv4/ip_forward");
+    let found = problems(VXLAN);
+    assert!(
+        found[0].contains("net.ipv4.ip_forward is not 1"),
+        "{found:?}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_record_of_a_node_leaves_the_ways_to_others() {
     let [one, other] = hosts();
@@ -237,7 +310,7 @@ async fn a_node_beyond_a_router_and_too_large_packets_are_named() {
     let [one, _other] = hosts();
     let fabric = open(&one, options(FabricKind::HostGateway, 1)).await;
     let fabric = fabric.expect("a fabric");
-    let mut underlay = fabric.underlay().clone();
+    let mut underlay = fabric.underlay();
     (underlay.v4, underlay.v6) = (Some([198, 51, 100, 7].into()), None);
     let beyond = RemotePart {
         networks: pool().part(2, 24),

@@ -88,6 +88,38 @@ pub(super) fn rules(settings: &NetFabric) -> FabricRules {
     }
 }
 
+fn options(config: &Config, settings: &NetFabric, instance: &str) -> Result<FabricOptions> {
+    let peers = config.listen.peers.map(|peers| peers.ip());
+    let address = settings
+        .address
+        .or(peers.filter(|address| !address.is_unspecified()));
+    let address = address.context(
+        "`listen.peers` is no single address, by which other nodes would reach this one; set `net.fabric.address`",
+    )?;
+    Ok(FabricOptions {
+        instance: instance.to_owned(),
+        kind: settings.kind,
+        pool: settings.pool,
+        part: settings.part,
+        mtu: settings.mtu,
+        address,
+    })
+}
+
+/// What this host lacks for the fabric. Changes nothing.
+pub(super) async fn missing(config: &Config, settings: &NetFabric, instance: &str) -> Vec<String> {
+    match options(config, settings, instance) {
+        Ok(options) => {
+            let problems = Fabric::problems(options).await;
+            problems
+                .iter()
+                .map(|problem| error_chain(problem))
+                .collect()
+        }
+        Err(error) => vec![error.to_string()],
+    }
+}
+
 /// Checks the host, and returns the plane's share of the fabric.
 pub(super) async fn open(
     config: &Config,
@@ -96,21 +128,7 @@ pub(super) async fn open(
     registry: &Arc<dyn PartRegistry>,
     classes: &[Class],
 ) -> Result<(FabricTask, PlaneParts)> {
-    let peers = config.listen.peers.map(|peers| peers.ip());
-    let address = settings
-        .address
-        .or(peers.filter(|address| !address.is_unspecified()));
-    let address = address.context(
-        "`listen.peers` is no single address, by which other nodes would reach this one; set `net.fabric.address`",
-    )?;
-    let options = FabricOptions {
-        instance: instance.as_str().to_owned(),
-        kind: settings.kind,
-        pool: settings.pool,
-        part: settings.part,
-        mtu: settings.mtu,
-        address,
-    };
+    let options = options(config, settings, instance.as_str())?;
     let fabric = Fabric::open(options, netlink).await?;
     let (sender, requests) = mpsc::channel(MAX_REQUESTS);
     let parts = PlaneParts {
@@ -187,6 +205,15 @@ impl FabricTask {
     ) -> Result<(), String> {
         let live = *self.registry.incarnation().borrow();
         let mut troubles = Vec::new();
+        match self.fabric.refresh().await {
+            Ok(true) => {
+                tracing::info!(underlay = ?self.fabric.underlay(), "other nodes reach this one in another way");
+                // To be published.
+                confirmed.incarnation = 0;
+            }
+            Ok(false) => {}
+            Err(error) => troubles.push(error_chain(&error)),
+        }
         if live != 0 {
             if confirmed.incarnation != live {
                 troubles.extend(self.confirm(plane, confirmed).await.err());
@@ -290,7 +317,7 @@ impl FabricTask {
             fabric: self.record(),
             count: self.settings.pool.parts(self.settings.part),
             groups: groups.to_vec(),
-            underlay: self.fabric.underlay().clone(),
+            underlay: self.fabric.underlay(),
         };
         match self.registry.claim_part(&wanted).await {
             Ok(()) => self.confirm(plane, confirmed).await,
@@ -305,7 +332,7 @@ impl FabricTask {
 
     async fn confirm(&self, plane: &Plane, confirmed: &mut ConfirmedParts) -> Result<(), String> {
         let (record, underlay) = (self.record(), self.fabric.underlay());
-        let parts = self.registry.confirm_parts(&record, underlay).await;
+        let parts = self.registry.confirm_parts(&record, &underlay).await;
         *confirmed = parts.map_err(|error| error_chain(&error))?;
         let count = self.settings.pool.parts(self.settings.part);
         // Of one beyond the pool the addresses would be another's.

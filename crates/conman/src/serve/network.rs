@@ -44,6 +44,15 @@ pub(crate) async fn missing(config: &Config, instance: &str) -> Option<Vec<Strin
     } else if !needs_session_rules(config) {
         return None;
     }
+    if let (Some(_), Some(settings)) = (&config.net.pool, &config.net.fabric) {
+        let more = fabric::missing(config, settings, instance).await;
+        // What both pools lack is named once.
+        problems.extend(
+            more.into_iter()
+                .filter(|one| !problems.contains(one))
+                .collect::<Vec<_>>(),
+        );
+    }
     let rules = build_session_rules(config, HostNetlink::default());
     let checked = rules.check().await;
     problems.extend(checked.err().map(|error| error_chain(&error)));
