@@ -1,7 +1,7 @@
 //! Sessions that talk to others, by name.
 //!
-//! A session's name in a group is a key from the record of its container on until its release. It is a hint that says
-//! which records to read: a session of a lost node keeps it.
+//! A session's name in a group is a key from the record of its container on until its release. It is a hint at
+//! the records to read: a session of a lost node keeps it.
 
 use std::collections::BTreeSet;
 
@@ -81,11 +81,11 @@ pub(super) async fn find(
 
 /// A session's record, this node's from memory.
 async fn details(shared: &Shared, id: &SessionId) -> Result<Option<SessionDetails>, ReadError> {
-    let known = match shared.mine(id) {
+    let found = match shared.mine(id) {
         Some(mine) => Some(mine),
         None => notes::read(shared, id).await?,
     };
-    Ok(known.map(|known| known.details))
+    Ok(found.map(|found| found.details))
 }
 
 /// A session that can be reached: a node that has lost its parts runs none.

@@ -156,7 +156,7 @@ pub(crate) fn device_mac(address: IpAddr) -> [u8; 6] {
     }
 }
 
-/// Why a node's record says no way to it.
+/// Why a node cannot be reached by its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordFault {
     #[error(

@@ -87,7 +87,7 @@ pub struct EgressOptions {
 pub enum EgressService {
     /// The proxy, and a resolver of the names that these rules list.
     Proxy(EgressRules),
-    /// A resolver of the sessions in these groups, and of whatever the node's name servers know.
+    /// A resolver of the sessions in these groups, and of all other names by the node's name servers.
     TalkNames { groups: Vec<String> },
 }
 

@@ -22,7 +22,7 @@ const READ: Duration = Duration::from_secs(4);
 
 /// Finds sessions.
 pub trait TalkDirectory: Send + Sync + fmt::Debug {
-    /// The sessions of this name as they are now, or why that is not known.
+    /// The sessions of this name as they are now, or why they cannot be read.
     fn find(&self, name: TalkName) -> BoxFuture<'static, Result<Vec<TalkingSession>, String>>;
 }
 
