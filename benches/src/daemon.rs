@@ -427,19 +427,26 @@ max_connections = 20000
 /// Where gVisor is, for the configuration: the one in PATH, which is compared with.
 pub(crate) fn gvisor_settings() -> String {
     let path = needs::find("runsc");
-    let section = path.map(|path| format!("[gvisor]\npath = \"{}\"\n", path.display()));
+    let section = path.map(|path| {
+        format!(
+            "[runtimes.gvisor]\nkind = \"oci\"\npath = \"{}\"\n",
+            path.display()
+        )
+    });
     section.unwrap_or_default()
 }
 
 fn templates(runtime: RuntimeKind) -> String {
     let image = match runtime {
         RuntimeKind::Docker => image_name(),
-        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => IMAGE.to_owned(),
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) | RuntimeKind::Process => {
+            IMAGE.to_owned()
+        }
     };
     let cpus = match runtime {
         // `runsc` alone has no cgroups: a limit would slow the start of the session's kernel only in sessions.
         RuntimeKind::Gvisor => String::new(),
-        RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => {
+        RuntimeKind::Native | RuntimeKind::Oci(_) | RuntimeKind::Docker | RuntimeKind::Process => {
             format!("cpus = {}\n", plain::CPUS)
         }
     };

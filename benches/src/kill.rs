@@ -38,9 +38,10 @@ impl Way {
     fn of(runtime: RuntimeKind) -> &'static [Self] {
         match runtime {
             RuntimeKind::Docker => &[Self::Plain, Self::ConmanBridge, Self::ConmanLoopback],
-            RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => {
-                &[Self::Plain, Self::ConmanLoopback]
-            }
+            RuntimeKind::Native
+            | RuntimeKind::Gvisor
+            | RuntimeKind::Oci(_)
+            | RuntimeKind::Process => &[Self::Plain, Self::ConmanLoopback],
         }
     }
 

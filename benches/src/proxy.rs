@@ -81,7 +81,10 @@ impl Place<'_> {
     async fn measure(&self, options: &Echoing, measurements: &mut Vec<Measurement>) -> Result<()> {
         let session = match self.runtime {
             RuntimeKind::Docker => "echo-bridge",
-            RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => "echo",
+            RuntimeKind::Native
+            | RuntimeKind::Gvisor
+            | RuntimeKind::Oci(_)
+            | RuntimeKind::Process => "echo",
         };
         self.daemon.open_one("echo".to_owned(), session).await?;
         // Ends when this is dropped.

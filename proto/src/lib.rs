@@ -23,6 +23,7 @@ mod port_range;
 mod problem;
 mod problem_kind;
 mod process;
+mod runtime_kind;
 mod session;
 mod session_id;
 mod session_link;
@@ -67,13 +68,12 @@ pub use port_range::{FullPort, PortEntry, PortRange, PortRangeError, PortText};
 pub use problem::{FieldError, LimitMet, PROBLEM_CONTENT_TYPE, Problem};
 pub use problem_kind::ProblemKind;
 pub use process::{ProcessList, SessionProcess};
+pub use runtime_kind::{RuntimeKind, RuntimeName, RuntimeNameError};
 pub use session::{EnsureResponse, Session, SessionList, SessionState, StopReport};
 pub use session_id::{SessionId, SessionIdError};
 pub use session_link::{LinkRequest, SessionLink, SessionLinkList};
 pub use session_patch::SessionPatch;
-pub use spec::{
-    IdleAction, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, RuntimeKind, SessionRequest,
-};
+pub use spec::{IdleAction, NodeLoss, OnNodeLoss, ResolvedSpec, Restarted, SessionRequest};
 pub use stats::{SessionStats, StatsList};
 pub use template::{Template, TemplateList};
 pub use token::{ConnectToken, ConnectTokenRequest};

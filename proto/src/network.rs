@@ -221,7 +221,7 @@ impl PartialSchema for LinkTarget {
 
 impl ToSchema for LinkTarget {}
 
-fn text_schema(description: &str, pattern: &str, example: &str) -> RefOr<Schema> {
+pub(crate) fn text_schema(description: &str, pattern: &str, example: &str) -> RefOr<Schema> {
     ObjectBuilder::new()
         .schema_type(Type::String)
         .description(Some(description))

@@ -7,34 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Bandwidth, Network, PortRange};
-
-/// What makes containers.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum RuntimeKind {
-    /// conman's own containers, with no other daemon.
-    Native,
-    /// conman's own containers, each with gVisor as its kernel.
-    Gvisor,
-    /// Docker Engine, or Podman's Docker-compatible API.
-    Docker,
-    /// Plain namespaced processes without an image, for conman's own tests.
-    Process,
-}
-
-impl fmt::Display for RuntimeKind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Native => "native",
-            Self::Gvisor => "gvisor",
-            Self::Docker => "docker",
-            Self::Process => "process",
-        })
-    }
-}
+use crate::{Bandwidth, Network, PortRange, RuntimeKind};
 
 /// What becomes of a session whose node is lost, preempted or drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]

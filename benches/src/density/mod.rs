@@ -406,7 +406,9 @@ async fn measure_rivals(
     let said = |times: Result<Vec<f64>>| times.map_err(|error| format!("{error:#}"));
     let (bare, oci) = match options.runtime {
         RuntimeKind::Gvisor => ("runsc run", Oci::Runsc),
-        RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => ("crun run", Oci::Crun),
+        RuntimeKind::Native | RuntimeKind::Oci(_) | RuntimeKind::Docker | RuntimeKind::Process => {
+            ("crun run", Oci::Crun)
+        }
     };
     Ok(vec![
         Rival {

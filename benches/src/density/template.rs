@@ -10,7 +10,9 @@ use crate::{image, plain};
 
 pub(super) fn template(options: &Density) -> String {
     let image = match options.runtime {
-        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => IMAGE.to_owned(),
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) | RuntimeKind::Process => {
+            IMAGE.to_owned()
+        }
         RuntimeKind::Docker => image_name(),
     };
     let ptys = match (options.runtime, options.ptys) {
@@ -21,7 +23,7 @@ pub(super) fn template(options: &Density) -> String {
     let cpus = match options.runtime {
         // Bare `runsc` has no cgroups here: a limit would slow the start of the session's kernel alone.
         RuntimeKind::Gvisor => String::new(),
-        RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => {
+        RuntimeKind::Native | RuntimeKind::Oci(_) | RuntimeKind::Docker | RuntimeKind::Process => {
             format!("cpus = {}\n", plain::CPUS)
         }
     };

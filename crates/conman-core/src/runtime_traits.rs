@@ -25,9 +25,11 @@ pub struct RuntimeTraits {
     /// Unless the spec says otherwise.
     pub init_is_optional: bool,
     pub has_egress_proxy: bool,
-    /// The host sees a session's processes: they can be listed, warned by a signal at a preemption, and a kept command
-    /// can have a time limit.
-    pub shows_processes: bool,
+    /// The host sees a session's processes, so they can be listed.
+    pub lists_processes: bool,
+    /// The first process of a container and of a command is the session's program, not an OCI runtime that runs it: it
+    /// can be warned by a signal at a preemption, and a kept command can have a time limit.
+    pub runs_programs_itself: bool,
     /// Its containers get links from conman.
     makes_links: bool,
     /// Its containers can share the node's network.
@@ -66,7 +68,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             has_init: true,
             init_is_optional: true,
             has_egress_proxy: true,
-            shows_processes: true,
+            lists_processes: true,
+            runs_programs_itself: true,
             makes_links: true,
             shares_host: true,
             has_bridge: false,
@@ -84,10 +87,16 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             has_init: false,
             init_is_optional: false,
             has_egress_proxy: true,
-            shows_processes: false,
+            lists_processes: false,
+            runs_programs_itself: false,
             makes_links: true,
             shares_host: true,
             has_bridge: false,
+        },
+        RuntimeKind::Oci(_) => RuntimeTraits {
+            limits_terminals: true,
+            lists_processes: true,
+            ..runtime_traits(RuntimeKind::Gvisor)
         },
         RuntimeKind::Docker => RuntimeTraits {
             needs_image: true,
@@ -102,7 +111,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             has_init: true,
             init_is_optional: false,
             has_egress_proxy: true,
-            shows_processes: true,
+            lists_processes: true,
+            runs_programs_itself: true,
             makes_links: true,
             shares_host: false,
             has_bridge: true,
@@ -120,7 +130,8 @@ pub fn runtime_traits(runtime: RuntimeKind) -> RuntimeTraits {
             has_init: false,
             init_is_optional: false,
             has_egress_proxy: false,
-            shows_processes: true,
+            lists_processes: true,
+            runs_programs_itself: true,
             makes_links: false,
             shares_host: false,
             has_bridge: false,
@@ -142,9 +153,10 @@ mod tests {
         let kinds = [
             RuntimeKind::Native,
             RuntimeKind::Gvisor,
+            "crun".parse().expect("a name"),
             RuntimeKind::Docker,
         ];
-        let rows: [Row; 11] = [
+        let rows: [Row; 12] = [
             ("images are in the node's store", |one| {
                 one.needs_image && one.uses_image_store
             }),
@@ -167,12 +179,14 @@ mod tests {
             }),
             ("the network `host`", |one| one.shares_host),
             ("Docker's bridge", |one| one.has_bridge),
-            (
-                "`conman processes`, `preempt_signal`, time limits of kept commands",
-                |one| one.shows_processes,
-            ),
+            ("`conman processes`", |one| one.lists_processes),
+            ("`preempt_signal`, time limits of kept commands", |one| {
+                one.runs_programs_itself
+            }),
         ];
-        let mut table = "| | native | gvisor | docker |\n|---|---|---|---|\n".to_owned();
+        let mut table =
+            "| | native | gvisor | another OCI runtime | docker |\n|---|---|---|---|---|\n"
+                .to_owned();
         for (what, has) in rows {
             let cells = kinds.map(|kind| {
                 if has(runtime_traits(kind)) {

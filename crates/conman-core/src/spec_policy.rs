@@ -71,7 +71,9 @@ impl BindCreation {
     #[must_use]
     pub fn host_owner(&self, runtime: RuntimeKind) -> u32 {
         match runtime {
-            RuntimeKind::Native | RuntimeKind::Gvisor => self.first_id + self.owner,
+            RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) => {
+                self.first_id + self.owner
+            }
             RuntimeKind::Docker | RuntimeKind::Process => self.owner,
         }
     }

@@ -120,7 +120,8 @@ pub use proc_files::{
 };
 pub use process_entry::ProcessEntry;
 pub use process_facts::{
-    Lineage, inner_pid, is_namespace_init, lower_limit, raise_nofile, try_is_namespace_init,
+    Lineage, inner_pid, is_namespace_init, lower_limit, pid_below, raise_nofile,
+    try_is_namespace_init,
 };
 pub use project_quota::ProjectQuotas;
 pub use realtime::{run_as_ordinary_thread, run_before_ordinary_threads};

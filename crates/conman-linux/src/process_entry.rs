@@ -15,6 +15,8 @@ const COMMAND_BYTES: u64 = 4_096;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProcessEntry {
     pub inner_pid: i32,
+    /// How many PID namespaces it is in: those of the reader and of the containers around it.
+    pub namespaces: usize,
     /// In this PID namespace.
     pub parent: i32,
     /// `None` if its user namespace has no such id.
@@ -51,6 +53,7 @@ impl ProcessEntry {
                 .as_ref()
                 .and_then(|pids| pids.last().copied())
                 .unwrap_or(status.pid),
+            namespaces: status.nspid.as_ref().map_or(1, Vec::len),
             parent: stat.ppid,
             inner_uid: inner_id(
                 &std::fs::read_to_string(format!("/proc/{pid}/uid_map"))?,

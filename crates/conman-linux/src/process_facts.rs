@@ -54,6 +54,13 @@ pub fn inner_pid(pid: i32) -> Option<i32> {
     namespace_pids(pid).ok()?.last().copied()
 }
 
+/// The PID that a process has in the PID namespace directly below this one; `None` if it is in none, or that cannot be
+/// read.
+#[must_use]
+pub fn pid_below(pid: i32) -> Option<i32> {
+    namespace_pids(pid).ok()?.get(1).copied()
+}
+
 /// The PIDs of a process, in this PID namespace first.
 fn namespace_pids(pid: i32) -> io::Result<Vec<i32>> {
     // The process's name, which the file contains, may be any bytes.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conman_core::runtime_traits;
 use conman_linux::ProcessEntry;
 use conman_proto::{ProcessList, SessionProcess};
 use conman_runtime::{ContainerKey, Runtime, RuntimeError};
@@ -26,7 +27,7 @@ pub(crate) async fn of_container(
     key: ContainerKey,
 ) -> Result<ProcessList, RuntimeError> {
     let (kind, subject) = (runtime.kind(), key.to_string());
-    if !runtime.shows_processes() {
+    if !runtime_traits(kind).lists_processes {
         return Err(RuntimeError::Unsupported {
             runtime: kind,
             action: "list the processes of",
@@ -69,10 +70,16 @@ fn read(runtime: &dyn Runtime, key: &ContainerKey) -> Result<ProcessList, Runtim
     let pids = runtime.pids(key).map_err(host_error)?;
     let truncated = pids.len() > MAX_LISTED;
     let mut entries = Vec::new();
+    // An OCI runtime is in the container, and what it runs is in a namespace below.
+    let least = match runtime_traits(runtime.kind()).runs_programs_itself {
+        true => 0,
+        false => 3,
+    };
     for pid in pids.into_iter().take(MAX_LISTED) {
         // One that has ended meanwhile is left out, as is a later process with its pid.
         if let Ok(entry) = ProcessEntry::of(pid)
             && runtime.owns_pid(key, pid)
+            && entry.namespaces >= least
         {
             entries.push((pid, entry));
         }

@@ -179,7 +179,7 @@ async fn check(health: &RuntimeHealth, kind: RuntimeKind, runtime: &dyn Runtime,
 
 fn silence(kind: RuntimeKind) -> String {
     let program = match kind {
-        RuntimeKind::Native | RuntimeKind::Gvisor => "the shim",
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) => "the shim",
         RuntimeKind::Docker => "dockerd",
         RuntimeKind::Process => "the runtime",
     };

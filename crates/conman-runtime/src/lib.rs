@@ -37,7 +37,7 @@ pub use lifecycle::{
     PausedBy, RunningContainer, RuntimeInfo, Started,
 };
 pub use native::{
-    GvisorFault, GvisorOptions, NativeOptions, NativeRuntime, NativeTimeouts, RootStore,
+    NativeOptions, NativeRuntime, NativeTimeouts, OciFault, OciOptions, RootStore,
     SESSION_OPEN_FILES, SNAPSHOTS_FILE,
 };
 pub use runtime::Runtime;

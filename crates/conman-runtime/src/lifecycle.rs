@@ -245,9 +245,9 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
         signal_process(process, signal)
     }
 
-    /// Whether the host sees the processes of a container, so that a signal to them needs nobody's help.
-    fn shows_processes(&self) -> bool {
-        runtime_traits(self.kind()).shows_processes
+    /// Whether the first process of a container is its program, so that a signal to that needs nobody's help.
+    fn runs_programs_itself(&self) -> bool {
+        runtime_traits(self.kind()).runs_programs_itself
     }
 
     /// What can prove that nothing of a killed container runs before its PID namespace is empty; `None` if

@@ -70,9 +70,9 @@ impl LaunchSpec {
             ),
             Ahead::Take { name } => check_name(name),
             // Its root is made with files of the client.
-            Ahead::Make if self.hardening.own_kernel => Err(SpecError::new(
+            Ahead::Make if self.hardening.has_runtime() => Err(SpecError::new(
                 "ahead",
-                "an order to make a session's kernel ahead",
+                "an order to make an OCI runtime's container ahead",
             )),
             Ahead::Make if *self != self.as_ordered() => Err(SpecError::new(
                 "ahead",

@@ -32,9 +32,9 @@ pub use messages::{
 };
 pub use root_spec::{MAX_LAYERS, RootKind, RootSpec};
 pub use spec::{
-    BindSpec, ExecSpec, Hardening, KEPT_SEPARATOR, KERNEL_FILES, KeptCommandSpec, KeptStreamsSpec,
-    LOG_BYTES, LaunchSpec, MAX_BINDS, MAX_LABEL_BYTES, NetworkSpec, ProgramSpec, SESSION_KERNEL,
-    SESSION_ROOT, SESSION_TMP, STREAMS, SpecError, TerminalSize, check_name,
+    BindSpec, ExecSpec, Hardening, KEPT_SEPARATOR, KeptCommandSpec, KeptStreamsSpec, LOG_BYTES,
+    LaunchSpec, MAX_BINDS, MAX_LABEL_BYTES, NetworkSpec, ProgramSpec, RUNTIME_CONFIG,
+    RUNTIME_PROGRAM, SESSION_ROOT, SESSION_TMP, STREAMS, SpecError, TerminalSize, check_name,
 };
 pub use stream_messages::{
     KEPT_OUTPUT_BYTES, MAX_INPUT_BYTES, OutputStream, Position, StreamEvent, StreamInput,

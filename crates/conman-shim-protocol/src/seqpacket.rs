@@ -15,12 +15,12 @@ use crate::messages::MAX_MESSAGE_BYTES;
 /// Cgroup hierarchies that a process joins: memory, pids, cpu, freezer or the unified one.
 const MAX_HIERARCHIES: usize = 4;
 
-/// Descriptors in one message: a root, a log, /dev, files, binds, a session's kernel and its root, the limit of processor
+/// Descriptors in one message: a root, a log, /dev, files, binds, an OCI runtime's root and files, the limit of processor
 /// time and cgroups; fewer in a request, with the socket for a link. The kernel takes 253.
 pub const MAX_FDS: usize = 3
     + crate::spec::MAX_FILES
     + crate::spec::MAX_BINDS
-    + crate::spec::KERNEL_FILES.len()
+    + crate::spec::MAX_RUNTIME_FILES
     + 1
     + 1
     + MAX_HIERARCHIES;

@@ -233,24 +233,26 @@ pub struct Hardening {
     pub masked_proc: bool,
     /// Capabilities of root in the container, without `CAP_`; `None` is the short list.
     pub capabilities: Option<Vec<String>>,
-    /// Its program is a kernel for the session ([`SESSION_KERNEL`]), which takes the place of the other layers.
+    /// Its program is an OCI runtime, which runs the session's program: the first of these, which are files and
+    /// directories of the host. A detached mount for each comes with the message, after the binds. The container is a
+    /// second wall around what the runtime makes, and has a root of its own, in which they are, and the session's root
+    /// at [`SESSION_ROOT`]. Empty: its program is the session's.
     #[serde(default)]
-    pub own_kernel: bool,
+    pub runtime_files: Vec<String>,
 }
 
-/// A program that is a kernel for the session: gVisor's `runsc`. The container is a second wall around it. It
-/// has a root of its own, in which the session's root is [`SESSION_ROOT`]; it and its configuration
-/// ([`KERNEL_FILES`]) come with the message as detached mounts, after the binds.
-pub const SESSION_KERNEL: &str = "/runsc";
+/// Where an OCI runtime is in its container, and the bundle's description of what it runs.
+pub const RUNTIME_PROGRAM: &str = "/runtime";
+pub const RUNTIME_CONFIG: &str = "/config.json";
 
-/// The session's root, as the session's kernel sees it.
+/// The session's root, as its OCI runtime sees it.
 pub const SESSION_ROOT: &str = "/rootfs";
 
 /// The session's `/tmp`, likewise.
 pub const SESSION_TMP: &str = "/session-tmp";
 
-/// The files of a session's kernel, in the order of their mounts.
-pub const KERNEL_FILES: [&str; 2] = [SESSION_KERNEL, "/config.json"];
+/// Its program, its configuration, and directories of libraries.
+pub(crate) const MAX_RUNTIME_FILES: usize = 8;
 
 impl Default for Hardening {
     fn default() -> Self {
@@ -261,7 +263,7 @@ impl Default for Hardening {
             without_ipc: false,
             masked_proc: true,
             capabilities: None,
-            own_kernel: false,
+            runtime_files: Vec::new(),
         }
     }
 }
@@ -285,35 +287,47 @@ const SHORT_LIST: Capabilities = Capabilities::CHOWN
     .union(Capabilities::NET_BIND_SERVICE)
     .union(Capabilities::SYS_CHROOT);
 
-/// Capabilities of a session's kernel, over the container's own resources: to make namespaces and mounts, to trace,
-/// and to serve files of every user. Without SETPCAP, `runsc` does not drop the others from the bounding set of each of
-/// its threads, which would take a third of its start: they are not in it.
-const OF_SESSION_KERNEL: Capabilities = SHORT_LIST
-    .union(Capabilities::DAC_READ_SEARCH)
-    .union(Capabilities::MKNOD)
-    .union(Capabilities::SYS_ADMIN)
-    .union(Capabilities::SYS_PTRACE);
+/// Capabilities of an OCI runtime, over the container's own resources: the short list, and those to make namespaces
+/// and mounts, to trace, and to serve files of every user.
+const OF_OCI_RUNTIME: [&str; 13] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "NET_BIND_SERVICE",
+    "SYS_CHROOT",
+    "DAC_READ_SEARCH",
+    "MKNOD",
+    "SYS_ADMIN",
+    "SYS_PTRACE",
+];
 
 impl Hardening {
-    /// The layers around a session's kernel: it makes namespaces and mounts, and traces its processes.
+    /// The layers around an OCI runtime with these files.
     #[must_use]
-    pub fn of_session_kernel() -> Self {
+    pub fn of_oci_runtime(files: &[&str]) -> Self {
         Self {
             seccomp: false,
             no_new_privileges: true,
             own_filters: true,
             without_ipc: false,
             masked_proc: false,
-            capabilities: None,
-            own_kernel: true,
+            capabilities: Some(OF_OCI_RUNTIME.map(str::to_owned).to_vec()),
+            runtime_files: files.iter().map(|path| (*path).to_owned()).collect(),
         }
+    }
+
+    /// Whether its program is an OCI runtime.
+    #[must_use]
+    pub fn has_runtime(&self) -> bool {
+        !self.runtime_files.is_empty()
     }
 
     /// The capabilities as a set.
     pub fn capability_set(&self) -> Result<Capabilities, SpecError> {
-        if self.own_kernel {
-            return Ok(OF_SESSION_KERNEL);
-        }
         let Some(names) = &self.capabilities else {
             return Ok(SHORT_LIST);
         };
@@ -381,6 +395,13 @@ impl LaunchSpec {
                 return Err(SpecError::new("binds", "writable with ids of the host"));
             }
         }
+        let runtime_files = &self.hardening.runtime_files;
+        if runtime_files.len() > MAX_RUNTIME_FILES {
+            return Err(SpecError::new("hardening.runtime_files", "too many files"));
+        }
+        for path in runtime_files {
+            check_inner_path("hardening.runtime_files", path)?;
+        }
         if self.root.kind == RootKind::Snapshot && !self.hardening.seccomp {
             // It could make subvolumes.
             let reason = "a snapshot for a container without a system call filter";
@@ -396,15 +417,12 @@ impl LaunchSpec {
         // The start that takes it brings the socket.
         let is_linked = self.network == NetworkSpec::Linked && self.ahead != Ahead::Make;
         let sockets = usize::from(is_linked);
-        let kernel = match self.hardening.own_kernel {
-            true => KERNEL_FILES.len(),
-            false => 0,
-        };
+        let runtime = self.hardening.runtime_files.len();
         let root = match self.root.kind {
             RootKind::Overlay => 0,
             RootKind::Snapshot => 1,
         };
-        if fds == self.binds.len() + kernel + root + sockets && self.binds.len() <= MAX_BINDS {
+        if fds == self.binds.len() + runtime + root + sockets && self.binds.len() <= MAX_BINDS {
             return Ok(());
         }
         Err(SpecError::new(

@@ -14,7 +14,7 @@ use conman_linux::Features;
 use conman_net::egress::IDLE_DESCRIPTORS;
 use conman_net::{LINK_DESCRIPTORS, MAX_NEIGHBOURS, ROUTED_NEIGHBOURS};
 use conman_proto::{Network, RuntimeKind};
-use conman_runtime::{RootStore, SNAPSHOTS_FILE};
+use conman_runtime::{OciOptions, RootStore, SNAPSHOTS_FILE};
 use serde::Serialize;
 
 use crate::config::{self, Config};
@@ -39,7 +39,9 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
     let diagnosis = if applied.is_some() { look() } else { diagnosis };
     let features = match kind(arguments, &config) {
         RuntimeKind::Docker => None,
-        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Process => Features::probe().ok(),
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) | RuntimeKind::Process => {
+            Features::probe().ok()
+        }
     };
     let kernel = features.as_ref().map(Kernel::from);
     let superblocks = features.as_ref().and_then(|_| Superblocks::measure());
@@ -49,12 +51,12 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         Ok(missing) => missing,
         Err(error) => return crate::fail(&format!("cannot check the network: {error}")),
     };
-    let gvisor = match Gvisor::tried(arguments, &config) {
-        Ok(gvisor) => gvisor,
-        Err(error) => return crate::fail(&format!("cannot try gVisor: {error}")),
+    let runtimes = match OciRuntime::tried(arguments, &config) {
+        Ok(runtimes) => runtimes,
+        Err(error) => return crate::fail(&format!("cannot try the OCI runtimes: {error}")),
     };
     let fit = diagnosis.is_fit()
-        && gvisor.as_ref().is_none_or(|one| one.missing.is_none())
+        && runtimes.iter().all(|one| one.missing.is_none())
         && roots.as_ref().is_none_or(|roots| roots.missing.is_none())
         && kernel.as_ref().is_none_or(|one| one.missing.is_empty())
         && network.as_ref().is_none_or(Vec::is_empty);
@@ -63,7 +65,7 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
             "fit": fit, "diagnosis": diagnosis, "kernel": kernel, "fixed": applied,
             "missing_layers": layers, "superblocks": superblocks, "roots": roots,
             "missing_network": network,
-            "gvisor": gvisor,
+            "oci_runtimes": runtimes,
             "open_api": config.open_loopback,
         });
         crate::tell(&value.to_string());
@@ -84,8 +86,8 @@ pub(crate) fn run(arguments: &DoctorArgs, json: bool) -> ExitCode {
         if let Some(missing) = &network {
             crate::tell(&network_text(missing));
         }
-        if let Some(gvisor) = &gvisor {
-            crate::tell(&gvisor.to_text());
+        for runtime in &runtimes {
+            crate::tell(&runtime.to_text());
         }
         if config.open_loopback {
             crate::tell(
@@ -150,6 +152,7 @@ pub(crate) fn footprint(kind: RuntimeKind, bridge: bool, config: &Config) -> Foo
             Footprint::native(config.id_range.ranges().into())
         }
         RuntimeKind::Gvisor => Footprint::gvisor(config.id_range.ranges().into()),
+        RuntimeKind::Oci(_) => Footprint::oci(config.id_range.ranges().into()),
         RuntimeKind::Docker => Footprint::docker(bridge, Host::this().has_unified_cgroups()),
     };
     let traits = |template: &Template| {
@@ -206,49 +209,62 @@ fn missing_for_network(config: &Config) -> io::Result<Option<Vec<String>>> {
     Ok(runtime.block_on(network::missing(config, instance)))
 }
 
-/// What gVisor does on this machine.
+/// What an OCI runtime does on this machine.
 #[derive(Debug, Serialize)]
-struct Gvisor {
+struct OciRuntime {
+    name: String,
     version: Option<String>,
-    /// How long a program in it took, from its start to its end.
+    /// How long a program in it took, from its start to its end; only gVisor is tried so.
     program_ms: Option<u64>,
     /// Why sessions with it cannot start, and what to do.
     missing: Option<String>,
 }
 
-impl Gvisor {
-    /// Tries it, if the configuration has sessions with a kernel of their own.
-    fn tried(arguments: &DoctorArgs, config: &Config) -> io::Result<Option<Self>> {
-        let is_used = config.runtimes().contains(&RuntimeKind::Gvisor);
-        if !is_used && kind(arguments, config) != RuntimeKind::Gvisor {
-            return Ok(None);
-        }
+impl OciRuntime {
+    /// Tries those that the configuration has sessions with, or that the arguments name.
+    fn tried(arguments: &DoctorArgs, config: &Config) -> io::Result<Vec<Self>> {
+        let mut kinds = config.runtimes();
+        kinds.insert(kind(arguments, config));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let version = runtime.block_on(config.gvisor.version());
+        let used = config.oci.iter().filter(|(kind, _)| kinds.contains(kind));
+        Ok(used
+            .map(|(kind, options)| runtime.block_on(Self::of(kind.to_string(), options)))
+            .collect())
+    }
+
+    async fn of(name: String, options: &OciOptions) -> Self {
+        let version = options.version().await;
         let ran = match &version {
-            Ok(_) => runtime.block_on(config.gvisor.probe()).map(Some),
-            Err(_) => Ok(None),
+            Ok(_) if options.is_gvisor => options.probe().await.map(Some),
+            Ok(_) | Err(_) => Ok(None),
         };
         let missing = version.as_ref().err().or(ran.as_ref().err());
-        Ok(Some(Self {
+        Self {
+            name,
             missing: missing.map(ToString::to_string),
             version: version.ok(),
             program_ms: ran
                 .ok()
                 .flatten()
                 .and_then(|took| u64::try_from(took.as_millis()).ok()),
-        }))
+        }
     }
 
     fn to_text(&self) -> String {
+        let name = &self.name;
         match (&self.missing, &self.version, self.program_ms) {
-            (Some(missing), ..) => format!("Sessions with gVisor cannot start: {missing}."),
+            (Some(missing), ..) => {
+                format!("Sessions with `runtime = \"{name}\"` cannot start: {missing}.")
+            }
             (None, Some(version), Some(ms)) => format!(
                 "gVisor works: runsc {version} ran a program in {ms} ms. Its cgroups are conman's."
             ),
-            (None, ..) => "gVisor was not tried.".to_owned(),
+            (None, version, _) => format!(
+                "The runtime `{name}` is {}. Its cgroups are conman's.",
+                version.as_deref().unwrap_or_default()
+            ),
         }
     }
 }

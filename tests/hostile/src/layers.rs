@@ -148,7 +148,7 @@ fn only(layer: Option<Layer>) -> Hardening {
         own_filters: false,
         without_ipc: false,
         masked_proc: layer == Some(MaskedFiles),
-        own_kernel: false,
+        runtime_files: Vec::new(),
         capabilities: (layer != Some(Capabilities)).then(|| all.map(str::to_owned).to_vec()),
     }
 }

@@ -83,7 +83,9 @@ impl World {
         let runsc = runsc.unwrap_or_else(|_| "/usr/local/bin/runsc".to_owned());
         let builder = Conman::builder()
             .set("node", "runtime = \"gvisor\"")
-            .toml(&format!("[gvisor]\npath = \"{runsc}\""));
+            .toml(&format!(
+                "[runtimes.gvisor]\nkind = \"oci\"\npath = \"{runsc}\""
+            ));
         Self::start_from(native, builder).await
     }
 

@@ -278,7 +278,7 @@ fn answered(node: &Node, announced_ago_ms: u64) -> String {
         .map(|store| ("etcd".to_owned(), store.answered_ago_ms));
     let runtimes = node.runtimes.iter().map(|one| {
         let name = match one.runtime {
-            RuntimeKind::Native | RuntimeKind::Gvisor => "shim".to_owned(),
+            RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) => "shim".to_owned(),
             other => other.to_string(),
         };
         (name, one.answered_ago_ms)

@@ -17,7 +17,7 @@ pub(super) fn preemption(
     let given = request.preempt_signal.as_ref();
     let given = given.or(base.preempt_signal.as_ref());
     let signal = signal("preempt_signal", given, mistakes);
-    if given.is_some() && !runtime_traits(runtime).shows_processes {
+    if given.is_some() && !runtime_traits(runtime).runs_programs_itself {
         let message = format!("the {runtime} runtime cannot send one in time; leave it out");
         mistakes.add("preempt_signal", message);
     }

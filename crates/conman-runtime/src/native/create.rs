@@ -84,19 +84,20 @@ impl Inner {
             return Err(error);
         }
         self.images.hold(key, image);
-        if stored.session_program.is_some() {
-            self.lock_sandboxed().insert(key.clone());
+        if let Some((kind, _)) = stored.session_program {
+            self.lock_with_runtime().insert(key.clone(), kind);
         }
         Ok(self.container_id(key))
     }
 
-    /// A session's kernel has no system call filter, by which it could make subvolumes. Nothing in the snapshots'
+    /// An OCI runtime has no system call filter, and could make subvolumes. Nothing in the snapshots'
     /// file system waits until it is on the disk.
     pub(super) fn root_kind(&self, spec: &ResolvedSpec) -> RootKind {
         match spec.runtime {
             RuntimeKind::Native if self.snapshots.is_some() && !spec.durable => RootKind::Snapshot,
             RuntimeKind::Native
             | RuntimeKind::Gvisor
+            | RuntimeKind::Oci(_)
             | RuntimeKind::Docker
             | RuntimeKind::Process => RootKind::Overlay,
         }
@@ -194,11 +195,11 @@ impl Inner {
             },
             ahead: Ahead::No,
         };
-        let (session_program, kernel_cpu_millis) = match plan.spec.runtime {
+        let (session_program, late_cpu_millis) = match plan.spec.runtime {
             RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => (None, None),
-            RuntimeKind::Gvisor => {
-                let (program, cpu_millis) = self.gvisor.wrap(&mut launch);
-                (Some(program), cpu_millis)
+            kind @ (RuntimeKind::Gvisor | RuntimeKind::Oci(_)) => {
+                let (program, cpu_millis) = self.oci(kind)?.wrap(&mut launch);
+                (Some((kind, program)), cpu_millis)
             }
         };
         Ok(StoredPlan {
@@ -208,7 +209,7 @@ impl Inner {
             image: image.id,
             link,
             session_program,
-            kernel_cpu_millis,
+            late_cpu_millis,
         })
     }
 }

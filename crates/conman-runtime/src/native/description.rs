@@ -1,4 +1,4 @@
-//! What the native runtime and gVisor say of themselves.
+//! What the native runtime and the OCI runtimes report of themselves.
 
 use std::sync::PoisonError;
 
@@ -16,7 +16,7 @@ impl Inner {
         let connection = self.link.connection().await.map_err(failed)?;
         self.ask(&Request::Fence).await.map_err(failed)?;
         let version = match kind {
-            RuntimeKind::Gvisor => self.gvisor_version().await?,
+            RuntimeKind::Gvisor | RuntimeKind::Oci(_) => self.runtime_version(kind).await?,
             RuntimeKind::Native | RuntimeKind::Docker | RuntimeKind::Process => {
                 env!("CARGO_PKG_VERSION").to_owned()
             }
@@ -28,22 +28,18 @@ impl Inner {
         })
     }
 
-    /// Without gVisor no session of this kind can start, which other nodes must know.
-    async fn gvisor_version(&self) -> Result<String, RuntimeError> {
-        let lock = || {
-            self.gvisor_known
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
-        let known = lock().clone();
-        let found = self.gvisor.version_unless(known).await;
+    /// Without the program no session of this kind can start, which is reported to other nodes.
+    async fn runtime_version(&self, kind: RuntimeKind) -> Result<String, RuntimeError> {
+        let lock = || self.versions.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().get(&kind).cloned();
+        let found = self.oci(kind)?.version_unless(known).await;
         let found = found.map_err(|fault| RuntimeError::Unavailable {
-            runtime: RuntimeKind::Gvisor,
+            runtime: kind,
             action: "describe itself",
             reason: fault.to_string(),
         })?;
         let version = found.1.clone();
-        *lock() = Some(found);
+        lock().insert(kind, found);
         Ok(version)
     }
 }

@@ -11,17 +11,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_linux::PidFd;
-use conman_proto::{ExecStatus, NotRun, RuntimeKind};
-use conman_shim_protocol::{ExecSpec, FilesOrder, Hardening, ProgramSpec, Reply, Request};
+use conman_proto::{ExecStatus, NotRun};
+use conman_shim_protocol::{
+    ExecSpec, FilesOrder, Hardening, ProgramSpec, Reply, Request, TerminalSize,
+};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::attach::shim_size;
 use super::ends::ProcessEnd;
 use super::failure::{call_failed, milliseconds, start_failed};
 use super::{Inner, NativeRuntime};
-use super::{gvisor, program};
+use super::{oci, program};
 use crate::shared::container_files::host_error;
 use crate::shared::exec_channels::{ExecEnds, exec_channels, exited};
 use crate::shared::exec_kill::kill_command;
@@ -35,7 +38,7 @@ const ACTION: &str = "run a command in";
 /// Most bytes in one piece of a file's content.
 const BULK_CHUNK_BYTES: usize = 64 * 1024;
 
-/// Bound on an answer of a session's kernel, which the session may have brought to a halt. A kill must not wait for it.
+/// Bound on an answer of a sandbox, which the session may have brought to a halt. A kill must not wait for it.
 const HELP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Most bytes of what a helper prints that are kept.
@@ -86,26 +89,42 @@ async fn exec(
     let prepare = move || same.command(&owned, &asked);
     let mut command = super::away(ACTION, prepare).await?;
     let name = inner.next_command();
-    if command.hardening.own_kernel && files.is_none() {
-        command.program = inner.gvisor.wrap_command(command.program, &name);
+    if command.hardening.has_runtime() && files.is_none() {
+        command
+            .wrap(&inner, &key, (&name, plan.tty.map(shim_size)))
+            .await?;
     }
-    begin(inner, key, plan, files, name, command).await
+    let by_runtime = command.hardening.has_runtime() && files.is_none();
+    let begun = begin(
+        Arc::clone(&inner),
+        key.clone(),
+        plan,
+        files,
+        name.clone(),
+        command,
+    )
+    .await;
+    if begun.is_err() && by_runtime {
+        inner.forget_inside(&key, &name).await;
+    }
+    begun
 }
 
-/// Runs `runsc` beside the session's kernel, and returns its exit code and what it prints. A boxed future: a command
-/// asks for help when it is killed, and help is a command.
+/// Runs a command of the OCI runtime about its container, and returns its exit code and what it prints. A boxed future:
+/// a command is killed with such a command.
 pub(super) fn help(
     inner: Arc<Inner>,
     key: ContainerKey,
     program: ProgramSpec,
+    hardening: Hardening,
 ) -> BoxFuture<'static, Result<(Option<i32>, String), RuntimeError>> {
-    let subject = key.to_string();
+    let (runtime, subject) = (inner.kind_of(&key), key.to_string());
     let helping = async move {
         let name = inner.next_command();
         let command = ContainerCommand {
             program,
             ptys: 0,
-            hardening: Hardening::of_session_kernel(),
+            hardening,
         };
         let mut io = begin(inner, key, ExecPlan::default(), None, name, command).await?;
         let mut printed = Vec::new();
@@ -121,8 +140,8 @@ pub(super) fn help(
         let helped = timeout(HELP_PATIENCE, helping).await;
         helped.unwrap_or_else(|_| {
             Err(RuntimeError::TimedOut {
-                runtime: RuntimeKind::Gvisor,
-                action: "ask the kernel of",
+                runtime,
+                action: "get an answer of the sandbox of",
                 subject,
                 after_ms: milliseconds(HELP_PATIENCE),
             })
@@ -140,7 +159,7 @@ async fn begin(
     command: ContainerCommand,
 ) -> Result<ExecIo, RuntimeError> {
     let is_bulk = files.is_some();
-    let is_sandboxed = command.hardening.own_kernel && !is_bulk;
+    let by_runtime = command.hardening.has_runtime() && !is_bulk;
     let without_reader = match is_bulk || plan.tty.is_some() {
         true => WithoutReader::Continues,
         false => WithoutReader::Killed,
@@ -194,7 +213,7 @@ async fn begin(
         name,
         process,
         end,
-        is_sandboxed,
+        by_runtime,
     };
     tokio::spawn(run(running, near, ends, without_reader));
     Ok(io)
@@ -221,7 +240,7 @@ impl Inner {
             .map(std::path::PathBuf::as_path)
             .collect();
         let first = stored.session_program.as_ref();
-        let first = first.unwrap_or(&stored.launch.program);
+        let first = first.map_or(&stored.launch.program, |(_, program)| program);
         let program = program::command(key, first, plan, &directories)?;
         let asks = plan.tty.is_some() && stored.launch.ptys_when_asked;
         Ok(ContainerCommand {
@@ -240,6 +259,22 @@ pub(super) struct ContainerCommand {
     pub(super) ptys: u32,
     /// The container's layers of protection.
     pub(super) hardening: Hardening,
+}
+
+impl ContainerCommand {
+    /// Makes it a command of the container's OCI runtime, which runs what it was.
+    pub(super) async fn wrap(
+        &mut self,
+        inner: &Inner,
+        key: &ContainerKey,
+        (name, terminal): (&str, Option<TerminalSize>),
+    ) -> Result<(), RuntimeError> {
+        self.program = inner
+            .wrap_command(key, &self.program, (name, terminal))
+            .await?;
+        self.ptys = 0;
+        Ok(())
+    }
 }
 
 fn streams(plan: &ExecPlan, is_bulk: bool) -> io::Result<(Streams, [OwnedFd; 3])> {
@@ -277,19 +312,23 @@ struct Running {
     name: String,
     /// `None` when it had ended before a pidfd was opened.
     process: Option<Arc<PidFd>>,
-    /// Its processes are in the session's kernel.
-    is_sandboxed: bool,
+    /// It is a command of the OCI runtime, which runs the session's.
+    by_runtime: bool,
     end: oneshot::Receiver<ProcessEnd>,
 }
 
 impl Running {
     async fn ended(&mut self) -> ExecStatus {
         let status = self.first_ended().await;
-        let is_unknown = self.is_sandboxed && status.exit_code == Some(gvisor::FAILED);
+        let is_unknown = self.by_runtime
+            && self
+                .inner
+                .oci_of(&self.key)
+                .is_ok_and(|oci| oci.may_have_failed(status.exit_code));
         if is_unknown && !self.inner.has_begun_inside(&self.key, &self.name).await {
             return ExecStatus {
-                exit_code: Some(gvisor::NOT_FOUND),
-                error: Some("gVisor cannot run it; its output says why".to_owned()),
+                exit_code: Some(oci::NOT_FOUND),
+                error: Some("the OCI runtime cannot run it; its output has the reason".to_owned()),
                 not_run: Some(NotRun::NoSuchCommand),
                 ..status
             };
@@ -345,12 +384,12 @@ async fn run(mut running: Running, near: Streams, ends: ExecEnds, without_reader
         running.key.clone(),
         running.process.clone(),
     );
-    let (name, is_sandboxed) = (running.name.clone(), running.is_sandboxed);
+    let (name, by_runtime) = (running.name.clone(), running.by_runtime);
     let find = || {
         let (inner, key, process) = (Arc::clone(&inner), key.clone(), process.clone());
         let name = name.clone();
         async move {
-            if is_sandboxed && let Err(error) = inner.kill_inside(&key, &name).await {
+            if by_runtime && let Err(error) = inner.kill_inside(&key, &name).await {
                 tracing::warn!(container = %key, %error, "what a killed command has started may go on");
             }
             let kill = process.map(|process| -> Box<dyn FnOnce() -> _ + Send> {
@@ -360,7 +399,7 @@ async fn run(mut running: Running, near: Streams, ends: ExecEnds, without_reader
         }
     };
     exec_run::run(near, ends, running.ended(), find, without_reader).await;
-    if is_sandboxed {
+    if by_runtime {
         running
             .inner
             .forget_inside(&running.key, &running.name)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conman_linux::{PidFd, SignalNumber};
-use conman_proto::{ExecId, KeptExec, RuntimeKind};
+use conman_proto::{ExecId, KeptExec};
 use conman_shim_protocol::{
     CallError, CommandView, ExecSpec, KeptCommandSpec, KeptStreamsSpec, MAX_LABEL_BYTES, Reply,
     Request,
@@ -21,6 +21,7 @@ use super::exec::ContainerCommand;
 use super::failure::{call_failed, milliseconds, start_failed};
 use super::{NativeRuntime, away, store};
 use crate::kept_streams::no_such_exec;
+use crate::lifecycle::Lifecycle as _;
 use crate::shared::exec_kill::kill_command;
 use crate::shim_link::LinkError;
 use crate::{AttachOptions, AttachedIo, ContainerKey, ExecPlan, KeptStreams, RuntimeError};
@@ -122,26 +123,27 @@ impl KeptStreams for NativeRuntime {
         let (inner, owned, asked) = (Arc::clone(&self.inner), key.clone(), plan.clone());
         let mut command = away(KEEP, move || inner.command(&owned, &asked)).await?;
         let id = ExecId::new(RandomState::new().hash_one(Timestamp::now().as_nanosecond()));
-        if command.hardening.own_kernel {
+        if command.hardening.has_runtime() {
             if plan.timeout.is_some() {
                 return Err(RuntimeError::Unsupported {
                     runtime: self.kind,
                     action: "bound the time of a kept command of",
                     subject: key.to_string(),
-                    reason: "the host cannot end what runs in its kernel; use `timeout` inside"
+                    reason: "its OCI runtime runs the command, and conman ends no part of it; use `timeout` inside"
                         .to_owned(),
                 });
             }
-            let wrapped = self
-                .inner
-                .gvisor
-                .wrap_command(command.program, &name(key, id));
-            command.program = wrapped;
+            let described = (&*name(key, id), plan.tty.map(shim_size));
+            command.wrap(&self.inner, key, described).await?;
         }
         let request = Request::Exec(Box::new(spec(key, id, command, plan)));
         let patience = self.inner.timeouts.start;
         self.inner.standing.ended(key, patience).await;
-        match self.inner.link.call(&request, &[], patience).await {
+        let answer = self.inner.link.call(&request, &[], patience).await;
+        if answer.is_err() && !self.runs_programs_itself() {
+            self.inner.forget_inside(key, &name(key, id)).await;
+        }
+        match answer {
             Ok((Reply::Launched { .. }, _)) => self.kept_exec(key, id).await,
             Ok(_) => Err(call_failed(KEEP, key, LinkError::Unexpected)),
             Err(LinkError::Refused(CallError::Full { what })) => Err(RuntimeError::TooMany {
@@ -188,7 +190,7 @@ impl KeptStreams for NativeRuntime {
         exec: ExecId,
         signal: SignalNumber,
     ) -> Result<bool, RuntimeError> {
-        if self.kind == RuntimeKind::Gvisor {
+        if !self.runs_programs_itself() {
             let name = name(key, exec);
             return self.inner.signal_inside(key, Some(&name), signal).await;
         }
@@ -219,7 +221,7 @@ impl KeptStreams for NativeRuntime {
                 };
                 let (same, owned) = (Arc::clone(inner), key.clone());
                 let process = PidFd::received(process, pid);
-                if self.kind == RuntimeKind::Gvisor {
+                if !self.runs_programs_itself() {
                     let killed = inner.kill_inside(key, &name).await;
                     if let Err(error) = killed {
                         tracing::warn!(container = %key, %error, "what a killed command has started may go on");
@@ -238,7 +240,7 @@ impl KeptStreams for NativeRuntime {
             Err(error) => return Err(call_failed(END, key, error)),
         }
         inner.ends.forget(&name);
-        if self.kind == RuntimeKind::Gvisor {
+        if !self.runs_programs_itself() {
             inner.forget_inside(key, &name).await;
         }
         // The shim closes the streams and reports that to attached clients.

@@ -22,11 +22,14 @@ mod ends;
 mod exec;
 mod failure;
 mod gvisor;
-mod gvisor_check;
 mod images;
 mod kept_commands;
 mod link;
 mod log;
+mod oci;
+mod oci_check;
+mod oci_spec;
+mod oci_state;
 mod options;
 mod pausing;
 mod program;
@@ -37,7 +40,7 @@ mod start;
 mod store;
 mod trash;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,10 +72,10 @@ use crate::{
 use ahead::Pool;
 use ends::{Ends, ProcessEnd, end};
 use failure::call_failed;
-pub use gvisor::GvisorOptions;
-use gvisor_check::FileIdentity;
-pub use gvisor_check::GvisorFault;
 use images::Images;
+pub use oci::OciOptions;
+use oci_check::FileIdentity;
+pub use oci_check::OciFault;
 pub use options::{NativeOptions, NativeTimeouts, RootStore};
 pub use program::SESSION_OPEN_FILES;
 pub use snapshots::SNAPSHOTS_FILE;
@@ -83,7 +86,7 @@ use store::Store;
 /// Longest time for an idle shim to end; the daemon's stop waits for it.
 const SHIM_END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// conman's own containers: those of one kind of session, `native` or `gvisor`.
+/// conman's own containers: those of one kind of session, `native` or with an OCI runtime.
 #[derive(Debug)]
 pub struct NativeRuntime {
     inner: Arc<Inner>,
@@ -106,11 +109,11 @@ struct Inner {
     ends: Arc<Ends>,
     link: Link,
     network: ContainerNetwork,
-    gvisor: GvisorOptions,
-    /// The version that gVisor said it has, and of which file.
-    gvisor_known: Mutex<Option<(FileIdentity, String)>>,
-    /// The containers whose program is gVisor.
-    sandboxed: Mutex<HashSet<ContainerKey>>,
+    oci: BTreeMap<RuntimeKind, OciOptions>,
+    /// The versions that the OCI runtimes have, and of which files.
+    versions: Mutex<HashMap<RuntimeKind, (FileIdentity, String)>>,
+    /// The containers with an OCI runtime, and which one.
+    with_runtime: Mutex<HashMap<ContainerKey, RuntimeKind>>,
     standing: Standing,
     timeouts: NativeTimeouts,
     /// The first number differs for each daemon, so that names of commands are unique.
@@ -152,9 +155,9 @@ impl NativeRuntime {
             ),
             ends,
             network: options.network,
-            gvisor: options.gvisor,
-            gvisor_known: Mutex::default(),
-            sandboxed: Mutex::default(),
+            oci: options.oci,
+            versions: Mutex::default(),
+            with_runtime: Mutex::default(),
             standing: Standing::default(),
             timeouts: options.timeouts,
             commands: (RandomState::new().hash_one(()), AtomicU64::new(0)),
@@ -173,12 +176,12 @@ impl NativeRuntime {
         })
     }
 
-    /// The sessions with a kernel of their own, in the same containers.
+    /// The sessions with an OCI runtime, in the same containers.
     #[must_use]
-    pub fn gvisor(&self) -> Self {
+    pub fn with_runtime(&self, kind: RuntimeKind) -> Self {
         Self {
             inner: Arc::clone(&self.inner),
-            kind: RuntimeKind::Gvisor,
+            kind,
         }
     }
 
@@ -346,7 +349,7 @@ impl Lifecycle for NativeRuntime {
         process: &Arc<PidFd>,
         signal: SignalNumber,
     ) -> Result<bool, RuntimeError> {
-        match self.shows_processes() {
+        match self.runs_programs_itself() {
             true => signal_process(process, signal),
             false => self.inner.signal_inside(key, None, signal).await,
         }
@@ -412,14 +415,12 @@ impl Inner {
     }
 
     fn kind_of(&self, key: &ContainerKey) -> RuntimeKind {
-        match self.lock_sandboxed().contains(key) {
-            true => RuntimeKind::Gvisor,
-            false => RuntimeKind::Native,
-        }
+        let found = self.lock_with_runtime().get(key).copied();
+        found.unwrap_or(RuntimeKind::Native)
     }
 
-    fn lock_sandboxed(&self) -> MutexGuard<'_, HashSet<ContainerKey>> {
-        self.sandboxed
+    fn lock_with_runtime(&self) -> MutexGuard<'_, HashMap<ContainerKey, RuntimeKind>> {
+        self.with_runtime
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -441,14 +442,14 @@ impl Inner {
                 Ok(Some(plan)) => {
                     let layers = &plan.launch.root.layers;
                     self.images.hold_again(&key, &plan.image, layers);
-                    if plan.session_program.is_some() {
-                        self.lock_sandboxed().insert(key.clone());
+                    if let Some((kind, _)) = plan.session_program {
+                        self.lock_with_runtime().insert(key.clone(), kind);
                     }
                     if let Some(cgroup) = plan.launch.cgroup_of_taken() {
                         self.kernel.may_take(&key, cgroup);
                     }
-                    if let Some(millis) = plan.kernel_cpu_millis {
-                        self.limit_kernel_cpu_again(&key, millis);
+                    if let Some(millis) = plan.late_cpu_millis {
+                        self.limit_cpu_of_started_again(&key, millis);
                     }
                     if let Some(link) = &plan.link {
                         self.network.adopt(&key, link);

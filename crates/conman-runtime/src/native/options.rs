@@ -1,13 +1,15 @@
 //! The configuration of a [`super::NativeRuntime`].
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use conman_core::naming::Instance;
 use conman_image::ImageStore;
 use conman_linux::IoLimits;
+use conman_proto::RuntimeKind;
 
-use super::GvisorOptions;
+use super::OciOptions;
 use crate::fence_opening::FenceOpener;
 use crate::shared::container_network::ContainerNetwork;
 use crate::shared::kept_logs::KeptLogLimits;
@@ -45,7 +47,8 @@ pub struct NativeOptions {
     /// Processors that all containers together may use, if the shim limits them.
     pub total_cpus: Option<f64>,
     pub network: ContainerNetwork,
-    pub gvisor: GvisorOptions,
+    /// The OCI runtimes that sessions may have.
+    pub oci: BTreeMap<RuntimeKind, OciOptions>,
     pub timeouts: NativeTimeouts,
 }
 

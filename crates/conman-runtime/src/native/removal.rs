@@ -107,7 +107,7 @@ impl Inner {
         }
         self.images.release(key);
         self.kernel.forget(key);
-        self.lock_sandboxed().remove(key);
+        self.lock_with_runtime().remove(key);
         self.ends.forget(&store::name(key));
         Ok(())
     }

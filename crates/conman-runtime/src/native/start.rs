@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use super::ends::{ProcessEnd, end};
 use super::failure::{START, call_failed, milliseconds, refused, start_failed};
 use super::link::Connecting;
-use super::{Inner, away, gvisor, no_such_container, store};
+use super::{Inner, away, no_such_container, oci, store};
 use crate::shared::container_files::host_error;
 use crate::shared::container_network::StoredLink;
 use crate::shim_link::LinkError;
@@ -29,14 +29,14 @@ const QUOTED_BYTES: usize = 300;
 /// How long to wait for the end of a container that was dead when its start was answered.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Pause between two looks whether a session's kernel runs, which takes a tenth of a second.
-const KERNEL_INTERVAL: Duration = Duration::from_millis(5);
+/// Pause between two looks whether a session's program runs: its OCI runtime takes up to a tenth of a second.
+const BEGIN_INTERVAL: Duration = Duration::from_millis(5);
 
 struct Prepared {
     launch: LaunchSpec,
     mounts: Vec<Mount>,
     link: Option<StoredLink>,
-    /// The program that the session's kernel runs, and the session's limit of CPU time from then on.
+    /// The program that the OCI runtime runs, and the session's limit of CPU time from then on.
     session: Option<(ProgramSpec, Option<u64>)>,
 }
 
@@ -77,9 +77,10 @@ impl Inner {
                     None if !fds.is_empty() => {
                         let mut steps = steps(&phases);
                         if let Some((program, cpu_millis)) = &session {
-                            steps.push(("start.kernel", self.kernel_starts(key, program).await?));
+                            let took = self.program_begins(key, program).await?;
+                            steps.push(("start.runtime", took));
                             if let Some(millis) = cpu_millis {
-                                self.limit_kernel_cpu(key, *millis).await?;
+                                self.limit_cpu_of_started(key, *millis).await?;
                             }
                         }
                         Ok(started(pid, steps))
@@ -113,8 +114,8 @@ impl Inner {
         }
     }
 
-    /// Waits until the session's kernel runs the session's program, and returns how long that took.
-    async fn kernel_starts(
+    /// Waits until the OCI runtime runs the session's program, and returns how long that took.
+    async fn program_begins(
         self: &Arc<Self>,
         key: &ContainerKey,
         session: &ProgramSpec,
@@ -122,26 +123,28 @@ impl Inner {
         let begun = Instant::now();
         loop {
             if let Some(end) = self.ends.of(&store::name(key)) {
+                let failed = self.oci_of(key)?.may_have_failed(end.0);
+                let failed = failed && !self.has_begun_inside(key, oci::PROGRAM).await;
                 let error = self.ended_at_once(key, end).await;
                 return Err(match &error {
-                    RuntimeError::EndedAtOnce { reason, .. } if end.0 == Some(gvisor::FAILED) => {
-                        gvisor::not_run(key, session, reason).unwrap_or(error)
+                    RuntimeError::EndedAtOnce { reason, .. } if failed => {
+                        oci::not_run(key, session, reason).unwrap_or(error)
                     }
                     _ => error,
                 });
             }
-            if self.kernel_runs(key).await? {
+            if self.program_runs(key).await? {
                 return Ok(begun.elapsed());
             }
             if begun.elapsed() > self.timeouts.start {
                 return Err(RuntimeError::TimedOut {
-                    runtime: RuntimeKind::Gvisor,
+                    runtime: self.kind_of(key),
                     action: "start",
                     subject: key.to_string(),
                     after_ms: milliseconds(self.timeouts.start),
                 });
             }
-            sleep(KERNEL_INTERVAL).await;
+            sleep(BEGIN_INTERVAL).await;
         }
     }
 
@@ -155,9 +158,9 @@ impl Inner {
             .map_err(|source| host_error("find", &stored.files_dir, source))?;
         let mounts: Result<Vec<_>, _> = stored.sources.iter().map(mount).collect();
         let mut mounts = mounts?;
-        if let Some(program) = &stored.session_program {
-            let config = self.store.container(key).kernel_config();
-            mounts.extend(self.gvisor.files(program, &stored.launch, &config)?);
+        if let Some((kind, program)) = &stored.session_program {
+            let config = self.store.container(key).runtime_config();
+            mounts.extend(self.oci(*kind)?.files(program, &stored.launch, &config)?);
         }
         mounts.extend(self.mount_root(&stored.launch)?);
         let session = stored.session_program;
@@ -172,7 +175,7 @@ impl Inner {
             launch,
             mounts,
             link: stored.link,
-            session: session.map(|program| (program, stored.kernel_cpu_millis)),
+            session: session.map(|(_, program)| (program, stored.late_cpu_millis)),
         })
     }
 

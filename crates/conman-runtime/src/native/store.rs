@@ -7,7 +7,7 @@
 //!     plan.json   what to start; its presence makes the container exist
 //!     log         both outputs of its program
 //!     root/       what it writes (the shim makes it, once)
-//!     kernel.json what the session's kernel runs, if it has one
+//!     runtime.json what the session's OCI runtime runs, if it has one
 //!   leaving/      containers that are being removed, by the same names
 //!   trash/        what was removed and is being emptied
 //! ```
@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use conman_image::ImageId;
 use conman_linux::{remove_if_present, spread_directories};
+use conman_proto::RuntimeKind;
 use conman_shim_protocol::{LaunchSpec, ProgramSpec};
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +40,7 @@ const TRASH: &str = "trash";
 const PAUSED: &str = "paused";
 const LOG: &str = "log";
 const ROOT: &str = "root";
-const KERNEL_CONFIG: &str = "kernel.json";
+const RUNTIME_CONFIG: &str = "runtime.json";
 
 /// Most files that a removal waits for; few containers write as many.
 const SHED_ENTRIES: usize = 4_096;
@@ -59,12 +60,12 @@ pub(super) struct StoredPlan {
     /// If it has a link.
     #[serde(default)]
     pub(super) link: Option<StoredLink>,
-    /// The session's program, if that of `launch` is a kernel for it.
+    /// The session's program, if that of `launch` is an OCI runtime for it, and which one.
     #[serde(default)]
-    pub(super) session_program: Option<ProgramSpec>,
-    /// Its limit of CPU time from the moment when that kernel runs, in thousandths of a processor.
+    pub(super) session_program: Option<(RuntimeKind, ProgramSpec)>,
+    /// Its limit of CPU time from the moment when that program runs, in thousandths of a processor.
     #[serde(default)]
-    pub(super) kernel_cpu_millis: Option<u64>,
+    pub(super) late_cpu_millis: Option<u64>,
 }
 
 /// Every container of one instance.
@@ -184,9 +185,9 @@ impl ContainerDir {
         conman_linux::with_suffix(&self.log(), ".stderr")
     }
 
-    /// The configuration of a session's kernel, with the session's environment.
-    pub(super) fn kernel_config(&self) -> PathBuf {
-        self.path.join(KERNEL_CONFIG)
+    /// The configuration of a session's OCI runtime, with the session's environment.
+    pub(super) fn runtime_config(&self) -> PathBuf {
+        self.path.join(RUNTIME_CONFIG)
     }
 
     pub(super) fn root(&self) -> PathBuf {

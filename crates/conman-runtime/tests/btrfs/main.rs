@@ -4,7 +4,7 @@
 #[path = "../suite/native_host/mod.rs"]
 mod native_host;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -286,8 +286,12 @@ async fn a_damaged_file_system_names_the_ways_out_and_the_next_boot_makes_anothe
     let instance = Instance::new([1, 2, 3, 4]);
     let open = || {
         let fence = FenceOpener::AnyConnection;
-        let gvisor = conman_runtime::GvisorOptions::default();
-        host.try_open(&instance, NativeTimeouts::default(), None, (fence, gvisor))
+        host.try_open(
+            &instance,
+            NativeTimeouts::default(),
+            None,
+            (fence, BTreeMap::new()),
+        )
     };
     drop(open().expect("made"));
     let path = host.path(&format!("{instance}/{SNAPSHOTS_FILE}"));

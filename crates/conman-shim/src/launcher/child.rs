@@ -11,7 +11,7 @@ use conman_linux::{
     NewFilesystem, SoleThread, become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
 use conman_shim_protocol::{
-    Ahead, KERNEL_FILES, LaunchError, LaunchSpec, SESSION_ROOT, SESSION_TMP, encode, seqpacket,
+    Ahead, LaunchError, LaunchSpec, SESSION_ROOT, SESSION_TMP, encode, seqpacket,
 };
 use nix::unistd::setsid;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -155,7 +155,7 @@ impl Child<'_> {
         let Handed {
             overlay,
             dev,
-            kernel,
+            runtime,
             sys,
             cgroups,
             entrances,
@@ -169,7 +169,7 @@ impl Child<'_> {
         // From here on only the sockets of the launcher's descriptors are open: the following paths are
         // resolved in files of the image and of a bind's other users.
         close_streams(&dev).map_err(step("close the launcher's streams"))?;
-        self.enter_root(&overlay, &kernel)?;
+        self.enter_root(&overlay, &runtime)?;
         self.mount_all(&dev, proc)?;
         if let Some(sys) = sys {
             self.mount_sys(&sys, &cgroups)
@@ -263,14 +263,14 @@ impl Child<'_> {
         seqpacket::send(self.socket, &bytes, &[]).map_err(step("report"))
     }
 
-    /// Makes the overlay the root, or that of the session's kernel, which has the overlay below it.
-    fn enter_root(&self, overlay: &Mount, kernel: &[Mount]) -> Result<(), LaunchError> {
-        let root = kernel.first().unwrap_or(overlay);
+    /// Makes the overlay the root, or that of an OCI runtime, which has the overlay below it.
+    fn enter_root(&self, overlay: &Mount, runtime: &[Mount]) -> Result<(), LaunchError> {
+        let root = runtime.first().unwrap_or(overlay);
         root.attach(CWD, c"/").map_err(step("mount the root"))?;
         fchdir(root.as_fd())
             .and_then(|()| chroot("."))
             .map_err(|errno| step("enter the root")(errno.into()))?;
-        let [_, files @ ..] = kernel else {
+        let [_, files @ ..] = runtime else {
             return Ok(());
         };
         attach_at(overlay, SESSION_ROOT).map_err(step("mount the session's root"))?;
@@ -278,11 +278,11 @@ impl Child<'_> {
         let attributes = MountAttributes::MOUNT_ATTR_RDONLY
             | MountAttributes::MOUNT_ATTR_NODEV
             | MountAttributes::MOUNT_ATTR_NOSUID;
-        for (mount, path) in files.iter().zip(KERNEL_FILES) {
+        for (mount, path) in files.iter().zip(&self.spec.hardening.runtime_files) {
             bind_target(root.as_fd(), mount, Path::new(path))
                 .and_then(|target| mount.attach(&target, c""))
                 .and_then(|()| self.restrict(mount, attributes))
-                .map_err(step("show the session's kernel its files"))?;
+                .map_err(step("show the OCI runtime its files"))?;
         }
         Ok(())
     }
@@ -401,7 +401,7 @@ fn close_streams(dev: &Mount) -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&null)?)
 }
 
-/// Shows a session's kernel the session's `/tmp` by a path on which the session has no symbolic link.
+/// Shows an OCI runtime the session's `/tmp` by a path on which the session has no symbolic link.
 fn show_tmp(session: &Mount) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let tmp = match openat(session, "tmp", flags, Mode::empty()) {

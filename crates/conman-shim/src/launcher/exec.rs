@@ -128,7 +128,7 @@ fn enter(workdir: &str) -> io::Result<()> {
     enter_directory(&directory)
 }
 
-/// Makes the session's root the root, in a container whose root is that of the session's kernel.
+/// Makes the session's root the root, in a container whose root is that of an OCI runtime.
 fn enter_session_root() -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     fchdir(openat(CWD, SESSION_ROOT, flags, Mode::empty())?)?;
@@ -212,7 +212,7 @@ impl Inside<'_> {
         self.connect_streams()
             .map_err(step("connect the standard streams"))?;
         become_user(0, 0, &[]).map_err(step("become root of the container"))?;
-        if self.order.spec.files.is_some() && self.privileges.hardening.own_kernel {
+        if self.order.spec.files.is_some() && self.privileges.hardening.has_runtime() {
             enter_session_root().map_err(step("enter the session's root"))?;
         }
         if self.order.spec.ptys > 0 {

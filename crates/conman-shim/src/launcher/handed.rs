@@ -4,9 +4,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use conman_linux::{Mount, SessionCgroup};
-use conman_shim_protocol::{
-    KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, decode, encode, seqpacket,
-};
+use conman_shim_protocol::{LaunchError, LaunchSpec, NetworkSpec, decode, encode, seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +15,7 @@ use super::under_way::last_words;
 const GO_BYTES: usize = 256;
 
 /// The first message: what all containers of a kind have. Its descriptors come along: the overlay, /dev, the root and
-/// the files of a session's kernel if it has one, /sys and a mount for each cgroup in it if the container has them, and
+/// the root and the files of an OCI runtime if it has one, /sys and a mount for each cgroup in it if the container has them, and
 /// the descriptors for joining the cgroups.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Go {
@@ -43,8 +41,8 @@ impl Go {
 pub(super) struct Handed {
     pub(super) overlay: Mount,
     pub(super) dev: Mount,
-    /// The root of a session's kernel, and its files.
-    pub(super) kernel: Vec<Mount>,
+    /// The root of an OCI runtime, and its files.
+    pub(super) runtime: Vec<Mount>,
     pub(super) sys: Option<Mount>,
     /// With the numbers of their places.
     pub(super) cgroups: Vec<(usize, Mount)>,
@@ -64,8 +62,8 @@ impl Handed {
         let (Some(overlay), Some(dev)) = (mounts(1).pop(), mounts(1).pop()) else {
             return Err(LaunchError::LauncherDied);
         };
-        let kernel = match spec.hardening.own_kernel {
-            true => mounts(1 + KERNEL_FILES.len()),
+        let runtime = match spec.hardening.has_runtime() {
+            true => mounts(1 + spec.hardening.runtime_files.len()),
             false => Vec::new(),
         };
         let sys = mounts(usize::from(spec.sys)).pop();
@@ -74,7 +72,7 @@ impl Handed {
         Ok(Self {
             overlay,
             dev,
-            kernel,
+            runtime,
             sys,
             cgroups,
             entrances: fds.collect(),

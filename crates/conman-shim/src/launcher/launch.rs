@@ -13,8 +13,7 @@ use conman_linux::{
     unshare_namespaces,
 };
 use conman_shim_protocol::{
-    Ahead, KERNEL_FILES, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, RootKind,
-    seqpacket,
+    Ahead, LaunchError, LaunchSpec, NetworkSpec, Phases, RANGE_SIZE, RootKind, seqpacket,
 };
 
 use super::bind_owners::BindOwners;
@@ -205,10 +204,8 @@ impl Launcher {
             RootKind::Overlay => None,
             RootKind::Snapshot => binds.pop().map(Mount::from_fd),
         };
-        let kernel = match spec.hardening.own_kernel {
-            true => binds.split_off(binds.len().saturating_sub(KERNEL_FILES.len())),
-            false => Vec::new(),
-        };
+        let runtime_files = spec.hardening.runtime_files.len();
+        let runtime = binds.split_off(binds.len().saturating_sub(runtime_files));
         let (process, socket) = self.clone_child(order, cgroup, link.as_ref())?;
         // When the child ends, the client must read the socket's end.
         drop(link);
@@ -255,18 +252,18 @@ impl Launcher {
             .places
             .devices(order.ids)
             .map_err(|error| LaunchError::step("make the container's devices", &error))?;
-        let kernel_root = spec
+        let runtime_root = spec
             .hardening
-            .own_kernel
-            .then(|| scratch.kernel_root(order.ids));
-        let kernel_root = kernel_root
+            .has_runtime()
+            .then(|| scratch.runtime_root(order.ids));
+        let runtime_root = runtime_root
             .transpose()
-            .map_err(|error| LaunchError::step("make the root of the session's kernel", &error))?;
+            .map_err(|error| LaunchError::step("make the root of the OCI runtime", &error))?;
         let view = spec.sys.then(|| self.view.of(&self.places, cgroup));
         let view = view.transpose()?.unwrap_or_default();
-        let first = [&root.mount, &dev].into_iter().chain(&kernel_root);
+        let first = [&root.mount, &dev].into_iter().chain(&runtime_root);
         let first = first.map(AsFd::as_fd);
-        let first = first.chain(kernel.iter().map(AsFd::as_fd));
+        let first = first.chain(runtime.iter().map(AsFd::as_fd));
         let go = Go {
             places: view.places(),
         };
@@ -279,7 +276,7 @@ impl Launcher {
         }
         phases.files_us += clock.lap();
         // From now on only the child's copies keep them open.
-        drop((root, dev, kernel, view));
+        drop((root, dev, runtime, view));
         Ok(socket)
     }
 

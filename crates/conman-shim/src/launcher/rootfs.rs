@@ -29,10 +29,10 @@ const VOLATILE: &str = "volatile";
 /// The launcher's descriptors, by number.
 const OPEN_FILES: &str = "/proc/self/fd";
 
-/// The root of a session's kernel, and its directories: the session's root, its state, and what the child mounts
+/// The root of an OCI runtime, and its directories: the session's root, its state, and what the child mounts
 /// on.
-const KERNEL_ROOT: &str = "kernel";
-const KERNEL_DIRECTORIES: [&str; 7] = [
+const RUNTIME_ROOT: &str = "runtime";
+const RUNTIME_DIRECTORIES: [&str; 7] = [
     "rootfs",
     "session-tmp",
     "state",
@@ -96,11 +96,11 @@ impl Scratch {
         Ok(())
     }
 
-    /// Makes the root of a session's kernel, for the container's root `ids`, and returns it.
-    pub(super) fn kernel_root(&self, ids: u32) -> io::Result<Mount> {
-        let root = self.path.join(KERNEL_ROOT);
+    /// Makes the root of an OCI runtime, for the container's root `ids`, and returns it.
+    pub(super) fn runtime_root(&self, ids: u32) -> io::Result<Mount> {
+        let root = self.path.join(RUNTIME_ROOT);
         own_directory(&root, 0o755, ids)?;
-        for name in KERNEL_DIRECTORIES {
+        for name in RUNTIME_DIRECTORIES {
             own_directory(&root.join(name), 0o755, ids)?;
         }
         Mount::copy_of(CWD, &root)

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use conman_linux::{Mount, MountAttributes, NetnsSockets, NewFilesystem};
 use conman_shim::{
-    BindSpec, CallError, ClientError, ContainerState, FenceState, Hardening, LaunchError, Reply,
-    Request, SHARED_IDS,
+    BindSpec, CallError, ClientError, ContainerState, FenceState, Hardening, LaunchError,
+    RUNTIME_CONFIG, RUNTIME_PROGRAM, Reply, Request, SHARED_IDS,
 };
 
 use crate::support::{SOON, Shim, available, maps_binds, next_end, subscribe, until, wait_dead};
@@ -568,7 +568,7 @@ fn binds_show_the_hosts_files_and_are_read_only_where_requested() {
 }
 
 #[test]
-fn a_sessions_kernel_has_a_root_of_its_own_that_the_sessions_links_do_not_lead_into() {
+fn an_oci_runtime_has_a_root_of_its_own_that_the_sessions_links_do_not_lead_into() {
     if !available() {
         return;
     }
@@ -588,9 +588,9 @@ fn a_sessions_kernel_has_a_root_of_its_own_that_the_sessions_links_do_not_lead_i
     let mut client = shim.client();
     let mut run = |name: &str, layers: &[&str], script: &str| {
         let mut spec = shim.spec(name, "");
-        spec.hardening = Hardening::of_session_kernel();
+        spec.hardening = Hardening::of_oci_runtime(&[RUNTIME_PROGRAM, RUNTIME_CONFIG]);
         spec.root.layers = layers.iter().map(std::path::PathBuf::from).collect();
-        // The test's kernel is the session's busybox.
+        // The test's runtime is the session's busybox.
         let argv = ["/rootfs/bin/busybox", "sh", "-c", script];
         spec.program.argv = argv.map(str::to_owned).to_vec();
         spec.program.env = vec![("PATH".to_owned(), "/rootfs/bin".to_owned())];
@@ -600,22 +600,22 @@ fn a_sessions_kernel_has_a_root_of_its_own_that_the_sessions_links_do_not_lead_i
         wait_dead(&launched);
         shim.log(name)
     };
-    let script = "cat /config.json; ls -d /runsc; cat /session-tmp/file; echo new >/session-tmp/new; \
+    let script = "cat /config.json; ls -d /runtime; cat /session-tmp/file; echo new >/session-tmp/new; \
                   ls /rootfs/tmp; echo x >>/config.json; echo $?; mkdir /state/one && unshare -m true && echo able";
-    let log = run("kernel.1", &["base"], script);
-    let seen = "what it runs\n/runsc\nthe session's\nfile\nnew\n";
+    let log = run("runtime.1", &["base"], script);
+    let seen = "what it runs\n/runtime\nthe session's\nfile\nnew\n";
     assert!(log.starts_with(seen) && log.ends_with("1\nable\n"), "{log}");
 
-    // An image that would have the kernel take its own state for the session's files.
+    // An image that would have the runtime take its own state for the session's files.
     let linked = shim.path("store/linked");
     std::fs::create_dir(&linked).expect("made");
     std::os::unix::fs::symlink("/state", linked.join("tmp")).expect("linked");
     shim.made_layer("linked");
     let script = "echo secret >/state/file; ls /session-tmp; echo end";
-    assert_eq!(run("kernel.2", &["linked", "base"], script), "end\n");
+    assert_eq!(run("runtime.2", &["linked", "base"], script), "end\n");
 
-    let mut spec = shim.spec("kernel.3", "true");
-    spec.hardening = Hardening::of_session_kernel();
+    let mut spec = shim.spec("runtime.3", "true");
+    spec.hardening = Hardening::of_oci_runtime(&[RUNTIME_PROGRAM, RUNTIME_CONFIG]);
     let refused = client
         .launch_with(spec, &files()[..1])
         .expect_err("one is missing");

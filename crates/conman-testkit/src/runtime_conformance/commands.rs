@@ -115,12 +115,14 @@ pub async fn commands_have_a_terminal_of_the_size_that_was_asked(stage: &Stage) 
         })
         .await
         .expect("the resize is accepted");
-    let input =
-        "until [ \"$(stty size)\" = '43 117' ]; do sleep 0.05; done; tty; exit $((2 + 3))\n";
-    io.stdin
-        .send(Bytes::from_static(input.as_bytes()))
-        .await
-        .expect("it reads");
+    let shown = match stage.resizes_terminals() {
+        true => "43 117",
+        false => "31 91",
+    };
+    let input = format!(
+        "until [ \"$(stty size)\" = '{shown}' ]; do sleep 0.05; done; tty; exit $((2 + 3))\n"
+    );
+    io.stdin.send(Bytes::from(input)).await.expect("it reads");
     let status = within(PATIENCE, "the shell's end", async {
         while let Some((stream, bytes)) = io.output.recv().await {
             assert_eq!(stream, OutputStream::Stdout, "a terminal has one output");
@@ -181,7 +183,7 @@ pub async fn commands_are_slowed_by_a_reader_that_does_not_read(stage: &Stage) {
 pub async fn a_command_that_does_not_exist_says_so(stage: &Stage) {
     let container = stage.run_idle("alice").await;
     for (program, expected) in [("nosuch-program", 127), ("/no/such", 127), ("/etc", 126)] {
-        if !stage.runtime().shows_processes() && expected == 126 {
+        if !stage.runtime().runs_programs_itself() && expected == 126 {
             continue;
         }
         for tty in [
@@ -203,7 +205,7 @@ pub async fn a_command_that_does_not_exist_says_so(stage: &Stage) {
                 outcome.error
             );
             let error = outcome.error.expect("an explanation");
-            if !stage.runtime().shows_processes() {
+            if !stage.runtime().runs_programs_itself() {
                 // Only its kernel knows why, and prints it.
                 continue;
             }
@@ -267,7 +269,7 @@ pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
         within(PATIENCE, "the kill", io.kill.kill())
             .await
             .expect("it is killed");
-        if !stage.runtime().shows_processes() {
+        if !stage.runtime().runs_programs_itself() {
             let seen = stage.sh(&container.key, "ps").await.stdout;
             assert!(!seen.contains("sleep 1000; true"), "{seen}");
         }
@@ -275,7 +277,7 @@ pub async fn a_command_is_killed_with_all_that_it_has_started(stage: &Stage) {
         left.retain(|pid| {
             PidFd::open(*pid).is_ok_and(|process| !process.is_dead().unwrap_or(true))
         });
-        if stage.runtime().shows_processes() {
+        if stage.runtime().runs_programs_itself() {
             assert_eq!(left, before);
         }
         let status = within(PATIENCE, "the command's end", async {
@@ -342,7 +344,7 @@ pub async fn a_command_ends_with_its_reader(stage: &Stage) {
             .await
             .expect("run");
         read_until(&mut io, &mut String::new(), "begun").await;
-        if !stage.runtime().shows_processes() {
+        if !stage.runtime().runs_programs_itself() {
             drop(io);
             while stage
                 .sh(&container.key, "ps")

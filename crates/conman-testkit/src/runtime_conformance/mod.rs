@@ -47,6 +47,11 @@ pub trait Harness: Send + Sync + 'static {
         true
     }
 
+    /// Whether a terminal can get another size than that of its begin. If not, requests for one have no effect.
+    fn resizes_terminals(&self) -> bool {
+        true
+    }
+
     /// Whether terminals of commands are kept. If not, requests are refused likewise.
     fn keeps_commands(&self) -> bool {
         true

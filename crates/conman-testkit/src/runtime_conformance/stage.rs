@@ -112,6 +112,10 @@ impl Stage {
         self.harness.has_terminals()
     }
 
+    pub(super) fn resizes_terminals(&self) -> bool {
+        self.harness.resizes_terminals()
+    }
+
     pub(super) fn keeps_commands(&self) -> bool {
         self.harness.keeps_commands()
     }

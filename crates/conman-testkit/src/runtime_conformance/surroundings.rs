@@ -85,9 +85,9 @@ pub async fn limits_are_set(stage: &Stage) {
     plan.spec.pids = 12;
     let container = stage.run(&plan).await;
     // A kernel of the session's own has threads of its own, and their number is bounded with the session's.
-    let shows_processes = stage.runtime().shows_processes();
+    let runs_programs_itself = stage.runtime().runs_programs_itself();
     let own = if plan.spec.has_own_init() { "13" } else { "12" };
-    let pids = if shows_processes { own } else { "268" };
+    let pids = if runs_programs_itself { own } else { "268" };
     // The values that the host shows: not every container sees its cgroups.
     for (controller, v1, v2, expected) in [
         ("memory", "memory.limit_in_bytes", "memory.max", "67108864"),
@@ -96,7 +96,7 @@ pub async fn limits_are_set(stage: &Stage) {
         let found = limit(container.pid, controller, v1, v2);
         assert_eq!(found.as_deref(), Some(expected), "{controller}");
     }
-    if !shows_processes {
+    if !runs_programs_itself {
         return;
     }
     let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do sleep 5 & done; wait";
@@ -169,7 +169,7 @@ pub async fn binds_are_mounted_as_asked(stage: &Stage) {
 /// Whether users of its containers are others on the host.
 fn has_own_ids(stage: &Stage) -> bool {
     match stage.runtime().kind() {
-        RuntimeKind::Native | RuntimeKind::Gvisor => true,
+        RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) => true,
         RuntimeKind::Docker | RuntimeKind::Process => false,
     }
 }

@@ -127,13 +127,19 @@ pub async fn a_program_in_a_terminal_has_its_size_its_name_and_control_over_jobs
     viewer.sees("term=xterm-42").await;
     assert!(viewer.seen.contains("24 80"), "{}", viewer.seen);
     viewer.io.resize.send(SIZE).await.expect("it is open");
-    let wait = "until [ \"$(stty size)\" = '31 91' ]; do sleep 0.05; done; echo sized-$((6 * 7))\n";
-    viewer.types(wait).await;
+    let shown = match stage.resizes_terminals() {
+        true => "31 91",
+        false => "24 80",
+    };
+    let wait = format!(
+        "until [ \"$(stty size)\" = '{shown}' ]; do sleep 0.05; done; echo sized-$((6 * 7))\n"
+    );
+    viewer.types(&wait).await;
     viewer.sees("sized-42").await;
     // Ctrl-C ends the job and not the shell; Ctrl-Z stops a job that can continue.
     viewer.types("echo begun-$((6 * 7)); sleep 1000\n").await;
     viewer.sees("begun-42").await;
-    if !stage.runtime().shows_processes() {
+    if !stage.runtime().runs_programs_itself() {
         while !stage
             .sh(&plan.key, "ps")
             .await
@@ -355,8 +361,8 @@ pub async fn a_kept_command_is_ended_with_all_that_it_has_started(stage: &Stage)
     };
     let kept = stage.runtime().keep_exec(key, plan).await.expect("begun");
     let viewer = Viewer::attach(stage.runtime(), key, Some(kept.id), ANYWAY).await;
-    let shows_processes = stage.runtime().shows_processes();
-    if shows_processes {
+    let runs_programs_itself = stage.runtime().runs_programs_itself();
+    if runs_programs_itself {
         until("its processes", || {
             (stage.pids(key).len() == before.len() + 3).then_some(())
         })
@@ -372,7 +378,7 @@ pub async fn a_kept_command_is_ended_with_all_that_it_has_started(stage: &Stage)
         }
     }
     stage.runtime().end_exec(key, kept.id).await.expect("ended");
-    if shows_processes {
+    if runs_programs_itself {
         assert_eq!(stage.pids(key), before);
     } else {
         let seen = stage.sh(key, "ps").await.stdout;
@@ -389,7 +395,7 @@ pub async fn kept_commands_are_so_many_at_most_and_make_room_when_they_have_ende
     const MANY: u32 = 256;
     let mut roomy = stage.plan("alice", &["sleep", "1000"]);
     // Each command is some threads of the host where its kernel is the session's own.
-    let threads = if stage.runtime().shows_processes() {
+    let threads = if stage.runtime().runs_programs_itself() {
         2
     } else {
         32
@@ -405,7 +411,7 @@ pub async fn kept_commands_are_so_many_at_most_and_make_room_when_they_have_ende
         ..command(program)
     };
     let runtime = stage.runtime();
-    if runtime.shows_processes() {
+    if runtime.runs_programs_itself() {
         let missing = runtime.keep_exec(key, plan(&["nosuch-program"])).await;
         let error = missing.expect_err("there is no such program");
         assert!(

@@ -8,14 +8,13 @@ use std::time::Duration;
 use conman_core::{BindCreation, DEFAULT_BIND_FIRST_ID, SpecPolicy};
 use conman_node::{NOTICE_SOURCES, NoticeSetting, NoticeSourceKind, NoticeSourceOptions};
 use conman_proto::RuntimeKind;
-use conman_runtime::GvisorOptions;
 use conman_shim::{IdPool, RANGE_SIZE};
 use toml::de::DeTable;
 
 use super::reader::{Mistake, Reader, Section};
 use super::{
     Config, Listen, LogFormat, OnSigterm, Preempt, fleet, images, limits, listen, net, registry,
-    templates,
+    runtimes, templates,
 };
 
 /// The configuration file when none is named.
@@ -141,7 +140,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     }
     let preempt = preempt(&root.section("preempt"));
     let docker_socket = docker_socket(&root.section("docker"));
-    let gvisor = gvisor(&root.section("gvisor"));
+    let oci = runtimes::runtimes(&root.section("runtimes"));
     let images = images::images(&root.section("images"));
     let net = net::net(
         &root.section("net"),
@@ -155,6 +154,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
     }
     net::template_mistakes(reader, &net, &policy, auth.tokens_file.is_some());
     policy_mistakes(reader, &policy);
+    runtimes::mistakes(reader, &policy, &oci);
     root.finish();
     let default_delay = match shared {
         Some(_) => SHUTDOWN_DELAY,
@@ -176,7 +176,7 @@ fn config(reader: &Reader<'_>, root: &Section<'_, '_>) -> Config {
         preempt,
         images,
         docker_socket,
-        gvisor,
+        oci,
         log_format,
         bind_first_id,
         net,
@@ -213,7 +213,7 @@ fn node(section: &Section<'_, '_>) -> NodeSection {
             .path("state_dir")
             .unwrap_or_else(|| "/var/lib/conman".into()),
         runtime: section
-            .parsed("runtime", runtime_kind)
+            .parsed("runtime", runtimes::kind)
             .unwrap_or(RuntimeKind::Native),
         id_range: section
             .parsed("id_range", str::parse::<IdPool>)
@@ -287,17 +287,6 @@ fn docker_socket(section: &Section<'_, '_>) -> PathBuf {
     let socket = section.path("socket");
     section.finish();
     socket.unwrap_or_else(|| "/var/run/docker.sock".into())
-}
-
-/// Reads `[gvisor]`.
-fn gvisor(section: &Section<'_, '_>) -> GvisorOptions {
-    let default = GvisorOptions::default();
-    let options = GvisorOptions {
-        program: section.path("path").unwrap_or(default.program),
-        arguments: section.strings("args").unwrap_or(default.arguments),
-    };
-    section.finish();
-    options
 }
 
 fn log_format(section: &Section<'_, '_>) -> LogFormat {
@@ -413,15 +402,6 @@ fn notice_source(section: &Section<'_, '_>, kind: NoticeSourceKind) -> Option<No
         is_on,
         setting: setting?,
     })
-}
-
-pub(super) fn runtime_kind(text: &str) -> Result<RuntimeKind, String> {
-    match text {
-        "native" => Ok(RuntimeKind::Native),
-        "gvisor" => Ok(RuntimeKind::Gvisor),
-        "docker" => Ok(RuntimeKind::Docker),
-        _ => Err("must be \"native\", \"gvisor\" or \"docker\"".to_owned()),
-    }
 }
 
 /// The kernel's name for this machine, cut to the characters that a node's name may have.

@@ -13,6 +13,7 @@ mod load;
 mod net;
 mod reader;
 mod registry;
+mod runtimes;
 mod templates;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -29,7 +30,7 @@ use conman_net::egress::EgressOptions;
 use conman_net::{FabricKind, InterfaceNetwork, PoolNetworks};
 use conman_node::{NodeLimits, NoticeSourceOptions, UrlScheme};
 use conman_proto::{InterfaceName, RuntimeKind};
-use conman_runtime::{GvisorOptions, KeptLogLimits, RootStore};
+use conman_runtime::{KeptLogLimits, OciOptions, RootStore};
 use conman_shim::IdPool;
 use http::HeaderName;
 use serde::Deserialize;
@@ -68,8 +69,8 @@ pub(crate) struct Config {
     pub(crate) net: Net,
     /// `docker.socket`.
     pub(crate) docker_socket: PathBuf,
-    /// `[gvisor]`.
-    pub(crate) gvisor: GvisorOptions,
+    /// `[runtimes]`; gVisor is always there.
+    pub(crate) oci: BTreeMap<RuntimeKind, OciOptions>,
     /// `log.format`.
     pub(crate) log_format: LogFormat,
     /// `binds.first_id`: host id of user 0 in files of native sessions' binds.
@@ -95,7 +96,7 @@ impl Config {
     /// Whether sessions run in native containers.
     pub(crate) fn has_native_containers(&self) -> bool {
         self.runtimes().iter().any(|runtime| match runtime {
-            RuntimeKind::Native | RuntimeKind::Gvisor => true,
+            RuntimeKind::Native | RuntimeKind::Gvisor | RuntimeKind::Oci(_) => true,
             RuntimeKind::Docker | RuntimeKind::Process => false,
         })
     }

@@ -3,8 +3,8 @@
 use conman_core::Template;
 use conman_proto::{Bandwidth, Network, Rate, SessionRequest};
 
-use super::load::runtime_kind;
 use super::reader::Section;
+use super::runtimes;
 
 /// Any value passes here. The policy decides whether it is allowed, with the same message as for
 /// a request over the API.
@@ -50,7 +50,7 @@ pub(super) fn template(section: Section<'_, '_>) -> Template {
     };
     let template = Template {
         request,
-        runtime: section.parsed("runtime", runtime_kind),
+        runtime: section.parsed("runtime", runtimes::kind),
         start_on_connect: section.boolean("start_on_connect").unwrap_or(false),
         resume_on_connect: section.boolean("resume_on_connect").unwrap_or(false),
         own_filters: section.boolean("own_filters").unwrap_or(false),

@@ -314,9 +314,52 @@ fn a_safe_fleet_tells_by_how_much() {
 fn the_runtime_of_the_tests_is_refused() {
     let text = mistakes("[node]\nruntime = \"process\"\n");
     assert!(
-        text.contains("must be \"native\", \"gvisor\" or \"docker\""),
+        text.contains("must be \"native\", \"gvisor\", \"docker\" or the name of a section"),
         "{text}"
     );
+}
+
+#[test]
+fn an_oci_runtime_is_configured_by_the_name_that_templates_use() {
+    let runtime = "[runtimes.crun]\nkind = \"oci\"\npath = \"/usr/bin/crun\"\nargs = [\"-x\"]\n";
+    let template = "[templates.a]\nimage = \"a:b\"\nruntime = \"crun\"\n";
+    let config = accepted(&format!("{runtime}{template}"));
+    let kind = "crun".parse().expect("a name");
+    assert!(config.runtimes().contains(&kind));
+    let options = &config.oci[&kind];
+    assert_eq!(options.program, std::path::Path::new("/usr/bin/crun"));
+    assert_eq!(
+        (options.is_gvisor, &*options.arguments),
+        (false, &["-x".to_owned()][..])
+    );
+    assert!(config.oci[&conman_proto::RuntimeKind::Gvisor].is_gvisor);
+
+    for (text, part) in [
+        (template, "templates.a.runtime"),
+        (template, "add `[runtimes.crun]`"),
+        ("[node]\nruntime = \"youki\"\n", "add `[runtimes.youki]`"),
+        ("[runtimes.native]\nkind = \"oci\"\n", "built in"),
+        ("[runtimes.CRUN]\nkind = \"oci\"\n", "1 to 16 characters"),
+        (
+            "[runtimes.crun]\npath = \"/usr/bin/crun\"\n",
+            "`runtimes.crun.kind` is missing",
+        ),
+        (
+            "[runtimes.crun]\nkind = \"vm\"\npath = \"/a\"\n",
+            "must be \"oci\"",
+        ),
+        (
+            "[runtimes.crun]\nkind = \"oci\"\n",
+            "`runtimes.crun.path` is missing",
+        ),
+        (
+            "[runtimes.gvisor]\nkind = \"oci\"\nplatform = \"kvm\"\n",
+            "platform",
+        ),
+    ] {
+        let text = mistakes(text);
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]

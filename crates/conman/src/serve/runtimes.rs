@@ -75,7 +75,9 @@ impl Runtimes {
         let native = self.native.as_ref();
         let of = |kind: &RuntimeKind| match kind {
             RuntimeKind::Native => native.map(|native| Arc::clone(native) as Arc<dyn Runtime>),
-            RuntimeKind::Gvisor => native.map(|native| Arc::new(native.gvisor()) as _),
+            RuntimeKind::Gvisor | RuntimeKind::Oci(_) => {
+                native.map(|native| Arc::new(native.with_runtime(*kind)) as _)
+            }
             RuntimeKind::Docker => self.docker.clone().map(|docker| docker as _),
             RuntimeKind::Process => None,
         };
@@ -179,7 +181,7 @@ fn native(
         io,
         total_cpus: Some(config.limits.total_cpus),
         network,
-        gvisor: config.gvisor.clone(),
+        oci: config.oci.clone(),
         timeouts: NativeTimeouts::default(),
     };
     NativeRuntime::open(options).context("cannot set up the native runtime")

@@ -25,6 +25,7 @@ use Need::{Conman, Docker, Etcd, Images, Npm, Package, Programs, Worker};
 
 const BTRFS: Need = Package("btrfs-progs");
 const BUSYBOX: Need = Package("busybox-static");
+const CRUN: Need = Package("crun");
 const CURL: Need = Package("curl");
 const GIT: Need = Package("git");
 const IPROUTE: Need = Package("iproute2");
@@ -64,6 +65,7 @@ const NEEDS: &[(&str, &[Need])] = &[
             Programs,
             Conman,
             Package("chromium"),
+            CRUN,
             GIT,
             PIP,
             PYTHON,
@@ -98,7 +100,7 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("conman-proxy", &[BUSYBOX]),
     (
         "conman-runtime",
-        &[BTRFS, BUSYBOX, IPROUTE, NFTABLES, Docker, Images],
+        &[BTRFS, BUSYBOX, CRUN, IPROUTE, NFTABLES, Docker, Images],
     ),
     ("conman-shim", &[BUSYBOX, IPROUTE, PYTHON, Docker, Images]),
     ("conman-sim", &[GIT]),

@@ -31,7 +31,7 @@ fn send(process: &ProcEntry, signal: Signal) {
 async fn start(native: &Native) -> Conman {
     let runsc = std::env::var("CONMAN_RUNSC").unwrap_or("/usr/local/bin/runsc".to_owned());
     let toml = format!(
-        "[gvisor]\npath = \"{runsc}\"\n\
+        "[runtimes.gvisor]\nkind = \"oci\"\npath = \"{runsc}\"\n\
          [templates.own-kernel]\nruntime = \"gvisor\"\nimage = \"{ROOT}\"\nstop_grace_ms = 20000\n"
     );
     Conman::builder().toml(&toml).start_native(native).await
@@ -147,7 +147,7 @@ async fn a_kernel_that_is_missing_or_killed_is_said_and_leaves_nothing() {
     assert!(ended.state.is_ended(), "{ended:?}");
 
     let toml = format!(
-        "[gvisor]\npath = \"/no/such/runsc\"\n\
+        "[runtimes.gvisor]\nkind = \"oci\"\npath = \"/no/such/runsc\"\n\
          [templates.own-kernel]\nruntime = \"gvisor\"\nimage = \"{ROOT}\"\n"
     );
     let conman = Conman::builder().toml(&toml).start_native(&native).await;

@@ -36,6 +36,7 @@ mod native_crash;
 mod native_logs;
 mod native_ptys;
 mod native_sessions;
+mod oci_runtimes;
 mod pages;
 mod ports;
 mod preempt;

@@ -40,7 +40,7 @@ impl Execution {
         let warned = self.session(&slot).is_some_and(|session| {
             session.entry.leaving.signal();
             let runtime = session.entry.runtime.as_ref();
-            if !runtime.is_none_or(|runtime| runtime.shows_processes()) {
+            if !runtime.is_none_or(|runtime| runtime.runs_programs_itself()) {
                 return false;
             }
             match (session.entry.warning, &session.process) {

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use conman_core::Instance;
 use conman_core::naming::{CgroupDriver, instance_cgroup};
 use conman_image::{ImageLimits, ImageStore};
+use conman_proto::RuntimeKind;
 use conman_runtime::{
-    ContainerNetwork, FenceOpener, GvisorOptions, KeptLogLimits, NativeOptions, NativeRuntime,
-    NativeTimeouts, RootStore, RuntimeError, ShimCommand,
+    ContainerNetwork, FenceOpener, KeptLogLimits, NativeOptions, NativeRuntime, NativeTimeouts,
+    OciOptions, RootStore, RuntimeError, ShimCommand,
 };
 
 /// What the store calls busybox.
@@ -62,14 +63,14 @@ impl Host {
     }
 
     pub(crate) fn open(&self, instance: &Instance, timeouts: NativeTimeouts) -> NativeRuntime {
-        self.open_with_gvisor(instance, timeouts, gvisor())
+        self.open_with_oci(instance, timeouts, no_oci())
     }
 
-    pub(crate) fn open_with_gvisor(
+    pub(crate) fn open_with_oci(
         &self,
         instance: &Instance,
         timeouts: NativeTimeouts,
-        gvisor: GvisorOptions,
+        oci: OciRuntimes,
     ) -> NativeRuntime {
         let socket = self.path(&format!("{instance}.sock"));
         let mut shims = self.shims.lock().expect("no test has panicked in here");
@@ -77,13 +78,13 @@ impl Host {
             .entry(instance.clone())
             .or_insert_with(|| start_shim(&socket, instance, self.directory.path()));
         let fence = FenceOpener::AnyConnection;
-        self.open_under(instance, timeouts, None, (fence, gvisor))
+        self.open_under(instance, timeouts, None, (fence, oci))
     }
 
     /// Beside another one, on the same shim.
     pub(crate) fn open_by(&self, instance: &Instance, fence: FenceOpener) -> NativeRuntime {
         let timeouts = NativeTimeouts::default();
-        self.open_under(instance, timeouts, None, (fence, gvisor()))
+        self.open_under(instance, timeouts, None, (fence, no_oci()))
     }
 
     /// Without a shim but the one that `shim` becomes.
@@ -94,7 +95,7 @@ impl Host {
         shim: Option<ShimCommand>,
     ) -> NativeRuntime {
         let fence = FenceOpener::AnyConnection;
-        self.open_under(instance, timeouts, shim, (fence, gvisor()))
+        self.open_under(instance, timeouts, shim, (fence, no_oci()))
     }
 
     fn open_under(
@@ -102,9 +103,9 @@ impl Host {
         instance: &Instance,
         timeouts: NativeTimeouts,
         shim: Option<ShimCommand>,
-        (fence, gvisor): (FenceOpener, GvisorOptions),
+        (fence, oci): (FenceOpener, OciRuntimes),
     ) -> NativeRuntime {
-        let opened = self.try_open(instance, timeouts, shim, (fence, gvisor));
+        let opened = self.try_open(instance, timeouts, shim, (fence, oci));
         opened.expect("the host has cgroups")
     }
 
@@ -113,7 +114,7 @@ impl Host {
         instance: &Instance,
         timeouts: NativeTimeouts,
         shim: Option<ShimCommand>,
-        (fence, gvisor): (FenceOpener, GvisorOptions),
+        (fence, oci): (FenceOpener, OciRuntimes),
     ) -> Result<NativeRuntime, RuntimeError> {
         let options = NativeOptions {
             instance: instance.clone(),
@@ -131,7 +132,7 @@ impl Host {
             io: None,
             total_cpus: None,
             network: ContainerNetwork::default(),
-            gvisor,
+            oci,
             timeouts,
         };
         NativeRuntime::open(options)
@@ -202,12 +203,8 @@ fn archive(directory: &Path) -> PathBuf {
     path
 }
 
-/// The tests' `runsc`, or where it is by default.
-fn gvisor() -> GvisorOptions {
-    let default = GvisorOptions::default();
-    let program = std::env::var_os("CONMAN_RUNSC").map(PathBuf::from);
-    GvisorOptions {
-        program: program.unwrap_or(default.program),
-        ..default
-    }
+type OciRuntimes = BTreeMap<RuntimeKind, OciOptions>;
+
+fn no_oci() -> OciRuntimes {
+    OciRuntimes::new()
 }

@@ -181,7 +181,7 @@ pub(crate) fn nothing_but_namespaces() -> Hardening {
         own_filters: false,
         without_ipc: false,
         masked_proc: false,
-        own_kernel: false,
+        runtime_files: Vec::new(),
         capabilities: Some(all.map(str::to_owned).to_vec()),
     }
 }

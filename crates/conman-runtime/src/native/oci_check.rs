@@ -1,4 +1,5 @@
-//! Whether gVisor's `runsc` is there, is what it must be, and runs programs on this machine.
+//! Whether the program of an OCI runtime is there, and is what it must be; of gVisor's, whether it runs programs on
+//! this machine.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -13,9 +14,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 use tokio::time::{Instant, timeout};
 
-use super::gvisor::GvisorOptions;
+use super::gvisor;
+use super::oci::OciOptions;
 
-/// Bounds on `runsc --version`, and on a program in it, which takes a tenth of a second.
+/// Bounds on `--version`, and on a program in gVisor, which takes a tenth of a second.
 const VERSION_PATIENCE: Duration = Duration::from_secs(3);
 const PROGRAM_PATIENCE: Duration = Duration::from_secs(15);
 
@@ -26,7 +28,8 @@ const END_PATIENCE: Duration = Duration::from_secs(1);
 const MAX_SAID_BYTES: u64 = 16 * 1_024;
 const SHOWN_CHARACTERS: usize = 200;
 
-const VERSION_LINE: &str = "runsc version ";
+/// What is between the name and the version of a program.
+const VERSION: &str = " version ";
 
 /// The day, as a number, of the first release whose default platform, systrap, needs neither KVM nor ptrace.
 const OLDEST_DAY: u32 = 20_230_612;
@@ -34,12 +37,13 @@ const OLDEST_DAY: u32 = 20_230_612;
 /// What a program in it prints.
 const GREETING: &str = "a program in gVisor";
 
-const INSTALL: &str = "install runsc from gVisor's own packages, and name it in `gvisor.path`";
+const INSTALL: &str = "install the runtime from its makers' packages, and name the program in `path` of its \
+                       section in `[runtimes]`";
 
-/// Why sessions with gVisor cannot start.
+/// Why sessions with an OCI runtime cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum GvisorFault {
-    #[error("cannot find gVisor's runsc at {}: {error}; {INSTALL}", path.display())]
+pub enum OciFault {
+    #[error("cannot find the OCI runtime at {}: {error}; {INSTALL}", path.display())]
     Missing { path: PathBuf, error: io::Error },
     #[error("{} is not an executable file; {INSTALL}", path.display())]
     NoProgram { path: PathBuf },
@@ -51,8 +55,17 @@ pub enum GvisorFault {
         command: &'static str,
         after: Duration,
     },
-    #[error("`{} --version` does not say that it is runsc, but {said:?}; {INSTALL}", path.display())]
-    Other { path: PathBuf, said: String },
+    #[error(
+        "`{} --version` does not print `{expected}`, but {said:?}; {INSTALL}",
+        path.display()
+    )]
+    Other {
+        path: PathBuf,
+        expected: &'static str,
+        said: String,
+    },
+    #[error("{} is gVisor's runsc: its section must be `[runtimes.gvisor]`", path.display())]
+    IsGvisor { path: PathBuf },
     #[error(
         "{} is runsc {version}, which has no platform that works everywhere (systrap); {INSTALL}",
         path.display()
@@ -82,14 +95,14 @@ impl FileIdentity {
     }
 }
 
-impl GvisorOptions {
+impl OciOptions {
     /// The version that the program says it has. `known`: what it said before, and of which file.
     pub(super) async fn version_unless(
         &self,
         known: Option<(FileIdentity, String)>,
-    ) -> Result<(FileIdentity, String), GvisorFault> {
+    ) -> Result<(FileIdentity, String), OciFault> {
         let path = || self.program.clone();
-        let data = fs::metadata(&self.program).map_err(|error| GvisorFault::Missing {
+        let data = fs::metadata(&self.program).map_err(|error| OciFault::Missing {
             path: path(),
             error,
         })?;
@@ -98,37 +111,43 @@ impl GvisorOptions {
             return Ok((identity, version));
         }
         if !data.is_file() || data.permissions().mode() & 0o111 == 0 {
-            return Err(GvisorFault::NoProgram { path: path() });
+            return Err(OciFault::NoProgram { path: path() });
         }
         let mut command = Command::new(&self.program);
         let answered = said(command.arg("--version"), VERSION_PATIENCE).await;
-        let answered = answered.map_err(|error| GvisorFault::NotRun {
+        let answered = answered.map_err(|error| OciFault::NotRun {
             path: path(),
             error,
         })?;
         let Some((_, output, _)) = answered else {
-            return Err(GvisorFault::Silent {
+            return Err(OciFault::Silent {
                 path: path(),
                 command: "--version",
                 after: VERSION_PATIENCE,
             });
         };
-        let version = output
-            .lines()
-            .find_map(|line| line.strip_prefix(VERSION_LINE));
-        let Some(version) = version else {
-            return Err(GvisorFault::Other {
-                path: path(),
-                said: shown(&output),
-            });
+        let named = output.lines().find_map(|line| line.split_once(VERSION));
+        let expected = match self.is_gvisor {
+            true => "runsc version VERSION",
+            false => "NAME version VERSION",
         };
-        let version = shown(version);
-        match day(&version) {
-            Some(day) if day < OLDEST_DAY => Err(GvisorFault::TooOld {
+        match named {
+            Some((gvisor::NAME, _)) if !self.is_gvisor => Err(OciFault::IsGvisor { path: path() }),
+            Some((name, version)) if !self.is_gvisor => {
+                Ok((identity, shown(&format!("{name} {version}"))))
+            }
+            Some((gvisor::NAME, version)) => match day(version) {
+                Some(day) if day < OLDEST_DAY => Err(OciFault::TooOld {
+                    path: path(),
+                    version: shown(version),
+                }),
+                _ => Ok((identity, shown(version))),
+            },
+            _ => Err(OciFault::Other {
                 path: path(),
-                version,
+                expected,
+                said: shown(&output),
             }),
-            _ => Ok((identity, version)),
         }
     }
 
@@ -136,17 +155,17 @@ impl GvisorOptions {
     ///
     /// # Errors
     /// When it is missing, something else, or too old.
-    pub async fn version(&self) -> Result<String, GvisorFault> {
+    pub async fn version(&self) -> Result<String, OciFault> {
         Ok(self.version_unless(None).await?.1)
     }
 
-    /// Runs a program of this machine in it, and returns how long that took.
+    /// Runs a program of this machine in gVisor, and returns how long that took.
     ///
     /// # Errors
     /// When it does not run: the platform does not work here, for example.
-    pub async fn probe(&self) -> Result<Duration, GvisorFault> {
+    pub async fn probe(&self) -> Result<Duration, OciFault> {
         let path = || self.program.clone();
-        let not_run = |error| GvisorFault::NotRun {
+        let not_run = |error| OciFault::NotRun {
             path: path(),
             error,
         };
@@ -158,13 +177,13 @@ impl GvisorOptions {
         let mut delete = self.in_bundle(bundle.path(), "delete");
         let _ = said(&mut delete, VERSION_PATIENCE).await;
         match answered.map_err(not_run)? {
-            None => Err(GvisorFault::Silent {
+            None => Err(OciFault::Silent {
                 path: path(),
                 command: "run",
                 after: PROGRAM_PATIENCE,
             }),
             Some((status, output, _)) if status.success() && output.trim() == GREETING => Ok(took),
-            Some((status, output, errors)) => Err(GvisorFault::NoProgramRuns {
+            Some((status, output, errors)) => Err(OciFault::NoProgramRuns {
                 path: path(),
                 status,
                 said: match errors.trim() {
@@ -272,15 +291,15 @@ mod tests {
     use super::*;
 
     /// A program that behaves so.
-    fn program(script: &str) -> (tempfile::TempDir, GvisorOptions) {
+    fn program(script: &str) -> (tempfile::TempDir, OciOptions) {
         let directory = tempfile::tempdir().expect("a directory");
         let program = directory.path().join("runsc");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("written");
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(&program, mode).expect("changed");
-        let options = GvisorOptions {
+        let options = OciOptions {
             program,
-            ..GvisorOptions::default()
+            ..OciOptions::gvisor()
         };
         (directory, options)
     }
@@ -308,6 +327,20 @@ mod tests {
             "VERSION_MISSING"
         );
 
+        let other = OciOptions {
+            is_gvisor: false,
+            ..options
+        };
+        let error = other.version().await.expect_err("it is gVisor");
+        assert!(error.to_string().contains("[runtimes.gvisor]"), "{error}");
+        let (_directory, options) = program("echo crun version 1.8.1; echo commit: f8a096b");
+        let other = OciOptions {
+            is_gvisor: false,
+            ..options.clone()
+        };
+        assert_eq!(other.version().await.expect("it is"), "crun 1.8.1");
+        options.version().await.expect_err("it is not gVisor");
+
         let old = fault("echo runsc version 0.0~20221219.0").await;
         assert!(old.contains("systrap"), "{old}");
         let rubbish = fault("yes rubbish").await;
@@ -317,7 +350,7 @@ mod tests {
         );
         let nothing = fault("exit 0").await;
         assert!(
-            nothing.contains("does not say that it is runsc"),
+            nothing.contains("does not print `runsc version VERSION`"),
             "{nothing}"
         );
         let hangs = fault("sleep 1000").await;
@@ -326,13 +359,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_missing_program_is_named_with_what_to_do() {
-        let missing = GvisorOptions {
+        let missing = OciOptions {
             program: "/no/such/runsc".into(),
-            ..GvisorOptions::default()
+            ..OciOptions::gvisor()
         };
-        let directory = GvisorOptions {
+        let directory = OciOptions {
             program: "/etc".into(),
-            ..GvisorOptions::default()
+            ..OciOptions::gvisor()
         };
         for options in [missing, directory] {
             let fault = options
@@ -340,7 +373,7 @@ mod tests {
                 .await
                 .expect_err("it is missing")
                 .to_string();
-            assert!(fault.contains("install runsc"), "{fault}");
+            assert!(fault.contains("install the runtime"), "{fault}");
             assert!(
                 fault.contains(&options.program.display().to_string()),
                 "{fault}"
