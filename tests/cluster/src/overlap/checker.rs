@@ -9,6 +9,9 @@ use std::fmt;
 
 use super::Line;
 
+/// How each line begins.
+const BEGIN: &[u8] = br#"{"session":"#;
+
 /// Reads lines as they come and keeps what they say of each life.
 #[derive(Debug, Clone, Default)]
 pub struct Checker {
@@ -82,7 +85,7 @@ impl Checker {
 
     fn line(&mut self, bytes: &[u8]) {
         self.lines += 1;
-        let Ok(line) = serde_json::from_slice::<Line>(bytes) else {
+        let Ok(line) = serde_json::from_slice::<Line>(complete(bytes)) else {
             let text = String::from_utf8_lossy(bytes).into_owned();
             self.violations.push(Violation::Unreadable { text });
             return;
@@ -146,6 +149,15 @@ impl Checker {
         }
         report
     }
+}
+
+/// The complete line at the end of these bytes: a process that is killed while it writes leaves the beginning of one
+/// before it.
+fn complete(bytes: &[u8]) -> &[u8] {
+    let begin = bytes
+        .windows(BEGIN.len())
+        .rposition(|window| window == BEGIN);
+    &bytes[begin.unwrap_or(0)..]
 }
 
 /// Each life against that of all before it which ended last, and that which had the greatest
@@ -312,6 +324,16 @@ mod tests {
                 "{violations:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_beginning_of_a_line_of_a_process_that_was_killed_is_left_out() {
+        let mut checker = Checker::default();
+        checker.read(&written(&[line("a", 1, 10)]));
+        checker.read(b"{\"session\":\"s\",\"generation\":1,\"host\":\"n");
+        checker.read(&written(&[line("b", 2, 30)]));
+        let report = checker.report();
+        assert_eq!((report.lives, report.violations), (2, Vec::new()));
     }
 
     #[test]
