@@ -75,10 +75,8 @@ pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<TreeUsage> {
             steady = false;
             continue;
         };
-        let data = fstat(&directory)?;
-        let unchanged = (data.st_ctime, data.st_ctime_nsec) < (began.tv_sec, began.tv_nsec as _);
-        steady &= unchanged || data.st_ino == top_inode;
         let Some(listing) = found(Dir::read_from(&directory))? else {
+            steady = false;
             continue;
         };
         for entry in listing {
@@ -106,6 +104,10 @@ pub fn tree_usage(path: &Path, max_inodes: u64) -> io::Result<TreeUsage> {
                 }
             }
         }
+        // Only now: a file may have been moved while the directory was read.
+        let data = fstat(&directory)?;
+        let unchanged = (data.st_ctime, data.st_ctime_nsec) < (began.tv_sec, began.tv_nsec as _);
+        steady &= unchanged || data.st_ino == top_inode;
     }
     Ok(TreeUsage { usage, steady })
 }
