@@ -57,7 +57,7 @@ fn oci(section: &Section<'_, '_>, is_gvisor: bool) -> Option<OciOptions> {
     let default = is_gvisor.then(OciOptions::gvisor);
     let program = section.path("path");
     let program = program.or(default.map(|gvisor| gvisor.program));
-    if program.is_none() {
+    if program.is_none() && !section.has("path") {
         section.mistake(
             "path",
             "is missing: the program of the runtime, such as `/usr/bin/crun`",

@@ -360,6 +360,9 @@ fn an_oci_runtime_is_configured_by_the_name_that_templates_use() {
         let text = mistakes(text);
         assert!(text.contains(part), "{part}: {text}");
     }
+    let text = mistakes("[runtimes.crun]\nkind = \"oci\"\npath = \"crun\"\n");
+    assert!(text.contains("an absolute path"), "{text}");
+    assert!(!text.contains("is missing"), "{text}");
 }
 
 #[test]
