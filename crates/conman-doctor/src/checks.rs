@@ -315,7 +315,8 @@ fn daemons(host: &Host, footprint: &Footprint, target: u64, site: &Site<'_>) -> 
         None => Some(CONMAN_RESERVE),
     };
     let each = footprint.conman_files;
-    let proposed = proposal(each, target, CONMAN_RESERVE + 2 * target);
+    let of_tunnels = 2 * (target + site.alive.unwrap_or_default());
+    let proposed = proposal(each, target, used.unwrap_or(CONMAN_RESERVE) + of_tunnels);
     nofile("conman: nofile", "self", used, each, "conman", proposed);
     for ((daemon, name, _, each), pid) in running {
         let used = host.entries(&format!("/proc/{pid}/fd"));

@@ -410,6 +410,28 @@ fn what_there_is_counts_against_limits_that_the_kernel_keeps_no_count_of() {
 }
 
 #[test]
+fn the_files_that_the_daemon_has_open_are_part_of_the_limit_that_is_proposed() {
+    let root = machine();
+    write(root.path(), "proc/self/limits", &limits("200"));
+    for number in 0..150 {
+        write(root.path(), &format!("proc/self/fd/{number}"), "");
+    }
+    let site = Site {
+        alive: Some(900),
+        ..at_root()
+    };
+    let host = Host::below(root.path());
+    let first = room(&host, &Footprint::native(16_384), 100, &site).expect("it binds");
+    assert_eq!(first.name, "conman: nofile");
+    let remedy = first.remedy.expect("a remedy").to_text();
+    let proposed = remedy.split_once("LimitNOFILE=").expect("a number").1;
+    let proposed = proposed.split_once(' ').expect("a sentence").0;
+    let proposed: u64 = proposed.parse().expect("a number");
+    // Those that are open, one for each session more, and two for a tunnel to each.
+    assert!(proposed > 150 + 100 + 2 * 1_000, "{remedy}");
+}
+
+#[test]
 fn watches_of_descriptors_bind_where_the_kernel_allows_few_and_can_be_raised() {
     let root = machine();
     write(root.path(), "proc/sys/fs/epoll/max_user_watches", "10000\n");
