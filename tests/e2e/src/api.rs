@@ -109,7 +109,8 @@ impl Api {
         self.send(Method::DELETE, path, None).await
     }
 
-    /// Ensures a session and waits for it. Like any client it requests it again while the node is unavailable.
+    /// Ensures a session and waits for it. Like any client it requests it again while the answer is retryable:
+    /// the node is unavailable, or its shim got no processor time for seconds.
     ///
     /// # Panics
     /// When it does not run.
@@ -118,7 +119,8 @@ impl Api {
         let deadline = Instant::now() + AVAILABLE * slowness();
         loop {
             let answer = self.put(&path, request).await;
-            if answer.status != StatusCode::SERVICE_UNAVAILABLE || Instant::now() > deadline {
+            let may_help = !answer.status.is_success() && answer.json()["retryable"] == true;
+            if !may_help || Instant::now() > deadline {
                 return answer.expect(StatusCode::OK);
             }
             sleep(RETRY).await;
