@@ -43,10 +43,10 @@ const QUIET: std::time::Duration = std::time::Duration::from_secs(10);
 /// With fewer sessions there is nothing to measure in these times, which are then as short as this.
 const FEW: usize = 100;
 const SHORT: std::time::Duration = std::time::Duration::from_millis(100);
-/// The daemon rests if it used less than this processor time for so long. Then it measures the sessions' files
-/// again after a minute.
-const REST: std::time::Duration = std::time::Duration::from_secs(10);
-const MOST_AT_REST_S: f64 = 0.1;
+/// The daemon rests if it used less than this processor time for so long: it pauses for five seconds or more between
+/// two measurements of all sessions' files.
+const REST: std::time::Duration = std::time::Duration::from_secs(2);
+const MOST_AT_REST_S: f64 = 0.05;
 const REST_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 /// Bound on the death of everything.
 const DEATH_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
@@ -269,7 +269,7 @@ fn time(count: usize, usual: std::time::Duration) -> std::time::Duration {
     if count < FEW { SHORT } else { usual }
 }
 
-/// Waits until the daemon has nothing of its own to do: after many starts it measures the sessions' files.
+/// Waits for a pause of what the daemon does on its own: it measures the sessions' files.
 async fn rest(count: usize, used: impl Fn() -> Result<f64>) -> Result<()> {
     let begun = Instant::now();
     loop {

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use self::clients::{Clients, Seen, all_connected};
 use self::fleet::Fleet;
 use crate::arguments::Storming;
-use crate::interruption::until_interrupted;
+use crate::interruption::{is_interrupted, until_interrupted};
 use crate::needs;
 use crate::report::Report;
 
@@ -120,10 +120,12 @@ pub(crate) async fn storm(conman: &Path, options: &Storming) -> Result<Report> {
         }
         match until_interrupted(through(way, conman, options, &ready)).await {
             Ok(done) => weathered.push(done),
-            // What the ways before came to is kept.
+            // What the other ways come to is kept.
             Err(error) => {
                 skipped.push(format!("not measured: {}: {error:#}", way.name()));
-                break;
+                if is_interrupted() {
+                    break;
+                }
             }
         }
     }

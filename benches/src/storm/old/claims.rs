@@ -1,18 +1,24 @@
 //! Who has which session, in etcd, through its gateway from JSON.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::Method;
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::http_client::request_json;
 
 const PREFIX: &str = "/old/";
 /// The first key behind all with the prefix.
 const END: &str = "/old0";
+
+/// How long a release is repeated.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(60);
+const RETRY: Duration = Duration::from_millis(500);
 
 /// The claims of all nodes.
 #[derive(Debug)]
@@ -60,9 +66,7 @@ impl Claims {
     }
 
     pub(super) async fn release(&self, id: &str) -> Result<()> {
-        self.post("deleterange", json!({ "key": key(id) }))
-            .await
-            .map(drop)
+        self.delete(json!({ "key": key(id) })).await
     }
 
     /// Gives up all sessions of a node that is gone.
@@ -73,11 +77,21 @@ impl Claims {
         let found = self.post("range", all).await?;
         for claim in found["kvs"].as_array().into_iter().flatten() {
             if value(claim).as_deref() == Some(node) {
-                self.post("deleterange", json!({ "key": claim["key"] }))
-                    .await?;
+                self.delete(json!({ "key": claim["key"] })).await?;
             }
         }
         Ok(())
+    }
+
+    /// Repeats the request while etcd refuses it, which does not end the storm: etcd shares the machine with it.
+    async fn delete(&self, key: Value) -> Result<()> {
+        let deadline = Instant::now() + RELEASE_PATIENCE;
+        loop {
+            match self.post("deleterange", key.clone()).await {
+                Err(_) if Instant::now() < deadline => sleep(RETRY).await,
+                deleted => return deleted.map(drop),
+            }
+        }
     }
 
     async fn post(&self, what: &str, body: Value) -> Result<Value> {
