@@ -40,7 +40,7 @@ mod talk_names;
 pub use activity::{Activity, ActivityGuard, ActivityKind};
 pub use bind::{Bind, BindError, DEFAULT_BIND_FIRST_ID, bind_root};
 pub use closing::Closing;
-pub use departure::Departure;
+pub use departure::{CLOSING_SPREAD, Departure, QUICK_CLOSING_SPREAD};
 pub use end_cause::{DRAINED, EndCause, FENCED, LOST, PREEMPTED, UNRECORDED};
 pub use error_chain::error_chain;
 pub use naming::{CgroupDriver, CgroupParent, Instance};

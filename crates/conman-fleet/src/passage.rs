@@ -25,7 +25,7 @@ impl Passage {
     /// its client knows no other node. Cancel safe: a change that is missed is seen by the next call.
     pub async fn closes(&mut self) {
         while self.departure.changed().await.is_ok() {
-            if *self.departure.borrow() == Departure::Closing {
+            if *self.departure.borrow() >= Departure::Closing {
                 return;
             }
         }

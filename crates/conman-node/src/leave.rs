@@ -4,7 +4,7 @@
 //! ```text
 //!           drain, notice, stop             sessions gone, delay over
 //!  Staying ─────────────────────▶ Announced ─────────────────────────▶ Closing
-//!     ▲                               │                                   │
+//!     ▲                               │        or little time left        │
 //!     └───────undrain, readmit────────┴───────────────────────────────────┘
 //! ```
 //! Each [`LeaveCause`] has such a state; the listeners follow the furthest of them. The delay gives load
@@ -15,16 +15,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conman_core::preemption::closing_time;
 use conman_core::{Activity, Departure};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 /// Interval between checks whether anything still passes through.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
-/// What is kept of the time that is left for closing what passes through, however long load balancers may need; of a
-/// short time, half. The proxy spreads that over two seconds.
-const CLOSING: Duration = Duration::from_millis(2_500);
 
 /// Why a node leaves.
 #[derive(Debug, Clone, Copy)]
@@ -102,29 +99,28 @@ impl Leave {
     /// nothing passes through any more, at `until` at the latest, or when the cause is withdrawn. Safe to
     /// cancel.
     pub(crate) async fn close(&self, cause: LeaveCause, began: Instant, until: Instant) {
-        let closing = CLOSING.min(until.saturating_duration_since(began) / 2);
+        let closing = closing_time(until.saturating_duration_since(began));
         let latest = until.checked_sub(closing).unwrap_or(until);
         let noticed = (began + self.delay).min(latest);
         // For another cause, they have noticed already.
-        let must_notice = self.is_probed() && *self.departure.borrow() != Departure::Closing;
+        let must_notice = self.is_probed() && *self.departure.borrow() < Departure::Closing;
         self.while_leaving(cause, noticed, || {
-            self.through.in_flight() > 0 || must_notice
+            let is_closing = self.state(cause) >= Departure::Closing;
+            !is_closing && (self.through.in_flight() > 0 || must_notice)
         })
         .await;
-        self.change(cause, |state| match state {
-            Departure::Staying => Departure::Staying,
-            Departure::Announced | Departure::Closing => Departure::Closing,
-        });
-        self.closed(cause, until).await;
+        self.close_now(cause, until);
+        self.while_leaving(cause, until, || self.through.in_flight() > 0)
+            .await;
     }
 
-    /// Returns once [`Self::close`] has closed everything, at `until` at the latest, or when the cause is
-    /// withdrawn.
-    pub(crate) async fn closed(&self, cause: LeaveCause, until: Instant) {
-        self.while_leaving(cause, until, || {
-            self.through.in_flight() > 0 || self.state(cause) == Departure::Announced
-        })
-        .await;
+    /// Begins to close what passes through, on a machine that may be gone at `until`.
+    pub(crate) fn close_now(&self, cause: LeaveCause, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        self.change(cause, |state| match state {
+            Departure::Announced => Departure::closing(left),
+            Departure::Staying | Departure::Closing | Departure::ClosingQuickly => state,
+        });
     }
 
     /// Waits while this holds, until `until` at the latest, or until the cause is withdrawn.
@@ -197,7 +193,9 @@ mod tests {
         leave.announce(LeaveCause::Preemption);
         let closing = Arc::clone(&leave);
         tokio::spawn(async move { closing.close(LeaveCause::Preemption, began, until).await });
-        leave.closed(LeaveCause::Preemption, until).await;
+        // Another notice of the same preemption does not wait for longer.
+        let later = began + Duration::from_secs(2);
+        leave.close(LeaveCause::Preemption, later, until).await;
         assert_eq!(began.elapsed(), Duration::from_secs(5));
 
         // The balancer has noticed: the node has left for another cause.
@@ -222,6 +220,13 @@ mod tests {
         closes.await.expect("it leaves");
         let left = until - Instant::now();
         assert!(left >= Duration::from_millis(2_400), "{left:?}");
+
+        // Of two seconds, one is left, in which the proxy could not spread the ends over two.
+        leave.announce(LeaveCause::Preemption);
+        let began = Instant::now();
+        let until = began + Duration::from_secs(2);
+        leave.close(LeaveCause::Preemption, began, until).await;
+        assert_eq!(*departure.borrow(), Departure::ClosingQuickly);
         drop(tunnel);
     }
 

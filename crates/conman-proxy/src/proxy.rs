@@ -157,6 +157,7 @@ impl Proxy {
                     Departure::Staying => ProxyStage::Serving,
                     Departure::Announced => ProxyStage::Announced,
                     Departure::Closing => ProxyStage::Closing,
+                    Departure::ClosingQuickly => ProxyStage::ClosingQuickly,
                 };
                 stage.send_if_modified(|present| {
                     let changes = *present < ProxyStage::Draining && *present != follows;

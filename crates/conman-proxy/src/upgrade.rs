@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use conman_core::ActivityGuard;
+use conman_core::{ActivityGuard, CLOSING_SPREAD, QUICK_CLOSING_SPREAD};
 use conman_peer::headers::{connection_has, strip_forged, strip_hop_by_hop};
 use conman_peer::{ConnectionIo, PeerRefusal, Protocol, Side, Stream, Tunnel, TunnelOptions};
 use http::header::{
@@ -15,6 +15,7 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::answer::{RequestFault, Unforwarded};
 use crate::body::{Fault, RequestBody, ResponseBody};
@@ -31,10 +32,7 @@ use crate::{Route, SubprotocolAnswer, Way};
 /// only after its death certificate, which takes seconds if a thousand die together.
 const DEATH_GRACE: Duration = Duration::from_secs(5);
 
-/// The tunnels of a node that leaves are closed within this time, so that not all clients connect again
-/// at once.
-const CLOSING_SPREAD: Duration = Duration::from_secs(2);
-/// Number of groups that they are closed in.
+/// Number of groups that the tunnels of a node that leaves are closed in.
 const CLOSING_GROUPS: u32 = 40;
 
 /// A well-formed request to change the protocol.
@@ -173,7 +171,7 @@ fn spawn_tunnel(
         };
         let _guard = PanicGuard::new(&worker.meters);
         let _counted = worker.meters.tunnel();
-        let close_after = CLOSING_SPREAD / CLOSING_GROUPS * worker.meters.group(CLOSING_GROUPS);
+        let group = worker.meters.group(CLOSING_GROUPS);
         let options = TunnelOptions {
             write_stall_timeout: worker.options.write_stall_timeout,
             reason_timeout: DEATH_GRACE,
@@ -181,19 +179,24 @@ fn spawn_tunnel(
             to_client_bytes: worker.meters.to_client_bytes.clone(),
         };
         Tunnel::new(client, session, protocol, options, closing)
-            .run(is_closed(worker.stage.clone(), close_after))
+            .run(is_closed(worker.stage.clone(), group))
             .await;
         drop((activity, admission));
     });
 }
 
-/// Ready once the proxy closes this tunnel: `after` the node begins to close connections, or at once
+/// Ready once the proxy closes the tunnels of this group, after the node begins to close connections, or at once
 /// when the proxy stops.
-async fn is_closed(mut stage: watch::Receiver<ProxyStage>, after: Duration) {
+async fn is_closed(mut stage: watch::Receiver<ProxyStage>, group: u32) {
+    let after = |spread: Duration| spread / CLOSING_GROUPS * group;
     // A dropped sender is the end, too.
     let _ = stage.wait_for(|stage| *stage >= ProxyStage::Closing).await;
-    let stopped = stage.wait_for(|stage| *stage >= ProxyStage::Draining);
-    let _ = tokio::time::timeout(after, stopped).await;
+    let hurries = stage.wait_for(|stage| *stage >= ProxyStage::ClosingQuickly);
+    let waited = timeout(after(CLOSING_SPREAD), hurries).await.is_err();
+    if !waited {
+        let stopped = stage.wait_for(|stage| *stage >= ProxyStage::Draining);
+        let _ = timeout(after(QUICK_CLOSING_SPREAD), stopped).await;
+    }
 }
 
 /// Whether the 101 changes to exactly the requested protocol.
@@ -241,4 +244,32 @@ fn session_side(upgraded: Upgraded) -> Option<Side<Stream>> {
         stream: parts.io.into_inner().into_stream(),
         read_already: parts.read_buf,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn tunnels_are_closed_over_the_time_that_the_machine_has() {
+        for (closes, spread) in [
+            (ProxyStage::Closing, CLOSING_SPREAD),
+            (ProxyStage::ClosingQuickly, QUICK_CLOSING_SPREAD),
+            (ProxyStage::Draining, Duration::ZERO),
+        ] {
+            let (stage, seen) = watch::channel(ProxyStage::Announced);
+            let tunnels = (0..CLOSING_GROUPS).map(|group| is_closed(seen.clone(), group));
+            let tunnels = futures_util::future::join_all(tunnels);
+            let began = Instant::now();
+            stage.send_replace(closes);
+            tunnels.await;
+            let took = began.elapsed();
+            assert!(
+                (spread * 9 / 10..=spread).contains(&took),
+                "{closes:?}: {took:?}"
+            );
+        }
+    }
 }

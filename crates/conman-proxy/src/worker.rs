@@ -39,6 +39,8 @@ pub(crate) enum ProxyStage {
     Announced,
     /// Tunnels, and connections without a request, are closed; new connections are served.
     Closing,
+    /// As [`Self::Closing`], on a machine that is gone soon.
+    ClosingQuickly,
     /// No new connections; open ones may finish.
     Draining,
     /// Open connections are closed.

@@ -243,6 +243,7 @@ impl World {
             }
             Action::LookUpClaims(sessions) => self.look_up_claims(node, &sessions),
             Action::Answer
+            | Action::CloseThrough(_)
             | Action::ForgetNotice
             | Action::RaisePriority
             | Action::NoteKilled(_)

@@ -21,7 +21,8 @@
 //! - the table is closed from the notice to the end of the preemption, so that no start is sent that
 //!   the preemption does not know;
 //! - every session is sent SIGKILL before anything waits, unless its grace is running;
-//! - a certified session's release is repeated until it is answered for good or the time is up.
+//! - a certified session's release is repeated until it is answered for good or the time is up;
+//! - what passes through the node is closed before the time is up, whatever is not released.
 
 use std::time::Duration;
 
@@ -43,10 +44,20 @@ pub use run::EXIT_PROOF_AFTER;
 /// milliseconds, and a machine rarely stops exactly on time.
 const SHORTEST_RUN: Duration = Duration::from_secs(2);
 
+/// Most time that is kept for closing what passes through a node. The proxy spreads that over two seconds.
+const CLOSING: Duration = Duration::from_millis(2_500);
+
 /// When a preemption gives up, counted from its notice.
 #[must_use]
 pub fn run_time(budget: Duration) -> Duration {
     budget.max(SHORTEST_RUN)
+}
+
+/// Returns how much of the time that is `left` is kept for closing what passes through a node, however long its
+/// sessions or load balancers need; of a short time, half.
+#[must_use]
+pub fn closing_time(left: Duration) -> Duration {
+    CLOSING.min(left / 2)
 }
 
 /// How far the start of a session has come, in the driver's table of what must be killed.
@@ -145,6 +156,9 @@ pub enum Action {
     Finish,
     /// Another notice of a preemption that has ended: it gets the same result.
     Answer,
+    /// Begin now to close what passes through the node to sessions on other nodes: only the time until this
+    /// deadline is left for it. A preemption that ends sooner leaves it to the driver.
+    CloseThrough(Duration),
     ReadTable,
     /// Send the session's own signal.
     Warn(Slot),
@@ -187,8 +201,6 @@ pub enum Unreleased {
 /// What a preemption has done. The `last_` times count from its notice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    pub noticed_at: Duration,
-    pub deadline: Duration,
     pub sessions: usize,
     pub killed: u64,
     pub certified: u64,

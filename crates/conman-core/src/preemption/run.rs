@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::target::{Progress, Target};
-use super::{Action, Certificate, Event, KillResult, Outcome, ReleaseResult, TableStage};
+use super::{
+    Action, Certificate, Event, KillResult, Outcome, ReleaseResult, TableStage, closing_time,
+};
 use crate::ownership::{SessionName, Slot};
 
 /// Minimum interval between polls of sessions that are still starting.
@@ -29,10 +31,17 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// first ones not to wait for the last.
 const BATCH: usize = 512;
 
+/// When to begin to close what passes through the node, at the latest.
+fn latest_closing(began: Duration, deadline: Duration) -> Duration {
+    deadline.saturating_sub(closing_time(deadline.saturating_sub(began)))
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Run {
     noticed_at: Duration,
     deadline: Duration,
+    /// When to begin to close what passes through the node, at the latest. `None` once that is ordered.
+    close_through_at: Option<Duration>,
     targets: BTreeMap<SessionName, Target>,
     /// Targets for which something is left to do.
     open: usize,
@@ -60,6 +69,7 @@ impl Run {
         Self {
             noticed_at,
             deadline,
+            close_through_at: Some(latest_closing(noticed_at, deadline)),
             poll_at: now,
             ..Self::default()
         }
@@ -80,6 +90,8 @@ impl Run {
             return;
         }
         self.deadline = deadline;
+        let closing = latest_closing(now, deadline);
+        self.close_through_at = self.close_through_at.map(|at| at.min(closing));
         let latest = now + deadline.saturating_sub(now) / 2;
         for target in self.targets.values_mut() {
             if let Progress::Warned(_, at) = &mut target.progress {
@@ -165,6 +177,9 @@ impl Run {
             actions.push(Action::ReadTable);
             self.look_up_claims(now, actions);
         }
+        if self.close_through_at.take_if(|at| *at <= now).is_some() {
+            actions.push(Action::CloseThrough(self.deadline));
+        }
     }
 
     pub(super) fn next_wake(&self) -> Duration {
@@ -182,6 +197,7 @@ impl Run {
         };
         let proof = self.overdue.front().map(|(at, _)| *at);
         let wakes = poll.into_iter().chain(retry).chain(graces).chain(proof);
+        let wakes = wakes.chain(self.close_through_at);
         wakes.fold(self.deadline, Duration::min)
     }
 
@@ -454,8 +470,6 @@ impl Run {
             }
         }
         Outcome {
-            noticed_at: self.noticed_at,
-            deadline: self.deadline,
             sessions: self.targets.len(),
             killed: self.killed,
             certified: self.certified,

@@ -104,12 +104,12 @@ fn a_release_is_repeated_until_it_is_recorded_or_refused() {
 #[test]
 fn a_grace_ends_with_a_kill_and_a_second_notice_shortens_it() {
     let mut machine = begun();
-    let table = vec![running("a", 1_500)];
+    let table = vec![running("a", 900)];
     assert_eq!(
         machine.on(ms(0), Event::Table(table)),
         [Action::Warn(slot("a", 1)), Action::AwaitDeath(slot("a", 1))]
     );
-    assert_eq!(machine.next_wake(), Some(ms(1_500)));
+    assert_eq!(machine.next_wake(), Some(ms(900)));
     let second = Event::Notice {
         origin: Origin::Operator,
         noticed_at: ms(100),
@@ -119,7 +119,10 @@ fn a_grace_ends_with_a_kill_and_a_second_notice_shortens_it() {
     assert_eq!(machine.next_wake(), Some(ms(200)));
     assert_eq!(
         machine.on(ms(200), Event::Tick),
-        [Action::Kill(vec![slot("a", 1)])]
+        [
+            Action::Kill(vec![slot("a", 1)]),
+            Action::CloseThrough(ms(300))
+        ]
     );
     killed(&mut machine, 200, "a").clear();
     assert_eq!(machine.on(ms(300), Event::Tick), [Action::Finish]);
@@ -149,7 +152,8 @@ fn a_claim_is_found_in_the_registry_or_given_up_after_a_while() {
             assert_eq!(actions, [Action::Release(vec![slot("a", 3)])]);
         } else {
             let actions = machine.on(ms(1_000), Event::Tick);
-            assert_eq!(actions, [Action::ReadTable, Action::Finish]);
+            let closes = Action::CloseThrough(ms(2_000));
+            assert_eq!(actions, [Action::ReadTable, closes, Action::Finish]);
         }
     }
 }
@@ -228,6 +232,47 @@ fn what_does_not_die_is_proven_to_exit_unless_it_shares_files() {
     );
     // The later certificate of the empty namespace changes nothing.
     assert_eq!(certify(&mut machine, 900, slot("a", 1)), []);
+}
+
+#[test]
+fn what_passes_through_is_closed_in_time_although_a_session_does_not_die() {
+    let mut machine = begun();
+    let table = vec![running("shares", 0)];
+    machine.on(ms(0), Event::Table(table)).clear();
+    killed(&mut machine, 1, "shares").clear();
+    assert_eq!(machine.on(ms(201), Event::Tick), []);
+    assert_eq!(machine.next_wake(), Some(ms(1_000)));
+    assert_eq!(
+        machine.on(ms(1_000), Event::Tick),
+        [Action::CloseThrough(ms(2_000))]
+    );
+    assert_eq!(machine.next_wake(), Some(ms(2_000)));
+    assert_eq!(machine.on(ms(2_000), Event::Tick), [Action::Finish]);
+}
+
+#[test]
+fn a_second_notice_that_leaves_less_time_brings_the_closing_forward() {
+    let notice = |noticed_at, deadline| Event::Notice {
+        origin: Origin::Operator,
+        noticed_at: ms(noticed_at),
+        deadline: ms(deadline),
+    };
+    let mut machine = Preemption::default();
+    machine.on(ms(0), notice(0, 30_000)).clear();
+    let table = vec![running("shares", 0)];
+    machine.on(ms(0), Event::Table(table)).clear();
+    killed(&mut machine, 1, "shares").clear();
+    assert_eq!(machine.on(ms(201), Event::Tick), []);
+    assert_eq!(machine.next_wake(), Some(ms(27_500)));
+    assert_eq!(machine.on(ms(1_000), notice(1_000, 5_000)), []);
+    assert_eq!(machine.next_wake(), Some(ms(3_000)));
+    assert_eq!(
+        machine.on(ms(3_000), Event::Tick),
+        [Action::CloseThrough(ms(5_000))]
+    );
+    // A third one cannot close it twice.
+    assert_eq!(machine.on(ms(3_000), notice(3_000, 4_000)), []);
+    assert_eq!(machine.on(ms(3_500), Event::Tick), []);
 }
 
 fn any_slot() -> impl Strategy<Value = Slot> {

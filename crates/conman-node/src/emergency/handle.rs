@@ -1,18 +1,14 @@
 //! The handle of the emergency thread.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::time::Duration;
 
-use conman_core::preemption::{Origin, run_time};
+use conman_core::preemption::Origin;
 use conman_proto::{PreemptPlan, PreemptReport, PreemptRequest};
 use tokio::runtime;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
 
 use super::{Command, Means, Notice};
 use crate::error::PreemptError;
-use crate::leave::{Leave, LeaveCause};
 use crate::plan;
 
 /// A node's preemption: gives notice, withdraws it, and predicts. Works from any thread and any runtime,
@@ -26,20 +22,13 @@ pub struct PreemptionHandle {
 
 /// The future report of a preemption. Dropping it does not affect the preemption.
 #[derive(Debug)]
-pub struct PendingReport {
-    reply: oneshot::Receiver<PreemptReport>,
-    leave: Arc<Leave>,
-    until: Instant,
-}
+pub struct PendingReport(oneshot::Receiver<PreemptReport>);
 
 impl PendingReport {
     /// Waits until every session is released, load balancers have noticed, and nothing passes through the
     /// node any more; the budget bounds all of it.
     pub async fn wait(self) -> Result<PreemptReport, PreemptError> {
-        let mut report = self.reply.await.map_err(|_| PreemptError::ThreadEnded)?;
-        self.leave.closed(LeaveCause::Preemption, self.until).await;
-        report.through = self.leave.through().in_flight();
-        Ok(report)
+        self.0.await.map_err(|_| PreemptError::ThreadEnded)
     }
 }
 
@@ -66,14 +55,8 @@ impl PreemptionHandle {
         let (reply, receiver) = oneshot::channel();
         let reason = request.reason.as_deref().unwrap_or("preemption notice");
         let notice = Notice::now(source, Origin::Operator, reason, request.budget_ms, reply);
-        let budget_ms = request.budget_ms.unwrap_or(self.means.budget_ms);
-        let until = notice.at + run_time(Duration::from_millis(budget_ms.into()));
         self.send(Command::Preempt(notice))?;
-        Ok(PendingReport {
-            reply: receiver,
-            leave: Arc::clone(&self.means.leave),
-            until,
-        })
+        Ok(PendingReport(receiver))
     }
 
     /// Admits sessions again, at once or when the preemption under way is finished. Returns when that is

@@ -133,6 +133,7 @@ impl Execution {
             | Action::Reopen
             | Action::ForgetNotice
             | Action::Finish
+            | Action::CloseThrough(_)
             | Action::Answer => Vec::new(),
         }
     }

@@ -1,5 +1,11 @@
-//! Which notices are saved for the next daemon, before anything else is done about them.
+//! Which notices are saved for the next daemon, before anything else is done about them, and what passes through
+//! the node meanwhile.
 
+use std::time::Duration;
+
+use conman_core::Departure;
+use conman_proto::Generation;
+use conman_registry::Phases;
 use conman_testkit::ModelRegistry;
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -7,6 +13,7 @@ use tokio::sync::watch;
 use super::log::Log;
 use super::thread::EmergencyLoop;
 use super::*;
+use crate::kill_table::{KillEntry, StartStage};
 use crate::state_writer::Wanted;
 
 const GCE_PREEMPTED: Origin = Origin::Source {
@@ -32,7 +39,7 @@ impl Thread {
         let journal = Journal::open(dir.path(), "test-node", 1_000).expect("a journal");
         let means = Means {
             table: Arc::default(),
-            leave: Arc::new(Leave::new(std::time::Duration::ZERO)),
+            leave: Arc::new(Leave::new(Duration::ZERO)),
             registry: Arc::new(ModelRegistry::new()),
             journal: Arc::new(journal),
             budget_ms: 1_000,
@@ -54,6 +61,33 @@ impl Thread {
         let notice = Notice::now(source, origin, &reason, Some(1_000), reply);
         self.work.take(notice);
         self.last_change()
+    }
+
+    /// Gives a notice that leaves this much time, and returns what its source waits for.
+    fn report_within(&mut self, budget_ms: u32) -> oneshot::Receiver<PreemptReport> {
+        let (reply, report) = oneshot::channel();
+        let notice = Notice::now("gce", GCE_PREEMPTED, "a test", Some(budget_ms), reply);
+        self.work.take(notice);
+        report
+    }
+
+    /// Adds a session whose start is never answered.
+    fn add_unanswered_start(&self) {
+        let entry = KillEntry {
+            stage: StartStage::Sent(Generation::FIRST),
+            runtime: None,
+            warning: None,
+            pausing: watch::channel(None).1,
+            shares_files: false,
+            closing: Arc::new(watch::Sender::new(None)),
+            fate: Arc::new(watch::Sender::new(None)),
+            stop: Arc::new(watch::Sender::new(None)),
+            leaving: Arc::default(),
+            started_at: None,
+            phases: Phases::default(),
+        };
+        let id = "alice".parse().expect("an id");
+        self.work.means.table.adopt(&id, entry);
     }
 
     fn readmit(&mut self, by: Origin) -> Option<Option<String>> {
@@ -139,4 +173,46 @@ async fn what_is_taken_back_in_the_middle_is_forgotten_before_it_is_finished() {
         "the machine is going after all"
     );
     assert_eq!(thread.readmit(Origin::Operator), Some(None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_gets_the_report_once_nothing_passes_through_or_the_time_is_up() {
+    let mut thread = Thread::new();
+    let leave = Arc::clone(&thread.work.means.leave);
+    let tunnel = leave.through().begin();
+    let began = Instant::now();
+    let mut early = thread.report_within(60_000);
+    thread.finish().await;
+    let mut late = thread.report_within(60_000);
+    let last = thread.report_within(2_000).await.expect("a report");
+    assert_eq!(last.through, 1);
+    assert!(began.elapsed() < Duration::from_secs(3));
+    assert_eq!(*leave.departure().borrow(), Departure::Closing);
+    for report in [&mut early, &mut late] {
+        report.try_recv().expect_err("a client is still connected");
+    }
+    drop(tunnel);
+    for report in [early, late] {
+        assert_eq!(report.await.expect("a report").through, 0);
+    }
+    assert!(began.elapsed() < Duration::from_secs(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_passes_through_is_closed_in_time_although_a_start_is_never_answered() {
+    let mut thread = Thread::new();
+    thread.add_unanswered_start();
+    let leave = Arc::clone(&thread.work.means.leave);
+    let _tunnel = leave.through().begin();
+    let (mut departure, began) = (leave.departure(), Instant::now());
+    let report = thread.report_within(10_000);
+    let closes = async {
+        let closes = departure.wait_for(|state| *state == Departure::Closing);
+        closes.await.expect("it leaves");
+        began.elapsed()
+    };
+    let (_, closed_after) = tokio::join!(thread.finish(), closes);
+    let expected = Duration::from_millis(7_500)..Duration::from_secs(8);
+    assert!(expected.contains(&closed_after), "{closed_after:?}");
+    assert_eq!(report.await.expect("a report").unreleased.len(), 1);
 }

@@ -136,6 +136,13 @@ fn drop_elsewhere(namespaces: impl Send + 'static) {
         .spawn(|| drop(namespaces));
 }
 
+/// A notice that has no report yet.
+struct WaitingNotice {
+    at: Instant,
+    deadline: Instant,
+    reply: oneshot::Sender<PreemptReport>,
+}
+
 /// The thread's loop: it drives [`Preemption`].
 pub(super) struct EmergencyLoop {
     pub(super) means: Means,
@@ -148,8 +155,7 @@ pub(super) struct EmergencyLoop {
     base: Instant,
     /// When the node was up.
     began: Instant,
-    /// Those who gave notice and have no report.
-    waiting: Vec<oneshot::Sender<PreemptReport>>,
+    waiting: Vec<WaitingNotice>,
     /// Of the last preemption.
     report: Option<PreemptReport>,
     /// Of the sessions that the last preemption killed: the mount namespaces.
@@ -229,7 +235,11 @@ impl EmergencyLoop {
         if actions.contains(&Action::Close) {
             self.execution = Some(Execution::new(&self.means, &self.weight, &notice));
         }
-        self.waiting.push(notice.reply);
+        self.waiting.push(WaitingNotice {
+            at: notice.at,
+            deadline,
+            reply: notice.reply,
+        });
         self.execute(actions);
     }
 
@@ -294,6 +304,10 @@ impl EmergencyLoop {
             }
             Action::Finish => self.finish(),
             Action::Answer => self.answer(),
+            Action::CloseThrough(until) => {
+                let until = self.base + until;
+                self.means.leave.close_now(LeaveCause::Preemption, until);
+            }
             action => {
                 let execution = self.execution.as_mut();
                 return execution.map_or_else(Vec::new, |execution| execution.execute(action));
@@ -317,29 +331,32 @@ impl EmergencyLoop {
         let Some(execution) = self.execution.take() else {
             return;
         };
-        let outcome = self.preemption.outcome();
-        let (began, until) = (self.base + outcome.noticed_at, self.base + outcome.deadline);
-        let concluded = execution.conclude(&outcome);
+        let concluded = execution.conclude(&self.preemption.outcome());
         self.namespaces = concluded.namespaces;
         // The releases are written, and the machine may stay: links are not to outlive their sessions.
         drop_elsewhere(self.namespaces.take_networks());
         // Only now: the journal and the registry share a disk.
         self.means.journal.append(concluded.events);
-        let leave = Arc::clone(&self.means.leave);
-        tokio::spawn(async move { leave.close(LeaveCause::Preemption, began, until).await });
         self.report = Some(concluded.report.clone());
         self.answer();
         self.log.report(concluded.report);
     }
 
-    /// Gives the last preemption's report to everybody who waits for it.
+    /// Closes what passes through the node, and then sends the last preemption's report to every notice that waits
+    /// for it: with the report, a source lets the machine be stopped.
     fn answer(&mut self) {
         let Some(report) = &self.report else {
             return;
         };
-        for reply in self.waiting.drain(..) {
-            // The sender of the notice may have stopped waiting.
-            let _ = reply.send(report.clone());
+        for notice in self.waiting.drain(..) {
+            let (leave, mut report) = (Arc::clone(&self.means.leave), report.clone());
+            tokio::spawn(async move {
+                let cause = LeaveCause::Preemption;
+                leave.close(cause, notice.at, notice.deadline).await;
+                report.through = leave.through().in_flight();
+                // The sender of the notice may have stopped waiting.
+                let _ = notice.reply.send(report);
+            });
         }
     }
 }

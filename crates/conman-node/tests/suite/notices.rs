@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::{get, put};
 use axum::{Json, Router};
+use conman_core::Departure;
 use conman_node::{EmergencyThread, NOTICE_SOURCES, NoticeSourceOptions};
 use conman_proto::{EndCause, NodeState, SessionState};
 use jiff::{SignedDuration, Timestamp};
@@ -213,6 +214,26 @@ fn an_azure_machine_acknowledges_its_event_once_everything_is_released() {
     await_node(&daemon, NodeState::Preempted);
     lock(&state).events.clear();
     await_node(&daemon, NodeState::Live);
+}
+
+#[test]
+fn an_azure_machine_acknowledges_its_event_once_nothing_passes_through_it() {
+    let state = Shared::<Azure>::default();
+    let (_server, address) = serve(azure(&state));
+    let stage = Stage::new();
+    let daemon = boot(&stage, source("azure", &[&format!("http://{address}")]));
+    let leave = daemon.node.leave();
+    let (tunnel, departure) = (leave.through().begin(), leave.departure());
+    let ours = event("ours", "Preempt", "worker-1");
+    lock(&state).events.push(ours);
+    eventually("the tunnels to be closed", || {
+        (*departure.borrow() == Departure::Closing).then_some(())
+    });
+    assert!(lock(&state).acknowledged.is_empty());
+    drop(tunnel);
+    eventually("the acknowledgement", || {
+        (lock(&state).acknowledged == ["ours"]).then_some(())
+    });
 }
 
 #[test]

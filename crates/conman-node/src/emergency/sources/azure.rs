@@ -1,4 +1,5 @@
-//! Azure: watches the scheduled events of this virtual machine, and acknowledges one when everything is released.
+//! Azure: watches the scheduled events of this virtual machine, and acknowledges one when everything is released and
+//! nothing passes through the node any more.
 //!
 //! A spot machine gets `Preempt` at least 30 s ahead, others `Terminate`, `Redeploy` and `Reboot` minutes ahead.
 //! An acknowledged event begins at once, so that the machine's last seconds are not paid for.

@@ -1,4 +1,5 @@
-//! systemd-logind: receives its announcement of a shutdown, and delays the shutdown until everything is released.
+//! systemd-logind: receives its announcement of a shutdown, and delays the shutdown until everything is released and
+//! nothing passes through the node any more.
 //!
 //! With a delay inhibitor, logind announces a shutdown (`PrepareForShutdown`) and waits until the inhibitor is
 //! closed, for `InhibitDelayMaxSec` of logind.conf at most (5 s by default).

@@ -116,7 +116,8 @@ pub(crate) struct NoticeSender {
 impl NoticeSender {
     /// Reports that the machine is about to stop, in `budget` if the source says when. `signal` says which of the
     /// source's signals that is: only the same one can be withdrawn. Duplicates are harmless. The report comes
-    /// when everything is released.
+    /// when everything is released and nothing passes through the node any more, or the budget is over: the machine
+    /// may stop then.
     fn preempt(
         &self,
         signal: &'static str,
