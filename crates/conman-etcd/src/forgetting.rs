@@ -6,12 +6,13 @@
 //! ```
 //! Its incarnation must only grow, or a late claim of an earlier life would be mistaken for a
 //! current one. So the record is moved aside, and moved back before a node of that name joins; a
-//! rejoin commits only while there is none aside. Everything else about the node is deleted.
+//! rejoin commits only while there is none aside. Everything else about the node is deleted, its parts
+//! of the fabric's pool included: a node can be forgotten only when another node could claim them.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use conman_core::ownership::{Answer, Key, NodeState, OwnedState, Value};
+use conman_core::ownership::{Answer, Key, NodeState, OwnedState, PartRecord, Value};
 
 use super::codec::{self, Keys};
 use super::notes::unavailable;
@@ -19,10 +20,15 @@ use super::shared::Shared;
 use super::wire::{self, TxnRequest};
 use conman_registry::ForgetError;
 
+/// Parts that one transaction deletes: etcd's default limit is 128 operations.
+const MAX_DELETED: usize = 30;
+
 /// A node that cannot claim anything unless it comes back, and its keys.
 struct LostNode {
     node: String,
     record: Vec<u8>,
+    /// The revision that wrote the record.
+    revision: i64,
     /// Keys, and the revisions that wrote them: 0 for none.
     kept: Vec<(Vec<u8>, i64)>,
 }
@@ -51,14 +57,14 @@ async fn look(shared: &Shared, node: &str) -> Result<LostNode, ForgetError> {
     ];
     let node = node.to_owned();
     let (entries, _) = shared.store.get(&names).await.map_err(failed)?;
-    let Some(Some((name, bytes, _))) = entries.first() else {
+    let Some(Some((name, bytes, revision))) = entries.first() else {
         return Err(ForgetError::Unknown { node });
     };
     let value = codec::decode(&record, name, bytes).map_err(failed)?;
     if !matches!(value, Value::Node(record) if record.state == NodeState::Fenced) {
         return Err(ForgetError::Alive { node });
     }
-    let record = bytes.clone();
+    let (record, revision) = (bytes.clone(), *revision);
     let revisions = entries.iter().map(|entry| match entry {
         Some((_, _, revision)) => *revision,
         None => 0,
@@ -66,19 +72,23 @@ async fn look(shared: &Shared, node: &str) -> Result<LostNode, ForgetError> {
     Ok(LostNode {
         node,
         record,
+        revision,
         kept: names.into_iter().zip(revisions).collect(),
     })
 }
 
 async fn put_aside(shared: &Shared, gone: LostNode, owners: &Owners) -> Result<(), ForgetError> {
-    let LostNode { node, record, kept } = gone;
-    if let Some((count, first)) = owners.get(&node) {
+    if let Some((count, first)) = owners.get(&gone.node) {
         return Err(ForgetError::Owns {
-            node,
+            node: gone.node,
             count: *count,
             first: first.clone(),
         });
     }
+    delete_parts(shared, &gone).await?;
+    let LostNode {
+        node, record, kept, ..
+    } = gone;
     let mut request = TxnRequest::default();
     let aside = shared.store.keys.lost_node(&node);
     request.success.push(wire::put(aside, record));
@@ -87,14 +97,45 @@ async fn put_aside(shared: &Shared, gone: LostNode, owners: &Owners) -> Result<(
         request.compare.push(unchanged);
         request.success.push(wire::delete(key));
     }
+    commit(shared, request, &node).await?;
+    shared.hurry.notify_one();
+    Ok(())
+}
+
+/// Deletes the parts that the node holds. It has no session with an address of them, and gets none while its record is
+/// unchanged.
+async fn delete_parts(shared: &Shared, gone: &LostNode) -> Result<(), ForgetError> {
+    let keys = &shared.store.keys;
+    let read = shared.store.all_below(&keys.parts()).await;
+    let mut parts = read.map_err(failed)?;
+    // A record that cannot be read may be another node's.
+    parts.retain(|(key, bytes, _)| {
+        codec::parse::<PartRecord>(key, bytes).is_ok_and(|part| *part.holder == *gone.node)
+    });
+    let record = keys.of(&Key::Node(gone.node.as_str().into()));
+    for batch in parts.chunks(MAX_DELETED) {
+        let mut request = TxnRequest {
+            compare: vec![wire::unchanged_since(record.clone(), gone.revision)],
+            success: Vec::new(),
+        };
+        for (key, _, revision) in batch {
+            let unchanged = wire::unchanged_since(key.clone(), *revision);
+            request.compare.push(unchanged);
+            request.success.push(wire::delete(key.clone()));
+        }
+        commit(shared, request, &gone.node).await?;
+    }
+    Ok(())
+}
+
+async fn commit(shared: &Shared, request: TxnRequest, node: &str) -> Result<(), ForgetError> {
     let written = shared.store.transact(request).await;
     match (written.answer, written.trouble) {
-        (Answer::Committed, _) => {
-            shared.hurry.notify_one();
-            Ok(())
-        }
+        (Answer::Committed, _) => Ok(()),
         (_, Some(trouble)) => Err(failed(trouble)),
-        (_, None) => Err(failed(format!("node `{node}` is coming back"))),
+        (_, None) => Err(failed(format!(
+            "node `{node}` is coming back, or another node has claimed a part of it; try again"
+        ))),
     }
 }
 

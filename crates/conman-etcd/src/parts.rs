@@ -20,7 +20,8 @@ use super::shared::Shared;
 use super::store::{Additions, Entry, ReadError, Store};
 use super::{EtcdRegistry, talk_names};
 
-/// Number of attempts: many nodes may join together, and one of those that conflict succeeds each time.
+/// Number of attempts: many nodes may join together, and one of those that conflict succeeds each time. A
+/// deletion of parts of an unused fabric counts, too.
 const MAX_TRIES: u32 = 64;
 /// Greatest pause after a conflict, which differs from node to node.
 const MAX_PAUSE_MS: u64 = 40;
@@ -109,10 +110,15 @@ async fn claim(shared: &Shared, wanted: &WantedPart) -> Result<(), PartError> {
             let owners = owners(shared).await?;
             step = claim_part(me, wanted, &seen, Some(&owners))?;
         }
-        let PartStep::Commit { transaction, .. } = step else {
-            break;
+        let (transaction, is_claim) = match step {
+            PartStep::Commit { transaction, .. } => (transaction, true),
+            PartStep::DeleteLost(transaction) => (transaction, false),
+            PartStep::ReadOwners => break,
         };
         if commit(shared, &transaction).await? {
+            if !is_claim {
+                continue;
+            }
             shared.hurry.notify_one();
             return Ok(());
         }

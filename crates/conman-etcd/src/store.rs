@@ -290,16 +290,17 @@ impl Store {
         entries(self.reads.txn(&self.client, gets(names)).await?, names)
     }
 
-    /// The first keys below this one; may be read together with others.
+    /// The first keys below `parent` from `from` on; may be read together with others.
     pub(super) async fn keys_below(
         &self,
+        from: Vec<u8>,
         parent: &[u8],
-        most: i64,
+        most: usize,
     ) -> Result<Vec<Vec<u8>>, ReadError> {
         let range = RangeRequest {
-            key: parent.to_vec(),
+            key: from,
             range_end: wire::behind(parent),
-            limit: most,
+            limit: i64::try_from(most).unwrap_or(1),
             keys_only: true,
             ..RangeRequest::default()
         };

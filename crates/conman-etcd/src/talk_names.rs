@@ -16,8 +16,10 @@ use super::shared::Shared;
 use super::store::ReadError;
 use super::wire::{self, RequestOp};
 
-/// Keys of one name that are read: more than an answer has, as some may be of sessions of lost nodes.
-const MAX_READ: i64 = 2 * MAX_NAMED as i64;
+/// Keys of one name that are read at a time: more than an answer has, as some may be of sessions of lost nodes.
+const PAGE: usize = 2 * MAX_NAMED;
+/// Pages that are read for one answer: sessions of lost nodes may fill several.
+const MAX_PAGES: usize = 8;
 
 /// The keys of a session's names.
 fn keys_of(keys: &Keys, record: &SessionRecord) -> BTreeSet<Vec<u8>> {
@@ -55,16 +57,39 @@ pub(super) async fn find(
     parts: &HeldParts,
     name: &TalkName,
 ) -> Result<Vec<TalkingSession>, RegistryError> {
-    let ids: Vec<SessionId> = match name {
-        TalkName::Session(id) => vec![id.clone()],
-        TalkName::Label { name, group } => {
-            let parent = shared.store.keys.talk_names(name, group);
-            let keys = shared.store.keys_below(&parent, MAX_READ).await;
-            let keys = keys.map_err(not_read)?;
-            let id = |key: &Vec<u8>| Keys::name_in(&parent, key)?.parse().ok();
-            keys.iter().filter_map(id).collect()
-        }
+    let (label, group) = match name {
+        TalkName::Session(id) => return talking_of(shared, parts, std::slice::from_ref(id)).await,
+        TalkName::Label { name, group } => (name, group),
     };
+    let parent = shared.store.keys.talk_names(label, group);
+    let (mut found, mut from) = (Vec::new(), parent.clone());
+    for _ in 0..MAX_PAGES {
+        let keys = shared.store.keys_below(from, &parent, PAGE).await;
+        let keys = keys.map_err(not_read)?;
+        let id = |key: &Vec<u8>| Keys::name_in(&parent, key)?.parse().ok();
+        let ids: Vec<SessionId> = keys.iter().filter_map(id).collect();
+        let mut sessions = talking_of(shared, parts, &ids).await?;
+        // A session of a lost node may have been started on another node without the name.
+        sessions.retain(|session| {
+            session.name.as_ref() == Some(label) && session.groups.contains(group)
+        });
+        found.extend(sessions);
+        match keys.last() {
+            Some(last) if keys.len() == PAGE && found.len() < MAX_NAMED => {
+                from = [&last[..], &[0]].concat();
+            }
+            _ => break,
+        }
+    }
+    Ok(found)
+}
+
+/// Those of these sessions that can be reached.
+async fn talking_of(
+    shared: &Shared,
+    parts: &HeldParts,
+    ids: &[SessionId],
+) -> Result<Vec<TalkingSession>, RegistryError> {
     let mut found = Vec::new();
     for details in join_all(ids.iter().map(|id| details(shared, id))).await {
         match details {

@@ -137,8 +137,8 @@ impl World {
                 let asked = Asked::Owners { incarnation, seen };
                 self.ask_for_part(node, asked, Request::ReadSessions);
             }
-            // Others have all of them.
-            Err(_) => {}
+            // Others have all of them; the fabric is never replaced.
+            Err(_) | Ok(PartStep::DeleteLost(_)) => {}
         }
     }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::claim::live;
 use super::{Key, NodeName, NodeRecord, NodeState, Transaction, Value};
 
-/// Parts that a change of the fabric may delete: a transaction has a bound.
+/// Parts that one transaction may delete: it has a bound.
 const MAX_DELETED: usize = 32;
 
 /// What all nodes of a fleet must agree on.
@@ -82,6 +82,9 @@ pub enum PartStep {
     Commit { part: u32, transaction: Transaction },
     /// No part is free: read the owners of all sessions, after the snapshot, and decide again.
     ReadOwners,
+    /// Nobody uses the fleet's fabric, and it has more parts than one transaction may delete. Once these are
+    /// deleted, read a snapshot and decide again.
+    DeleteLost(Transaction),
 }
 
 /// Why no part can be claimed.
@@ -138,27 +141,29 @@ pub fn claim_part(
     let mut write = Vec::new();
     let mut parts: BTreeMap<u32, &PartRecord> = seen.parts.iter().map(|(n, p)| (*n, p)).collect();
     if seen.fabric.as_ref() != Some(&wanted.fabric) {
-        if let (Some(fabric), Some(first)) = (&seen.fabric, seen.parts.values().next()) {
+        if let Some(fabric) = &seen.fabric
+            && !parts.is_empty()
+        {
             let Some(owners) = owners else {
                 return Ok(PartStep::ReadOwners);
             };
             // This node gives no addresses of another fabric's parts.
             let mine = |part: &PartRecord| part.holder == *me && !owners.contains(me);
             let is_used = |part: &&&PartRecord| !seen.is_lost(part, owners) && !mine(part);
-            let mut used = parts.values().filter(is_used);
-            let holder = used
-                .next()
-                .or((parts.len() > MAX_DELETED).then_some(&first));
-            if let Some(part) = holder {
+            if let Some(part) = parts.values().find(is_used) {
                 return Err(PartRefusal::OtherFabric {
                     fabric: fabric.clone(),
                     holder: part.holder.clone(),
                 });
             }
-            for (number, part) in std::mem::take(&mut parts) {
-                compare.extend(seen.stays_lost(number, part));
-                write.push((Key::Part(number), None));
+            for (number, part) in parts.iter().take(MAX_DELETED) {
+                compare.extend(seen.stays_lost(*number, part));
+                write.push((Key::Part(*number), None));
             }
+            if parts.len() > MAX_DELETED {
+                return Ok(PartStep::DeleteLost(transaction(compare, write)));
+            }
+            parts.clear();
         }
         write.push((Key::Fabric, Some(Value::Fabric(wanted.fabric.clone()))));
     }
@@ -179,8 +184,6 @@ pub fn claim_part(
         }
     };
     compare.extend(conditions);
-    let mut compared = BTreeSet::new();
-    compare.retain(|(key, _)| compared.insert(key.clone()));
     write.retain(|(key, _)| *key != Key::Part(number));
     let record = PartRecord {
         holder: me.clone(),
@@ -191,8 +194,18 @@ pub fn claim_part(
     write.push((Key::Part(number), Some(Value::Part(record))));
     Ok(PartStep::Commit {
         part: number,
-        transaction: Transaction { compare, write },
+        transaction: transaction(compare, write),
     })
+}
+
+/// A transaction with one condition on each key.
+fn transaction(
+    mut compare: Vec<(Key, Option<Value>)>,
+    write: Vec<(Key, Option<Value>)>,
+) -> Transaction {
+    let mut compared = BTreeSet::new();
+    compare.retain(|(key, _)| compared.insert(key.clone()));
+    Transaction { compare, write }
 }
 
 fn seen_part(seen: &PartsSeen, number: u32) -> Option<Value> {
@@ -268,11 +281,16 @@ mod tests {
         NodeRecord { incarnation, state }
     }
 
-    /// Commits a step's transaction, as the registry would.
     fn commit(seen: &mut PartsSeen, step: PartStep) -> u32 {
         let PartStep::Commit { part, transaction } = step else {
             panic!("{step:?}");
         };
+        write(seen, transaction);
+        part
+    }
+
+    /// Commits a transaction, as the registry would.
+    fn write(seen: &mut PartsSeen, transaction: Transaction) {
         for (key, value) in transaction.compare {
             let present = match &key {
                 Key::Node(name) => seen.nodes.get(name).copied().map(Value::Node),
@@ -294,7 +312,6 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        part
     }
 
     fn fleet() -> (PartsSeen, [NodeName; 3]) {
@@ -389,5 +406,33 @@ mod tests {
         assert_eq!(seen.fabric, Some(other.fabric));
         assert!(seen.parts.values().all(|part| part.holder == b));
         assert_eq!(seen.parts.len(), 1);
+    }
+
+    #[test]
+    fn a_fabric_with_more_lost_parts_than_a_transaction_may_delete_is_replaced_in_steps() {
+        let (mut seen, [a, b, _]) = fleet();
+        let old = wanted("10.96.0.0/16", 256);
+        for _ in 0..2 * MAX_DELETED + 1 {
+            let step = claim_part((&a, 1), &old, &seen, None).expect("free");
+            commit(&mut seen, step);
+        }
+        let other = wanted("10.112.0.0/16", 256);
+        let none = BTreeSet::new();
+        let claim = |seen: &PartsSeen| claim_part((&b, 1), &other, seen, Some(&none));
+        claim(&seen).expect_err("it is used");
+        seen.nodes.insert(a, node(1, NodeState::Fenced));
+        for left in [MAX_DELETED + 1, 1] {
+            let step = claim(&seen).expect("nobody uses it");
+            let PartStep::DeleteLost(transaction) = step else {
+                panic!("{step:?}");
+            };
+            write(&mut seen, transaction);
+            assert_eq!(seen.parts.len(), left);
+            assert_eq!(seen.fabric.as_ref(), Some(&old.fabric));
+        }
+        let step = claim(&seen).expect("nobody uses it");
+        commit(&mut seen, step);
+        assert!(seen.parts.values().all(|part| part.holder == b));
+        assert_eq!((seen.parts.len(), seen.fabric), (1, Some(other.fabric)));
     }
 }

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conman_core::ownership::{FenceHolds, FenceLinkError, FenceNews, Slot, SlotView};
+use conman_core::ownership::{
+    FabricRecord, FenceHolds, FenceLinkError, FenceNews, PartRecord, Slot, SlotView, Underlay,
+    WantedPart,
+};
 use conman_etcd::EtcdRegistry;
 use conman_registry::{
-    Announcement, FenceLink, FenceOrder, Fleet as _, ForgetError, PeerStanding, Registry as _,
-    RegistryError,
+    Announcement, FenceLink, FenceOrder, Fleet as _, ForgetError, PartError, PartRegistry as _,
+    PeerStanding, Registry as _, RegistryError,
 };
 use conman_testkit::MemoryFence;
 use jiff::Timestamp;
@@ -176,6 +179,67 @@ async fn a_node_is_forgotten_once_it_is_gone_and_owns_nothing_and_ends_what_it_l
             && !keys.iter().any(|one| one == "lost-node/a")
     })
     .await;
+}
+
+/// Claims a part for the sessions in a group, again while the registry does not answer.
+async fn claim_part(node: &Node, group: String) {
+    let wanted = WantedPart {
+        fabric: FabricRecord {
+            kind: "host-gw".to_owned(),
+            pool: vec!["10.96.0.0/16".to_owned()],
+            part: 24,
+        },
+        count: 256,
+        groups: vec![group],
+        underlay: Underlay::default(),
+    };
+    loop {
+        match node.registry.claim_part(&wanted).await {
+            Err(PartError::Registry(_)) => {}
+            definite => return definite.expect("one is free"),
+        }
+    }
+}
+
+/// The holder of each part.
+fn holders(etcd: &Etcd) -> Vec<String> {
+    let parts = etcd.ctl(&[
+        "get",
+        "--prefix",
+        "/conman/fabric/part/",
+        "--print-value-only",
+    ]);
+    let parts = parts.expect("listed");
+    let parts = parts.lines().filter(|line| !line.is_empty());
+    let holder = |part| serde_json::from_str::<PartRecord>(part).map(|part| part.holder);
+    parts
+        .map(|part| holder(part).expect("a part").to_string())
+        .collect()
+}
+
+#[tokio::test]
+async fn the_parts_of_a_node_that_is_forgotten_are_deleted_and_not_before_it_owns_nothing() {
+    let Some(etcd) = Etcd::start() else { return };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    let b = Node::join(&etcd.url(), "b", short()).await;
+    claim_part(&b, "team".to_owned()).await;
+    // More than one transaction deletes.
+    for number in 0..40 {
+        claim_part(&a, format!("team-{number}")).await;
+    }
+    a.claim_at_last("s").await;
+    let before = holders(&etcd);
+    assert!(before.len() > 40, "{before:?}");
+    drop(a.registry);
+    is_fenced(&b, "a").await;
+    forget(&b, "a").await.expect_err("it owns one");
+    assert_eq!(holders(&etcd), before);
+    b.claim_at_last("s").await;
+    forget(&b, "a").await.expect("nothing keeps it");
+    let after = holders(&etcd);
+    assert!(after.iter().all(|holder| holder == "b"), "{after:?}");
+    assert!(!after.is_empty());
+    assert_eq!(keys_of(&etcd, "a"), ["lost-node/a"]);
 }
 
 #[tokio::test]

@@ -15,5 +15,6 @@ mod outages;
 mod ownership;
 mod proxy;
 mod refusals;
+mod talk_names;
 mod tls;
 mod users;
