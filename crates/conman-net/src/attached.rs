@@ -9,7 +9,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use conman_proto::{Bandwidth, FieldError, InterfaceName, LinkRequest, LinkTarget, SessionLink};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -21,14 +21,14 @@ use netlink_packet_route::link::{
 };
 use rustix::io::Errno;
 
-use crate::bandwidth::{explained, limit_arriving, limit_sending};
+pub use crate::bandwidth::LimitError;
+use crate::bandwidth::{explained, lift_arriving, limit_arriving, limit_sending};
 use crate::host_netlink::{HostNetlink, Namespace, has_ipv6};
 use crate::link_identity::link_mac;
 use crate::link_messages::{
     FoundLink, add_route, address, all_links, bring_up, delete_link, link_named, link_or_none,
 };
 use crate::netlink::{Change, RouteSocket};
-use crate::rules_keeper::RulesError;
 
 #[cfg(test)]
 mod tests;
@@ -85,7 +85,7 @@ pub enum LinkError {
     )]
     AddressTaken(InterfaceName),
     #[error("cannot limit the bandwidth of the link")]
-    Limit(#[source] RulesError),
+    Limit(#[source] LimitError),
     #[error("cannot enter the session's network namespace")]
     Namespace(#[source] io::Error),
     #[error("cannot {action} `{name}`")]
@@ -123,9 +123,9 @@ pub fn make(
             _ => LinkError::netlink("create", &link.to, source),
         })?;
     let created = find(&mut inside, &name)?.ok_or_else(|| LinkError::NoLink(name.clone()))?;
-    let configured = link.configure(&created, &mut inside, own);
+    let configured = link.configure(&created, &mut inside, own.as_fd());
     if configured.is_err()
-        && let Err(error) = inside.change_all(&[delete_link(created.index)])
+        && let Err(error) = remove(created.index, &mut inside, own.as_fd())
     {
         tracing::warn!(link = %link.to, %error, "cannot remove a link that was not configured");
     }
@@ -165,9 +165,17 @@ pub fn delete(name: &str, namespace: Namespace) -> Result<(), LinkError> {
     let mut inside = RouteSocket::from_fd(namespace.socket).map_err(failed)?;
     let found = find(&mut inside, name)?.filter(|link| link.group == FINISHED);
     let found = found.ok_or_else(|| LinkError::NoLink(name.to_owned()))?;
-    inside
-        .change_all(&[delete_link(found.index)])
-        .map_err(failed)
+    remove(found.index, &mut inside, namespace.file.as_fd()).map_err(failed)
+}
+
+/// Deletes a link of a namespace, and then the limit of what arrives through it.
+fn remove(index: u32, inside: &mut RouteSocket, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    inside.change_all(&[delete_link(index)])?;
+    // Without its link it matches nothing.
+    if let Err(error) = lift_arriving(namespace, index) {
+        tracing::warn!(index, %error, "cannot remove the limit of a deleted link");
+    }
+    Ok(())
 }
 
 /// Deletes the unfinished links of a namespace, which a crash has left. Returns their number.
@@ -307,7 +315,7 @@ impl NewLink {
         &self,
         created: &FoundLink,
         inside: &mut RouteSocket,
-        namespace: OwnedFd,
+        namespace: BorrowedFd<'_>,
     ) -> Result<(), LinkError> {
         let (index, mtu) = (created.index, created.mtu);
         if let Some(rate) = self.bandwidth.outward {

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
@@ -24,10 +24,9 @@ pub(crate) struct FabricText {
     pub(crate) chains: String,
     /// Accepts what sessions of one group send to each other.
     pub(crate) talk: &'static str,
-    /// Drops what arrives from a node that does not hold the sender's part, or is not between sessions.
+    /// Drops what arrives from a node that does not hold the sender's part, or is not between sessions, and VXLAN
+    /// packets that are not from another node to this one: sessions could forge any sender in them.
     pub(crate) origins: String,
-    /// Drops what only this node itself may send to other nodes: sessions could forge any sender in it.
-    pub(crate) forwarded: String,
     /// Keeps the senders' addresses.
     pub(crate) unmasked: String,
 }
@@ -72,24 +71,37 @@ impl FabricText {
                 "    {not_from_ours} iiftype != ether {ip} saddr @fabric{family} drop\n\
                  \x20   {not_from_ours} {ip} saddr @fabric{family} ether saddr . {ip} saddr != @origins{family} drop\n"
             );
-            if let Some(port) = rules.port {
+            if rules.vxlan.is_some() {
                 // A node reports errors by its own address.
                 let _ = write!(
                     text.origins,
-                    "    udp dport {port} fib daddr type local {ip} saddr != @nodes{family} drop\n\
-                     \x20   iifname \"{device}\" {ip} daddr != @fabric{family} drop\n\
+                    "    iifname \"{device}\" {ip} daddr != @fabric{family} drop\n\
                      \x20   iifname \"{device}\" {ip} saddr != @fabric{family} {ip} saddr != @nodes{family} drop\n"
-                );
-                let _ = writeln!(
-                    text.forwarded,
-                    "    udp dport {port} {ip} daddr @nodes{family} drop"
                 );
             }
             let _ = writeln!(text.unmasked, "    {ip} daddr @fabric{family} accept");
         }
         text.chains.push_str("  }\n");
+        if let Some(address) = rules.vxlan {
+            text.origins.push_str(&vxlan_origins(address));
+        }
         text
     }
+}
+
+/// The kernel decapsulates what arrives at any of the host's addresses, and masquerading hides that a session has sent a
+/// packet. So neither may another address receive these packets, nor may this host forward any, whatever the
+/// destination. To be the last rules, because the first one accepts.
+fn vxlan_origins(own: SocketAddr) -> String {
+    let (family, ip) = match own {
+        SocketAddr::V4(_) => ("4", "ip"),
+        SocketAddr::V6(_) => ("6", "ip6"),
+    };
+    let (address, port) = (own.ip(), own.port());
+    format!(
+        "    {ip} saddr @nodes{family} {ip} daddr {address} udp dport {port} accept\n\
+         \x20   udp dport {port} drop\n"
+    )
 }
 
 fn name_of(network: &IpNet) -> &'static str {
@@ -109,7 +121,7 @@ impl RuleSet {
         if self.fabric.is_none() {
             return String::new();
         }
-        let groups = self.groups();
+        let groups = self.groups(elements);
         let table = Self::table(instance);
         let mut text = String::new();
         let mut fill = |set: &str, elements: Vec<String>| {

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::fabric_rules::FabricText;
 use crate::link_identity::{GROUP_MASK, LinkIdentity};
@@ -30,16 +31,16 @@ pub struct RuleSet {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FabricRules {
     pub pool: Vec<IpNet>,
-    /// VXLAN's port on this host.
-    pub port: Option<u16>,
+    /// The address and the port to which other nodes send VXLAN packets.
+    pub vxlan: Option<SocketAddr>,
 }
 
 /// The sets that change while nodes come and go.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FabricElements {
     /// From which hardware address packets of which part arrive.
     pub origins: BTreeSet<([u8; 6], IpNet)>,
-    /// The parts of each group, on all nodes.
+    /// The parts of each group in which sessions of this node can be, on all nodes.
     pub groups: BTreeMap<String, BTreeSet<IpNet>>,
     /// The addresses of the other nodes.
     pub nodes: BTreeSet<IpAddr>,
@@ -68,18 +69,20 @@ impl RuleSet {
         format!("conman_{instance}")
     }
 
-    /// A script that replaces the table as one transaction.
-    pub fn script(&self, instance: &str) -> String {
+    /// A script that replaces the table as one transaction. There are sets for the groups of `elements`, and they are
+    /// empty.
+    pub fn script(&self, instance: &str, elements: &FabricElements) -> String {
         let identity = LinkIdentity::new(instance);
         let table = Self::table(instance);
         let ours = |direction: &str, operator: &str| {
             let group = identity.group(0);
             format!("meta {direction}group & {GROUP_MASK:#x} {operator} {group:#x}")
         };
+        let groups = self.groups(elements);
         let fabric = self
             .fabric
             .as_ref()
-            .map(|fabric| FabricText::new(fabric, &self.groups(), &ours("iif", "!="), &identity));
+            .map(|fabric| FabricText::new(fabric, &groups, &ours("iif", "!="), &identity));
         let fabric = fabric.unwrap_or_default();
         let mut text = format!("table inet {table}\ndelete table inet {table}\n");
         let _ = write!(
@@ -106,7 +109,6 @@ impl RuleSet {
              \x20 }}\n\
              \x20 chain forward {{\n\
              \x20   type filter hook forward priority filter - 10; policy accept;\n\
-             {forwarded}\
              \x20   {not_from_ours} {not_to_ours} accept\n\
              \x20   ct state established,related accept\n\
              \x20   {from_ours} goto egress\n\
@@ -121,7 +123,6 @@ impl RuleSet {
             classes = self.class_chains(&ours("oif", "==")) + &fabric.chains,
             talk = fabric.talk,
             origins = fabric.origins,
-            forwarded = fabric.forwarded,
             unmasked = fabric.unmasked,
             jumps = self.jumps(&identity),
             from_ours = ours("iif", "=="),
@@ -131,10 +132,14 @@ impl RuleSet {
         text
     }
 
-    /// The groups of this node's sessions: those with one in common may talk.
-    pub(crate) fn groups(&self) -> BTreeSet<&str> {
+    /// The groups of this node's sessions: those with one in common may talk. A running session may have one that no
+    /// class has any more.
+    pub(crate) fn groups<'a>(&'a self, elements: &'a FabricElements) -> BTreeSet<&'a str> {
         let groups = self.classes.iter().flat_map(|class| &class.groups);
-        groups.map(String::as_str).collect()
+        groups
+            .chain(elements.groups.keys())
+            .map(String::as_str)
+            .collect()
     }
 
     fn sets(&self) -> String {
@@ -225,4 +230,36 @@ pub(crate) fn joined<'a>(networks: impl Iterator<Item = &'a IpNet>) -> String {
         .map(IpNet::to_string)
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_no_class_has_any_more_is_one_of_the_sessions_that_run() {
+        let rules = RuleSet {
+            classes: vec![Class {
+                number: 1,
+                internet: false,
+                networks: Vec::new(),
+                groups: vec!["new".to_owned()],
+            }],
+            fabric: Some(FabricRules::default()),
+            ..RuleSet::default()
+        };
+        let part: IpNet = "10.96.1.0/24".parse().expect("a network");
+        let elements = FabricElements {
+            groups: [("old".to_owned(), [part].into())].into(),
+            ..FabricElements::default()
+        };
+        let script = rules.script("0a1b2c3d", &elements);
+        for group in ["group0_4", "group1_4"] {
+            let rule = format!("ip saddr @{group} ip daddr @{group} accept");
+            assert!(script.contains(&rule), "{script}");
+        }
+        let filled = rules.fill("0a1b2c3d", &elements);
+        let element = "add element inet conman_0a1b2c3d group1_4 { 10.96.1.0/24 }";
+        assert!(filled.contains(element), "{filled}");
+    }
 }

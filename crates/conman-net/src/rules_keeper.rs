@@ -61,8 +61,10 @@ pub struct RulesKeeper {
     instance: String,
     rules: RuleSet,
     table: String,
-    /// What the fabric's sets hold.
+    /// What the fabric's sets are to hold.
     elements: watch::Receiver<Arc<FabricElements>>,
+    /// What they were filled with last.
+    filled: Arc<FabricElements>,
     /// A netlink socket; tokio has no type for one, and only its descriptor is used.
     notifications: UnixDatagram,
     /// The table as `nft` lists it after it was applied.
@@ -73,7 +75,7 @@ impl RulesKeeper {
     /// Checks the rules against this host's kernel, in the network namespace of the calling thread. Changes
     /// nothing.
     pub async fn check(instance: &str, rules: &RuleSet) -> Result<Self, RulesError> {
-        let script = rules.script(instance);
+        let script = rules.script(instance, &FabricElements::default());
         succeeded(&nft(&["--check", "-f", "-"], &script).await?)?;
         let notifications = open_netlink(Some(netlink::NETFILTER), NFTABLES_GROUP)
             .and_then(|socket| {
@@ -90,6 +92,7 @@ impl RulesKeeper {
             rules: rules.clone(),
             table: RuleSet::table(instance),
             elements: watch::Sender::default().subscribe(),
+            filled: Arc::default(),
             notifications,
             applied: None,
         })
@@ -102,14 +105,10 @@ impl RulesKeeper {
 
     /// Applies the rules.
     pub async fn apply(&mut self) -> Result<(), RulesError> {
-        let script = self.rules.script(&self.instance) + &self.filled();
+        self.filled = Arc::clone(&self.elements.borrow_and_update());
+        let script = self.rules.script(&self.instance, &self.filled)
+            + &self.rules.fill(&self.instance, &self.filled);
         self.run(&script).await
-    }
-
-    /// The script for the present elements.
-    fn filled(&mut self) -> String {
-        let elements = Arc::clone(&self.elements.borrow_and_update());
-        self.rules.fill(&self.instance, &elements)
     }
 
     async fn run(&mut self, script: &str) -> Result<(), RulesError> {
@@ -161,8 +160,16 @@ impl RulesKeeper {
 
     /// Changes the fabric's sets. If that fails, the next comparison finds out.
     async fn fill(&mut self) {
-        let script = self.filled();
-        if let Err(error) = self.run(&script).await {
+        let elements = Arc::clone(&self.elements.borrow_and_update());
+        let filled = if self.rules.groups(&elements) == self.rules.groups(&self.filled) {
+            self.filled = elements;
+            let script = self.rules.fill(&self.instance, &self.filled);
+            self.run(&script).await
+        } else {
+            // A group has sets and rules of its own.
+            self.apply().await
+        };
+        if let Err(error) = filled {
             self.applied = None;
             tracing::warn!(%error, "cannot change the fabric's sets; restoring all rules");
         }

@@ -11,7 +11,7 @@ use conman_core::egress::EgressRules;
 use conman_linux::{PidFd, network_namespace};
 use conman_traffic::{MeteredStream, Traffic};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -43,7 +43,8 @@ pub(super) struct Session {
     pub(super) rules: EgressRules,
     /// Those of a session that finds others by name, and sends other queries to the node's name servers.
     pub(super) groups: Option<Vec<String>>,
-    pub(super) pace: Pace,
+    /// Names of sessions are read at this pace, one at a time.
+    pub(super) pace: Mutex<Pace>,
     on_refusal: OnRefusal,
     began: Instant,
     reported: RateLimitedLog,
@@ -80,7 +81,7 @@ impl Session {
             node,
             rules,
             groups,
-            pace: Pace::of_session(),
+            pace: Mutex::new(Pace::of_session()),
             on_refusal,
             began: Instant::now(),
             reported: RateLimitedLog::of_few(REPORT_EVERY, NAMED_TARGETS),

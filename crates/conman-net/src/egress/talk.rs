@@ -1,23 +1,27 @@
 //! Where the sessions are that a session may talk to.
 //!
-//! Each answer is read from the registry, at most [`MAX_AGE`] ago: sessions move, and nothing is sent for it. A
-//! session bounds how much it makes its node read.
+//! Each answer is read from the registry, at most [`MAX_AGE`] ago: sessions move, and nothing is sent for it.
+//!
+//! A session's names are read one after the other, and a node bounds how many it reads for one session and for all.
+//! So at most one read of each session waits for the node's next turn, however many queries it sends.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex as SyncMutex, MutexGuard as SyncMutexGuard, PoisonError};
 use std::time::Duration;
 
 use conman_core::{TalkName, TalkingSession};
 use futures_util::future::BoxFuture;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Maximum age of an answer.
 const MAX_AGE: Duration = Duration::from_millis(500);
 /// Answers that are kept for that time.
 const MAX_RECENT: usize = 1_024;
-/// Bound on one read.
+/// Bound on the wait for a read, and on the read. Resolvers in sessions wait for about 5 s.
+const TURN: Duration = Duration::from_secs(4);
 const READ: Duration = Duration::from_secs(4);
 
 /// Finds sessions.
@@ -32,16 +36,16 @@ type Found = Arc<[TalkingSession]>;
 #[derive(Debug)]
 pub(super) struct TalkNames {
     directory: Option<Arc<dyn TalkDirectory>>,
-    recent: Mutex<HashMap<TalkName, (Instant, Found)>>,
-    pace: Pace,
+    recent: SyncMutex<HashMap<TalkName, (Instant, Found)>>,
+    pace: Mutex<Pace>,
 }
 
 impl TalkNames {
     pub(super) fn new(directory: Option<Arc<dyn TalkDirectory>>) -> Self {
         Self {
             directory,
-            recent: Mutex::default(),
-            pace: Pace::of_node(),
+            recent: SyncMutex::default(),
+            pace: Mutex::new(Pace::of_node()),
         }
     }
 
@@ -50,7 +54,7 @@ impl TalkNames {
         &self,
         name: &TalkName,
         groups: &[String],
-        pace: &Pace,
+        pace: &Mutex<Pace>,
     ) -> Result<Option<Vec<IpAddr>>, String> {
         let Some(directory) = &self.directory else {
             return Ok(None);
@@ -61,14 +65,24 @@ impl TalkNames {
         if let Some(found) = self.recent(name) {
             return Ok(name.addresses(groups, &found));
         }
-        pace.turn().await;
-        self.pace.turn().await;
-        // Others may have read it meanwhile.
+        let turn = timeout(TURN, self.turn(name, pace)).await;
+        let _turn = turn.map_err(|_| format!("no turn to read within {} s", TURN.as_secs()))?;
         let found = match self.recent(name) {
             Some(found) => found,
             None => self.read(&**directory, name).await?,
         };
         Ok(name.addresses(groups, &found))
+    }
+
+    /// Waits until the session may read this name, or another query has read it. The session's next query waits until
+    /// the guard is dropped.
+    async fn turn<'a>(&self, name: &TalkName, pace: &'a Mutex<Pace>) -> MutexGuard<'a, Pace> {
+        let mut pace = pace.lock().await;
+        if self.recent(name).is_none() {
+            pace.turn().await;
+            self.pace.lock().await.turn().await;
+        }
+        pace
     }
 
     async fn read(&self, directory: &dyn TalkDirectory, name: &TalkName) -> Result<Found, String> {
@@ -94,7 +108,7 @@ impl TalkNames {
     }
 
     /// A panic while the lock is held cannot leave half a change: each is one map operation.
-    fn lock(&self) -> MutexGuard<'_, HashMap<TalkName, (Instant, Found)>> {
+    fn lock(&self) -> SyncMutexGuard<'_, HashMap<TalkName, (Instant, Found)>> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,7 +119,7 @@ pub(super) struct Pace {
     interval: Duration,
     burst: u32,
     /// When the next turn would be if none was ever missed.
-    next: Mutex<Instant>,
+    next: Instant,
 }
 
 impl Pace {
@@ -124,37 +138,118 @@ impl Pace {
         Self {
             interval,
             burst,
-            next: Mutex::new(now.checked_sub(interval * burst).unwrap_or(now)),
+            next: now.checked_sub(interval * burst).unwrap_or(now),
         }
     }
 
-    /// Takes the next turn, and returns when it is.
-    fn take(&self, now: Instant) -> Instant {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Waits for the next turn, and takes it. When it is dropped before, the turn is not taken.
+    async fn turn(&mut self) {
+        let now = Instant::now();
         let missed = now.checked_sub(self.interval * self.burst).unwrap_or(now);
-        let turn = (*next).max(missed);
-        *next = turn + self.interval;
-        turn
-    }
-
-    async fn turn(&self) {
-        sleep_until(self.take(Instant::now())).await;
+        let turn = self.next.max(missed);
+        sleep_until(turn).await;
+        self.next = turn + self.interval;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::time::sleep;
+
     use super::*;
 
-    #[test]
-    fn a_pace_allows_a_burst_and_then_one_in_each_interval() {
+    /// Has no sessions, answers after some time, and counts its reads.
+    #[derive(Debug, Default)]
+    struct Empty(AtomicUsize);
+
+    impl TalkDirectory for Empty {
+        fn find(&self, _: TalkName) -> BoxFuture<'static, Result<Vec<TalkingSession>, String>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async {
+                sleep(Duration::from_millis(20)).await;
+                Ok(Vec::new())
+            })
+        }
+    }
+
+    fn names() -> (Arc<TalkNames>, Arc<Empty>) {
+        let directory = Arc::<Empty>::default();
+        let names = TalkNames::new(Some(Arc::clone(&directory) as _));
+        (Arc::new(names), directory)
+    }
+
+    /// A lookup by a session with this pace.
+    async fn look_up(names: &TalkNames, id: &str, pace: &Mutex<Pace>) {
+        let name = TalkName::parse(&format!("{id}.session.internal")).expect("a name");
+        let found = names.resolve(&name, &["team".to_owned()], pace).await;
+        assert_eq!(found, Ok(None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pace_allows_a_burst_and_then_one_in_each_interval() {
         let interval = Duration::from_secs(1);
-        let pace = Pace::new(interval, 3);
-        let now = Instant::now() + Duration::from_secs(60);
-        let turns: Vec<Instant> = (0..6).map(|_| pace.take(now)).collect();
-        assert!(turns[..4].iter().all(|turn| *turn <= now), "{turns:?}");
-        assert_eq!(turns[4..], [now + interval, now + interval * 2]);
-        let later = now + interval * 60;
-        assert!(pace.take(later) <= later, "what was not used is not lost");
+        let mut pace = Pace::new(interval, 3);
+        let began = Instant::now();
+        let mut turns = Vec::new();
+        for _ in 0..6 {
+            pace.turn().await;
+            turns.push(began.elapsed().as_secs());
+        }
+        assert_eq!(turns, [0, 0, 0, 0, 1, 2]);
+        sleep(interval * 60).await;
+        let began = Instant::now();
+        pace.turn().await;
+        assert_eq!(
+            began.elapsed(),
+            Duration::ZERO,
+            "what was not used is not lost"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_dropped_takes_no_turn() {
+        let mut pace = Pace::new(Duration::from_secs(1), 0);
+        pace.turn().await;
+        let began = Instant::now();
+        for _ in 0..9 {
+            let waited = timeout(Duration::from_millis(100), pace.turn()).await;
+            waited.expect_err("it is not its turn");
+        }
+        pace.turn().await;
+        assert!(began.elapsed() < Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_that_flood_their_node_with_names_delay_another_one_by_a_turn_each() {
+        let (names, _) = names();
+        for session in 0..30 {
+            let pace = Arc::new(Mutex::new(Pace::of_session()));
+            for query in 0..100 {
+                let (names, pace) = (Arc::clone(&names), Arc::clone(&pace));
+                tokio::spawn(async move {
+                    look_up(&names, &format!("flood-{session}-{query}"), &pace).await;
+                });
+            }
+        }
+        sleep(Duration::from_secs(1)).await;
+        let began = Instant::now();
+        look_up(&names, "quiet", &Mutex::new(Pace::of_session())).await;
+        let waited = began.elapsed();
+        assert!(waited < Duration::from_millis(250), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn queries_of_one_name_that_arrive_together_share_a_read() {
+        let (names, directory) = names();
+        let pace = Mutex::new(Pace::of_session());
+        tokio::join!(
+            look_up(&names, "alice", &pace),
+            look_up(&names, "alice", &pace)
+        );
+        assert_eq!(directory.0.load(Ordering::Relaxed), 1);
+        look_up(&names, "bob", &pace).await;
+        assert_eq!(directory.0.load(Ordering::Relaxed), 2);
     }
 }

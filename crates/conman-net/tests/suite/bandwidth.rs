@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use conman_net::HostNetlink;
-use conman_net::attached::{self, NewLink};
+use conman_net::attached::{self, LimitError, LinkError, NewLink, NewRoute};
 use conman_proto::Bandwidth;
 
 use super::connecting::plane;
@@ -98,4 +98,50 @@ fn links_on_interfaces_and_bridges_send_and_receive_at_their_rates() {
             assert!(took >= LEAST, "{to}, {direction}: {took:?}");
         }
     }
+}
+
+#[test]
+fn the_limit_of_what_arrives_is_refused_by_its_name_and_ends_with_its_link() {
+    let (node, session) = (Host::new(), Host::new());
+    node.shell("ip link add br0 type bridge; ip link set br0 up");
+    let mut link = NewLink {
+        to: "bridge:br0".parse().expect("a link"),
+        name: Some("eth1".to_owned()),
+        addresses: vec!["192.168.8.9/24".parse().expect("a net")],
+        routes: vec![],
+        sole: None,
+        bandwidth: limited(),
+    };
+    let make = |link: &NewLink| {
+        let (link, namespace) = (link.clone(), session.namespace());
+        node.run(move || attached::make(&HostNetlink::default(), &link, namespace))
+    };
+    let tables = || session.shell("nft list tables");
+
+    // The most that the kernel can count, with its burst.
+    link.bandwidth.inward = "147gbit".parse().ok();
+    make(&link).expect("made");
+    assert!(tables().contains("conman_in_"), "{}", tables());
+    attached::delete("eth1", session.namespace()).expect("deleted");
+    assert_eq!(tables(), "");
+
+    link.routes = vec![NewRoute {
+        destination: "10.9.0.0/16".parse().expect("a network"),
+        gateway: "192.168.99.1".parse().ok(),
+    }];
+    let refused = make(&link).expect_err("no link leads to the gateway");
+    assert!(matches!(refused, LinkError::Netlink { .. }), "{refused:?}");
+    assert_eq!((tables().as_str(), session.links().len()), ("", 0));
+
+    link.bandwidth.inward = "148gbit".parse().ok();
+    let refused = make(&link).expect_err("the kernel cannot count it");
+    let LinkError::Limit(why @ LimitError::TooFast(_)) = refused else {
+        panic!("{refused:?}");
+    };
+    let text = why.to_string();
+    assert!(
+        text.contains("148gbit") && text.contains("147gbit"),
+        "{text}"
+    );
+    assert_eq!(session.links(), [""; 0]);
 }

@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ATTEMPTS: usize = 5;
 
 const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
+/// Another address of the second node. No record has it.
+const UNPUBLISHED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 22);
 
 /// Two nodes that reach each other; the second one's session is the target.
 struct World {
@@ -60,6 +62,8 @@ impl World {
             assert!(applied.expect("applied").is_empty());
         }
         assert!(nodes[0].comes_to_reach(&nodes[1], 500));
+        let add = format!("ip address add {UNPUBLISHED}/24 dev uplink");
+        nodes[1].host.shell(&add);
         let any = (Ipv4Addr::UNSPECIFIED, INNER_PORT);
         let bind = move || UdpSocket::bind(any).expect("bound");
         let (session, service) = (nodes[1].session.run(bind), nodes[1].host.run(bind));
@@ -98,7 +102,7 @@ impl World {
             }],
             fabric: Some(FabricRules {
                 pool: pool().networks().collect(),
-                port: Some(PORT),
+                vxlan: Some((HOSTS[on], PORT).into()),
             }),
             ..RuleSet::default()
         };
@@ -111,14 +115,26 @@ impl World {
         });
     }
 
-    /// Whether what the first node's host, or its session, sends inside a VXLAN packet arrives at `target`.
-    fn arrives(&self, by_session: bool, from: Ipv4Addr, to: Ipv4Addr, target: &UdpSocket) -> bool {
+    /// Whether what the first node's host, or its session, sends inside a VXLAN packet to `address` arrives at `target`.
+    fn arrives(
+        &self,
+        by_session: bool,
+        address: Ipv4Addr,
+        [from, to]: [Ipv4Addr; 2],
+        target: &UdpSocket,
+    ) -> bool {
         let macs = [0, 1].map(|node| self.nodes[node].part.underlay.mac);
         let packet = encapsulated(macs, from, to);
-        self.sends(by_session, PORT, &packet, target)
+        self.sends(by_session, (address, PORT), &packet, target)
     }
 
-    fn sends(&self, by_session: bool, port: u16, packet: &[u8], target: &UdpSocket) -> bool {
+    fn sends(
+        &self,
+        by_session: bool,
+        to: (Ipv4Addr, u16),
+        packet: &[u8],
+        target: &UdpSocket,
+    ) -> bool {
         let sender = match by_session {
             true => &self.nodes[0].session,
             false => &self.nodes[0].host,
@@ -127,7 +143,7 @@ impl World {
         sender.run(move || {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("bound");
             // Whether it arrived is seen at the target.
-            let _ = socket.send_to(&packet, (HOSTS[1], port));
+            let _ = socket.send_to(&packet, to);
         });
         target.set_read_timeout(Some(PATIENCE)).expect("set");
         target.recv_from(&mut [0; 1_500]).is_ok()
@@ -140,15 +156,21 @@ async fn a_session_cannot_send_the_fabrics_own_packets() {
     // As if it were another session of its node.
     let forged = Ipv4Addr::new(10, 96, 1, 77);
     let target = world.nodes[1].addresses.v4;
-    let forges = || world.arrives(true, forged, target, &world.session);
-    assert!((0..ATTEMPTS).any(|_| forges()), "without rules it arrives");
+    let forges = |address| world.arrives(true, address, [forged, target], &world.session);
+    let addresses = [HOSTS[1], UNPUBLISHED];
+    for address in addresses {
+        let arrives = (0..ATTEMPTS).any(|_| forges(address));
+        assert!(arrives, "without rules it arrives by {address}");
+    }
     world.apply_rules(0);
-    assert!(!forges());
+    for address in addresses {
+        assert!(!forges(address), "by {address}");
+    }
     let other = world.nodes[1]
         .host
         .run(|| UdpSocket::bind((HOSTS[1], OTHER_PORT)));
     let other = other.expect("bound");
-    let sends = || world.sends(true, OTHER_PORT, b"x", &other);
+    let sends = || world.sends(true, (HOSTS[1], OTHER_PORT), b"x", &other);
     assert!((0..ATTEMPTS).any(|_| sends()), "what its list allows");
 }
 
@@ -156,8 +178,9 @@ async fn a_session_cannot_send_the_fabrics_own_packets() {
 async fn what_arrives_by_vxlan_is_between_sessions() {
     let world = World::new().await;
     let (session, other) = (world.nodes[1].addresses.v4, world.nodes[0].addresses.v4);
-    let to_session = || world.arrives(false, other, session, &world.session);
-    let to_service = || world.arrives(false, other, HOSTS[1], &world.service);
+    let sends = |address, inner, target| world.arrives(false, address, inner, target);
+    let to_session = || sends(HOSTS[1], [other, session], &world.session);
+    let to_service = || sends(HOSTS[1], [other, HOSTS[1]], &world.service);
     assert!(
         (0..ATTEMPTS).any(|_| to_service()),
         "without rules it arrives"
@@ -166,5 +189,9 @@ async fn what_arrives_by_vxlan_is_between_sessions() {
     assert!((0..ATTEMPTS).any(|_| to_session()), "between sessions");
     assert!(!to_service(), "a node's own address");
     let from_outside = Ipv4Addr::new(198, 51, 100, 7);
-    assert!(!world.arrives(false, from_outside, session, &world.session));
+    assert!(!sends(HOSTS[1], [from_outside, session], &world.session));
+    assert!(
+        !sends(UNPUBLISHED, [other, session], &world.session),
+        "to another address of the node"
+    );
 }

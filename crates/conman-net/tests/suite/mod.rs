@@ -5,6 +5,7 @@ mod connecting;
 mod egress;
 mod encapsulated;
 mod fabric;
+mod groups;
 mod inside;
 mod interfaces;
 mod isolation;

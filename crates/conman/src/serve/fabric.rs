@@ -1,9 +1,11 @@
 //! Keeps this node's part of the fabric: its parts of the pool in the registry, and the routes, the device and the
 //! rules' sets of this host, which follow from the parts of all nodes.
 //!
-//! One task. A start that finds no free address requests a part of it, and waits.
+//! One task. A start that finds no free address requests a part of it, and waits. Until the task has read the parts of
+//! all nodes, routes, device and sets stay as the previous daemon left them: sessions that still run use them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +23,10 @@ use conman_registry::{ConfirmedParts, HeldParts, PartError, PartRegistry};
 use futures_util::future::BoxFuture;
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
+use super::fabric_file::FabricFile;
 use super::state::LockedState;
 use crate::config::{Config, NetFabric};
 
@@ -46,6 +50,8 @@ pub(super) struct FabricTask {
     registry: Arc<dyn PartRegistry>,
     requests: mpsc::Receiver<PartRequest>,
     elements: watch::Sender<Arc<FabricElements>>,
+    /// The latest of them, for the next daemon.
+    file: FabricFile,
     /// The lists of groups of this node's templates.
     groups: BTreeSet<Vec<String>>,
     /// When a part for these groups was refused, and why.
@@ -78,22 +84,29 @@ pub(super) fn names(config: &Config, state: &LockedState) -> Option<Arc<dyn Talk
 }
 
 /// What the host's rules need to know of a fabric.
-pub(super) fn rules(settings: &NetFabric) -> FabricRules {
+pub(super) fn rules(config: &Config, settings: &NetFabric) -> FabricRules {
     FabricRules {
         pool: settings.pool.networks().collect(),
-        port: match settings.kind {
+        vxlan: match settings.kind {
             FabricKind::HostGateway => None,
-            FabricKind::Vxlan { port, .. } => Some(port),
+            // Without an address, no fabric is opened.
+            FabricKind::Vxlan { port, .. } => {
+                address(config, settings).map(|address| SocketAddr::new(address, port))
+            }
         },
     }
 }
 
-fn options(config: &Config, settings: &NetFabric, instance: &str) -> Result<FabricOptions> {
+/// This node's address for the others.
+fn address(config: &Config, settings: &NetFabric) -> Option<IpAddr> {
     let peers = config.listen.peers.map(|peers| peers.ip());
-    let address = settings
+    settings
         .address
-        .or(peers.filter(|address| !address.is_unspecified()));
-    let address = address.context(
+        .or(peers.filter(|address| !address.is_unspecified()))
+}
+
+fn options(config: &Config, settings: &NetFabric, instance: &str) -> Result<FabricOptions> {
+    let address = address(config, settings).context(
         "`listen.peers` is no single address, by which other nodes would reach this one; set `net.fabric.address`",
     )?;
     Ok(FabricOptions {
@@ -136,13 +149,17 @@ pub(super) async fn open(
         incarnation: registry.incarnation(),
         requests: sender,
     };
+    let file = FabricFile::new(&config.state_dir, record(settings));
+    let reading = file.clone();
+    let elements = spawn_blocking(move || reading.read()).await?;
     let groups = classes.iter().map(|class| class.groups.clone());
     let task = FabricTask {
         fabric: Arc::new(fabric),
         settings: settings.clone(),
         registry: Arc::clone(registry),
         requests,
-        elements: watch::Sender::default(),
+        elements: watch::Sender::new(Arc::new(elements)),
+        file,
         groups: groups.filter(|groups| !groups.is_empty()).collect(),
         refused: BTreeMap::new(),
         trouble: None,
@@ -222,13 +239,29 @@ impl FabricTask {
                 troubles.extend(self.provide(plane, &groups, confirmed).await.err());
             }
         }
+        if is_complete(parts, confirmed) {
+            troubles.extend(self.follow(parts, confirmed).await);
+        }
+        match troubles.into_iter().next() {
+            None => Ok(()),
+            Some(first) => Err(first),
+        }
+    }
+
+    /// Makes the host as these parts say.
+    async fn follow(&self, parts: &HeldParts, confirmed: &ConfirmedParts) -> Vec<String> {
         let remote = self.remote(parts, confirmed);
         let elements = Arc::new(self.elements_of(&remote, confirmed));
-        self.elements.send_if_modified(|present| {
+        let changed = self.elements.send_if_modified(|present| {
             let changed = *present != elements;
-            *present = elements;
+            *present = Arc::clone(&elements);
             changed
         });
+        if changed {
+            let file = self.file.clone();
+            // It logs why it fails.
+            let _ = spawn_blocking(move || file.write(&elements)).await;
+        }
         let remote: Vec<RemotePart> = remote
             .into_iter()
             .map(|(number, part)| RemotePart {
@@ -237,12 +270,8 @@ impl FabricTask {
             })
             .collect();
         match self.fabric.apply(&remote).await {
-            Ok(unroutable) => troubles.extend(unroutable.iter().map(|one| error_chain(one))),
-            Err(error) => troubles.push(error_chain(&error)),
-        }
-        match troubles.into_iter().next() {
-            None => Ok(()),
-            Some(first) => Err(first),
+            Ok(unroutable) => unroutable.iter().map(|one| error_chain(one)).collect(),
+            Err(error) => vec![error_chain(&error)],
         }
     }
 
@@ -281,14 +310,20 @@ impl FabricTask {
                 .into_iter()
                 .map(|network| (underlay.mac, network));
             elements.origins.extend(origins);
-            elements.nodes.extend(underlay.v4.map(std::net::IpAddr::V4));
-            elements.nodes.extend(underlay.v6.map(std::net::IpAddr::V6));
+            elements.nodes.extend(underlay.v4.map(IpAddr::V4));
+            elements.nodes.extend(underlay.v6.map(IpAddr::V6));
         }
+        // Sessions that a former template started keep its groups.
+        let own_groups = confirmed.parts.values().flat_map(|part| &part.groups);
+        elements.groups = own_groups
+            .map(|group| (group.clone(), BTreeSet::new()))
+            .collect();
         let own = confirmed.parts.iter().map(|(number, part)| (*number, part));
         for (number, part) in own.chain(remote.iter().copied()) {
             for group in &part.groups {
-                let of_group = elements.groups.entry(group.clone()).or_default();
-                of_group.extend(networks(number));
+                if let Some(of_group) = elements.groups.get_mut(group) {
+                    of_group.extend(networks(number));
+                }
             }
         }
         elements
@@ -314,7 +349,7 @@ impl FabricTask {
             return Err(why.clone());
         }
         let wanted = WantedPart {
-            fabric: self.record(),
+            fabric: record(&self.settings),
             count: self.settings.pool.parts(self.settings.part),
             groups: groups.to_vec(),
             underlay: self.fabric.underlay(),
@@ -331,7 +366,7 @@ impl FabricTask {
     }
 
     async fn confirm(&self, plane: &Plane, confirmed: &mut ConfirmedParts) -> Result<(), String> {
-        let (record, underlay) = (self.record(), self.fabric.underlay());
+        let (record, underlay) = (record(&self.settings), self.fabric.underlay());
         let parts = self.registry.confirm_parts(&record, &underlay).await;
         *confirmed = parts.map_err(|error| error_chain(&error))?;
         let count = self.settings.pool.parts(self.settings.part);
@@ -344,17 +379,58 @@ impl FabricTask {
         plane.set_parts(confirmed.incarnation, parts);
         Ok(())
     }
+}
 
-    fn record(&self) -> FabricRecord {
-        let kind = match self.settings.kind {
-            FabricKind::HostGateway => "host-gw".to_owned(),
-            FabricKind::Vxlan { vni, port } => format!("vxlan {vni} on port {port}"),
+fn record(settings: &NetFabric) -> FabricRecord {
+    let kind = match settings.kind {
+        FabricKind::HostGateway => "host-gw".to_owned(),
+        FabricKind::Vxlan { vni, port } => format!("vxlan {vni} on port {port}"),
+    };
+    let pool = settings.pool.networks();
+    FabricRecord {
+        kind,
+        pool: pool.map(|network| network.to_string()).collect(),
+        part: settings.part,
+    }
+}
+
+/// Whether the parts of all nodes are known. They are read separately from this node's, and may still be older than the
+/// confirmation of those.
+fn is_complete(parts: &HeldParts, confirmed: &ConfirmedParts) -> bool {
+    let is_confirmed = *confirmed != ConfirmedParts::default();
+    let mut own = confirmed.parts.keys();
+    is_confirmed && (confirmed.parts.is_empty() || own.any(|number| parts.contains_key(number)))
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_core::ownership::Underlay;
+    use conman_registry::HeldPart;
+
+    use super::*;
+
+    #[test]
+    fn routes_and_sets_stay_until_the_parts_of_all_nodes_are_read() {
+        let record = PartRecord {
+            holder: "n1".into(),
+            incarnation: 7,
+            groups: vec!["team".to_owned()],
+            underlay: Underlay::default(),
         };
-        let pool = self.settings.pool.networks();
-        FabricRecord {
-            kind,
-            pool: pool.map(|network| network.to_string()).collect(),
-            part: self.settings.part,
-        }
+        let held = HeldPart {
+            record: record.clone(),
+            lost: false,
+        };
+        let (unread, read) = (HeldParts::new(), HeldParts::from([(3, held)]));
+        let mut confirmed = ConfirmedParts::default();
+        assert!(!is_complete(&read, &confirmed), "not joined");
+        confirmed.incarnation = 7;
+        assert!(is_complete(&unread, &confirmed), "it has no part");
+        confirmed.parts.insert(3, record);
+        assert!(!is_complete(&unread, &confirmed), "an older read");
+        assert!(is_complete(&read, &confirmed));
+        // As after a change of how other nodes reach this one.
+        confirmed.incarnation = 0;
+        assert!(is_complete(&read, &confirmed));
     }
 }

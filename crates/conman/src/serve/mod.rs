@@ -12,6 +12,7 @@
 mod announce;
 mod directory;
 mod fabric;
+mod fabric_file;
 mod fleet;
 mod gate;
 mod host_room;

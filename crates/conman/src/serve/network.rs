@@ -273,7 +273,11 @@ fn rule_set(config: &Config) -> RuleSet {
             .copied()
             .collect(),
         allowed: special.allowed.clone(),
-        fabric: config.net.fabric.as_ref().map(fabric::rules),
+        fabric: config
+            .net
+            .fabric
+            .as_ref()
+            .map(|settings| fabric::rules(config, settings)),
     }
 }
 

@@ -280,6 +280,15 @@ async fn repaired(kind: &str, breaking: &[&str]) {
         eventually(&what, PATIENCE, async || one.reaches(address)).await;
         assert!(!stranger.reaches(address), "{script}");
     }
+    let node = &cluster.nodes()[0];
+    node.kill_daemon().expect("killed");
+    node.start().expect("started");
+    eventually("the next daemon is ready", PATIENCE, async || {
+        assert!(one.reaches(address), "while the daemon starts");
+        node.readiness().await.is_ok()
+    })
+    .await;
+    assert!(!stranger.reaches(address));
     // A node that is lost loses its route.
     let route = part(address);
     let routes = || on_host(&cluster, "n1", "ip route");
