@@ -85,13 +85,15 @@ fn running(
 }
 
 fn stats((handle, process): &Running, usage: ResourceUsage) -> SessionStats {
+    let spec = handle.spec();
     let network = match handle.may_have_links.load(Ordering::Relaxed) {
+        // The interfaces are the node's, and count what all its programs send and receive.
+        _ if spec.network.traits().shares_host => None,
         true => network_bytes(process.pid())
             // Another process may have the number of one that has ended.
             .filter(|_| process.is_dead().is_ok_and(|is_dead| !is_dead)),
         false => Some((0, 0)),
     };
-    let spec = handle.spec();
     let (proxy_received_bytes, proxy_sent_bytes) = handle.traffic.carried();
     SessionStats {
         id: handle.id.clone(),
@@ -123,4 +125,35 @@ fn stats((handle, process): &Running, usage: ResourceUsage) -> SessionStats {
 )]
 fn seconds(micros: u64) -> f64 {
     micros as f64 / MICROS_PER_S
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_proto::{Network, ResolvedSpec};
+
+    use super::*;
+    use crate::session::View;
+    use crate::session_table::tests::spec;
+
+    #[test]
+    fn traffic_of_the_node_is_not_reported_as_that_of_a_session() {
+        let own = i32::try_from(std::process::id()).expect("a process id");
+        let process = Arc::new(PidFd::open(own).expect("this process"));
+        let counted = |network: Network, is_adopted: bool| {
+            let spec = ResolvedSpec { network, ..spec() };
+            let id = "alice".parse().expect("an id");
+            let handle = SessionHandle::new(id, spec, View::starting());
+            if is_adopted {
+                handle.may_have_links.store(true, Ordering::Relaxed);
+            }
+            let stats = stats(&(handle, Arc::clone(&process)), ResourceUsage::default());
+            assert_eq!(stats.received_bytes.is_some(), stats.sent_bytes.is_some());
+            stats.received_bytes.is_some()
+        };
+        for is_adopted in [false, true] {
+            assert!(!counted(Network::Host, is_adopted));
+            assert!(counted(Network::Routed, is_adopted));
+            assert!(counted(Network::Loopback, is_adopted));
+        }
+    }
 }

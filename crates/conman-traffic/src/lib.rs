@@ -6,8 +6,8 @@
 //!  targets ── egress proxy ┘   a connection       └─ counters, limit: from the session
 //! ```
 //!
-//! All connections of a session share one limit in each direction, and take turns. A connection that waits reads
-//! nothing, so that its peer is slowed down by TCP. No task runs here.
+//! All connections of a session share one limit in each direction, and take turns. A connection whose bytes wait
+//! reads no others, so that its peer is slowed down by TCP. No task runs here.
 #![forbid(unsafe_code)]
 
 mod metered_stream;

@@ -4,30 +4,38 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use crate::traffic::{Flow, Traffic};
+use crate::traffic::Traffic;
 
 /// A connection whose other end is in a session: what is written goes to the session, what is read comes from it.
+///
+/// A place in the queue of a limit is for bytes that are there: a connection without any delays no other.
 #[derive(Debug)]
 pub struct MeteredStream<S> {
     stream: S,
     traffic: Arc<Traffic>,
-    reading: Turn,
-    writing: Turn,
+    /// Read from the session, and not passed on yet.
+    reading: Option<Queued<Vec<u8>>>,
+    /// The number of bytes that are to be written.
+    writing: Option<Queued<usize>>,
 }
 
-/// A place in the queue of a limit.
-#[derive(Debug, Default)]
-enum Turn {
-    #[default]
-    None,
-    /// Reserved bytes, which may not pass yet.
-    Waits(usize, Pin<Box<Sleep>>),
-    /// Reserved bytes, which may pass.
-    Has(usize),
+/// What may pass when its wait is over.
+#[derive(Debug)]
+struct Queued<T> {
+    bytes: T,
+    wait: Pin<Box<Sleep>>,
+}
+
+impl<T> Queued<T> {
+    fn new(bytes: T, wait: Duration) -> Self {
+        let wait = Box::pin(sleep(wait));
+        Self { bytes, wait }
+    }
 }
 
 impl<S> MeteredStream<S> {
@@ -35,8 +43,8 @@ impl<S> MeteredStream<S> {
         Self {
             stream,
             traffic,
-            reading: Turn::None,
-            writing: Turn::None,
+            reading: None,
+            writing: None,
         }
     }
 
@@ -47,45 +55,15 @@ impl<S> MeteredStream<S> {
     }
 }
 
-impl Turn {
-    /// Ready with the bytes that may pass; `None` without a limit.
-    fn poll(&mut self, flow: &Flow, cx: &mut Context<'_>) -> Poll<Option<usize>> {
-        let Some(bucket) = &flow.bucket else {
-            return Poll::Ready(None);
-        };
-        if let Self::None = self {
-            let bytes = bucket.turn_bytes();
-            let wait = bucket.reserve(bytes);
-            *self = match wait.is_zero() {
-                true => Self::Has(bytes),
-                false => Self::Waits(bytes, Box::pin(sleep(wait))),
-            };
-        }
-        if let Self::Waits(bytes, wait) = self {
-            ready!(wait.as_mut().poll(cx));
-            *self = Self::Has(*bytes);
-        }
-        match self {
-            Self::Has(bytes) => Poll::Ready(Some(*bytes)),
-            Self::None | Self::Waits(..) => Poll::Pending,
-        }
-    }
-
-    /// Ends the turn: so many bytes have passed.
-    fn end(&mut self, flow: &Flow, passed: usize) {
-        flow.count(passed);
-        if let (Some(bucket), Self::Has(bytes) | Self::Waits(bytes, _)) =
-            (&flow.bucket, std::mem::take(self))
-        {
-            bucket.refund(bytes.saturating_sub(passed));
-        }
-    }
-}
-
 impl<S> Drop for MeteredStream<S> {
     fn drop(&mut self) {
-        self.reading.end(&self.traffic.outward, 0);
-        self.writing.end(&self.traffic.inward, 0);
+        let Traffic { inward, outward } = &*self.traffic;
+        if let (Some(bucket), Some(queued)) = (&outward.bucket, &self.reading) {
+            bucket.refund(queued.bytes.len());
+        }
+        if let (Some(bucket), Some(queued)) = (&inward.bucket, &self.writing) {
+            bucket.refund(queued.bytes);
+        }
     }
 }
 
@@ -98,40 +76,36 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
         let this = self.get_mut();
         let flow = &this.traffic.outward;
         let stream = Pin::new(&mut this.stream);
-        let before = buffer.filled().len();
-        let polled = match ready!(this.reading.poll(flow, cx)) {
-            None => stream.poll_read(cx, buffer),
-            Some(bytes) => {
-                let bytes = bytes.min(buffer.remaining());
-                let mut part = ReadBuf::new(buffer.initialize_unfilled_to(bytes));
-                let polled = stream.poll_read(cx, &mut part);
-                let read = part.filled().len();
+        let Some(bucket) = &flow.bucket else {
+            let before = buffer.filled().len();
+            let polled = stream.poll_read(cx, buffer);
+            flow.count(buffer.filled().len() - before);
+            return polled;
+        };
+        if this.reading.is_none() {
+            let turn = bucket.turn_bytes().min(buffer.remaining());
+            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(turn));
+            ready!(stream.poll_read(cx, &mut part))?;
+            let read = part.filled().len();
+            let wait = bucket.reserve(read);
+            // The end of the connection is no byte.
+            if read == 0 || wait.is_zero() {
                 buffer.advance(read);
-                polled
+                flow.count(read);
+                return Poll::Ready(Ok(()));
             }
-        };
-        // Without bytes, too: an idle connection keeps no place.
-        this.reading.end(flow, buffer.filled().len() - before);
-        polled
-    }
-}
-
-impl<S: AsyncWrite + Unpin> MeteredStream<S> {
-    /// Writes by `write`, which gets the number of bytes that may pass, if there is a limit.
-    fn poll_written(
-        &mut self,
-        cx: &mut Context<'_>,
-        write: impl FnOnce(Pin<&mut S>, &mut Context<'_>, Option<usize>) -> Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        let flow = &self.traffic.inward;
-        let allowed = ready!(self.writing.poll(flow, cx));
-        let polled = write(Pin::new(&mut self.stream), cx, allowed);
-        let written = match &polled {
-            Poll::Ready(Ok(written)) => *written,
-            Poll::Ready(Err(_)) | Poll::Pending => 0,
-        };
-        self.writing.end(flow, written);
-        polled
+            this.reading = Some(Queued::new(part.filled().to_vec(), wait));
+        }
+        if let Some(queued) = &mut this.reading {
+            ready!(queued.wait.as_mut().poll(cx));
+            // The buffer may be another one than before.
+            let passed = queued.bytes.len().min(buffer.remaining());
+            buffer.put_slice(&queued.bytes[..passed]);
+            queued.bytes.drain(..passed);
+            flow.count(passed);
+        }
+        this.reading.take_if(|queued| queued.bytes.is_empty());
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -141,10 +115,30 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().poll_written(cx, |stream, cx, allowed| {
-            let length = allowed.map_or(bytes.len(), |allowed| allowed.min(bytes.len()));
-            stream.poll_write(cx, &bytes[..length])
-        })
+        let this = self.get_mut();
+        let flow = &this.traffic.inward;
+        let stream = Pin::new(&mut this.stream);
+        let Some(bucket) = &flow.bucket else {
+            let polled = stream.poll_write(cx, bytes);
+            flow.count(written(&polled));
+            return polled;
+        };
+        let mut allowed = bucket.turn_bytes().min(bytes.len());
+        if this.writing.is_none() {
+            let wait = bucket.reserve(allowed);
+            this.writing = (!wait.is_zero()).then(|| Queued::new(allowed, wait));
+        }
+        if let Some(queued) = &mut this.writing {
+            ready!(queued.wait.as_mut().poll(cx));
+            allowed = queued.bytes;
+            this.writing = None;
+        }
+        // There may be fewer bytes than before.
+        let polled = stream.poll_write(cx, &bytes[..allowed.min(bytes.len())]);
+        let written = written(&polled);
+        bucket.refund(allowed.saturating_sub(written));
+        flow.count(written);
+        polled
     }
 
     fn poll_write_vectored(
@@ -152,15 +146,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut()
-            .poll_written(cx, |stream, cx, allowed| match allowed {
-                None => stream.poll_write_vectored(cx, parts),
-                Some(allowed) => {
-                    let first = parts.iter().find(|part| !part.is_empty());
-                    let first = first.map_or(&[][..], |part| &**part);
-                    stream.poll_write(cx, &first[..allowed.min(first.len())])
-                }
-            })
+        if self.traffic.inward.bucket.is_some() {
+            let first = parts.iter().find(|part| !part.is_empty());
+            return self.poll_write(cx, first.map_or(&[][..], |part| &**part));
+        }
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, parts);
+        this.traffic.inward.count(written(&polled));
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -176,13 +169,19 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
     }
 }
 
+fn written(polled: &Poll<io::Result<usize>>) -> usize {
+    match polled {
+        Poll::Ready(Ok(written)) => *written,
+        Poll::Ready(Err(_)) | Poll::Pending => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use conman_proto::Bandwidth;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
-    use tokio::time::Instant;
+    use tokio::task::JoinSet;
+    use tokio::time::{Instant, timeout};
 
     use super::*;
 
@@ -269,11 +268,61 @@ mod tests {
             let mut buffer = vec![0; 32 << 10];
             while stream.read(&mut buffer).await.is_ok() {}
         };
-        let waited = tokio::time::timeout(Duration::from_millis(100), read).await;
+        let waited = timeout(Duration::from_millis(100), read).await;
         waited.expect_err("the burst has passed");
         let bucket = traffic.outward.bucket.as_ref().expect("a limit");
         let before = bucket.reserve(0);
         drop(stream);
         assert!(bucket.reserve(0) < before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_with_little_to_pass_wait_only_for_what_others_pass() {
+        let traffic = traffic(Some("8mbit"), Some("8mbit"));
+        let exchange = async {
+            // Meanwhile the limits become used up.
+            sleep(Duration::from_millis(500)).await;
+            let begun = Instant::now();
+            let mut tunnels = JoinSet::new();
+            for _ in 0..100 {
+                let (mut stream, mut session) = connection(&traffic);
+                tunnels.spawn(async move {
+                    session.write_all(b"few").await.expect("room");
+                    let mut few = [0; 3];
+                    stream.read_exact(&mut few).await.expect("read");
+                    stream.write_all(&few).await.expect("room");
+                });
+            }
+            tunnels.join_all().await;
+            begun.elapsed()
+        };
+        let (_, _, took) = tokio::join!(receive(&traffic), send(&traffic), exchange);
+        assert!(took < Duration::from_millis(100), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_wait_pass_in_order_and_once_whatever_the_reader_does() {
+        let traffic = traffic(None, Some("128kbit"));
+        let (mut stream, mut session) = connection(&traffic);
+        let sent: Vec<u8> = (0..=255).cycle().take(40_000).collect();
+        session.write_all(&sent).await.expect("room");
+        drop(session);
+        let mut received = Vec::new();
+        loop {
+            // It does not wait, and comes back with less room.
+            let mut part = vec![0; 2_000];
+            let read = timeout(Duration::from_millis(1), stream.read(&mut part)).await;
+            let read = match read {
+                Ok(read) => read.expect("no error"),
+                Err(_) => stream.read(&mut part[..300]).await.expect("no error"),
+            };
+            part.truncate(read);
+            if part.is_empty() {
+                break;
+            }
+            received.extend(part);
+        }
+        assert!(received == sent, "{} bytes", received.len());
+        assert_eq!(traffic.carried(), (0, 40_000));
     }
 }
