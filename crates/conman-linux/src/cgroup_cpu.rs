@@ -42,6 +42,25 @@ impl Cgroups {
 }
 
 impl Cgroups {
+    /// Returns the processor time in microseconds that the processes of a cgroup and of those below it have used; `None`
+    /// if no hierarchy counts it.
+    #[must_use]
+    pub fn cpu_us(&self, path: &str) -> Option<u64> {
+        if !is_plain(path) {
+            return None;
+        }
+        self.hierarchies.iter().find_map(|hierarchy| {
+            let (file, line, parts) = match hierarchy.unified {
+                true => ("cpu.stat", "usage_usec ", 1),
+                false if hierarchy.controls("cpuacct") => ("cpuacct.usage", "", 1_000),
+                false => return None,
+            };
+            let text = fs::read_to_string(hierarchy.directory(path)?.join(file)).ok()?;
+            let used = text.lines().find_map(|one| one.strip_prefix(line));
+            Some(used?.parse::<u64>().ok()? / parts)
+        })
+    }
+
     /// Limits the CPU time of an existing cgroup, in thousandths of a processor. The kernel visits every cgroup of the
     /// host for it. A v1 hierarchy refuses a limit above that of a cgroup above.
     ///

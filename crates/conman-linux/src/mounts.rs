@@ -96,26 +96,21 @@ impl Mount {
     /// directory, without the mounts below it. Symbolic links are followed except as the last component. The
     /// mount must be in the caller's mount namespace.
     pub fn copy_of(directory: impl AsFd, path: &Path) -> io::Result<Self> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-        let flags = if path.as_os_str().is_empty() {
-            flags | OpenTreeFlags::AT_EMPTY_PATH
-        } else {
-            flags
-        };
-        Ok(Self {
-            fd: open_tree(directory, path, flags)?,
-        })
+        Self::copied(directory, path, OpenTreeFlags::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// A detached copy of the mount at an absolute path with everything mounted below it.
-    pub fn copy_of_tree(path: &Path) -> io::Result<Self> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_RECURSIVE;
+    /// The same with the mounts below it. A symbolic link as the last component is followed, too.
+    pub fn copy_of_tree(directory: impl AsFd, path: &Path) -> io::Result<Self> {
+        Self::copied(directory, path, OpenTreeFlags::AT_RECURSIVE)
+    }
+
+    fn copied(directory: impl AsFd, path: &Path, how: OpenTreeFlags) -> io::Result<Self> {
+        let mut flags = how | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        if path.as_os_str().is_empty() {
+            flags |= OpenTreeFlags::AT_EMPTY_PATH;
+        }
         Ok(Self {
-            fd: open_tree(rustix::fs::CWD, path, flags)?,
+            fd: open_tree(directory, path, flags)?,
         })
     }
 

@@ -3,7 +3,8 @@
 //!
 //! One task. Every second it reads how much of the file system with the state directory is free.
 //! Measuring a session means reading all of its files, so sessions are measured one after the other,
-//! soon after disk usage grew and rarely otherwise.
+//! soon after disk usage grew and rarely otherwise. A session that was within its limits and has used no processor time
+//! since then has written nothing.
 //!
 //! The disk may hang, and the task with it: it is essential, but the watchdog does not watch it.
 
@@ -15,7 +16,7 @@ use conman_core::{EndCause, size};
 use conman_linux::DiskUsage;
 use conman_proto::EventKind;
 use conman_proto::LimitMet;
-use conman_runtime::{ContainerKey, DiskExcess};
+use conman_runtime::{ContainerKey, DiskExcess, Runtime};
 use tokio::time::{Instant, sleep};
 
 use crate::context::Context;
@@ -76,6 +77,23 @@ struct Schedule {
     postponed: HashMap<ContainerKey, Instant>,
     /// Sessions that could not be measured, and how often in a row.
     unmeasured: HashMap<ContainerKey, u32>,
+    /// Sessions that were within these limits.
+    within: HashMap<ContainerKey, Within>,
+}
+
+/// The limits of a session, and the processor time in microseconds that it had used before it was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Within {
+    limits: DiskUsage,
+    cpu_us: u64,
+}
+
+/// A session with limits.
+struct Limited {
+    handle: Arc<SessionHandle>,
+    runtime: Arc<dyn Runtime>,
+    key: ContainerKey,
+    limits: DiskUsage,
 }
 
 /// Watches until it is aborted.
@@ -87,6 +105,7 @@ pub(crate) async fn run(context: Arc<Context>) {
         latest: now,
         postponed: HashMap::new(),
         unmeasured: HashMap::new(),
+        within: HashMap::new(),
     };
     loop {
         let state_dir = context.options.state_dir.clone();
@@ -184,57 +203,96 @@ pub(crate) fn warning(context: &Context) -> Option<String> {
 
 async fn measure_all(context: &Context, schedule: &mut Schedule) {
     let begun = Instant::now();
-    for handle in context.sessions.live() {
-        let spec = handle.spec();
-        let (Some(generation), Some(runtime)) =
-            (handle.generation(), context.runtime(spec.runtime))
-        else {
-            continue;
-        };
-        let limits = DiskUsage {
-            bytes: spec.disk_bytes.unwrap_or(u64::MAX),
-            inodes: spec.disk_inodes.unwrap_or(u64::MAX),
-        };
-        let key = ContainerKey::new(handle.id.clone(), generation);
-        let before = Instant::now();
-        if spec.disk_bytes.or(spec.disk_inodes).is_none()
-            || schedule.postponed.get(&key).is_some_and(|at| *at > before)
-        {
-            continue;
+    let counted = tokio::task::spawn_blocking({
+        let limited = limited(context);
+        move || {
+            let counted = limited.into_iter().map(|one| (one.cpu_us(), one));
+            counted.collect::<Vec<_>>()
         }
-        let failures = schedule.unmeasured.get(&key).copied().unwrap_or_default();
-        let measured = match failures >= FAILED_MEASUREMENTS {
-            true => pause::measure_frozen(&**runtime, &handle, &key, limits).await,
-            false => runtime.excess_disk_usage(&key, limits, false).await,
-        };
-        match measured {
-            Ok(Some(DiskExcess::Measured(usage))) => end(&handle, &excess(usage, limits)),
-            Ok(Some(DiskExcess::Unmeasurable)) if failures >= FAILED_MEASUREMENTS => {
-                end(&handle, UNMEASURED);
-            }
-            Ok(Some(DiskExcess::Unmeasurable)) => {
-                schedule.unmeasured.insert(key.clone(), failures + 1);
-                warn(context, &handle, &key);
-            }
-            // Most programs change directories now and then, so this is no reason for a warning.
-            Ok(Some(DiskExcess::Unsteady)) if failures < FAILED_MEASUREMENTS => {
-                schedule.unmeasured.insert(key.clone(), failures + 1);
-            }
-            Ok(Some(DiskExcess::Unsteady) | None) => {
-                schedule.unmeasured.remove(&key);
-            }
-            Err(error) => {
-                let error = conman_core::error_chain(&error);
-                tracing::warn!(session = %key, error, "cannot measure a session's disk usage");
-            }
-        }
-        let took = before.elapsed();
-        let again = Instant::now() + took * SESSION_PAUSE_FACTOR;
-        if took > LOOK_INTERVAL / SESSION_PAUSE_FACTOR {
-            schedule.postponed.insert(key, again);
+    });
+    let former = std::mem::take(&mut schedule.within);
+    for (cpu_us, one) in counted.await.unwrap_or_default() {
+        let now = cpu_us.map(|cpu_us| Within {
+            limits: one.limits,
+            cpu_us,
+        });
+        if now.is_some() && former.get(&one.key) == now.as_ref() {
+            schedule.within.extend(now.map(|now| (one.key, now)));
+        } else if measure(context, schedule, &one).await {
+            schedule.within.extend(now.map(|now| (one.key, now)));
         }
     }
     schedule.finish_round(begun, Instant::now());
+}
+
+fn limited(context: &Context) -> Vec<Limited> {
+    let limited = context.sessions.live().into_iter().filter_map(|handle| {
+        let spec = handle.spec();
+        spec.disk_bytes.or(spec.disk_inodes)?;
+        Some(Limited {
+            runtime: Arc::clone(context.runtime(spec.runtime)?),
+            key: ContainerKey::new(handle.id.clone(), handle.generation()?),
+            limits: DiskUsage {
+                bytes: spec.disk_bytes.unwrap_or(u64::MAX),
+                inodes: spec.disk_inodes.unwrap_or(u64::MAX),
+            },
+            handle,
+        })
+    });
+    limited.collect()
+}
+
+impl Limited {
+    fn cpu_us(&self) -> Option<u64> {
+        self.runtime.cpu_us(&self.key)
+    }
+}
+
+/// Measures a session, and ends it if it exceeds its limits. Returns whether it is certainly within them.
+async fn measure(context: &Context, schedule: &mut Schedule, one: &Limited) -> bool {
+    let Limited {
+        handle,
+        runtime,
+        key,
+        limits,
+    } = one;
+    let before = Instant::now();
+    if schedule.postponed.get(key).is_some_and(|at| *at > before) {
+        return false;
+    }
+    let failures = schedule.unmeasured.get(key).copied().unwrap_or_default();
+    let measured = match failures >= FAILED_MEASUREMENTS {
+        true => pause::measure_frozen(&**runtime, handle, key, *limits).await,
+        false => runtime.excess_disk_usage(key, *limits, false).await,
+    };
+    let is_within = matches!(measured, Ok(None));
+    match measured {
+        Ok(Some(DiskExcess::Measured(usage))) => end(handle, &excess(usage, *limits)),
+        Ok(Some(DiskExcess::Unmeasurable)) if failures >= FAILED_MEASUREMENTS => {
+            end(handle, UNMEASURED);
+        }
+        Ok(Some(DiskExcess::Unmeasurable)) => {
+            schedule.unmeasured.insert(key.clone(), failures + 1);
+            warn(context, handle, key);
+        }
+        // Most programs change directories now and then, so this is no reason for a warning.
+        Ok(Some(DiskExcess::Unsteady)) if failures < FAILED_MEASUREMENTS => {
+            schedule.unmeasured.insert(key.clone(), failures + 1);
+        }
+        Ok(Some(DiskExcess::Unsteady) | None) => {
+            schedule.unmeasured.remove(key);
+        }
+        Err(error) => {
+            let error = conman_core::error_chain(&error);
+            tracing::warn!(session = %key, error, "cannot measure a session's disk usage");
+        }
+    }
+    let took = before.elapsed();
+    let again = Instant::now() + took * SESSION_PAUSE_FACTOR;
+    if took > LOOK_INTERVAL / SESSION_PAUSE_FACTOR {
+        schedule.postponed.insert(key.clone(), again);
+    }
+    is_within
 }
 
 fn end(handle: &SessionHandle, why: &str) {
@@ -305,6 +363,7 @@ mod tests {
             latest: begin,
             postponed: HashMap::new(),
             unmeasured: HashMap::new(),
+            within: HashMap::new(),
         };
         let used = |mib: u64| DiskUsage {
             bytes: mib << 20,

@@ -179,6 +179,8 @@ impl StatusHandle {
         metrics::gauge!("conman_through_connections").set(through);
         metrics::gauge!("conman_held_connections").set(held_now(&context.held) as f64);
         metrics::gauge!("conman_cleanups_waiting").set(context.cleanup.len() as f64);
+        let ahead = context.runtimes.values().map(|one| one.made_ahead());
+        metrics::gauge!("conman_pool_waiting").set(ahead.sum::<usize>() as f64);
     }
 
     /// Returns the node's state, without counting its sessions.

@@ -179,6 +179,11 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     /// Ends containers that were made ahead; the next starts decide what is made ahead again. Does not wait.
     fn drop_pool(&self) {}
 
+    /// Containers made ahead that wait for a start.
+    fn made_ahead(&self) -> usize {
+        0
+    }
+
     /// Returns an error if the runtime knows at once, before a container is created, that it lacks
     /// the image; `None` also if it does not know.
     async fn lacks_image(&self, _image: &str) -> Option<RuntimeError> {
@@ -213,6 +218,12 @@ pub trait Lifecycle: Send + Sync + std::fmt::Debug + 'static {
     /// whose answer was lost. Never blocks on the daemon. An empty list is proof: unreadable cgroups
     /// are an error.
     fn pids(&self, key: &ContainerKey) -> std::io::Result<Vec<i32>>;
+
+    /// Processor time in microseconds that the container's processes have used, from the kernel; `None` if that is
+    /// unknown. Reads a file.
+    fn cpu_us(&self, _key: &ContainerKey) -> Option<u64> {
+        None
+    }
 
     /// The container's limit of processor time, from the kernel; `None` if it has none.
     fn cpu_limit(&self, _key: &ContainerKey) -> Option<CpuLimit> {

@@ -1,5 +1,6 @@
 //! What the shim and its clients send to each other: requests, replies, what a client orders to be launched, the
-//! streams of kept commands, and the files that both use.
+//! streams of kept commands, and the files that both use. Also what sessions may see and call on the host's kernel,
+//! which the shim enforces in native containers, and a client requests of OCI runtimes.
 //!
 //! JSON messages over SEQPACKET sockets, each message bounded ([`MAX_MESSAGE_BYTES`]) and decoded as a whole;
 //! descriptors are sent with the messages. JSON, because a shim outlives upgrades of its clients: unknown fields
@@ -15,11 +16,13 @@ mod id_pool;
 pub mod link_socket;
 pub mod log_times;
 mod messages;
+pub mod proc_paths;
 mod root_spec;
 pub mod seqpacket;
 pub mod socket;
 mod spec;
 mod stream_messages;
+pub mod system_calls;
 
 pub use ahead::Ahead;
 pub use client::{Client, ClientError};

@@ -10,11 +10,10 @@ use std::io;
 
 use conman_linux::{FilterInstruction, install_filter};
 use conman_shim_protocol::Hardening;
+use conman_shim_protocol::system_calls::{ArgumentRule, Condition, IOCTL_TYPE, REFUSED};
 use seccompiler::sock_filter as Instruction;
 
-use crate::seccomp_profile::{
-    ALLOWED, Arguments, IOCTL_TYPE, IPC, REFUSED, Variant, Verdict, verdict,
-};
+use crate::seccomp_profile::{ALLOWED, IPC, Variant, Verdict, verdict};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 #[cfg(target_arch = "x86_64")]
@@ -111,13 +110,9 @@ impl Filter {
 
 /// The first number of each range with one verdict, in their order. The last is open.
 fn ranges(variant: Variant) -> Vec<(u32, Verdict)> {
-    let highest = ALLOWED
-        .iter()
-        .chain(IPC)
-        .chain(REFUSED)
-        .max()
-        .copied()
-        .unwrap_or(0);
+    let listed = ALLOWED.iter().chain(IPC).copied();
+    let refused = REFUSED.iter().map(|call| call.number);
+    let highest = listed.chain(refused).max().unwrap_or(0);
     let mut ranges: Vec<(u32, Verdict)> = Vec::new();
     let verdicts = (0..=highest + 1).map(|number| verdict(number, variant));
     for (number, verdict) in (0..).zip(verdicts) {
@@ -153,13 +148,19 @@ fn search(ranges: &[(u32, Verdict)]) -> Vec<Instruction> {
 }
 
 fn decide(verdict: Verdict) -> Vec<Instruction> {
-    let refuse = ERRNO | EPERM;
     match verdict {
         Verdict::Allow => vec![answer(ALLOW)],
-        Verdict::Refuse => vec![answer(refuse)],
+        Verdict::Refuse => vec![answer(ERRNO | EPERM)],
         Verdict::Unknown => vec![answer(ERRNO | ENOSYS)],
-        Verdict::OneOf(index, values) => compare(index, values, ALLOW, refuse),
-        Verdict::Ioctl(refused, kind, allowed) => {
+        Verdict::ByArguments(rule) => decide_by_arguments(rule),
+    }
+}
+
+fn decide_by_arguments(rule: ArgumentRule) -> Vec<Instruction> {
+    let refuse = ERRNO | EPERM;
+    match rule {
+        ArgumentRule::OneOf(index, values) => compare(index, values, ALLOW, refuse),
+        ArgumentRule::Ioctl(refused, kind, allowed) => {
             let others = vec![
                 instruction(MASK, 0, 0, IOCTL_TYPE),
                 instruction(JUMP_EQUAL, 0, 1, kind),
@@ -176,13 +177,13 @@ fn decide(verdict: Verdict) -> Vec<Instruction> {
             program.extend(others);
             program
         }
-        Verdict::NoBits(index, bits, error) => vec![
+        ArgumentRule::NoBits(index, bits, error) => vec![
             instruction(LOAD, 0, 0, argument_at(index)),
             instruction(JUMP_ANY_BIT, 1, 0, bits),
             answer(ALLOW),
             answer(ERRNO | error),
         ],
-        Verdict::Except(conditions, error) => {
+        ArgumentRule::Except(conditions, error) => {
             let mut program = conditions
                 .iter()
                 .rev()
@@ -192,7 +193,7 @@ fn decide(verdict: Verdict) -> Vec<Instruction> {
             program.push(answer(ALLOW));
             program
         }
-        Verdict::ByFirst(cases, error) => {
+        ArgumentRule::ByFirst(cases, error) => {
             let mut program = vec![instruction(LOAD, 0, 0, argument_at(0))];
             for (value, third) in cases {
                 let decided = third.map_or_else(
@@ -220,14 +221,14 @@ fn compare(index: u32, values: &[u32], found: u32, otherwise: u32) -> Vec<Instru
 }
 
 /// Executes `rest` if the condition holds, and otherwise what follows it.
-fn when(condition: Arguments, rest: Vec<Instruction>) -> Vec<Instruction> {
+fn when(condition: Condition, rest: Vec<Instruction>) -> Vec<Instruction> {
     let over = over(&rest);
     let mut program = match condition {
-        Arguments::Equal(index, value) => vec![
+        Condition::Equal(index, value) => vec![
             instruction(LOAD, 0, 0, argument_at(index)),
             instruction(JUMP_EQUAL, 0, over, value),
         ],
-        Arguments::Matching(index, values) => {
+        Condition::Matching(index, values) => {
             let mut program = vec![instruction(LOAD, 0, 0, argument_at(index))];
             for (left, value) in (1..=values.len()).rev().zip(values) {
                 let found = u8::try_from(left).unwrap_or(u8::MAX);
@@ -236,7 +237,7 @@ fn when(condition: Arguments, rest: Vec<Instruction>) -> Vec<Instruction> {
             program.push(instruction(JUMP, 0, 0, u32::from(over)));
             program
         }
-        Arguments::NewValue(index) => vec![
+        Condition::NewValue(index) => vec![
             instruction(LOAD, 0, 0, high_half_at(index)),
             instruction(JUMP_EQUAL, 0, 2, 0),
             instruction(LOAD, 0, 0, argument_at(index)),
@@ -262,13 +263,13 @@ fn answer(value: u32) -> Instruction {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::seccomp_profile::{
+    use conman_shim_protocol::system_calls::{
         ATTACHING_OPTIONS, CLONING_IOCTLS, IPV4_PROTOCOLS, IPV6_PROTOCOLS, NETLINK_PROTOCOLS,
         REFUSED_IOCTLS,
     };
+    use proptest::prelude::*;
+
+    use super::*;
 
     const EINVAL: u32 = 22;
     const EPROTONOSUPPORT: u32 = 93;
@@ -317,11 +318,11 @@ mod tests {
     #[test]
     fn every_listed_call_has_its_answer_and_nothing_is_both_allowed_and_refused() {
         for number in ALLOWED.iter().chain(IPC) {
-            assert!(!REFUSED.contains(number), "{number}");
+            assert!(REFUSED.iter().all(|call| call.number != *number));
             assert_eq!(call(*number, [0; 6]), ALLOW, "{number}");
         }
-        for number in REFUSED {
-            assert_eq!(call(*number, [0; 6]), ERRNO | EPERM, "{number}");
+        for refused in REFUSED {
+            assert_eq!(call(refused.number, [0; 6]), ERRNO | EPERM, "{refused:?}");
         }
         for unknown in [libc::SYS_clone3, libc::SYS_io_setup, libc::SYS_io_submit] {
             assert_eq!(call(unknown, [0; 6]), ERRNO | ENOSYS);

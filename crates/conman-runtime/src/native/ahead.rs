@@ -310,6 +310,13 @@ impl Pool {
         (state.starting == 0).then(|| QUIET.saturating_sub(since))
     }
 
+    /// How many wait for a start.
+    pub(super) fn waiting(&self) -> usize {
+        let state = self.lock();
+        let waiting = state.by_template.values().map(|kind| kind.waiting.len());
+        waiting.sum()
+    }
+
     fn is_in_use(&self) -> bool {
         let state = self.lock();
         !state.by_template.is_empty() || !state.dropped.is_empty()

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use conman_linux::{DiskUsage, ProjectQuotas, TreeUsage, nameless_usage, tree_usage};
 use conman_proto::ResolvedSpec;
+use conman_shim_protocol::SESSION_ROOT;
 
 use super::failure::call_failed;
 use super::snapshots::Snapshots;
@@ -127,10 +128,11 @@ impl Inner {
             return Ok(Some(DiskExcess::Measured(usage)));
         }
         let pids = self.kernel.pids(key)?;
-        let root = |pid: &i32| fs::metadata(format!("/proc/{pid}/root")).ok();
         // Files of an overlay have its device number, or that of the file system below.
         let mut devices = vec![fs::metadata(directory)?.dev()];
-        devices.extend(pids.iter().find_map(root).map(|root| root.dev()));
+        devices.extend(pids.iter().flat_map(|pid| devices_of_roots(*pid)));
+        devices.sort_unstable();
+        devices.dedup();
         let Some(nameless) = nameless_usage(&pids, &devices, MAX_LOOKS) else {
             return Ok(Some(DiskExcess::Unmeasurable));
         };
@@ -140,4 +142,13 @@ impl Inner {
         }
         Ok((!steady).then_some(DiskExcess::Unsteady))
     }
+}
+
+/// The devices of a process's root, and of the session's root if the process is of its OCI runtime.
+fn devices_of_roots(pid: i32) -> impl Iterator<Item = u64> {
+    let root = format!("/proc/{pid}/root");
+    // The session may have a link of that name.
+    let session = fs::symlink_metadata(format!("{root}{SESSION_ROOT}"));
+    let roots = [fs::metadata(root), session];
+    roots.into_iter().flatten().map(|found| found.dev())
 }

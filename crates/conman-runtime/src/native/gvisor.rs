@@ -53,8 +53,8 @@ pub(super) fn mounts() -> Value {
         { "destination": "/dev", "type": "tmpfs", "source": "tmpfs" },
         { "destination": "/dev/pts", "type": "devpts", "source": "devpts" },
         { "destination": "/dev/shm", "type": "tmpfs", "source": "shm" },
-        // Otherwise gVisor keeps it in memory.
-        { "destination": "/tmp", "type": "bind", "source": SESSION_TMP, "options": ["rw"] },
+        // Otherwise gVisor keeps it in memory. Binds of the session may be below it.
+        { "destination": "/tmp", "type": "bind", "source": SESSION_TMP, "options": ["rbind", "rw"] },
         { "destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"] },
     ])
 }

@@ -133,6 +133,11 @@ impl KeptStreams for NativeRuntime {
                         .to_owned(),
                 });
             }
+            // The files of a command that has ended have no use, and the shim may forget that command for this one.
+            let kept = self.kept_execs(key).await?;
+            for ended in kept.iter().filter(|one| !one.running) {
+                self.inner.forget_inside(key, &name(key, ended.id)).await;
+            }
             let described = (&*name(key, id), plan.tty.map(shim_size));
             command.wrap(&self.inner, key, described).await?;
         }
@@ -191,6 +196,10 @@ impl KeptStreams for NativeRuntime {
         signal: SignalNumber,
     ) -> Result<bool, RuntimeError> {
         if !self.runs_programs_itself() {
+            // Another process may have the pid of one that has ended.
+            if !self.kept_exec(key, exec).await?.running {
+                return Ok(false);
+            }
             let name = name(key, exec);
             return self.inner.signal_inside(key, Some(&name), signal).await;
         }

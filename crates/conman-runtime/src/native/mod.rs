@@ -28,6 +28,7 @@ mod link;
 mod log;
 mod oci;
 mod oci_check;
+mod oci_filter;
 mod oci_spec;
 mod oci_state;
 mod options;
@@ -244,6 +245,10 @@ impl Lifecycle for NativeRuntime {
         self.inner.pool.drop_all();
     }
 
+    fn made_ahead(&self) -> usize {
+        self.inner.pool.waiting()
+    }
+
     async fn lacks_image(&self, image: &str) -> Option<RuntimeError> {
         let (inner, image) = (Arc::clone(&self.inner), image.to_owned());
         let look = move || Ok(inner.images.lack(&image));
@@ -329,6 +334,10 @@ impl Lifecycle for NativeRuntime {
 
     fn usages(&self, containers: &[RunningContainer]) -> Vec<ResourceUsage> {
         self.inner.kernel.usages(containers)
+    }
+
+    fn cpu_us(&self, key: &ContainerKey) -> Option<u64> {
+        self.inner.kernel.cpu_us(key)
     }
 
     fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {

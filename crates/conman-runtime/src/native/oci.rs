@@ -24,7 +24,7 @@ use rustix::fs::CWD;
 
 use super::oci_spec::{configuration, process};
 use super::oci_state::{STATE, read_state, remove_state, write_state};
-use super::{Inner, away, gvisor};
+use super::{Inner, away, gvisor, store};
 use crate::lifecycle::signal_process;
 use crate::shared::container_files::host_error;
 use crate::shared::exec_kill::kill_command;
@@ -341,7 +341,7 @@ impl Inner {
         .await;
     }
 
-    /// Sets the limit of CPU time of a session whose program runs.
+    /// Sets the limit of CPU time of a session whose program has begun.
     pub(super) async fn limit_cpu_of_started(
         self: &Arc<Self>,
         key: &ContainerKey,
@@ -351,12 +351,17 @@ impl Inner {
         let limited = away("start", move || {
             Ok(inner.kernel.limit_cpu(&owned, inner.within_total(millis)))
         });
-        // Without its limit it must not run.
-        limited.await?.map_err(|error| RuntimeError::Unavailable {
-            runtime: self.kind_of(key),
-            action: "limit the processor time of a session",
-            reason: format!("{key}: {error}"),
-        })
+        match limited.await? {
+            // Without its limit it must not run.
+            Err(error) if self.ends.of(&store::name(key)).is_none() => {
+                Err(RuntimeError::Unavailable {
+                    runtime: self.kind_of(key),
+                    action: "limit the processor time of a session",
+                    reason: format!("{key}: {error}"),
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The same after a crash of the daemon, which may have come between the start of the program and its limit.

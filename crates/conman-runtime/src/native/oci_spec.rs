@@ -1,9 +1,11 @@
 //! What OCI runtimes run, as the specification has it: the session's program, and commands.
 
-use conman_shim_protocol::{LaunchSpec, ProgramSpec, SESSION_ROOT, TerminalSize};
+use std::ffi::CStr;
+
+use conman_shim_protocol::{LaunchSpec, ProgramSpec, SESSION_ROOT, TerminalSize, proc_paths};
 use serde_json::{Value, json};
 
-use super::gvisor;
+use super::{gvisor, oci_filter};
 
 /// Capabilities of root in the session, over the session's own resources: those of a native session.
 const CAPABILITIES: [&str; 9] = [
@@ -18,36 +20,6 @@ const CAPABILITIES: [&str; 9] = [
     "CAP_SYS_CHROOT",
 ];
 
-/// System calls that a session may not make where its kernel is the host's: `EPERM`, and `ENOSYS` where programs then
-/// do without. What needs a capability that the session lacks is not listed: with `unshare` and `clone` it has none.
-const REFUSED: [&str; 9] = [
-    "unshare",
-    "setns",
-    "bpf",
-    "perf_event_open",
-    "userfaultfd",
-    "fanotify_init",
-    "keyctl",
-    "add_key",
-    "request_key",
-];
-const UNKNOWN: [&str; 5] = [
-    "clone3",
-    "io_setup",
-    "io_uring_setup",
-    "io_uring_enter",
-    "io_uring_register",
-];
-const EPERM: u32 = 1;
-const ENOSYS: u32 = 38;
-
-/// With these first arguments `clone`, `socket`, `seccomp` and `prctl` are refused.
-const CLONE_NEWUSER: u64 = 0x1000_0000;
-/// `AF_ALG` and `AF_VSOCK`.
-const REFUSED_FAMILIES: [u64; 2] = [38, 40];
-const SECCOMP_SET_MODE_FILTER: u64 = 1;
-const PR_SET_SECCOMP: u64 = 22;
-
 /// What a runtime runs, as an OCI specification.
 pub(super) fn configuration(is_gvisor: bool, session: &ProgramSpec, launch: &LaunchSpec) -> Value {
     let mut linux = json!({
@@ -58,25 +30,9 @@ pub(super) fn configuration(is_gvisor: bool, session: &ProgramSpec, launch: &Lau
     let mounts = match is_gvisor {
         true => gvisor::mounts(),
         false => {
-            linux["seccomp"] = seccomp();
-            linux["maskedPaths"] = json!([
-                "/proc/acpi",
-                "/proc/kcore",
-                "/proc/keys",
-                "/proc/latency_stats",
-                "/proc/locks",
-                "/proc/pressure",
-                "/proc/sched_debug",
-                "/proc/scsi",
-                "/proc/timer_list",
-            ]);
-            linux["readonlyPaths"] = json!([
-                "/proc/bus",
-                "/proc/fs",
-                "/proc/irq",
-                "/proc/sys",
-                "/proc/sysrq-trigger",
-            ]);
+            linux["seccomp"] = oci_filter::filter();
+            linux["maskedPaths"] = in_proc(&proc_paths::MASKED);
+            linux["readonlyPaths"] = in_proc(&proc_paths::READ_ONLY);
             mounts(launch.ptys)
         }
     };
@@ -88,6 +44,14 @@ pub(super) fn configuration(is_gvisor: bool, session: &ProgramSpec, launch: &Lau
         "mounts": mounts,
         "linux": linux,
     })
+}
+
+/// The paths of these names.
+fn in_proc(names: &[&CStr]) -> Value {
+    let paths = names
+        .iter()
+        .map(|name| format!("/proc/{}", name.to_string_lossy()));
+    paths.collect()
 }
 
 /// A program of the session, as an OCI specification.
@@ -145,32 +109,24 @@ fn mounts(ptys: u32) -> Value {
     ])
 }
 
-/// The system call filter of a session whose kernel is the host's.
-fn seccomp() -> Value {
-    let refuse = |call: &str, value: u64, bits: bool| {
-        let condition = match bits {
-            true => {
-                json!({ "index": 0, "value": value, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ" })
-            }
-            false => json!({ "index": 0, "value": value, "op": "SCMP_CMP_EQ" }),
-        };
-        json!({ "names": [call], "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM, "args": [condition] })
-    };
-    let mut calls = vec![
-        json!({ "names": REFUSED, "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM }),
-        json!({ "names": UNKNOWN, "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS }),
-        refuse("clone", CLONE_NEWUSER, true),
-        // Compiled filters take memory of a pool that all programs of the host share.
-        refuse("seccomp", SECCOMP_SET_MODE_FILTER, false),
-        refuse("prctl", PR_SET_SECCOMP, false),
-    ];
-    calls.extend(REFUSED_FAMILIES.map(|family| refuse("socket", family, false)));
-    json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": calls })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_native_sessions_do_not_see_in_proc_is_hidden() {
+        let hidden = in_proc(&proc_paths::MASKED);
+        for path in [
+            "/proc/kcore",
+            "/proc/cmdline",
+            "/proc/config.gz",
+            "/proc/interrupts",
+        ] {
+            let hidden = hidden.as_array().expect("a list");
+            assert!(hidden.contains(&json!(path)), "{path}");
+        }
+        assert_eq!(in_proc(&[c"sys"]), json!(["/proc/sys"]));
+    }
 
     #[test]
     fn a_program_has_its_user_and_only_root_has_capabilities() {

@@ -16,7 +16,8 @@ use tokio::time::{Instant, sleep};
 use super::ends::{ProcessEnd, end};
 use super::failure::{START, call_failed, milliseconds, refused, start_failed};
 use super::link::Connecting;
-use super::{Inner, away, no_such_container, oci, store};
+use super::oci::{self, OciOptions};
+use super::{Inner, away, no_such_container, store};
 use crate::shared::container_files::host_error;
 use crate::shared::container_network::StoredLink;
 use crate::shim_link::LinkError;
@@ -70,30 +71,29 @@ impl Inner {
             steps,
             egress,
         };
+        let program = session.as_ref().map(|(program, _)| program);
         match called {
             Ok((Reply::Launched { pid, phases }, fds)) => {
                 let name = store::name(key);
-                match self.ends.of(&name) {
-                    None if !fds.is_empty() => {
-                        let mut steps = steps(&phases);
-                        if let Some((program, cpu_millis)) = &session {
-                            let took = self.program_begins(key, program).await?;
-                            steps.push(("start.runtime", took));
-                            if let Some(millis) = cpu_millis {
-                                self.limit_cpu_of_started(key, *millis).await?;
-                            }
-                        }
-                        Ok(started(pid, steps))
+                let mut steps = steps(&phases);
+                if let Some((program, cpu_millis)) = &session {
+                    let took = self.program_begins(key, program).await?;
+                    steps.push(("start.runtime", took));
+                    if let Some(millis) = cpu_millis {
+                        self.limit_cpu_of_started(key, *millis).await?;
                     }
+                    return Ok(started(pid, steps));
+                }
+                match self.ends.of(&name) {
+                    None if !fds.is_empty() => Ok(started(pid, steps)),
                     // It ended before a pidfd was opened; the shim is reporting its end.
                     None => {
                         let end = tokio::time::timeout(END_PATIENCE, self.ends.wait(&name));
                         let end = end.await.ok().and_then(Result::ok);
-                        Err(self
-                            .ended_at_once(key, end.unwrap_or(ProcessEnd(None)))
-                            .await)
+                        let end = end.unwrap_or(ProcessEnd(None));
+                        Err(self.ended_at_once(key, program, end).await)
                     }
-                    Some(end) => Err(self.ended_at_once(key, end).await),
+                    Some(end) => Err(self.ended_at_once(key, program, end).await),
                 }
             }
             Ok(_) => Err(call_failed("start", key, LinkError::Unexpected)),
@@ -101,7 +101,7 @@ impl Inner {
                 let found = self.look(key, "start").await?;
                 match found.container.map(|view| (view.pid, end(view.state))) {
                     Some((pid, None)) => Ok(started(pid, Vec::new())),
-                    Some((_, Some(end))) => Err(self.ended_at_once(key, end).await),
+                    Some((_, Some(end))) => Err(self.ended_at_once(key, program, end).await),
                     None => Err(RuntimeError::TimedOut {
                         runtime: RuntimeKind::Native,
                         action: "start",
@@ -114,7 +114,8 @@ impl Inner {
         }
     }
 
-    /// Waits until the OCI runtime runs the session's program, and returns how long that took.
+    /// Waits until the OCI runtime has begun the session's program, which may have ended then, and returns how long that
+    /// took.
     async fn program_begins(
         self: &Arc<Self>,
         key: &ContainerKey,
@@ -122,19 +123,13 @@ impl Inner {
     ) -> Result<Duration, RuntimeError> {
         let begun = Instant::now();
         loop {
-            if let Some(end) = self.ends.of(&store::name(key)) {
-                let failed = self.oci_of(key)?.may_have_failed(end.0);
-                let failed = failed && !self.has_begun_inside(key, oci::PROGRAM).await;
-                let error = self.ended_at_once(key, end).await;
-                return Err(match &error {
-                    RuntimeError::EndedAtOnce { reason, .. } if failed => {
-                        oci::not_run(key, session, reason).unwrap_or(error)
-                    }
-                    _ => error,
-                });
-            }
+            // Read first: a program that has begun and ended since the last look is seen to have begun.
+            let end = self.ends.of(&store::name(key));
             if self.program_runs(key).await? {
                 return Ok(begun.elapsed());
+            }
+            if let Some(end) = end {
+                return Err(self.ended_at_once(key, Some(session), end).await);
             }
             if begun.elapsed() > self.timeouts.start {
                 return Err(RuntimeError::TimedOut {
@@ -193,11 +188,21 @@ impl Inner {
         }
     }
 
+    /// The error of a start whose container has ended. `session`: the program that its OCI runtime was to run.
     async fn ended_at_once(
         self: &Arc<Self>,
         key: &ContainerKey,
+        session: Option<&ProgramSpec>,
         ProcessEnd(code): ProcessEnd,
     ) -> RuntimeError {
+        let has_failed = |oci: &OciOptions| oci.may_have_failed(code);
+        let not_run = match session {
+            Some(session) if self.oci_of(key).is_ok_and(has_failed) => {
+                let has_begun = self.has_begun_inside(key, oci::PROGRAM).await;
+                (!has_begun).then_some(session)
+            }
+            _ => None,
+        };
         let ending = match code {
             Some(code) => format!("ended at once with exit code {code}"),
             None => "ended at once".to_owned(),
@@ -214,10 +219,12 @@ impl Inner {
         }
         let from = last.len().saturating_sub(QUOTED_BYTES);
         let quoted = String::from_utf8_lossy(&last[from..]);
-        RuntimeError::EndedAtOnce {
+        let reason = format!("{ending}: {}", quoted.trim());
+        let not_run = not_run.and_then(|session| oci::not_run(key, session, &reason));
+        not_run.unwrap_or_else(|| RuntimeError::EndedAtOnce {
             subject: key.to_string(),
-            reason: format!("{ending}: {}", quoted.trim()),
-        }
+            reason,
+        })
     }
 }
 

@@ -118,6 +118,12 @@ impl KernelView {
             .find_map(|path| self.cgroups.oom_kills(&path))
     }
 
+    /// Processor time in microseconds that its processes have used, if that is counted.
+    pub fn cpu_us(&self, key: &ContainerKey) -> Option<u64> {
+        self.cgroup_paths(key)
+            .find_map(|path| self.cgroups.cpu_us(&path))
+    }
+
     pub fn cpu_limit(&self, key: &ContainerKey) -> Option<CpuLimit> {
         self.cgroup_paths(key)
             .find_map(|path| self.cgroups.cpu_limit(&path))

@@ -12,7 +12,7 @@ use conman_testkit::runtime_conformance::{Stage, say_skipped};
 use crate::oci_host::WithRuntime;
 
 /// A program without libraries: there are none in the container beside it.
-fn program(code: &[u8]) -> Vec<u8> {
+pub(crate) fn program(code: &[u8]) -> Vec<u8> {
     const ADDRESS: u64 = 0x40_0000;
     const HEADERS: u64 = 64 + 56;
     let size = HEADERS + code.len() as u64;

@@ -90,17 +90,9 @@ impl Scene {
         names
     }
 
-    /// Waits until so many wait, none being taken.
+    /// Waits until so many wait.
     async fn full(&self, count: usize) {
-        let above = instance_cgroup(&self.instance, CgroupDriver::Cgroupfs);
-        let cgroups = Cgroups::detect().expect("cgroups");
-        let waits = |name: &String| {
-            let cgroup = format!("{above}/{name}");
-            cgroups.label(&cgroup).as_deref() == Some("") && !cgroups.pids_below(&cgroup).is_empty()
-        };
-        until(async || self.ahead().iter().filter(|name| waits(name)).count() == count).await;
-        // The order is answered a moment later.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        until(async || self.runtime.made_ahead() == count).await;
     }
 }
 

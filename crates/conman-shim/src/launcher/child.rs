@@ -10,6 +10,7 @@ use conman_linux::{
     Capabilities, Features, InitProgram, Interface, Mount, MountAttributes, Namespaces,
     NewFilesystem, SoleThread, become_user, create_dir_in_root, join_cgroups, unshare_namespaces,
 };
+use conman_shim_protocol::proc_paths::{MASKED, READ_ONLY};
 use conman_shim_protocol::{
     Ahead, LaunchError, LaunchSpec, SESSION_ROOT, SESSION_TMP, encode, seqpacket,
 };
@@ -28,31 +29,6 @@ use super::program::{Privileges, execute};
 use super::steps::{namespace_step, step};
 use super::terminals;
 use crate::seccomp_filter::Filter;
-
-/// Hidden from containers where the kernel has them: files by /dev/null, directories by an empty one. The
-/// same as Docker's, except for /sys, which is not mounted. In addition, files that show other
-/// containers' activity (disks, locks, pressure) or the kernel's configuration.
-/// `pressure` also takes triggers, each of which costs a grace period of the kernel when its writer dies.
-const MASKED: [&CStr; 15] = [
-    c"acpi",
-    c"asound",
-    c"cmdline",
-    c"config.gz",
-    c"diskstats",
-    c"kcore",
-    c"keys",
-    c"latency_stats",
-    c"locks",
-    c"pressure",
-    c"sched_debug",
-    c"scsi",
-    c"timer_list",
-    c"timer_stats",
-    c"interrupts",
-];
-
-/// Readable only.
-const READ_ONLY: [&CStr; 5] = [c"bus", c"fs", c"irq", c"sys", c"sysrq-trigger"];
 
 /// The device that covers files of procfs; below /dev.
 const NULL_DEVICE: &str = "null";
@@ -199,6 +175,9 @@ impl Child<'_> {
         create_dir_in_root(root, Path::new(workdir))
             .and_then(|directory| enter_directory(&directory))
             .map_err(workdir_failed(workdir))?;
+        if spec.hardening.has_runtime() {
+            show_tmp(root).map_err(step("mount the session's /tmp"))?;
+        }
         if spec.root.read_only {
             self.restrict(&overlay, MountAttributes::MOUNT_ATTR_RDONLY)
                 .map_err(step("make the root read-only"))?;
@@ -274,7 +253,6 @@ impl Child<'_> {
             return Ok(());
         };
         attach_at(overlay, SESSION_ROOT).map_err(step("mount the session's root"))?;
-        show_tmp(overlay).map_err(step("mount the session's /tmp"))?;
         let attributes = MountAttributes::MOUNT_ATTR_RDONLY
             | MountAttributes::MOUNT_ATTR_NODEV
             | MountAttributes::MOUNT_ATTR_NOSUID;
@@ -401,8 +379,8 @@ fn close_streams(dev: &Mount) -> io::Result<()> {
     Ok(rustix::stdio::dup2_stderr(&null)?)
 }
 
-/// Shows an OCI runtime the session's `/tmp` by a path on which the session has no symbolic link.
-fn show_tmp(session: &Mount) -> io::Result<()> {
+/// Shows an OCI runtime the session's `/tmp`, with the binds there, by a path on which the session has no symbolic link.
+fn show_tmp(session: BorrowedFd<'_>) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let tmp = match openat(session, "tmp", flags, Mode::empty()) {
         Ok(tmp) => tmp,
@@ -412,7 +390,7 @@ fn show_tmp(session: &Mount) -> io::Result<()> {
         }
         Err(errno) => return Err(errno.into()),
     };
-    attach_at(&Mount::copy_of(&tmp, Path::new(""))?, SESSION_TMP)
+    attach_at(&Mount::copy_of_tree(&tmp, Path::new(""))?, SESSION_TMP)
 }
 
 /// Makes a directory of the container's the working directory.

@@ -17,7 +17,7 @@ use conman_linux::{
 };
 use conman_shim_protocol::LaunchError;
 use nix::sys::signal::SigSet;
-use nix::unistd::{chdir, setsid};
+use nix::unistd::{Pid, chdir, setpgid};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::steps::{process_step, step};
@@ -59,7 +59,10 @@ pub(super) fn become_init(
 
 /// Takes from the process what the init does not need: it signals a program that may be any user's.
 fn reduce() -> io::Result<()> {
-    setsid()?;
+    // Not a session: for each, the kernel makes a group of the scheduler, even where `sched_autogroup_enabled` is 0, and
+    // visits it with every limit of processor time that is set.
+    let own = Pid::from_raw(0);
+    setpgid(own, own)?;
     chdir(Path::new("/"))?;
     bound_capabilities(Capabilities::KILL)?;
     limit_capabilities(Capabilities::KILL, false)?;

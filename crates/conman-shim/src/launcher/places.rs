@@ -152,8 +152,8 @@ fn make_workshop(roots: &[PathBuf]) -> io::Result<()> {
         .chain(roots.iter().map(PathBuf::as_path))
         .collect();
     // Taken before the bench covers a root that lies below it.
-    let copies: io::Result<Vec<Mount>> =
-        shown.iter().map(|path| Mount::copy_of_tree(path)).collect();
+    let copies = shown.iter().map(|path| Mount::copy_of_tree(CWD, path));
+    let copies: io::Result<Vec<Mount>> = copies.collect();
     new_tmpfs(BENCH)?;
     for (path, copy) in shown.iter().zip(copies?) {
         let target = Path::new(BENCH).join(path.strip_prefix("/").unwrap_or(path));

@@ -585,9 +585,16 @@ fn an_oci_runtime_has_a_root_of_its_own_that_the_sessions_links_do_not_lead_into
             copy_of(&config),
         ]
     };
+    let work = work_directory(&shim);
     let mut client = shim.client();
-    let mut run = |name: &str, layers: &[&str], script: &str| {
+    let mut run = |name: &str, layers: &[&str], target: Option<&str>, script: &str| {
         let mut spec = shim.spec(name, "");
+        spec.binds = target
+            .map(|target| bind(target, true))
+            .into_iter()
+            .collect();
+        let binds = target.map(|_| copy_of(&work)).into_iter();
+        let mounts: Vec<Mount> = binds.chain(files()).collect();
         spec.hardening = Hardening::of_oci_runtime(&[RUNTIME_PROGRAM, RUNTIME_CONFIG]);
         spec.root.layers = layers.iter().map(std::path::PathBuf::from).collect();
         // The test's runtime is the session's busybox.
@@ -595,16 +602,25 @@ fn an_oci_runtime_has_a_root_of_its_own_that_the_sessions_links_do_not_lead_into
         spec.program.argv = argv.map(str::to_owned).to_vec();
         spec.program.env = vec![("PATH".to_owned(), "/rootfs/bin".to_owned())];
         let launched = client
-            .launch_with(spec, &files())
+            .launch_with(spec, &mounts)
             .unwrap_or_else(|error| panic!("{error}: {error:?}"));
         wait_dead(&launched);
         shim.log(name)
     };
     let script = "cat /config.json; ls -d /runtime; cat /session-tmp/file; echo new >/session-tmp/new; \
                   ls /rootfs/tmp; echo x >>/config.json; echo $?; mkdir /state/one && unshare -m true && echo able";
-    let log = run("runtime.1", &["base"], script);
+    let log = run("runtime.1", &["base"], None, script);
     let seen = "what it runs\n/runtime\nthe session's\nfile\nnew\n";
     assert!(log.starts_with(seen) && log.ends_with("1\nable\n"), "{log}");
+    // It sees binds there by both paths.
+    for (name, target) in [("bound.1", "/tmp"), ("bound.2", "/tmp/below")] {
+        let script = format!(
+            "cat /rootfs{target}/greeting /session-{}/greeting",
+            &target[1..]
+        );
+        let log = run(name, &["base"], Some(target), &script);
+        assert_eq!(log, "from the host\nfrom the host\n", "{target}");
+    }
 
     // An image that would have the runtime take its own state for the session's files.
     let linked = shim.path("store/linked");
@@ -612,7 +628,7 @@ fn an_oci_runtime_has_a_root_of_its_own_that_the_sessions_links_do_not_lead_into
     std::os::unix::fs::symlink("/state", linked.join("tmp")).expect("linked");
     shim.made_layer("linked");
     let script = "echo secret >/state/file; ls /session-tmp; echo end";
-    assert_eq!(run("runtime.2", &["linked", "base"], script), "end\n");
+    assert_eq!(run("runtime.2", &["linked", "base"], None, script), "end\n");
 
     let mut spec = shim.spec("runtime.3", "true");
     spec.hardening = Hardening::of_oci_runtime(&[RUNTIME_PROGRAM, RUNTIME_CONFIG]);

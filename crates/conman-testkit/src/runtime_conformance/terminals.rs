@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use conman_linux::Signal;
 use conman_proto::{ExecId, TerminalSize};
 
 use super::stage::{PATIENCE, Stage, command, until, within};
@@ -328,6 +329,12 @@ pub async fn a_kept_command_outlives_who_started_it(stage: &Stage) {
     viewer.types("exit 5\n").await;
     let (code, _) = viewer.end().await;
     assert_eq!(code, Some(5));
+    let (runtime, signal) = (stage.runtime(), Signal::SIGTERM.into());
+    let sent = runtime.signal_exec(key, kept.id, signal).await;
+    assert!(!sent.expect("answered"), "it has ended");
+    let error = runtime.signal_exec(key, ExecId::new(7), signal).await;
+    let error = error.expect_err("there was never one");
+    assert!(matches!(error, RuntimeError::NoSuchExec { .. }), "{error}");
     // Later clients learn its end and what it showed.
     for runtime in [later, stage.another_runtime()] {
         let listed = runtime.kept_execs(key).await.expect("listed");

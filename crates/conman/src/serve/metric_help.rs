@@ -71,6 +71,10 @@ const GAUGES: &[(&str, &str)] = &[
         "1 for the state that this node is in, 0 for the others",
     ),
     (
+        "conman_pool_waiting",
+        "Containers made ahead that wait for a start",
+    ),
+    (
         "conman_preempt_unreleased_sessions",
         "Sessions that the latest preemption has not released",
     ),

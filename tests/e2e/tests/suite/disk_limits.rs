@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use conman_e2e::{Conman, ROOT, eventually_some, native};
+use conman_e2e::{Conman, ROOT, eventually, eventually_some, native};
 use conman_linux::{CgroupLayout, Disk, ProjectQuotas};
 use conman_proto::{ExecResult, Node, Readiness, SessionState};
 use http::StatusCode;
@@ -71,6 +71,14 @@ async fn a_session_beyond_its_disk_limit_is_ended_with_the_reason_and_no_other()
     }
     let answer = conman.sessions().get("/s/bystander/").await;
     assert_eq!(answer.text(), "hello\n");
+    // One that did nothing since it was last measured is measured again as soon as it writes.
+    let more = json!({"command": ["dd", "if=/dev/zero", "of=/more", "bs=1M", "count=40"]});
+    // It may end before the command does.
+    let _ = api.post("/v1/sessions/modest/exec", &more).await;
+    eventually("it is ended", SOON, async || {
+        api.session("modest").await.state == SessionState::Failed
+    })
+    .await;
 }
 
 #[tokio::test]
