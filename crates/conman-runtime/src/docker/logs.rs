@@ -128,18 +128,18 @@ pub(super) async fn keep_end(shared: &Arc<Shared>, container: &Listed) {
     if most == 0 {
         return;
     }
-    let read = timeout(KEEP_PATIENCE, read_end(shared, container, most)).await;
-    let (stdout, stderr) = match read {
-        Ok(Ok(ends)) => ends,
+    let (mut stdout, mut stderr) = (OutputEnd::default(), OutputEnd::default());
+    let read = read_end(shared, container, most, [&mut stdout, &mut stderr]);
+    match timeout(KEEP_PATIENCE, read).await {
+        Ok(Ok(())) => {}
         Ok(Err(failure)) => {
             tracing::warn!(container = %container.key, ?failure, "cannot keep the log");
             return;
         }
         Err(_elapsed) => {
-            tracing::warn!(container = %container.key, "cannot keep the log: it was not read in time");
-            return;
+            tracing::warn!(container = %container.key, "the kept log may lack its end: it was not read in time");
         }
-    };
+    }
     let (kept_logs, key) = (Arc::clone(kept_logs), container.key.clone());
     let stderr = (!stderr.bytes.is_empty()).then_some(stderr);
     let keep = move || {
@@ -151,15 +151,21 @@ pub(super) async fn keep_end(shared: &Arc<Shared>, container: &Listed) {
     }
 }
 
+/// Reads until dockerd has closed the log: it may notice the end of the container after conman, and writes the last
+/// line of an output, if that lacks its newline, only then. It does not follow the log of a container that it has
+/// stopped.
 async fn read_end(
     shared: &Arc<Shared>,
     container: &Listed,
     most: u64,
-) -> Result<(OutputEnd, OutputEnd), Failure> {
-    let query = query(LogOptions::default());
+    [stdout, stderr]: [&mut OutputEnd; 2],
+) -> Result<(), Failure> {
+    let query = query(LogOptions {
+        follow: true,
+        ..LogOptions::default()
+    });
     let log = shared.raw_log(&container.container_id, &query).await?;
     let mut chunks = chunks(container, log);
-    let (mut stdout, mut stderr) = (OutputEnd::default(), OutputEnd::default());
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
         match chunk.stream {
@@ -167,7 +173,7 @@ async fn read_end(
             OutputStream::Stderr => stderr.push(&chunk.bytes, most),
         }
     }
-    Ok((stdout, stderr))
+    Ok(())
 }
 
 fn chunks(container: &Listed, log: BoxStream<'static, Result<Bytes, Failure>>) -> Chunks {

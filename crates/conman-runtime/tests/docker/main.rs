@@ -22,12 +22,16 @@ use conman_core::Instance;
 use conman_core::naming;
 use conman_proto::{Network, TerminalSize};
 use conman_runtime::{
-    DockerOptions, DockerRuntime, DockerTimeouts, Exec, ExecPlan, Lifecycle, LogOptions, Runtime,
-    RuntimeError,
+    DockerOptions, DockerRuntime, DockerTimeouts, Exec, ExecPlan, KeptLogLimits, Lifecycle,
+    LogOptions, Runtime, RuntimeError,
 };
 use conman_testkit::runtime_conformance;
 use conman_testkit::runtime_conformance::{Harness, Stage, say_skipped};
 use docker_relay::{DOCKER_SOCKET, Relay, Treatment, socket_in};
+use futures_util::TryStreamExt as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::sync::Notify;
 
 const IMAGE: &str = "conman-test:busybox";
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -127,6 +127,64 @@ async fn a_container_that_docker_believes_to_run_is_removed_once_it_notices() {
     assert_eq!(stage.runtime().list().await.expect("answered"), []);
 }
 
+/// dockerd writes a line without its newline once it notices the end.
+#[tokio::test]
+async fn the_log_is_kept_whole_though_docker_notices_the_end_late() {
+    let Some(stage) = stage() else { return };
+    let program = ["sh", "-c", "printf 'one\ntwo'; sleep 1000"];
+    let container = stage.run(&stage.plan("alice", &program)).await;
+    eventually("what follows the output", || {
+        let names = stage.pids(&container.key).into_iter().map(|pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.unwrap_or_default()
+        });
+        names.into_iter().any(|name| name == "sleep\n")
+    })
+    .await;
+    // dockerd learns of the end from this one.
+    let parent: i32 = process_status(container.pid, "PPid")
+        .parse()
+        .expect("a pid");
+    let parent = Pid::from_raw(parent);
+    kill(parent, Signal::SIGSTOP).expect("stopped");
+    container.kill();
+
+    let reads = Arc::new(Notify::new());
+    let relay = Relay::start({
+        let reads = Arc::clone(&reads);
+        move |request| {
+            if request.contains("/logs?") {
+                reads.notify_one();
+            }
+            Treatment::Pass
+        }
+    });
+    let kept = tempfile::tempdir().expect("a directory");
+    let options = DockerOptions {
+        kept_logs: Some((kept.path().join("kept"), KeptLogLimits::default())),
+        ..DockerOptions::new(relay.socket(), stage.instance().clone())
+    };
+    let runtime = DockerRuntime::connect(options).expect("the host has cgroups");
+    let keys = [container.key.clone()];
+    let continues = async {
+        reads.notified().await;
+        // For dockerd to answer with what it has.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        kill(parent, Signal::SIGCONT).expect("continued");
+    };
+    let (removed, ()) = tokio::join!(runtime.remove(&keys), continues);
+    assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
+    let log = runtime.logs(&container.key, LogOptions::default());
+    let chunks: Vec<_> = log
+        .await
+        .expect("it is kept")
+        .try_collect()
+        .await
+        .expect("readable");
+    let bytes = chunks.into_iter().flat_map(|chunk| chunk.bytes).collect();
+    assert_eq!(String::from_utf8(bytes).as_deref(), Ok("one\ntwo"));
+}
+
 #[tokio::test]
 async fn a_container_that_docker_believes_to_run_for_ever_is_reported_and_can_be_tried_again() {
     let Some(stage) = stage() else { return };
