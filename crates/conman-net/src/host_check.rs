@@ -91,7 +91,7 @@ pub(crate) async fn try_link() -> Result<(), HostError> {
     };
     let made = async {
         let (host, session) = (host?, session?);
-        let changes = link.host_changes(session.as_fd(), false);
+        let changes = link.host_changes(session.as_fd());
         host.change_all(changes).await
     };
     made.await.map_err(HostError::NoLink)

@@ -297,15 +297,14 @@ impl Connection {
     }
 
     async fn connect(self, link: Link, namespace: Namespace) -> io::Result<()> {
-        let ipv6 = has_ipv6();
-        let changes = link.host_changes(namespace.file.as_fd(), ipv6);
+        let changes = link.host_changes(namespace.file.as_fd());
         let mut answers = self.change(changes).await?.into_iter();
         // If the pair was not created, its name may be another link's.
         answers.next().unwrap_or(Ok(()))?;
         let rest: io::Result<()> = answers.collect();
         let configured = rest.and_then(|()| {
             let mut inside = RouteSocket::from_fd(namespace.socket)?;
-            inside.change_all(&link.session_changes(ipv6))
+            inside.change_all(&link.session_changes(has_ipv6()))
         });
         let configured = match link.bandwidth.is_unlimited() {
             true => configured,

@@ -3,6 +3,10 @@
 //! A link is a veth pair: the host's end has a route to the session's addresses, the session's end has
 //! the addresses and a default route. Both ends have the same hardware address and no ARP, so neither
 //! looks for the other, and there is nothing to spoof. No end gets link-local addresses.
+//!
+//! The host's end of a link without an IPv6 address is dormant: it carries packets, but never counts as up, so the
+//! kernel does not configure IPv6 on it. Otherwise each end would add a multicast route to one list, and a link
+//! that is made or deleted would walk the routes of all others.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,7 +19,7 @@ use netlink_packet_route::address::{
 };
 use netlink_packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
-    LinkFlags, LinkInfo, LinkMessage,
+    LinkFlags, LinkInfo, LinkMessage, LinkMode,
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope,
@@ -53,12 +57,12 @@ pub(crate) struct Link {
 
 impl Link {
     /// Changes in the host's namespace that create the link, with its other end in `namespace`.
-    pub(crate) fn host_changes(&self, namespace: BorrowedFd<'_>, ipv6: bool) -> Vec<Change> {
+    pub(crate) fn host_changes(&self, namespace: BorrowedFd<'_>) -> Vec<Change> {
         let index = link_index(self.addresses.v4);
         let mut changes = vec![Change::Create(self.pair(index, namespace))];
         // What the host sends, the session receives.
         changes.extend(self.limit(index, self.bandwidth.inward));
-        changes.extend(bring_up(index, ipv6));
+        changes.extend(bring_up(index, self.addresses.v6.is_some()));
         let to_session = |destination: IpAddr| {
             let mut route = route(IpNet::from(destination), index);
             route.header.scope = RouteScope::Link;
@@ -109,6 +113,9 @@ impl Link {
             .push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
         let mut host = end(&self.name);
         host.attributes.push(LinkAttribute::Group(self.group));
+        if self.addresses.v6.is_none() {
+            host.attributes.push(LinkAttribute::Mode(LinkMode::Dormant));
+        }
         host.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(session))),

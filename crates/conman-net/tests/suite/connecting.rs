@@ -31,6 +31,21 @@ pub(super) fn plane_with(
     })
 }
 
+/// Connects from the host to an address of the session, and sends something.
+fn send(host: &Host, session: &Host, address: SocketAddr) {
+    let listener = session
+        .run(move || TcpListener::bind(address))
+        .expect("its address");
+    let mut client = host
+        .run(move || TcpStream::connect_timeout(&address, Duration::from_secs(5)))
+        .expect("the route to it");
+    let (mut server, from) = listener.accept().expect("connected");
+    client.write_all(b"hello").expect("sent");
+    let mut received = [0; 5];
+    server.read_exact(&mut received).expect("received");
+    assert_eq!(&received, b"hello", "from {from}");
+}
+
 #[tokio::test]
 async fn a_session_and_its_host_reach_each_other_over_both_families() {
     let (host, session) = (Host::new(), Host::new());
@@ -47,17 +62,7 @@ async fn a_session_and_its_host_reach_each_other_over_both_families() {
         SocketAddr::new(addresses.v4.into(), 80),
         SocketAddr::new(v6.into(), 80),
     ] {
-        let listener = session
-            .run(move || TcpListener::bind(address))
-            .expect("its address");
-        let mut client = host
-            .run(move || TcpStream::connect_timeout(&address, Duration::from_secs(5)))
-            .expect("the route to it");
-        let (mut server, from) = listener.accept().expect("connected");
-        client.write_all(b"hello").expect("sent");
-        let mut received = [0; 5];
-        server.read_exact(&mut received).expect("received");
-        assert_eq!(&received, b"hello", "from {from}");
+        send(&host, &session, address);
     }
     let ours = host.shell("ip -d -o link");
     let line = ours
@@ -75,6 +80,26 @@ async fn a_session_and_its_host_reach_each_other_over_both_families() {
     // Nothing but the route makes the address known.
     assert!(!host.shell("ip -o address").contains("fe80"));
     assert!(!session.shell("ip -o address").contains("fe80"));
+}
+
+#[tokio::test]
+async fn a_session_without_ipv6_gives_its_host_no_ipv6_address_or_route() {
+    let (host, session) = (Host::new(), Host::new());
+    host.shell("ip address add 192.0.2.1/32 dev lo");
+    let plane = plane(&host, &["10.88.0.0/16"]);
+    let addresses = plane.take("a").expect("free");
+    plane
+        .connect("a", addresses, 7, Bandwidth::default(), session.namespace())
+        .await
+        .expect("connected");
+    send(&host, &session, SocketAddr::new(addresses.v4.into(), 80));
+    // The kernel would have configured IPv6 together with what lets the end send, under the lock that this takes.
+    host.shell("ip link set lo up");
+    for list in ["ip -6 -o address", "ip -6 -o route show table all"] {
+        let listed = host.shell(list);
+        // The host's end has the instance in its name.
+        assert!(!listed.contains(INSTANCE), "{list}: {listed}");
+    }
 }
 
 #[tokio::test]
