@@ -186,16 +186,23 @@ fn spawn_tunnel(
 }
 
 /// Ready once the proxy closes the tunnels of this group, after the node begins to close connections, or at once
-/// when the proxy stops.
-async fn is_closed(mut stage: watch::Receiver<ProxyStage>, group: u32) {
-    let after = |spread: Duration| spread / CLOSING_GROUPS * group;
-    // A dropped sender is the end, too.
-    let _ = stage.wait_for(|stage| *stage >= ProxyStage::Closing).await;
-    let hurries = stage.wait_for(|stage| *stage >= ProxyStage::ClosingQuickly);
-    let waited = timeout(after(CLOSING_SPREAD), hurries).await.is_err();
-    if !waited {
-        let stopped = stage.wait_for(|stage| *stage >= ProxyStage::Draining);
-        let _ = timeout(after(QUICK_CLOSING_SPREAD), stopped).await;
+/// when the proxy stops. A tunnel that opens after that begin, because its handshake was held, is closed at once:
+/// the machine may be gone before a spread that begins now has passed.
+fn is_closed(mut stage: watch::Receiver<ProxyStage>, group: u32) -> impl Future<Output = ()> {
+    let is_late = *stage.borrow() >= ProxyStage::Closing;
+    async move {
+        if is_late {
+            return;
+        }
+        let after = |spread: Duration| spread / CLOSING_GROUPS * group;
+        // A dropped sender is the end, too.
+        let _ = stage.wait_for(|stage| *stage >= ProxyStage::Closing).await;
+        let hurries = stage.wait_for(|stage| *stage >= ProxyStage::ClosingQuickly);
+        let waited = timeout(after(CLOSING_SPREAD), hurries).await.is_err();
+        if !waited {
+            let stopped = stage.wait_for(|stage| *stage >= ProxyStage::Draining);
+            let _ = timeout(after(QUICK_CLOSING_SPREAD), stopped).await;
+        }
     }
 }
 
@@ -270,6 +277,16 @@ mod tests {
                 (spread * 9 / 10..=spread).contains(&took),
                 "{closes:?}: {took:?}"
             );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tunnel_that_opens_after_the_node_began_to_close_tunnels_is_closed_at_once() {
+        for closes in [ProxyStage::Closing, ProxyStage::ClosingQuickly] {
+            let (_stage, seen) = watch::channel(closes);
+            let began = Instant::now();
+            is_closed(seen, CLOSING_GROUPS - 1).await;
+            assert_eq!(began.elapsed(), Duration::ZERO, "{closes:?}");
         }
     }
 }
