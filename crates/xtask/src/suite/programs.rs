@@ -1,5 +1,6 @@
 //! The test programs that cargo builds.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,14 +57,21 @@ fn cargo_build_tests(packages: &[String]) -> Result<Command> {
     let all = metadata["packages"].as_array().context("no packages")?;
     let mut command = cargo_test_of(packages);
     command.arg("--no-run");
+    command.args(selections(packages, all)?.into_iter().flatten());
+    Ok(command)
+}
+
+/// The arguments by which cargo builds the targets of these packages, each once: cargo does not accept a repeated
+/// `--lib`.
+fn selections<'a>(packages: &[String], all: &'a [Value]) -> Result<BTreeSet<Vec<&'a str>>> {
+    let mut selected = BTreeSet::new();
     for name in packages {
         let package = all.iter().find(|package| package["name"] == **name);
         let package = package.with_context(|| format!("there is no package {name}"))?;
-        for target in package["targets"].as_array().into_iter().flatten() {
-            command.args(selection(target));
-        }
+        let targets = package["targets"].as_array().into_iter().flatten();
+        selected.extend(targets.map(selection));
     }
-    Ok(command)
+    Ok(selected)
 }
 
 /// The arguments by which cargo builds a target of a package.
@@ -109,4 +117,28 @@ fn write_list(programs: &[TestProgram]) -> Result<()> {
     let directory = target_dir().join("worker-vm");
     fs::create_dir_all(&directory).with_context(|| format!("making {}", directory.display()))?;
     fs::write(directory.join("programs"), lines).context("writing the list of test programs")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn targets_of_one_name_in_two_packages_are_selected_once() {
+        let target = |kind: &str, name: &str| json!({"kind": [kind], "name": name});
+        let all = ["a", "b"].map(|name| {
+            let targets = [
+                target("lib", name),
+                target("test", "suite"),
+                target("bin", name),
+            ];
+            json!({"name": name, "targets": targets})
+        });
+        let selected = selections(&["a".to_owned(), "b".to_owned()], &all).expect("both are there");
+        let selected: Vec<_> = selected.into_iter().flatten().collect();
+        let expected = ["--bin", "a", "--bin", "b", "--lib", "--test", "suite"];
+        assert_eq!(selected, expected);
+    }
 }
