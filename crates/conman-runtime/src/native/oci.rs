@@ -159,11 +159,12 @@ impl OciOptions {
         runtime_program(argv, nofile)
     }
 
-    /// Whether the end of a runtime's command with this code may mean that it has run nothing.
+    /// Whether the end of a runtime's command with this code may mean that it can run nothing. One that was killed,
+    /// as all are with their session, has not failed.
     pub(super) fn may_have_failed(&self, exit_code: Option<i32>) -> bool {
         match self.is_gvisor {
             true => exit_code == Some(gvisor::FAILED),
-            false => exit_code != Some(0),
+            false => exit_code.is_none_or(|code| ![0, 128 + SIGKILL].contains(&code)),
         }
     }
 }
@@ -439,6 +440,16 @@ mod tests {
             let begins = line.starts_with("/runtime --root=/state ");
             assert!(begins && line.ends_with(&expected), "{line}");
         }
+    }
+
+    #[test]
+    fn a_runtime_that_was_killed_has_not_failed_to_run_its_command() {
+        let other = OciOptions {
+            is_gvisor: false,
+            ..OciOptions::gvisor()
+        };
+        assert!(!other.may_have_failed(Some(137)));
+        assert!(other.may_have_failed(Some(1)) && other.may_have_failed(None));
     }
 
     #[test]
