@@ -77,7 +77,10 @@ impl From<AccessError> for ApiError {
             AccessError::NodesNetwork { .. } => Kind::UNSUPPORTED,
             AccessError::Link { source, .. } => link_kind(source),
             AccessError::NoSuchSession { .. } => Kind::NO_SUCH_SESSION,
-            AccessError::NotRunning { .. } | AccessError::Fenced { .. } => Kind::NOT_RUNNING,
+            AccessError::NotRunning { .. }
+            | AccessError::Fenced { .. }
+            | AccessError::KilledWithSession { .. } => Kind::NOT_RUNNING,
+            AccessError::NoResult { .. } => Kind::FILES_FAILED,
             AccessError::NoTerminal { .. } => Kind::NO_TERMINAL,
             AccessError::ExecEnded { .. } => Kind::EXEC_ENDED,
             AccessError::TooManyAttached { .. } => Kind::TOO_MANY_TERMINALS,

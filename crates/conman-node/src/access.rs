@@ -1,4 +1,4 @@
-//! Ways into a session: connections, commands, files, its log.
+//! Ways into a session: connections, commands, its log.
 
 use std::sync::Arc;
 
@@ -9,8 +9,7 @@ use conman_proto::{
     SessionState, SessionStats,
 };
 use conman_runtime::{
-    ContainerKey, ExecIo, ExecPlan, FilesOrder, LogChunk, LogOptions, PausedBy, Runtime,
-    RuntimeError,
+    ContainerKey, ExecIo, ExecPlan, LogChunk, LogOptions, PausedBy, Runtime, RuntimeError,
 };
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -173,26 +172,6 @@ impl AccessHandle {
         let mut io = unless_ending(&handle, began)?;
         io.status = with_session_end(handle, io.status, Some(watched));
         Ok(io)
-    }
-
-    /// Carries out an order about a running session's files, as `user` or its program's user. The session
-    /// counts as in use as long as the guard is held.
-    pub async fn files(
-        &self,
-        id: &SessionId,
-        order: FilesOrder,
-        user: Option<String>,
-    ) -> Result<(ExecIo, ActivityGuard), AccessError> {
-        self.awake(id).await?;
-        let Running {
-            handle,
-            runtime,
-            key,
-        } = running(&self.context, id)?;
-        let guard = handle.activity.begin_as(ActivityKind::Files);
-        let began = runtime.files(&key, order, user);
-        let began = answering(&self.context, runtime, "reach the files of", began).await;
-        Ok((unless_ending(&handle, began)?, guard))
     }
 
     /// Attaches a link to a running session.
@@ -436,11 +415,7 @@ pub(crate) fn with_session_end(
         let watched = watched.filter(|_| killed);
         ended.out_of_memory = watched.is_some_and(|command| command.is_out_of_memory());
         if ended.exit_code == Some(KILLED) && is_ending_or_dead(&handle) {
-            let reason = handle.view().reason.unwrap_or_default();
-            let why = match reason.as_str() {
-                "" => "the session ended".to_owned(),
-                reason => format!("the session ended: {reason}"),
-            };
+            let why = why_killed(&handle);
             ended.exit_code = None;
             ended.error = Some(format!(
                 "the command was killed while it ran, because {why}"
@@ -449,6 +424,17 @@ pub(crate) fn with_session_end(
         let _ = sender.send(ended);
     });
     status
+}
+
+/// Returns why the processes of a session that ends are killed.
+pub(crate) fn why_killed(handle: &SessionHandle) -> String {
+    let reason = handle.view().reason.unwrap_or_default();
+    match (reason.as_str(), handle.closing.borrow().as_ref()) {
+        // Its task has not published the reason yet.
+        ("", Some(closing)) => format!("the {}", closing.reason()),
+        ("", None) => "the session ended".to_owned(),
+        (reason, _) => format!("the session ended: {reason}"),
+    }
 }
 
 /// A session that ends meanwhile is not running, whatever the runtime says: it only sees that the container is

@@ -341,7 +341,7 @@ impl std::fmt::Display for Waiting {
     }
 }
 
-/// Why a command was not run, a terminal not attached to, or a log not read.
+/// Why a command was not run, a terminal not attached to, a log not read, or an order about files has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     #[error("there is no session {id}")]
@@ -375,6 +375,13 @@ pub enum AccessError {
          for some time (`limits.kept_log_s`)"
     )]
     NotKept { id: SessionId },
+    #[error(
+        "an order about the files of session {id} has no result: its process was killed, because {why}; it may have \
+         been carried out; try again once the session runs"
+    )]
+    KilledWithSession { id: SessionId, why: String },
+    #[error("an order about the files of session {id} has no result: its process was killed")]
+    NoResult { id: SessionId },
     #[error("session {id} has this node's own network, to which no link is attached here")]
     NodesNetwork { id: SessionId },
     #[error("the link is not valid: `{}` {}", error.field, error.message)]

@@ -8,6 +8,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::access::{AccessHandle, Running, answering, running, unless_ending};
 use crate::error::AccessError;
+use crate::file_orders;
+use crate::session::SessionHandle;
 
 /// Watches of one session at a time. Each takes one of its `pids` and of its inotify instances.
 pub(crate) const MAX_WATCHES: usize = 8;
@@ -18,8 +20,16 @@ pub(crate) const MAX_NODE_WATCHES: usize = 512;
 /// The places that a watch takes; dropping it makes room for another.
 #[derive(Debug)]
 pub struct WatchPlace {
+    handle: Arc<SessionHandle>,
     _session: OwnedSemaphorePermit,
     _node: OwnedSemaphorePermit,
+}
+
+impl WatchPlace {
+    /// Returns why the watch has not begun, after its process has ended without a result.
+    pub async fn no_result(&self) -> AccessError {
+        file_orders::no_result(&self.handle).await
+    }
 }
 
 impl AccessHandle {
@@ -47,9 +57,10 @@ impl AccessHandle {
         let place = WatchPlace {
             _session: session.map_err(|_| full(MAX_WATCHES, "of the session"))?,
             _node: node.map_err(|_| full(MAX_NODE_WATCHES, "of sessions of its node"))?,
+            handle,
         };
         let began = runtime.files(&key, FilesOrder::Watch { path }, user);
         let began = answering(&self.context, runtime, "watch files of", began).await;
-        Ok((unless_ending(&handle, began)?, place))
+        Ok((unless_ending(&place.handle, began)?, place))
     }
 }

@@ -51,6 +51,7 @@ mod ensure;
 mod error;
 mod events;
 mod exit_proof;
+mod file_orders;
 mod file_watch;
 mod gentle_stop;
 mod host_limits;
@@ -99,6 +100,7 @@ pub use error::{
     AccessError, CordonError, DrainError, EnsureError, FailureKind, NodeStartError, NotHere,
     PatchError, PreemptError, RestartError, RouteError, StopError, Waiting,
 };
+pub use file_orders::FilesGuard;
 pub use file_watch::WatchPlace;
 pub use host_limits::HostLimit;
 pub use host_load::host_load;

@@ -64,22 +64,21 @@ impl FilesInput {
 }
 
 impl FilesOutput {
-    /// Waits for the result.
-    pub async fn reply(&mut self) -> FilesReply {
+    /// Waits for the result; `None` if the process has ended without one.
+    pub async fn reply(&mut self) -> Option<FilesReply> {
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
                 let line = self.unread.split_to(end);
                 self.unread.advance(1);
-                return serde_json::from_slice(&line)
-                    .unwrap_or_else(|error| lost(&error.to_string()));
+                let reply = serde_json::from_slice(&line);
+                return Some(reply.unwrap_or_else(|error| lost(&error.to_string())));
             }
             if self.unread.len() > MAX_REPLY_BYTES {
-                return lost("its answer is too long");
+                return Some(lost("its answer is too long"));
             }
-            match self.output.recv().await {
-                Some((OutputStream::Stdout, bytes)) => self.unread.extend_from_slice(&bytes),
-                Some((OutputStream::Stderr, _)) => {}
-                None => return lost("the session, or the process in it, was killed"),
+            match self.output.recv().await? {
+                (OutputStream::Stdout, bytes) => self.unread.extend_from_slice(&bytes),
+                (OutputStream::Stderr, _) => {}
             }
         }
     }

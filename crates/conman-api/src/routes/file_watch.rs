@@ -59,7 +59,7 @@ pub(crate) async fn watch(
     query.finish()?;
     let (io, place) = state.node.access().watch_files(&id, path, user).await?;
     let (_, mut output) = files_streams(io);
-    let FilesReply::Content = reply(&mut output).await? else {
+    let FilesReply::Content = reply(&mut output, place.no_result()).await? else {
         return Err(unexpected());
     };
     let changes = changes(output.content().boxed()).map(move |change| {

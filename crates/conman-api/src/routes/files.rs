@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
-use conman_core::ActivityGuard;
+use conman_node::{AccessError, FilesGuard};
 use conman_proto::{FileEntry, SessionId, UnpackReport};
 use conman_runtime::{
     ByteRange, FilesFailure, FilesInput, FilesOrder, FilesOutput, FilesReply, files_streams,
@@ -93,7 +93,7 @@ pub(super) fn checked_user(user: &str) -> Result<&str, String> {
 pub(super) struct Running {
     input: FilesInput,
     output: FilesOutput,
-    guard: ActivityGuard,
+    guard: FilesGuard,
 }
 
 pub(super) async fn begin(
@@ -113,7 +113,7 @@ pub(super) async fn begin(
 
 impl Running {
     pub(super) async fn reply(&mut self) -> Result<FilesReply, ApiError> {
-        reply(&mut self.output).await
+        reply(&mut self.output, self.guard.no_result()).await
     }
 
     pub(super) fn into_body(self) -> Body {
@@ -126,13 +126,28 @@ impl Running {
     }
 }
 
-pub(super) async fn reply(output: &mut FilesOutput) -> Result<FilesReply, ApiError> {
-    let reply = tokio::time::timeout(REPLY_PATIENCE, output.reply()).await;
-    checked(reply.map_err(|_| {
+/// As [`replied`], at most for [`REPLY_PATIENCE`].
+pub(super) async fn reply(
+    output: &mut FilesOutput,
+    no_result: impl Future<Output = AccessError>,
+) -> Result<FilesReply, ApiError> {
+    let reply = tokio::time::timeout(REPLY_PATIENCE, replied(output, no_result)).await;
+    reply.map_err(|_| {
         Kind::TIMED_OUT.because(format!(
             "the session did not carry it out within {REPLY_PATIENCE:?}, and may still do so"
         ))
-    })?)
+    })?
+}
+
+/// Waits for an order's result. `no_result` returns why there is none.
+async fn replied(
+    output: &mut FilesOutput,
+    no_result: impl Future<Output = AccessError>,
+) -> Result<FilesReply, ApiError> {
+    match output.reply().await {
+        Some(reply) => checked(reply),
+        None => Err(no_result.await.into()),
+    }
 }
 
 /// A failed order's problem.
@@ -350,16 +365,16 @@ async fn upload_to(running: Running, body: Body) -> Result<FilesReply, ApiError>
     let Running {
         input,
         mut output,
-        guard: _guard,
+        guard,
     } = running;
     let mut pieces = Box::pin(upload::pieces(body).fuse());
     let fed = tokio::select! {
         // Not polled again.
         fed = feed(input, &mut pieces) => fed,
         // An error, as a rule: the rest of the body is of no use.
-        early = output.reply() => {
+        early = replied(&mut output, guard.no_result()) => {
             upload::drain(&mut pieces).await;
-            return checked(early);
+            return early;
         }
     };
     match fed {
@@ -367,7 +382,7 @@ async fn upload_to(running: Running, body: Body) -> Result<FilesReply, ApiError>
             Err(Kind::BODY_TOO_SLOW.because(error.to_string()))
         }
         Err(_) => Err(Kind::BAD_REQUEST.because("the connection broke off within the body")),
-        Ok(()) => reply(&mut output).await,
+        Ok(()) => reply(&mut output, guard.no_result()).await,
     }
 }
 
@@ -382,4 +397,49 @@ async fn feed(
     }
     input.finish().await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use conman_runtime::{ExecIo, ExecKill};
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+
+    /// The output of an order whose process has ended without a result.
+    fn ended() -> FilesOutput {
+        let io = ExecIo {
+            stdin: mpsc::channel(1).0,
+            output: mpsc::channel(1).1,
+            resize: mpsc::channel(1).0,
+            status: oneshot::channel().1,
+            kill: ExecKill::new().0,
+        };
+        files_streams(io).1
+    }
+
+    #[tokio::test]
+    async fn an_order_without_a_result_may_be_repeated_if_its_session_ended() {
+        let id = || "alice".parse::<SessionId>().expect("an id");
+        let with_session = AccessError::KilledWithSession {
+            id: id(),
+            why: "the session is moving".to_owned(),
+        };
+        let alone = AccessError::NoResult { id: id() };
+        for (why, slug, retryable, words) in [
+            (
+                with_session,
+                "not-running",
+                true,
+                "because the session is moving",
+            ),
+            (alone, "files-failed", false, "was killed"),
+        ] {
+            let error = reply(&mut ended(), async { why }).await;
+            let error = error.expect_err("there is no result");
+            let problem = error.problem();
+            assert_eq!((problem.slug(), problem.retryable), (slug, retryable));
+            assert!(problem.detail.contains(words), "{}", problem.detail);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Ways into sessions: connections that are held, commands, logs.
+//! Ways into sessions: connections that are held, commands, files, logs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::stage::{Stage, eventually, idle, program, session, web, web_from};
 use conman_node::{AccessError, RouteError};
 use conman_proto::{SessionRequest, SessionState};
-use conman_runtime::{AttachOptions, ExecPlan, LogOptions};
+use conman_runtime::{AttachOptions, ExecPlan, FilesOrder, LogOptions, files_streams};
 use conman_testkit::{Fault, Operation};
 use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -188,6 +188,30 @@ fn a_command_runs_in_a_session_and_its_output_and_exit_code_come_back() {
         (output, io.status.await.expect("ended"))
     });
     assert_eq!((&output[..], status.exit_code), (&b"alice\n"[..], Some(5)));
+}
+
+#[test]
+fn an_order_about_files_that_dies_with_its_session_has_the_reason_of_that() {
+    let stage = Stage::new();
+    let daemon = stage.boot_with_terminals();
+    daemon.start("alice", &idle());
+    let id = session("alice");
+    let order = FilesOrder::List {
+        path: "/".to_owned(),
+    };
+    let (io, guard) = daemon
+        .run(daemon.node.access().files(&id, order, None))
+        .expect("it begins");
+    let (_input, mut output) = files_streams(io);
+    daemon
+        .run(daemon.node.sessions().stop(&id, "deleted"))
+        .expect("stopped");
+    assert_eq!(daemon.run(output.reply()), None);
+    let error = daemon.run(guard.no_result());
+    let AccessError::KilledWithSession { why, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(why, "the session ended: deleted");
 }
 
 #[test]

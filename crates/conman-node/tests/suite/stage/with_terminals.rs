@@ -1,5 +1,5 @@
 //! A runtime of processes whose sessions may ask for a terminal. They get none; whoever attaches
-//! sees nothing, as on a terminal that nothing is written to.
+//! sees nothing, as on a terminal that nothing is written to. An order about files is never done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conman_proto::{ExecId, KeptExec, RuntimeKind};
 use conman_runtime::{
-    AttachOptions, AttachedIo, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FoundContainer,
-    KeptStreams, Lifecycle, LogChunk, LogOptions, RuntimeError, RuntimeInfo, Started,
+    AttachOptions, AttachedIo, ContainerKey, ContainerPlan, Exec, ExecIo, ExecPlan, FilesOrder,
+    FoundContainer, KeptStreams, Lifecycle, LogChunk, LogOptions, RuntimeError, RuntimeInfo,
+    Started,
 };
 use conman_testkit::ProcessRuntime;
 use futures_util::stream::BoxStream;
@@ -65,6 +66,19 @@ impl Lifecycle for WithTerminals {
 #[async_trait]
 impl Exec for WithTerminals {
     async fn exec(&self, key: &ContainerKey, plan: ExecPlan) -> Result<ExecIo, RuntimeError> {
+        self.0.exec(key, plan).await
+    }
+
+    async fn files(
+        &self,
+        key: &ContainerKey,
+        _order: FilesOrder,
+        _user: Option<String>,
+    ) -> Result<ExecIo, RuntimeError> {
+        let plan = ExecPlan {
+            command: ["sleep", "1000"].map(str::to_owned).to_vec(),
+            ..ExecPlan::default()
+        };
         self.0.exec(key, plan).await
     }
 

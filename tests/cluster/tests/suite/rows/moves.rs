@@ -54,7 +54,7 @@ fn judge(form: &str, answer: &Answer) {
     }
     let problem = answer.problem();
     let is_known = match problem.slug() {
-        "exec-failed" | "files-failed" => problem.detail.contains("because"),
+        "exec-failed" => problem.detail.contains("because"),
         // Of the log, a node that has just started the session has nothing.
         "log-not-kept" | "no-such-file" => true,
         // It may have been carried out.
