@@ -30,6 +30,8 @@ pub(super) struct Listed {
     pub(super) container_id: String,
     pub(super) files_dir: Option<PathBuf>,
     pub(super) exit_code: Option<i32>,
+    /// As far as dockerd has noticed.
+    pub(super) is_believed_running: bool,
     /// Its program has a terminal.
     pub(super) tty: bool,
 }
@@ -49,11 +51,20 @@ impl Listed {
             }
             _ => None,
         };
+        let is_believed_running = matches!(
+            container.state,
+            Some(
+                ContainerSummaryStateEnum::RUNNING
+                    | ContainerSummaryStateEnum::PAUSED
+                    | ContainerSummaryStateEnum::RESTARTING
+            )
+        );
         Some(Self {
             key,
             container_id: container.id?,
             files_dir: labels.get(LABEL_FILES).map(PathBuf::from),
             exit_code,
+            is_believed_running,
             tty: labels.contains_key(LABEL_TTY),
         })
     }

@@ -1,10 +1,11 @@
 //! Reads a container's log from dockerd.
 
 use std::collections::HashMap;
+use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -58,7 +59,7 @@ pub(super) async fn logs(
     shared: &Arc<Shared>,
     key: &ContainerKey,
     options: LogOptions,
-) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+) -> Result<LogStream, RuntimeError> {
     let subject = key.to_string();
     if options.previous {
         return kept(shared, key, options).await;
@@ -78,12 +79,16 @@ pub(super) async fn logs(
             return kept.map_err(|_| failure.about(ACTION, &subject));
         }
     };
-    let stream = chunks(&container, log);
+    let all = LogOptions {
+        follow: true,
+        ..LogOptions::default()
+    };
     let following = Following {
         shared: Arc::clone(shared),
         key: key.clone(),
         follow: options.follow,
-        stream,
+        passed: (options == all).then(Passed::default),
+        stream: chunks(&container, log),
         _follower: follower,
         _place: place,
     };
@@ -103,7 +108,7 @@ async fn kept(
     shared: &Arc<Shared>,
     key: &ContainerKey,
     options: LogOptions,
-) -> Result<BoxStream<'static, Result<LogChunk, RuntimeError>>, RuntimeError> {
+) -> Result<LogStream, RuntimeError> {
     let none = || RuntimeError::NoSuchContainer {
         subject: key.to_string(),
     };
@@ -118,8 +123,8 @@ async fn kept(
     log_files::read(files.ok_or_else(none)?, options, || true).await
 }
 
-/// Keeps the end of a dead container's log, before it is removed. A log that cannot be read is not kept: that
-/// must not delay the removal.
+/// Keeps the end of a container's log, before it is removed: whole once dockerd has noticed the container's death. A
+/// log that cannot be read is not kept: that must not delay the removal.
 pub(super) async fn keep_end(shared: &Arc<Shared>, container: &Listed) {
     let Some(kept_logs) = &shared.kept_logs else {
         return;
@@ -128,18 +133,18 @@ pub(super) async fn keep_end(shared: &Arc<Shared>, container: &Listed) {
     if most == 0 {
         return;
     }
-    let (mut stdout, mut stderr) = (OutputEnd::default(), OutputEnd::default());
-    let read = read_end(shared, container, most, [&mut stdout, &mut stderr]);
-    match timeout(KEEP_PATIENCE, read).await {
-        Ok(Ok(())) => {}
-        Ok(Err(failure)) => {
-            tracing::warn!(container = %container.key, ?failure, "cannot keep the log");
+    let read = timeout(KEEP_PATIENCE, read_end(shared, container, most)).await;
+    let (stdout, stderr) = match read {
+        Ok(Ok(ends)) => ends,
+        Ok(Err(error)) => {
+            tracing::warn!(container = %container.key, %error, "cannot keep the log");
             return;
         }
         Err(_elapsed) => {
-            tracing::warn!(container = %container.key, "the kept log may lack its end: it was not read in time");
+            tracing::warn!(container = %container.key, "cannot keep the log: it was not read in time");
+            return;
         }
-    }
+    };
     let (kept_logs, key) = (Arc::clone(kept_logs), container.key.clone());
     let stderr = (!stderr.bytes.is_empty()).then_some(stderr);
     let keep = move || {
@@ -151,21 +156,13 @@ pub(super) async fn keep_end(shared: &Arc<Shared>, container: &Listed) {
     }
 }
 
-/// Reads until dockerd has closed the log: it may notice the end of the container after conman, and writes the last
-/// line of an output, if that lacks its newline, only then. It does not follow the log of a container that it has
-/// stopped.
 async fn read_end(
     shared: &Arc<Shared>,
     container: &Listed,
     most: u64,
-    [stdout, stderr]: [&mut OutputEnd; 2],
-) -> Result<(), Failure> {
-    let query = query(LogOptions {
-        follow: true,
-        ..LogOptions::default()
-    });
-    let log = shared.raw_log(&container.container_id, &query).await?;
-    let mut chunks = chunks(container, log);
+) -> Result<(OutputEnd, OutputEnd), RuntimeError> {
+    let mut chunks = whole(shared, container).await?;
+    let (mut stdout, mut stderr) = (OutputEnd::default(), OutputEnd::default());
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
         match chunk.stream {
@@ -173,20 +170,30 @@ async fn read_end(
             OutputStream::Stderr => stderr.push(&chunk.bytes, most),
         }
     }
-    Ok(())
+    Ok((stdout, stderr))
 }
 
-fn chunks(container: &Listed, log: BoxStream<'static, Result<Bytes, Failure>>) -> Chunks {
+/// All that dockerd has of a log now.
+async fn whole(shared: &Arc<Shared>, container: &Listed) -> Result<LogStream, RuntimeError> {
+    let query = query(LogOptions::default());
+    let log = shared.raw_log(&container.container_id, &query).await;
+    let log = log.map_err(|failure| failure.about(ACTION, &container.key.to_string()))?;
+    Ok(chunks(container, log))
+}
+
+fn chunks(container: &Listed, log: BoxStream<'static, Result<Bytes, Failure>>) -> LogStream {
+    let subject = container.key.to_string();
+    let log = log.map_err(move |failure| failure.about(ACTION, &subject));
     match container.tty {
         true => log
             .map_ok(|bytes| chunk(OutputStream::Stdout, bytes))
             .boxed(),
-        false => framed(log),
+        false => framed(log.boxed()),
     }
 }
 
 /// A log's pieces as they arrive.
-type Chunks = BoxStream<'static, Result<LogChunk, Failure>>;
+type LogStream = BoxStream<'static, Result<LogChunk, RuntimeError>>;
 
 fn query(options: LogOptions) -> String {
     let tail = options
@@ -201,13 +208,13 @@ fn query(options: LogOptions) -> String {
 }
 
 /// The log of a container without a terminal.
-fn framed(log: BoxStream<'static, Result<Bytes, Failure>>) -> Chunks {
+fn framed(log: BoxStream<'static, Result<Bytes, RuntimeError>>) -> LogStream {
     let mut frames = Frames::new();
     let mut received = BytesMut::new();
     let chunks = log.map_ok(move |bytes| {
         received.extend_from_slice(&bytes);
         let pieces = std::iter::from_fn(|| frames.next(&mut received));
-        let chunks = pieces.map(|(stream, bytes)| Ok::<_, Failure>(chunk(stream, bytes)));
+        let chunks = pieces.map(|(stream, bytes)| Ok::<_, RuntimeError>(chunk(stream, bytes)));
         stream::iter(chunks.collect::<Vec<_>>())
     });
     chunks.try_flatten().boxed()
@@ -217,7 +224,10 @@ struct Following {
     shared: Arc<Shared>,
     key: ContainerKey,
     follow: bool,
-    stream: Chunks,
+    /// What was passed on, if the rest can be found by that once dockerd ends the log: Docker Engine before 23 may end
+    /// it before the last lines.
+    passed: Option<Passed>,
+    stream: LogStream,
     _follower: Option<watch::Receiver<()>>,
     /// Held as long as the stream.
     _place: OwnedSemaphorePermit,
@@ -225,24 +235,90 @@ struct Following {
 
 impl Following {
     async fn next(&mut self) -> Option<Result<LogChunk, RuntimeError>> {
-        let failure = match self.stream.next().await? {
-            Ok(chunk) => return Some(Ok(chunk)),
-            Err(failure) => failure,
-        };
-        // dockerd breaks a followed log when its container is removed; that is its end.
-        let is_removed = async {
-            loop {
-                match self.shared.look(&self.key).await {
-                    Ok(Some(_)) => sleep(REMOVAL_INTERVAL).await,
-                    looked => return looked.is_ok(),
+        loop {
+            let failure = match self.stream.next().await {
+                Some(Ok(chunk)) => {
+                    if let Some(passed) = &mut self.passed {
+                        *passed.of(chunk.stream) += chunk.bytes.len() as u64;
+                    }
+                    return Some(Ok(chunk));
                 }
+                Some(Err(failure)) => Some(failure),
+                None => None,
+            };
+            if let Some(passed) = self.passed.take()
+                && let Some(rest) = rest(&self.shared, &self.key, passed).await
+            {
+                self.stream = rest;
+                continue;
             }
-        };
-        let is_removed = timeout(REMOVAL_PATIENCE, is_removed).await;
-        if self.follow && is_removed.unwrap_or(false) {
-            return None;
+            let failure = failure?;
+            // dockerd breaks a followed log when its container is removed; that is its end.
+            let look = look_while(&self.shared, &self.key, |_| true);
+            let is_removed = self.follow && matches!(look.await, Some(None));
+            return (!is_removed).then_some(Err(failure));
         }
-        Some(Err(failure.about(ACTION, &self.key.to_string())))
+    }
+}
+
+/// The end of a dead container's log, after what was passed on; `None` if it cannot be read.
+async fn rest(shared: &Arc<Shared>, key: &ContainerKey, mut passed: Passed) -> Option<LogStream> {
+    let is_early = |container: &Listed| container.is_believed_running;
+    let read = match look_while(shared, key, is_early).await? {
+        Some(container) => whole(shared, &container).await.ok(),
+        None => None,
+    };
+    let log = match read {
+        Some(log) => log,
+        // It is kept before the container is removed.
+        None => kept(shared, key, LogOptions::default()).await.ok()?,
+    };
+    let rest = log.map_ok(move |mut chunk| {
+        let passed = passed.of(chunk.stream);
+        *passed = passed.saturating_sub(chunk.dropped);
+        let skipped = chunk
+            .bytes
+            .len()
+            .min(usize::try_from(*passed).unwrap_or(usize::MAX));
+        chunk.bytes.advance(skipped);
+        chunk.dropped = 0;
+        *passed -= skipped as u64;
+        chunk
+    });
+    let rest = rest.try_filter(|chunk| ready(!chunk.bytes.is_empty()));
+    Some(rest.boxed())
+}
+
+/// Looks at the container until it is no longer as given, for a bounded time, in which there must be an answer.
+async fn look_while(
+    shared: &Arc<Shared>,
+    key: &ContainerKey,
+    is_early: impl Fn(&Listed) -> bool,
+) -> Option<Option<Listed>> {
+    let looking = async {
+        loop {
+            match shared.look(key).await {
+                Ok(Some(container)) if is_early(&container) => sleep(REMOVAL_INTERVAL).await,
+                looked => return looked.ok(),
+            }
+        }
+    };
+    timeout(REMOVAL_PATIENCE, looking).await.ok()?
+}
+
+/// Bytes of each output.
+#[derive(Debug, Default)]
+struct Passed {
+    stdout: u64,
+    stderr: u64,
+}
+
+impl Passed {
+    fn of(&mut self, stream: OutputStream) -> &mut u64 {
+        match stream {
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
+        }
     }
 }
 

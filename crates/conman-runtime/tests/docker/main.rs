@@ -23,15 +23,15 @@ use conman_core::naming;
 use conman_proto::{Network, TerminalSize};
 use conman_runtime::{
     DockerOptions, DockerRuntime, DockerTimeouts, Exec, ExecPlan, KeptLogLimits, Lifecycle,
-    LogOptions, Runtime, RuntimeError,
+    LogChunk, LogOptions, Runtime, RuntimeError,
 };
 use conman_testkit::runtime_conformance;
-use conman_testkit::runtime_conformance::{Harness, Stage, say_skipped};
+use conman_testkit::runtime_conformance::{Harness, Running, Stage, say_skipped};
 use docker_relay::{DOCKER_SOCKET, Relay, Treatment, socket_in};
-use futures_util::TryStreamExt as _;
+use futures_util::TryStreamExt;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio::sync::Notify;
+use tokio::sync::Semaphore;
 
 const IMAGE: &str = "conman-test:busybox";
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -127,10 +127,9 @@ async fn a_container_that_docker_believes_to_run_is_removed_once_it_notices() {
     assert_eq!(stage.runtime().list().await.expect("answered"), []);
 }
 
-/// dockerd writes a line without its newline once it notices the end.
-#[tokio::test]
-async fn the_log_is_kept_whole_though_docker_notices_the_end_late() {
-    let Some(stage) = stage() else { return };
+/// A container that has written a whole line and one without its newline, which dockerd writes once it notices the
+/// end.
+async fn with_unfinished_line(stage: &Stage) -> Running {
     let program = ["sh", "-c", "printf 'one\ntwo'; sleep 1000"];
     let container = stage.run(&stage.plan("alice", &program)).await;
     eventually("what follows the output", || {
@@ -141,20 +140,32 @@ async fn the_log_is_kept_whole_though_docker_notices_the_end_late() {
         names.into_iter().any(|name| name == "sleep\n")
     })
     .await;
+    container
+}
+
+/// The rest of a log's text.
+async fn text(log: impl TryStreamExt<Ok = LogChunk, Error = RuntimeError>) -> String {
+    let chunks: Vec<_> = log.try_collect().await.expect("readable");
+    let bytes = chunks.into_iter().flat_map(|chunk| chunk.bytes).collect();
+    String::from_utf8(bytes).expect("text")
+}
+
+#[tokio::test]
+async fn the_log_is_kept_whole_though_docker_notices_the_end_late() {
+    let Some(stage) = stage() else { return };
+    let container = with_unfinished_line(&stage).await;
     // dockerd learns of the end from this one.
-    let parent: i32 = process_status(container.pid, "PPid")
-        .parse()
-        .expect("a pid");
-    let parent = Pid::from_raw(parent);
+    let parent = process_status(container.pid, "PPid");
+    let parent = Pid::from_raw(parent.parse().expect("a pid"));
     kill(parent, Signal::SIGSTOP).expect("stopped");
     container.kill();
 
-    let reads = Arc::new(Notify::new());
+    let looks = Arc::new(Semaphore::new(0));
     let relay = Relay::start({
-        let reads = Arc::clone(&reads);
+        let looks = Arc::clone(&looks);
         move |request| {
-            if request.contains("/logs?") {
-                reads.notify_one();
+            if request.contains("/containers/json") {
+                looks.add_permits(1);
             }
             Treatment::Pass
         }
@@ -167,22 +178,33 @@ async fn the_log_is_kept_whole_though_docker_notices_the_end_late() {
     let runtime = DockerRuntime::connect(options).expect("the host has cgroups");
     let keys = [container.key.clone()];
     let continues = async {
-        reads.notified().await;
-        // For dockerd to answer with what it has.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        // It has found the container running once, and waits.
+        let twice = looks.acquire_many(2).await;
+        twice.expect("it is never closed").forget();
         kill(parent, Signal::SIGCONT).expect("continued");
     };
     let (removed, ()) = tokio::join!(runtime.remove(&keys), continues);
     assert!(matches!(removed[..], [Ok(())]), "{removed:?}");
-    let log = runtime.logs(&container.key, LogOptions::default());
-    let chunks: Vec<_> = log
-        .await
-        .expect("it is kept")
-        .try_collect()
-        .await
-        .expect("readable");
-    let bytes = chunks.into_iter().flat_map(|chunk| chunk.bytes).collect();
-    assert_eq!(String::from_utf8(bytes).as_deref(), Ok("one\ntwo"));
+    let log = runtime.logs(&container.key, LogOptions::default()).await;
+    assert_eq!(text(log.expect("it is kept")).await, "one\ntwo");
+}
+
+#[tokio::test]
+async fn a_followed_log_is_whole_though_docker_breaks_it_off() {
+    let Some(stage) = stage() else { return };
+    let container = with_unfinished_line(&stage).await;
+    let relay = Relay::start(|request| match request.contains("follow=true") {
+        true => Treatment::CutAnswer("one\n"),
+        false => Treatment::Pass,
+    });
+    let runtime = connect(relay.socket(), stage.instance(), DockerTimeouts::default());
+    let follow = LogOptions {
+        follow: true,
+        ..LogOptions::default()
+    };
+    let log = runtime.logs(&container.key, follow).await.expect("a log");
+    container.kill();
+    assert_eq!(text(log).await, "one\ntwo");
 }
 
 #[tokio::test]

@@ -16,6 +16,8 @@ pub(crate) enum Treatment {
     Pass,
     /// dockerd gets it, and its answer gets lost.
     LoseAnswer,
+    /// dockerd gets it, and its answer breaks off behind this text.
+    CutAnswer(&'static str),
     /// Nobody gets it, and it is never answered.
     Swallow,
     /// Nobody gets it; this is the answer.
@@ -103,6 +105,18 @@ async fn relay(
             let (mut from_docker, mut to_docker) = docker.split();
             tokio::io::copy(&mut from_client, &mut to_docker).await?;
             tokio::io::copy(&mut from_docker, &mut tokio::io::sink()).await?;
+        }
+        Treatment::CutAnswer(text) => {
+            let mut docker = UnixStream::connect(DOCKER_SOCKET).await?;
+            docker.write_all(&head).await?;
+            let mut answer = Vec::new();
+            while !String::from_utf8_lossy(&answer).contains(text) {
+                let passed = answer.len();
+                if docker.read_buf(&mut answer).await? == 0 {
+                    break;
+                }
+                client.write_all(&answer[passed..]).await?;
+            }
         }
         Treatment::Swallow => {
             tokio::io::copy(&mut client, &mut tokio::io::sink()).await?;
