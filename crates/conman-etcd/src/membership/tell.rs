@@ -37,7 +37,10 @@ pub(super) async fn tell(
     announced: &mut Option<(BootTime, PeerText)>,
 ) {
     let incarnation = *shared.incarnation.borrow();
-    if incarnation == 0 {
+    // In a store that is refused, each announcement would raise the revision by which other nodes
+    // recognize that it went back, and fill it while nobody compacts it.
+    let is_refused = shared.store.client.seen().went_back().is_some();
+    if incarnation == 0 || is_refused {
         return;
     }
     let key = shared.store.keys.peer(&shared.me);

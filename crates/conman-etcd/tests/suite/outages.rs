@@ -204,3 +204,28 @@ async fn a_store_that_went_back_is_refused_until_a_floor_is_named() {
     a.live().await;
     assert_eq!(a.claim("s").await.expect("free").get(), 1_001);
 }
+
+/// An operator may need hours until a node accepts it, and other nodes recognize it by its revision.
+#[tokio::test]
+async fn a_store_that_went_back_gets_no_announcements() {
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let a = Node::join(&etcd.url(), "a", short()).await;
+    a.claim_at_last("s").await;
+    etcd.wipe();
+    etcd.begin();
+    a.waits_since("gone back").await;
+    let revision = etcd.revision();
+    a.registry.announce(conman_registry::Announcement {
+        draining: true,
+        ..Default::default()
+    });
+    // Each read of the other nodes is followed by an announcement, if one is due.
+    let reads = etcd.count_of("Txn");
+    until("it has read the nodes several times", async || {
+        etcd.count_of("Txn") > reads + 10
+    })
+    .await;
+    assert_eq!(etcd.revision(), revision, "something was written");
+}
