@@ -30,7 +30,7 @@ use crate::{ApiState, fleet_timeline};
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Longest wait for events to become durable before they are read.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_secs(3);
 
 const DEFAULT_PAGE: u64 = 100;
 const MAX_PAGE: u64 = MAX_EVENT_PAGE as u64;

@@ -111,7 +111,6 @@ impl Writer {
         loop {
             match self.attempt(&batch) {
                 Ok(extent) => {
-                    self.shared.note_writing(None);
                     if pause > FIRST_PAUSE {
                         tracing::info!(path = %self.path.display(), "journal is writable again");
                     }
@@ -121,6 +120,8 @@ impl Writer {
                         .write()
                         .unwrap_or_else(PoisonError::into_inner);
                     tail.extend(batch, extent);
+                    // Before the tail is unlocked, so that no trouble means that readers find the events.
+                    self.shared.note_writing(None);
                     drop(tail);
                     self.durable.send_replace(extent.last_seq);
                     return true;
