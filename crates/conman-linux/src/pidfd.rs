@@ -10,6 +10,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::exit_scan::threads_of;
 use crate::identity::ProcessIdentity;
 use crate::proc_files::{Stat, read_proc};
 use crate::{Signal, SignalNumber};
@@ -195,6 +196,16 @@ impl PidFd {
     /// Whether the process is dead, without waiting.
     pub fn is_dead(&self) -> io::Result<bool> {
         self.wait_dead(Duration::ZERO)
+    }
+
+    /// Whether the process has begun to exit, or is dead. In between, the init of a PID namespace waits for the ends of
+    /// the others there, which the kernel kills.
+    #[must_use]
+    pub fn is_exiting(&self) -> bool {
+        let threads = threads_of(self.pid);
+        // They are another process's if this one is dead.
+        self.is_dead().unwrap_or(false)
+            || threads.is_ok_and(|threads| threads.iter().all(|thread| thread.exiting))
     }
 
     /// Blocks the calling thread until the process is dead, at most for `timeout`. A `timeout`

@@ -370,11 +370,12 @@ pub(crate) fn not_running(handle: &SessionHandle) -> AccessError {
     }
 }
 
-/// Whether the session ends, or its first process is dead already.
+/// Whether the session ends, or its first process has begun to exit: the kernel kills the session's commands before
+/// that one is dead.
 pub(crate) fn is_ending_or_dead(handle: &SessionHandle) -> bool {
     let process = handle.view().process;
-    let is_dead = process.is_none_or(|process| process.is_dead().unwrap_or(false));
-    is_dead || handle.is_ending() || handle.state() != SessionState::Running
+    let is_exiting = process.is_none_or(|process| process.is_exiting());
+    is_exiting || handle.is_ending() || handle.state() != SessionState::Running
 }
 
 /// What is known of a command that runs.

@@ -16,7 +16,7 @@ use crate::pause;
 use crate::session::{SessionHandle, StopOrder};
 
 /// Maximum wait for the runtime to return the image's stop signal.
-const IMAGE_PATIENCE: Duration = Duration::from_secs(2);
+const IMAGE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Stops a session. Returns once its task has the order; until then, another order kills it at once.
 pub(crate) async fn stop(

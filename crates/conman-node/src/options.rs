@@ -117,7 +117,7 @@ pub struct NodeBounds {
     pub start: Duration,
     /// Time after SIGKILL until a session counts as stuck.
     pub stuck_after: Duration,
-    /// The runtime's answer with the exit code of a program.
+    /// The runtime's answer with the exit code of a program: dockerd notices an end late on a busy host.
     pub exit_code: Duration,
     /// An ensure's wait for the end of the session's former container.
     pub ending: Duration,
@@ -132,7 +132,7 @@ impl Default for NodeBounds {
             create: Duration::from_secs(120),
             start: Duration::from_secs(120),
             stuck_after: Duration::from_secs(5),
-            exit_code: Duration::from_secs(1),
+            exit_code: Duration::from_secs(10),
             ending: Duration::from_secs(30),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conman_linux::{PidFd, ProcessError, ProcessIdentity, Signal};
 use conman_observer::{pid_namespace, scan};
@@ -81,10 +81,18 @@ fn a_member_that_nobody_has_reaped_withholds_the_certificate() {
             .args(["sh", "-c", "sleep 1000 >/dev/null & exec cat"]),
     );
     let init = namespace.pidfd();
+    assert!(!init.is_exiting());
     assert!(init.kill().expect("signal"));
     assert!(!init.wait_dead(Duration::from_millis(200)).expect("poll"));
+    let begun = Instant::now();
+    while !init.is_exiting() {
+        assert!(begun.elapsed() < SOON, "it does not begin to exit");
+        std::thread::yield_now();
+    }
+    assert!(!init.is_dead().expect("poll"));
     drop(outside);
     assert!(init.wait_dead(SOON).expect("poll"));
+    assert!(init.is_exiting());
 }
 
 #[test]

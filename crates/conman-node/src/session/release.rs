@@ -65,6 +65,8 @@ pub(super) async fn ending(
     let mut cause = life.cause;
     let (mut output, mut oom_kills) = (None, 0);
     if let Some(runtime) = runtime.filter(|_| life.by_itself) {
+        // First, as a runtime may remove the cgroups once it has noticed the end.
+        oom_kills = note_oom_kills(context, &**runtime, key, handle);
         let (asked, fenced) = tokio::join!(
             timeout(patience, runtime.exit_code(key, patience)),
             runtime.was_fenced(key),
@@ -75,8 +77,7 @@ pub(super) async fn ending(
             cause = Cause::Asked(EndCause::NodeLost, FENCED.to_owned());
         // A runtime that does not answer one request will not answer the other.
         } else if let Some(code) = exit_code {
-            oom_kills = note_oom_kills(context, &**runtime, key, handle);
-            let of_end = special_cause(&**runtime, key, handle, code);
+            let of_end = special_cause(&**runtime, (key, handle), code, oom_kills);
             cause = timeout(patience, of_end)
                 .await
                 .ok()
@@ -123,16 +124,16 @@ fn note_oom_kills(
 /// Returns why the program ended, if something else than the program did that.
 async fn special_cause(
     runtime: &dyn Runtime,
-    key: &ContainerKey,
-    handle: &SessionHandle,
+    (key, handle): (&ContainerKey, &SessionHandle),
     code: i32,
+    oom_kills: u64,
 ) -> Option<Cause> {
     let signalled = *handle.signalled();
     if let Some(signal) = signalled.filter(|signal| code == 128 + signal.get()) {
         let why = format!("{signal} on request ended its program");
         return Some(Cause::Asked(EndCause::Killed, why));
     }
-    if code != KILLED || !runtime.out_of_memory(key).await {
+    if code != KILLED || (oom_kills == 0 && !runtime.out_of_memory(key).await) {
         return None;
     }
     let why = match handle.spec().memory_bytes {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::stage::{Stage, bind_root, eventually, idle, program, session, web};
+use conman_linux::PidFd;
 use conman_node::{EnsureError, FailureKind, HostLimit};
 use conman_proto::{
     EndCause, EventKind, LimitMet, RuntimeKind, Session, SessionRequest, SessionState,
@@ -107,10 +108,12 @@ fn a_session_that_ended_starts_anew_in_a_greater_generation() {
 #[test]
 fn an_ensure_of_a_stopping_session_waits_for_its_end_and_starts_it_anew() {
     let stage = Stage::new();
-    let daemon = stage.boot();
+    let mut options = stage.options();
+    options.bounds.exit_code = Duration::from_secs(3);
+    let daemon = stage.boot_with(options);
     let first = daemon.start("alice", &idle());
     // The release waits for the exit code, as it does when a runtime is slow to notice.
-    daemon.faults().hang();
+    daemon.faults().next(Operation::ExitCode, 1, Fault::Hang);
     let pid = first.pid.expect("it has a process");
     conman_linux::PidFd::open(pid)
         .expect("alive")
@@ -123,8 +126,6 @@ fn an_ensure_of_a_stopping_session_waits_for_its_end_and_starts_it_anew() {
             .ensure(&session("alice"), &idle(), true)
             .await
     });
-    daemon.await_state("alice", SessionState::Starting);
-    daemon.faults().resume();
     let answer = daemon.run(again).expect("no panic").expect("it runs");
     assert!(answer.created && answer.session.generation > first.generation);
 }
@@ -342,18 +343,27 @@ fn an_http_path_is_ready_only_with_success() {
 fn a_program_that_ends_before_it_is_ready_fails_with_its_exit_code() {
     let stage = Stage::new();
     let daemon = stage.boot();
+    let gate = stage.state.path().join("end");
+    let script = format!(
+        "until [ -e {} ]; do sleep 0.02; done; echo no such module >&2; exit 3",
+        gate.display()
+    );
     let broken = SessionRequest {
         port: Some(Some(8080)),
-        ..program("sleep 0.2; echo no such module >&2; exit 3")
+        ..program(&script)
     };
-    let error = daemon
-        .run(
-            daemon
-                .node
-                .sessions()
-                .ensure(&session("alice"), &broken, true),
-        )
-        .expect_err("ended");
+    let node = Arc::clone(&daemon.node);
+    let asked = daemon.spawn(async move {
+        let sessions = node.sessions();
+        sessions.ensure(&session("alice"), &broken, true).await
+    });
+    // An earlier end would be one of its start.
+    eventually("its container", || {
+        let record = daemon.run(daemon.registry.get(&session("alice")));
+        record.expect("readable")?.container
+    });
+    std::fs::write(&gate, "").expect("written");
+    let error = daemon.run(asked).expect("no panic").expect_err("ended");
     let EnsureError::StartFailed {
         kind: FailureKind::Exited,
         session: shown,
@@ -369,6 +379,18 @@ fn a_program_that_ends_before_it_is_ready_fails_with_its_exit_code() {
         reason.ends_with("its last output: no such module"),
         "{reason}"
     );
+}
+
+#[test]
+fn a_program_that_memory_ran_out_for_says_so_though_its_cgroups_go_with_the_notice_of_its_end() {
+    let stage = Stage::new();
+    let daemon = stage.boot_with_terminals();
+    let pid = daemon.start("hungry", &idle()).pid;
+    let process = PidFd::open(pid.expect("a process")).expect("alive");
+    process.kill().expect("killed");
+    let shown = daemon.await_state("hungry", SessionState::Failed);
+    assert_eq!(shown.exit_code, Some(137));
+    assert_eq!(end(&shown), (EndCause::OutOfMemory, None));
 }
 
 #[test]
@@ -560,7 +582,7 @@ fn a_start_can_be_stopped_at_any_step() {
     for operation in [Operation::Create, Operation::Start] {
         daemon
             .faults()
-            .always(operation, Fault::Delay(Duration::from_millis(300)));
+            .always(operation, Fault::Delay(Duration::from_secs(3)));
         let calls = daemon.faults().calls(operation);
         let node = Arc::clone(&daemon.node);
         let asked = daemon.spawn(async move {

@@ -20,7 +20,6 @@ use futures_util::FutureExt as _;
 fn quick(stage: &Stage) -> NodeOptions {
     let mut options = stage.options();
     options.bounds.stuck_after = Duration::from_millis(400);
-    options.bounds.registry = Duration::from_millis(700);
     options
 }
 
@@ -84,7 +83,7 @@ fn a_preemption_reports_what_does_not_die_and_releases_the_rest() {
     };
 
     let request = PreemptRequest {
-        budget_ms: Some(100),
+        budget_ms: Some(5_000),
         ..PreemptRequest::default()
     };
     let report = daemon
@@ -208,6 +207,15 @@ fn boot_flaky(stage: &Stage) -> (Daemon, Arc<FlakyRegistry>) {
     (daemon, registry)
 }
 
+/// With a node that does not wait for its registry for long.
+fn boot_impatient(stage: &Stage) -> (Daemon, Arc<FlakyRegistry>) {
+    let registry = Arc::new(FlakyRegistry::default());
+    let mut options = quick(stage);
+    options.bounds.registry = Duration::from_millis(700);
+    let daemon = stage.boot_on(options, registry.clone(), Duration::from_secs(30));
+    (daemon, registry)
+}
+
 #[test]
 fn a_release_that_somebody_else_made_and_forgot_counts_as_one() {
     let stage = Stage::new();
@@ -264,11 +272,11 @@ fn a_claim_whose_answer_was_lost_does_not_keep_the_session_from_starting() {
 #[test]
 fn a_container_that_cannot_be_recorded_is_killed() {
     let stage = Stage::new();
-    let (daemon, registry) = boot_flaky(&stage);
+    let (daemon, registry) = boot_impatient(&stage);
     daemon.faults().next(
         conman_testkit::Operation::Start,
         1,
-        conman_testkit::Fault::Delay(Duration::from_millis(200)),
+        conman_testkit::Fault::Delay(Duration::from_secs(2)),
     );
     daemon
         .run(
@@ -404,7 +412,7 @@ fn a_preemption_goes_on_trying_to_release_while_the_disk_is_full() {
 #[test]
 fn a_registry_that_does_not_answer_fails_the_start_in_bounded_time() {
     let stage = Stage::new();
-    let (daemon, registry) = boot_flaky(&stage);
+    let (daemon, registry) = boot_impatient(&stage);
     registry.answer_no_claims(true);
     for _ in 0..2 {
         let error = daemon.run(

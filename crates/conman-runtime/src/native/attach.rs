@@ -43,7 +43,7 @@ const ACTION: &str = "attach to";
 const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long to wait for a program's end after its terminal was closed.
-const END_PATIENCE: Duration = Duration::from_secs(2);
+const END_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Converts a size for the shim.
 pub(super) fn shim_size(size: TerminalSize) -> conman_shim_protocol::TerminalSize {

@@ -28,7 +28,7 @@ const QUOTED_LINES: u32 = 20;
 const QUOTED_BYTES: usize = 300;
 
 /// How long to wait for the end of a container that was dead when its start was answered.
-const END_PATIENCE: Duration = Duration::from_secs(2);
+const END_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause between two looks whether a session's program runs: its OCI runtime takes up to a tenth of a second.
 const BEGIN_INTERVAL: Duration = Duration::from_millis(5);

@@ -147,7 +147,7 @@ impl Stage {
         options.policy.default_runtime = RuntimeKind::Native;
         let patience = Duration::from_secs(30);
         self.boot_as(options, self.registry.clone(), patience, |runtime| {
-            vec![Arc::new(WithTerminals(runtime))]
+            vec![Arc::new(WithTerminals::new(runtime))]
         })
     }
 

@@ -1,7 +1,9 @@
 //! A runtime of processes whose sessions may ask for a terminal. They get none; whoever attaches
-//! sees nothing, as on a terminal that nothing is written to. An order about files is never done.
+//! sees nothing, as on a terminal that nothing is written to. An order about files is never done. Memory has run
+//! out in sessions called `hungry`, which the kernel shows until the runtime has noticed their end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,8 +17,15 @@ use conman_testkit::ProcessRuntime;
 use futures_util::stream::BoxStream;
 use tokio::sync::{mpsc, oneshot};
 
+/// With whether an end was noticed.
 #[derive(Debug)]
-pub(crate) struct WithTerminals(pub(crate) Arc<ProcessRuntime>);
+pub(crate) struct WithTerminals(Arc<ProcessRuntime>, AtomicBool);
+
+impl WithTerminals {
+    pub(crate) fn new(runtime: Arc<ProcessRuntime>) -> Self {
+        Self(runtime, AtomicBool::new(false))
+    }
+}
 
 #[async_trait]
 impl Lifecycle for WithTerminals {
@@ -55,7 +64,13 @@ impl Lifecycle for WithTerminals {
     }
 
     async fn exit_code(&self, key: &ContainerKey, patience: Duration) -> Option<i32> {
+        self.1.store(true, Ordering::Relaxed);
         self.0.exit_code(key, patience).await
+    }
+
+    fn oom_kills(&self, key: &ContainerKey) -> Option<u64> {
+        let is_shown = key.session.as_str() == "hungry" && !self.1.load(Ordering::Relaxed);
+        is_shown.then_some(1)
     }
 
     async fn remove(&self, keys: &[ContainerKey]) -> Vec<Result<(), RuntimeError>> {
