@@ -21,7 +21,8 @@ use conman_fence::{
 };
 use conman_linux::inherited_fd;
 use conman_shim_protocol::{
-    CallError, KeptStreamsSpec, MAX_INPUT_BYTES, OutputStream, StreamInput, TerminalSize, seqpacket,
+    CallError, KEPT_OUTPUT_BYTES, KeptStreamsSpec, MAX_INPUT_BYTES, OutputStream, StreamInput,
+    TerminalSize, seqpacket,
 };
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -130,6 +131,20 @@ impl StreamTable {
         self.watchers.insert(number, watcher);
         self.update_watcher(number);
         Ok(())
+    }
+
+    /// Reads what the program has written, so that a watcher of one that is dead gets its last output: the daemon may
+    /// know the death before the loop gets here. At most as much as is kept, as the program may go on.
+    fn catch_up(&mut self, name: &str) {
+        let Some((_, streams)) = self.by_name.get_mut(name) else {
+            return;
+        };
+        for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+            for _ in 0..KEPT_OUTPUT_BYTES / (OUTPUTS_A_TURN * OUTPUT_BYTES) {
+                read_output(streams, &self.poller, stream);
+            }
+        }
+        self.update(name);
     }
 
     /// The program writes, or reads its input.
@@ -294,6 +309,7 @@ impl ContainerStreams for StreamTable {
         if self.watchers.len() >= MAX_WATCHERS {
             return Err(CallError::full("watchers of terminals and kept commands"));
         }
+        self.catch_up(name);
         let Some((_, streams)) = self.by_name.get_mut(name) else {
             return Err(failed(io::Error::other("it has no kept streams")));
         };

@@ -64,6 +64,23 @@ fn a_watcher_gets_what_is_kept_then_the_output_and_the_end() {
 }
 
 #[test]
+fn a_watcher_gets_what_was_written_before_the_loop_has_read_it_and_so_do_others() {
+    let (mut table, [_stdin, mut stdout, _stderr]) = pipes();
+    let (offset, dropped) = (0, 0);
+    let begins = StreamEvent::Position(Position { offset, dropped });
+    let last = StreamEvent::Output(OutputStream::Stdout, b"last".to_vec());
+    let before = attach(&mut table);
+    stdout.write_all(b"last").expect("written");
+    let after = attach(&mut table);
+    for watcher in [before, after] {
+        for wanted in [&begins, &last] {
+            let event = receive_event(&watcher, &mut Vec::new());
+            assert_eq!(event.expect("an event").as_ref(), Some(wanted));
+        }
+    }
+}
+
+#[test]
 fn input_reaches_the_program_up_to_its_end_and_closed_streams_have_no_watcher() {
     let (mut table, [mut stdin, _stdout, _stderr]) = pipes();
     let watcher = attach(&mut table);
