@@ -140,6 +140,12 @@ impl Builder {
         self
     }
 
+    /// With a fence that a loaded machine keeps open while etcd elects a leader.
+    pub fn patient(mut self) -> Self {
+        self.timing = timing::patient();
+        self
+    }
+
     /// With the time-outs that nodes derive from their hosts when their configuration has none.
     pub fn derived(mut self) -> Self {
         self.derived = true;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use conman_e2e::IdRange;
 use conman_linux::{ProcessIdentity, Signal};
+use conman_observer::slowness;
 use tokio::time::{Instant, sleep};
 
 use crate::builder::{Builder, begin, import, log_tail};
@@ -147,7 +148,8 @@ impl Cluster {
     /// # Errors
     /// When none does in time.
     pub async fn leader(&self) -> Result<usize> {
-        let deadline = Instant::now() + ELECTION;
+        let patience = ELECTION * slowness();
+        let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
             for (index, member) in self.members.iter().enumerate() {
                 if member.leads().await == Some(true) {
@@ -156,7 +158,7 @@ impl Cluster {
             }
             sleep(POLL).await;
         }
-        bail!("etcd has no leader after {ELECTION:?}")
+        bail!("etcd has no leader after {patience:?}")
     }
 
     /// Loses packets from now on.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use conman_e2e::Api;
 use conman_linux::Signal;
+use conman_observer::slowness;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -142,6 +143,8 @@ impl Member {
         let mut command = inside(&self.layout.namespace_path(&self.host.name), "etcdctl");
         command.env("ETCDCTL_API", "3");
         command.args(["--endpoints", &format!("http://{}", self.host.etcd())]);
+        // Without these it gives up after 2 and 5 s.
+        command.args(["--dial-timeout", "60s", "--command-timeout", "120s"]);
         command
     }
 
@@ -183,7 +186,8 @@ impl Member {
         const PATIENCE: Duration = Duration::from_secs(5);
         let gateway = self.gateway();
         let asked = gateway.try_send(Method::POST, path, Some(body));
-        let answer = tokio::time::timeout(PATIENCE, asked).await.ok()?.ok()?;
+        let answer = tokio::time::timeout(PATIENCE * slowness(), asked).await;
+        let answer = answer.ok()?.ok()?;
         (answer.status == StatusCode::OK).then(|| answer.json())
     }
 

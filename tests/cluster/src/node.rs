@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use conman_e2e::Api;
 use conman_linux::Signal;
-use conman_observer::{ProcEntry, alive_below};
+use conman_observer::{ProcEntry, alive_below, slowness};
 use http::{Method, StatusCode};
 
 use crate::builder::log_tail;
@@ -131,7 +131,8 @@ impl Node {
     /// # Errors
     /// When the daemon ends instead, or is not ready in time.
     pub async fn wait_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let patience = PATIENCE * slowness();
+        let deadline = Instant::now() + patience;
         let mut latest = "no answer".to_owned();
         while Instant::now() < deadline {
             if let Some(status) = self.ended()? {
@@ -148,7 +149,7 @@ impl Node {
             tokio::time::sleep(POLL).await;
         }
         bail!(
-            "{} is not ready after {PATIENCE:?}: {latest}",
+            "{} is not ready after {patience:?}: {latest}",
             self.host.name
         )
     }
@@ -241,7 +242,8 @@ impl Node {
     /// When it does not end in time, or ends with an error.
     pub async fn end_daemon(&self) -> Result<()> {
         self.signal_daemon(Signal::SIGTERM)?;
-        let deadline = Instant::now() + PATIENCE;
+        let patience = PATIENCE * slowness();
+        let deadline = Instant::now() + patience;
         while self.daemon_pid().is_some() {
             if let Some(status) = self.ended()? {
                 *self.child() = None;
@@ -255,7 +257,7 @@ impl Node {
                 );
             } else if Instant::now() > deadline {
                 bail!(
-                    "the daemon of {} has not ended {PATIENCE:?} after SIGTERM; its log ends with\n{}",
+                    "the daemon of {} has not ended {patience:?} after SIGTERM; its log ends with\n{}",
                     self.host.name,
                     log_tail(&self.layout, &self.host.name, TAIL)
                 );

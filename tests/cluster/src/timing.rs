@@ -29,6 +29,15 @@ pub(crate) fn short() -> Timing {
 /// More would make the suite wait for takeovers longer than it computes.
 const MOST: u32 = 2;
 
+/// A fence that stays open while etcd elects a leader, on a loaded machine, too.
+pub(crate) fn patient() -> Timing {
+    let patient = Timing {
+        fence_ms: 20_000,
+        ..Timing::default()
+    };
+    patient.derive_takeover(0)
+}
+
 fn scaled(times: u64) -> Timing {
     Timing {
         renew_ms: SHORT.renew_ms * times,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
+use conman_observer::slowness;
 use conman_proto::{EnsureResponse, PROBLEM_CONTENT_TYPE, Problem, Session, StopReport};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -18,12 +19,10 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::slowness;
-
 /// Bound on one exchange: nothing that the daemon does on a busy machine takes so long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Bound on the time in which a busy node refuses starts.
+/// Bound on the time in which a busy node refuses starts and commands.
 const AVAILABLE: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -147,14 +146,23 @@ impl Api {
             .expect(StatusCode::OK)
     }
 
-    /// Sends a request and reads the whole answer.
+    /// Sends a request and reads the whole answer. Like any client it repeats one that is refused because a
+    /// runtime gets no processor time.
     ///
     /// # Panics
     /// When there is no answer.
     pub async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
-        self.try_send(method, path, body)
-            .await
-            .unwrap_or_else(|error| panic!("{path}: {error}"))
+        let deadline = Instant::now() + AVAILABLE * slowness();
+        loop {
+            let answer = self.try_send(method.clone(), path, body).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{path}: {error}"));
+            let is_starved = answer.status == StatusCode::SERVICE_UNAVAILABLE
+                && answer.text().contains("gets no processor time");
+            if !is_starved || Instant::now() > deadline {
+                return answer;
+            }
+            sleep(RETRY).await;
+        }
     }
 
     /// Sends a request and reads the whole answer; an error when the daemon is not there or goes

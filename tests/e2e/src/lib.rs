@@ -49,6 +49,7 @@ pub use id_range::IdRange;
 pub use memory::{peak_resident_bytes, resident_bytes};
 pub use metadata_server::MetadataServer;
 pub use native::{NATIVE_TEMPLATES, Native, ROOT, native};
+pub use port::Port;
 pub use programs::programs_archive;
 pub use raw_http::{RawClient, raw_exchange};
 pub use requests::{WebSocket, answer, websocket, with};

@@ -13,13 +13,16 @@ const RANGE: std::ops::Range<u16> = 15_000..32_000;
 /// The claim is a socket name in the abstract namespace: atomic across processes, and gone with
 /// the process whatever happens.
 #[derive(Debug)]
-pub(crate) struct Port {
-    pub(crate) number: u16,
+pub struct Port {
+    pub number: u16,
     _claim: UnixListener,
 }
 
 impl Port {
-    pub(crate) fn claim() -> Self {
+    /// # Panics
+    /// When none is free.
+    #[must_use]
+    pub fn claim() -> Self {
         // Tests that start at the same moment look in different places first.
         let offset = u16::try_from(std::process::id() % 16_000).expect("below 16,000");
         let middle = RANGE.start + offset;

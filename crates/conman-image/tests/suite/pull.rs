@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Stage, is_root, lacks, name};
@@ -20,9 +20,16 @@ const SOURCE: &str = "conman-test:busybox";
 /// For the registry to answer, on a machine that does much else.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// An answer is logged this much later, at most, on a machine that is not busy.
+const LATE: Duration = Duration::from_millis(200);
+
+/// Loopback addresses are this machine's alone and all of them usable: one a process and registry, so
+/// that nobody else takes its port before it does.
+static NEXT: AtomicU8 = AtomicU8::new(0);
+
 struct Registry {
     process: Child,
-    port: u16,
+    address: SocketAddr,
     data: PathBuf,
     log: PathBuf,
     tag: String,
@@ -50,14 +57,13 @@ impl Registry {
     }
 
     async fn start(stage: &Stage) -> Option<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .and_then(|listener| listener.local_addr())
-            .expect("a free port")
-            .port();
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let second = 150 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let address = SocketAddr::from((Ipv4Addr::new(127, second, high, low), 5_017));
         let data = stage.path().join("registry");
         let log = stage.path().join("registry.log");
         let config = format!(
-            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: {address}\n",
             data.display()
         );
         let config = stage.file("registry.yml", config.as_bytes());
@@ -75,13 +81,13 @@ impl Registry {
         };
         let registry = Self {
             process,
-            port,
+            address,
             data,
             log,
-            tag: format!("127.0.0.1:{port}/test/busybox:1"),
+            tag: format!("{address}/test/busybox:1"),
         };
         let start = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        while TcpStream::connect(address).is_err() {
             assert!(start.elapsed() < START_TIMEOUT, "{}", registry.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -153,8 +159,17 @@ impl Registry {
             .count()
     }
 
+    /// Waits until so many have been given: the registry logs an answer once it has been sent.
+    async fn has_answered(&self, digest: &Digest, status: u16, count: usize) {
+        let start = Instant::now();
+        while self.answers(digest, status) < count {
+            assert!(start.elapsed() < START_TIMEOUT, "{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     fn put_manifest(&self, tag: &str, media_type: &str, body: &str) {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("registry");
+        let mut stream = TcpStream::connect(self.address).expect("registry");
         write!(
             stream,
             "PUT /v2/test/busybox/manifests/{tag} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\
@@ -217,6 +232,9 @@ async fn one_pull_serves_all_who_ask_for_the_image_at_once() {
         assert_eq!(other.expect("pulled").id, image.id);
     }
     let (layer, size) = registry.layer();
+    registry.has_answered(&layer, 200, 1).await;
+    // For one too many to show.
+    tokio::time::sleep(LATE).await;
     assert_eq!(registry.answers(&layer, 200), 1, "{}", registry.log());
     let last = seen.last().expect("progress");
     assert_eq!(last.phase, PullPhase::Unpacking);
@@ -234,6 +252,7 @@ async fn one_pull_serves_all_who_ask_for_the_image_at_once() {
         .await
         .expect("pulled again");
     assert_eq!(again.id, image.id);
+    tokio::time::sleep(LATE).await;
     assert_eq!(registry.answers(&registry.layer().0, 200), 1);
     assert_eq!(store.get(&name).expect("named").id, image.id);
 }
@@ -262,6 +281,8 @@ async fn a_download_goes_on_where_it_broke_off() {
         .expect("pulled");
     assert_is_busybox(&image);
     assert!(fewest > size / 2, "{fewest} of {size}");
+    registry.has_answered(&layer, 206, 1).await;
+    tokio::time::sleep(LATE).await;
     assert_eq!(registry.answers(&layer, 206), 1, "{}", registry.log());
     assert_eq!(registry.answers(&layer, 200), 0);
 }
@@ -347,7 +368,7 @@ async fn an_index_leads_to_the_image_for_this_machine() {
     };
     registry.put_manifest("multi", list_type, &list(&["s390x", architecture]));
     registry.put_manifest("foreign", list_type, &list(&["s390x"]));
-    let reference = |tag: &str| format!("127.0.0.1:{}/test/busybox:{tag}", registry.port);
+    let reference = |tag: &str| format!("{}/test/busybox:{tag}", registry.address);
     let image = puller(&store)
         .pull(&reference("multi"), &name("busybox:multi"), |_| {})
         .await
@@ -361,7 +382,7 @@ async fn an_index_leads_to_the_image_for_this_machine() {
         panic!("{error:?}");
     };
     assert!(source.to_string().contains("linux/s390x"), "{source}");
-    let pinned = format!("127.0.0.1:{}/test/busybox@{digest}", registry.port);
+    let pinned = format!("{}/test/busybox@{digest}", registry.address);
     let image = puller(&store)
         .pull(&pinned, &name("busybox:pinned"), |_| {})
         .await
@@ -405,7 +426,7 @@ async fn a_connection_that_keeps_breaking_is_resumed_until_all_is_there() {
         .await
         .expect("proxy");
     let port = proxy.local_addr().expect("address").port();
-    let upstream = registry.port;
+    let upstream = registry.address;
     let allowed = size / 3;
     let cutting = tokio::spawn(async move {
         let mut connections = tokio::task::JoinSet::new();
@@ -413,8 +434,7 @@ async fn a_connection_that_keeps_breaking_is_resumed_until_all_is_there() {
         while let Ok((mut client, _)) = proxy.accept().await {
             connections.spawn(async move {
                 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-                let Ok(mut server) = tokio::net::TcpStream::connect(("127.0.0.1", upstream)).await
-                else {
+                let Ok(mut server) = tokio::net::TcpStream::connect(upstream).await else {
                     return;
                 };
                 let (mut from_client, mut to_client) = client.split();
@@ -440,7 +460,7 @@ async fn a_connection_that_keeps_breaking_is_resumed_until_all_is_there() {
         .await;
     cutting.abort();
     assert_is_busybox(&image.expect("pulled"));
-    assert!(registry.answers(&layer, 206) >= 2, "{}", registry.log());
+    registry.has_answered(&layer, 206, 2).await;
 }
 
 /// Answers every request for a manifest with a body that never ends; how much of it was taken.

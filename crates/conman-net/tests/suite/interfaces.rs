@@ -10,6 +10,11 @@ use conman_proto::{Bandwidth, LinkTarget};
 
 use super::namespace::Host;
 
+/// For what is reached, on however slow a machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Long for namespaces of one machine.
+const SILENCE: Duration = Duration::from_millis(300);
+
 const PORT: u16 = 8_000;
 const LAN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 7, 1));
 const BEYOND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
@@ -56,9 +61,9 @@ fn listen(host: &Host, address: IpAddr) -> TcpListener {
     bound.expect("a free port")
 }
 
-fn reaches(session: &Host, address: IpAddr) -> bool {
+fn reaches(session: &Host, address: IpAddr, patience: Duration) -> bool {
     let address = SocketAddr::new(address, PORT);
-    session.run(move || TcpStream::connect_timeout(&address, Duration::from_millis(300)).is_ok())
+    session.run(move || TcpStream::connect_timeout(&address, patience).is_ok())
 }
 
 fn pools(range: &str) -> InterfacePools {
@@ -94,9 +99,9 @@ fn a_session_on_an_interface_reaches_its_network_and_no_other_session() {
     assert_eq!(link.addresses, ["192.168.7.65/24".parse().expect("a net")]);
     let _server = listen(&second, other.addresses[0].addr());
     for session in [&first, &second] {
-        assert!(reaches(session, LAN) && reaches(session, BEYOND));
+        assert!(reaches(session, LAN, PATIENCE) && reaches(session, BEYOND, PATIENCE));
     }
-    assert!(!reaches(&first, other.addresses[0].addr()));
+    assert!(!reaches(&first, other.addresses[0].addr(), SILENCE));
     // The link of a dead session may live on for a moment.
     let third = Host::new();
     let refused = world
@@ -106,7 +111,7 @@ fn a_session_on_an_interface_reaches_its_network_and_no_other_session() {
     assert_eq!(third.links(), [""; 0]);
     drop(first);
     while world.make(&link, &third).is_err() {}
-    assert!(reaches(&third, LAN));
+    assert!(reaches(&third, LAN, PATIENCE));
     assert_eq!(world.node.links(), ["eth1"]);
 }
 
@@ -150,8 +155,8 @@ fn a_link_to_a_bridge_is_attached_listed_and_detached() {
     };
     world.make(&link, &session).expect("made");
     // The kernel lets a new port forward within a second.
-    assert!((0..20).any(|_| reaches(&session, LAN)));
-    assert!(!reaches(&session, BEYOND));
+    assert!((0..20).any(|_| reaches(&session, LAN, SILENCE)));
+    assert!(!reaches(&session, BEYOND, SILENCE));
     let taken = world.make(&link, &session).expect_err("the name is taken");
     assert!(matches!(taken, LinkError::NameTaken(_)), "{taken:?}");
     let listed = attached::list(session.namespace()).expect("listed");

@@ -49,7 +49,7 @@ async fn interim_answers_without_end_are_cut() {
 async fn a_head_that_a_session_trickles_is_cut() {
     for request in [GET, UPGRADE] {
         let fixture = Fixture::with_options(ProxyOptions {
-            head_timeout: Duration::from_millis(300),
+            head_timeout: Duration::from_secs(1),
             ..ProxyOptions::default()
         });
         let (mut client, mut session) = asked(&fixture, request).await;
@@ -68,11 +68,11 @@ async fn a_head_that_a_session_trickles_is_cut() {
 #[tokio::test]
 async fn a_session_may_be_silent_before_and_between_heads_and_trickle_its_body() {
     let fixture = Fixture::with_options(ProxyOptions {
-        head_timeout: Duration::from_millis(100),
+        head_timeout: Duration::from_millis(600),
         ..ProxyOptions::default()
     });
     let (mut client, mut session) = asked(&fixture, GET).await;
-    let longer = Duration::from_millis(300);
+    let longer = Duration::from_millis(900);
     for _ in 0..2 {
         tokio::time::sleep(longer).await;
         session.send("HTTP/1.1 102 Processing\r\n\r\n").await;

@@ -95,8 +95,8 @@ async fn a_connection_that_falls_idle_is_closed_without_a_word() {
 #[tokio::test]
 async fn waiting_for_an_answer_is_not_idleness() {
     let fixture = Fixture::with_options(ProxyOptions {
-        head_timeout: Duration::from_secs(1),
-        idle_timeout: Duration::from_secs(1),
+        head_timeout: Duration::from_secs(3),
+        idle_timeout: Duration::from_secs(3),
         ..ProxyOptions::default()
     });
     let mut backend = RawBackend::new().await;
@@ -108,7 +108,7 @@ async fn waiting_for_an_answer_is_not_idleness() {
         .await;
     let mut session = backend.accept().await;
     session.read_head().await;
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
     session
         .send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         .await;

@@ -74,7 +74,7 @@ mod trouble_on_demand {
     use super::*;
 
     /// A stage, and a runtime of its instance that trouble can be made for.
-    fn set_up() -> Option<(Stage, ProcessRuntime)> {
+    fn set_up(call_timeout: Duration) -> Option<(Stage, ProcessRuntime)> {
         match Processes::new() {
             Ok(processes) => {
                 let state = processes.state.path().to_owned();
@@ -82,7 +82,7 @@ mod trouble_on_demand {
                 let options = ProcessOptions {
                     instance: stage.instance().clone(),
                     state_dir: state,
-                    call_timeout: Duration::from_millis(300),
+                    call_timeout,
                 };
                 let runtime = ProcessRuntime::open(options).expect("the host has cgroups");
                 Some((stage, runtime))
@@ -96,7 +96,7 @@ mod trouble_on_demand {
 
     #[tokio::test]
     async fn a_refused_create_makes_nothing_and_the_next_one_succeeds() {
-        let Some((stage, runtime)) = set_up() else {
+        let Some((stage, runtime)) = set_up(Duration::from_secs(30)) else {
             return;
         };
         let plan = stage.plan("alice", &["sleep", "1000"]);
@@ -117,7 +117,7 @@ mod trouble_on_demand {
 
     #[tokio::test]
     async fn trouble_for_one_session_spares_the_others() {
-        let Some((stage, runtime)) = set_up() else {
+        let Some((stage, runtime)) = set_up(Duration::from_secs(30)) else {
             return;
         };
         let alice = stage.plan("alice", &["sleep", "1000"]);
@@ -135,7 +135,7 @@ mod trouble_on_demand {
 
     #[tokio::test]
     async fn while_it_hangs_calls_time_out_and_the_kernel_still_answers() {
-        let Some((stage, runtime)) = set_up() else {
+        let Some((stage, runtime)) = set_up(Duration::from_millis(300)) else {
             return;
         };
         let container = stage.run_idle("alice").await;

@@ -475,8 +475,8 @@ fn an_image_chooses_no_working_directory_outside_its_root() {
 const COMMANDS_OF_ONE: usize = 64;
 
 /// Bounds on a usual machine: what a start and a command beside a throttled container take, and its death.
-const HELD_UP: Duration = Duration::from_secs(3);
-const DEATH: Duration = Duration::from_secs(2);
+const HELD_UP: Duration = Duration::from_secs(6);
+const DEATH: Duration = Duration::from_secs(6);
 
 #[test]
 fn a_throttled_container_full_of_commands_holds_up_nobody_and_dies_soon() {
@@ -532,7 +532,11 @@ fn commands_beyond_a_containers_share_are_refused_and_another_containers_are_not
         return;
     }
     let shim = Shim::start();
-    let (mut client, home) = home(&shim);
+    let mut client = shim.client();
+    let mut spec = shim.spec("home.1", "exec sleep 1000");
+    // For all the commands at once.
+    spec.limits.pids = Some(256);
+    let home = client.launch(spec).expect("launched");
     let other = client
         .launch(shim.spec("other.1", "exec sleep 1000"))
         .expect("launched");

@@ -217,7 +217,7 @@ fn a_commands_own_pid_is_told_and_its_time_ends_it_with_its_group() {
     let shim = Shim::start();
     let mut client = home(&shim);
     let mut spec = command(&shim, "timed", "sleep 1000 & echo $$; wait");
-    spec.kept.as_mut().expect("kept").timeout_ms = Some(1_500);
+    spec.kept.as_mut().expect("kept").timeout_ms = Some(5_000);
     client.exec_kept(spec).expect("begun");
     let mut watcher = Watcher::attach(&mut client, "home.1_timed");
     // The end of the output needs the end of both processes.

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use conman_cluster::{Builder, Cluster, has_docker, people, requirements};
-use conman_e2e::eventually;
+use conman_e2e::{eventually, eventually_some};
 use serde_json::{Value, json};
 
 const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
@@ -234,7 +234,10 @@ async fn talk_by_groups(kind: &str, mtu: u32) {
     for (refused, port) in nodes.chain(members) {
         assert!(!sessions[0].connects(refused.into(), port), "{refused}");
     }
-    assert!(sessions[0].connects(sessions[3].addresses[0], 8_080));
+    eventually("it is connected to", PATIENCE, async || {
+        sessions[0].connects(sessions[3].addresses[0], 8_080)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -284,7 +287,9 @@ async fn repaired(kind: &str, breaking: &[&str]) {
     node.kill_daemon().expect("killed");
     node.start().expect("started");
     eventually("the next daemon is ready", PATIENCE, async || {
-        assert!(one.reaches(address), "while the daemon starts");
+        // A machine that stands still for a moment fails one attempt.
+        let reached = one.reaches(address) || one.reaches(address);
+        assert!(reached, "while the daemon starts");
         node.readiness().await.is_ok()
     })
     .await;
@@ -332,15 +337,19 @@ async fn a_node_with_another_pool_has_no_session_that_talks_and_says_why() {
     for (node, first) in [("n1", "n2"), ("n2", "n1")] {
         let spec = json!({"template": "red", "node_labels": {"host": node}});
         let api = cluster.nodes()[0].api();
-        let answer = api.put(&format!("/v1/sessions/red-{node}"), &spec).await;
-        if !answer.status.is_success() {
-            refusals.push((answer.text(), first));
-        }
+        let path = format!("/v1/sessions/red-{node}");
+        // Another refusal is that of a machine that stands still for a moment.
+        let why = eventually_some("it runs, or has another pool", PATIENCE, async || {
+            let answer = api.put(&path, &spec).await;
+            let (runs, why) = (answer.status.is_success(), answer.text());
+            (runs || why.contains("the fleet's fabric is")).then_some((!runs).then_some(why))
+        })
+        .await;
+        refusals.extend(why.map(|why| (why, first)));
     }
     let [(why, first)] = &refusals[..] else {
         panic!("{refusals:?}");
     };
-    assert!(why.contains("the fleet's fabric is"), "{why}");
     assert!(why.contains(&format!("node `{first}`")), "{why}");
 }
 
@@ -366,6 +375,9 @@ async fn packets_with_the_address_of_another_nodes_session_are_dropped() {
     let before = other.received();
     on_host(&cluster, "n3", &forged);
     assert_eq!(other.received(), before, "nothing arrived");
-    assert!(one.reaches(target));
+    eventually("it is reached again", PATIENCE, async || {
+        one.reaches(target)
+    })
+    .await;
     assert_ne!(other.received(), before, "its own packets do");
 }

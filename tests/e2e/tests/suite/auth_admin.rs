@@ -13,7 +13,7 @@ use conman_proto::Problem;
 use http::{Method, StatusCode};
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// curl's exit code where it cannot connect.
 const CURL_CANNOT_CONNECT: i32 = 7;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use conman_e2e::{Api, BUSYBOX, Conman, ROOT, docker_shared, eventually, native};
+use conman_e2e::{Api, BUSYBOX, Conman, ROOT, docker_shared, eventually, eventually_some, native};
 use conman_proto::{ExecResult, LogLine};
 use http::StatusCode;
 use serde_json::json;
@@ -183,7 +183,9 @@ async fn commands(conman: &Conman, script: &str, wanted: &[u8]) {
 async fn logs(conman: &Conman, wanted: &[u8]) {
     let api = conman.api();
     eventually("the whole log", PATIENCE, async || {
-        framed(&log(&api, "frames").await)[1].len() >= wanted.len()
+        // Docker writes each in its own time.
+        let [stdout, stderr, _] = framed(&log(&api, "frames").await);
+        stdout.len() >= wanted.len() && stderr.len() >= wanted.len()
     })
     .await;
     let [stdout, stderr, lost] = framed(&log(&api, "frames").await);
@@ -249,7 +251,12 @@ async fn output_that_a_log_could_not_keep_is_not_lost_silently() {
     })
     .await;
     api.stop("s").await;
-    let [stdout, _, lost] = framed(&log(&api, "frames").await);
+    // The container is removed in the background.
+    let [stdout, _, lost] = eventually_some("its kept log", PATIENCE, async || {
+        let outputs = framed(&log(&api, "frames").await);
+        (!outputs[2].is_empty()).then_some(outputs)
+    })
+    .await;
     let lost = String::from_utf8(lost).expect("text");
     let dropped: usize = lost
         .split(' ')

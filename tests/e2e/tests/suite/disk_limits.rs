@@ -12,9 +12,6 @@ use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Within which a session is ended once the disk got fuller.
-const SOON: Duration = Duration::from_secs(15);
-
 /// More than the limit of 64 MiB, a while after the start.
 const WRITE: &str = "sleep 1; dd if=/dev/zero of=/big bs=1M count=100; sleep 1000000";
 
@@ -56,7 +53,7 @@ async fn a_session_beyond_its_disk_limit_is_ended_with_the_reason_and_no_other()
         api.ensure(id, &sh(script)).await;
     }
     for (id, _, words) in cases {
-        let ended = eventually_some("it is ended", SOON, async || {
+        let ended = eventually_some("it is ended", PATIENCE, async || {
             let session = api.session(id).await;
             session.state.is_ended().then_some(session)
         })
@@ -75,7 +72,7 @@ async fn a_session_beyond_its_disk_limit_is_ended_with_the_reason_and_no_other()
     let more = json!({"command": ["dd", "if=/dev/zero", "of=/more", "bs=1M", "count=40"]});
     // It may end before the command does.
     let _ = api.post("/v1/sessions/modest/exec", &more).await;
-    eventually("it is ended", SOON, async || {
+    eventually("it is ended", PATIENCE, async || {
         api.session("modest").await.state == SessionState::Failed
     })
     .await;

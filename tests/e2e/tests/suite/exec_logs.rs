@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use conman_e2e::{Api, BUSYBOX, Conman, PYTHON, docker_shared, eventually, eventually_some};
+use conman_e2e::{
+    Api, BUSYBOX, Conman, PYTHON, docker_shared, eventually, eventually_some, log_with,
+};
 use conman_proto::{ExecResult, LogLine, LogStream};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
@@ -282,9 +284,15 @@ async fn logs_keep_the_streams_apart_and_can_be_cut_from_the_end() {
     };
     let conman = Conman::start(&docker).await;
     let api = conman.api();
-    let script = "echo one; sleep 0.2; echo two >&2; sleep 0.2; echo three; exec sleep 1000000";
+    // Each line is written once Docker has written the one before, as it reads each output in its own time.
+    let script = "echo one; until [ -e /tmp/one ]; do sleep 0.05; done; echo two >&2; \
+                  until [ -e /tmp/two ]; do sleep 0.05; done; echo three; exec sleep 1000000";
     let request = json!({"image": BUSYBOX, "command": ["sh", "-c", script]});
     api.ensure("s", &request).await;
+    for word in ["one", "two"] {
+        log_with(&api, "s", word).await;
+        exec(&api, json!({"command": ["touch", format!("/tmp/{word}")]})).await;
+    }
     let lines = eventually_some("three lines", PATIENCE, async || {
         let path = "/v1/sessions/s/logs?format=json&timestamps=true";
         let text = api.get(path).await.text();

@@ -207,6 +207,12 @@ async fn a_command_is_signalled_by_its_id_and_its_pid_is_the_sessions() {
         listed.contains(&id) && listed.contains("running"),
         "{listed}"
     );
+    let path = format!("{EXECS}/{id}");
+    eventually("it has written", PATIENCE, async || {
+        let shown: KeptExec = api.get(&path).await.expect(StatusCode::OK);
+        shown.output_bytes == Some(11)
+    })
+    .await;
     let words = ["kill", "--exec", &id, "-s", "TERM", "home"];
     conman.cli(&words).await.success();
     let attached = conman.cli(&["attach", "--exec", &id, "home"]).await;
@@ -227,7 +233,7 @@ async fn a_command_whose_time_is_over_is_killed_and_its_output_stays() {
     let api = conman.api();
     api.ensure("home", &json!({"template": "idle"})).await;
     let mut request = sh("echo so far; sleep 1000");
-    request["timeout_ms"] = json!(3_000);
+    request["timeout_ms"] = json!(5_000);
     let exec = start(&api, request).await;
     // The time is over whether there is a daemon or not.
     conman.restart_after_crash().await;
@@ -241,7 +247,7 @@ async fn a_command_whose_time_is_over_is_killed_and_its_output_stays() {
     let (stdout, ..) = Client::attach(&api, &exec, "").await.end().await;
     assert_eq!(stdout, b"so far\n");
     // The simple form answers with the output so far, too.
-    let request = json!({"command": ["sh", "-c", "echo so far; sleep 1000"], "timeout_ms": 1_000});
+    let request = json!({"command": ["sh", "-c", "echo so far; sleep 1000"], "timeout_ms": 5_000});
     let answer = api.post("/v1/sessions/home/exec", &request).await;
     let problem = answer.problem();
     assert_eq!(problem.slug(), "exec-timed-out");

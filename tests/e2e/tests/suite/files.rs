@@ -381,7 +381,7 @@ async fn a_full_disk_and_a_broken_upload_leave_the_old_file_and_no_other() {
     let left = async || sh(&api, "ls -A /small; cat /small/f; rm -f /small/bomb").await;
     conman_e2e::eventually(
         "only the old file is left",
-        Duration::from_secs(20),
+        Duration::from_secs(60),
         async || left().await == "f\nold",
     )
     .await;

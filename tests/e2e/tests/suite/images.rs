@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use conman_e2e::{
-    BUSYBOX, Conman, Docker, docker_shared, eventually, lacks, peak_resident_bytes, resident_bytes,
+    BUSYBOX, Conman, Docker, Port, docker_shared, eventually, lacks, peak_resident_bytes,
+    resident_bytes,
 };
 use conman_proto::{Image, ImageList};
 use serde_json::{Value, json};
@@ -130,15 +131,13 @@ async fn what_is_no_archive_is_refused_in_words_and_leaves_nothing() {
 pub(crate) struct Registry {
     process: Child,
     pub(crate) address: String,
+    _port: Port,
 }
 
 impl Registry {
     pub(crate) async fn start(directory: &Path) -> Option<Self> {
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .and_then(|listener| listener.local_addr())
-            .expect("a free port")
-            .port();
-        let address = format!("127.0.0.1:{port}");
+        let port = Port::claim();
+        let address = format!("127.0.0.1:{}", port.number);
         let config = directory.join("registry.yml");
         let storage = directory.join("registry");
         fs::write(
@@ -162,7 +161,11 @@ impl Registry {
             lacks("docker-registry is missing (package docker-registry)");
             return None;
         };
-        let registry = Self { process, address };
+        let registry = Self {
+            process,
+            address,
+            _port: port,
+        };
         eventually("the registry listens", PATIENCE, async || {
             TcpStream::connect(&registry.address).is_ok()
         })

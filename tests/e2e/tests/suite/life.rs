@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use conman_e2e::{Answer, Api, Conman, ROOT, eventually, native};
 use conman_linux::Freezer;
+use conman_observer::ProcEntry;
 use conman_proto::{EnsureResponse, PreemptPlan, PreemptReport, Session, SessionState};
 use http::StatusCode;
 use serde_json::json;
@@ -160,7 +161,7 @@ async fn a_session_with_a_command_is_not_idle_and_one_without_is() {
     let api = conman.api();
     let spec = json!({"template": "idle", "idle_timeout_s": 1});
     for id in ["kept", "collected"] {
-        api.ensure(id, &spec).await;
+        api.ensure(id, &json!({"template": "idle"})).await;
     }
     let kept = conman.cli(&["exec", "--detach", "kept", "sleep", "100000"]);
     let kept = kept.await.success().trim().to_owned();
@@ -171,6 +172,18 @@ async fn a_session_with_a_command_is_not_idle_and_one_without_is() {
             api.post("/v1/sessions/collected/exec", &request).await
         }
     });
+    eventually("both commands run", PATIENCE, async || {
+        let is_one = |one: &ProcEntry| {
+            let line = std::fs::read(format!("/proc/{}/cmdline", one.pid));
+            line.is_ok_and(|line| line == b"sleep\x00100000\x00")
+        };
+        conman.processes().into_iter().filter(is_one).count() == 2
+    })
+    .await;
+    for id in ["kept", "collected"] {
+        let update = ["update", id, "--idle-timeout", "1s"];
+        conman.cli(&update).await.success();
+    }
     // Sessions that do nothing end meanwhile, one after the other.
     for id in ["idle-1", "idle-2", "idle-3"] {
         api.ensure(id, &spec).await;

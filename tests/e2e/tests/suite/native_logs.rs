@@ -9,8 +9,8 @@ use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How late a line may be noticed: two seconds, and what a busy machine takes.
-const LATE_S: i64 = 5;
+/// How late a line may be noticed: two seconds, and what a busy machine takes. Less than the time between the lines.
+const LATE_S: i64 = 7;
 
 async fn lines(api: &Api, query: &str) -> Vec<LogLine> {
     let path = format!("/v1/sessions/s/logs?format=json&timestamps=true{query}");

@@ -200,9 +200,13 @@ async fn limits_hold_and_hurt_nobody_else() {
     let conman = start(&native).await;
     let api = conman.api();
     api.ensure("bystander", &json!({"template": "web"})).await;
-    let hog = json!({"image": ROOT, "command": ["sh", "-c", "sleep 0.2; tail /dev/zero"],
-        "memory_bytes": 32 << 20});
+    // An end before it runs would fail its start.
+    let script = "until [ -e /go ]; do sleep 0.05; done; tail /dev/zero";
+    let hog = json!({"image": ROOT, "command": ["sh", "-c", script], "memory_bytes": 32 << 20});
     api.ensure("hog", &hog).await;
+    // Its end may overtake the answer.
+    let go = json!({"command": ["touch", "/go"]});
+    let _ = api.post("/v1/sessions/hog/exec", &go).await;
     let ended = eventually_some("the hog is killed", PATIENCE, async || {
         let session = api.session("hog").await;
         session.state.is_ended().then_some(session)
@@ -210,7 +214,7 @@ async fn limits_hold_and_hurt_nobody_else() {
     .await;
     assert_eq!(ended.exit_code, Some(137), "{ended:?}");
     let bomb = json!({"image": ROOT, "pids": 16,
-        "command": ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 1000000"]});
+        "command": ["sh", "-c", "bomb() { bomb | bomb & }; bomb; exec sleep 1000000"]});
     api.ensure("bomb", &bomb).await;
     let count = || {
         let processes = conman.processes();
@@ -332,7 +336,7 @@ async fn a_preemption_kills_certifies_and_releases_all() {
     assert!(kept.is_empty() || kept.len() == COUNT, "{kept:?}");
     // The machine stays after all.
     conman.cli(&["readmit"]).await.success();
-    eventually("the namespaces' end", Duration::from_secs(20), async || {
+    eventually("the namespaces' end", PATIENCE, async || {
         open_network_namespaces(&conman).is_empty()
     })
     .await;

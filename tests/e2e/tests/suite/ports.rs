@@ -161,7 +161,8 @@ async fn bytes_reach_a_port_over_the_api_and_by_a_local_port() {
         let request = api.request(Method::GET, &connect(port), None);
         websocket(&api, request, &[PORT_PROTOCOL]).await
     };
-    let (_, socket) = open(5432).await.expect("connected");
+    // It listens in its own time.
+    let (_, socket) = eventually_some("its port", PATIENCE, async || open(5432).await.ok()).await;
     // Pings are answered, and carry nothing.
     let mut socket = socket.filter(|message| {
         let is_ping = matches!(message, Ok(Message::Ping(_)));

@@ -201,7 +201,9 @@ async fn starts_under_way_do_not_survive_a_preemption() {
         !conman.processes().is_empty()
     })
     .await;
-    let report = api.post("/v1/nodes/self/preempt", &json!({})).await;
+    // dockerd may be slow to say what it has started.
+    let notice = json!({"budget_ms": 120_000});
+    let report = api.post("/v1/nodes/self/preempt", &notice).await;
     let report: PreemptReport = report.expect(StatusCode::OK);
     assert_eq!(report.unreleased, [], "{report:?}");
     assert_eq!(conman.processes(), []);

@@ -36,7 +36,8 @@ async fn processes_are_listed_as_the_session_sees_them() {
         eventually("both children", PATIENCE, async || {
             let list = list().await;
             let busy = list.iter().any(|one| one.cpu_s > 0.1);
-            busy && named(&list, &["sleep", "1234"]).is_some()
+            let sleeps = |one: SessionProcess| &*one.state == "S";
+            busy && named(&list, &["sleep", "1234"]).is_some_and(sleeps)
         })
         .await;
         let list = list().await;

@@ -138,6 +138,15 @@ pub(crate) async fn fetch(api: &Api, id: &str, address: &str) -> Option<String> 
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Waits until a server answers there: a request gives up after three seconds, which a loaded machine exceeds.
+pub(crate) async fn reaches(api: &Api, id: &str, address: &str) {
+    let what = format!("{id} reaches {address}");
+    eventually(&what, PATIENCE, async || {
+        fetch(api, id, address).await.as_deref() == Some("beyond\n")
+    })
+    .await;
+}
+
 fn links(conman: &Conman) -> usize {
     let prefix = format!("c{}", conman.instance());
     shell("ip -o link").matches(&prefix).count()
@@ -152,8 +161,7 @@ fn a_routed_session_reaches_what_it_may_and_is_reached_through_the_proxy() {
         assert_eq!(made.session.state, SessionState::Running);
         assert_eq!(conman.sessions().get("/s/a/").await.text(), "hello\n");
         for reached in [NAME_SERVER, LISTED] {
-            let page = fetch(&api, "a", reached).await;
-            assert_eq!(page.as_deref(), Some("beyond\n"), "{reached}");
+            reaches(&api, "a", reached).await;
         }
         for refused in [METADATA, UNLISTED, NODE, "192.0.2.2"] {
             assert_eq!(fetch(&api, "a", refused).await, None, "{refused}");
@@ -203,8 +211,7 @@ fn a_docker_session_has_the_links_of_a_native_one() {
         let api = conman.api();
         assert_eq!(links(&conman), 2);
         for id in ["d", "l"] {
-            let page = fetch(&api, id, LISTED).await;
-            assert_eq!(page.as_deref(), Some("beyond\n"), "{id}");
+            reaches(&api, id, LISTED).await;
         }
         for refused in [METADATA, UNLISTED, NODE] {
             assert_eq!(fetch(&api, "d", refused).await, None, "{refused}");
@@ -307,18 +314,11 @@ fn row_30_links_survive_a_daemon_and_none_is_left_of_a_session_that_does_not() {
         conman.restart_after_crash().await;
         let api = conman.api();
         eventually("the orphan is gone", PATIENCE, async || links(&conman) == 2).await;
-        // A request gives up after three seconds, which a loaded machine exceeds.
-        let is_served = async |id| {
-            eventually("it is served", PATIENCE, async || {
-                fetch(&api, id, NAME_SERVER).await.as_deref() == Some("beyond\n")
-            })
-            .await;
-        };
-        is_served("a").await;
+        reaches(&api, "a", NAME_SERVER).await;
         // The pool has six addresses; each start takes one, and each end returns it.
         for _ in 0..8 {
             api.ensure("c", &json!({"template": "routed"})).await;
-            is_served("c").await;
+            reaches(&api, "c", NAME_SERVER).await;
             api.stop("c").await;
         }
         for id in ["a", "b"] {

@@ -126,7 +126,11 @@ async fn a_session_without_a_name_gets_one_without_a_dash() {
 
     let url = conman.cli(&["run", "--template", "web"]).await;
     let url = url.success().trim().to_owned();
-    assert_eq!(shown(&api, "state=running").await.len(), 3, "{url}");
+    // One of them was not waited for.
+    eventually(&url, PATIENCE, async || {
+        shown(&api, "state=running").await.len() == 3
+    })
+    .await;
 }
 
 #[tokio::test]

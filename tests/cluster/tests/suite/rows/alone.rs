@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use conman_cluster::Cluster;
 use conman_e2e::eventually;
-use http::{Method, StatusCode};
+use http::StatusCode;
 
 use super::fleet::{Fleet, PATIENCE};
 
@@ -53,8 +53,8 @@ async fn what_ran_while_a_node_was_alone_ends_when_it_joins_and_runs_anew_later(
         matches!(told[..], [line] if line.contains("sessions=\"s\"")),
         "{told:?}"
     );
-    let known = fleet.ask(1, Method::GET, "/v1/sessions/s", None).await;
-    assert_eq!(known.expect("an answer").status, StatusCode::NOT_FOUND);
+    let known = fleet.node(1).api().get("/v1/sessions/s").await;
+    assert_eq!(known.status, StatusCode::NOT_FOUND);
 
     // Wherever it is asked for.
     for node in [1, 0] {

@@ -12,6 +12,8 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::shown::witness;
+
 const WITNESS: &str = env!("CARGO_BIN_EXE_witness");
 
 /// Bound on anything that must come about, on a loaded machine: far above what it takes.
@@ -22,8 +24,6 @@ const ANSWER: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// By when everything is to be as it was before there was a session.
 const BASELINE_MS: u64 = 30_000;
-/// How often all that a node runs was frozen, or killed, since its ownership was not renewed.
-const CLOSINGS: &str = r#"conman_fleet_lapses_total{to="fenced"} "#;
 /// Lines that show that a witness goes on.
 const SOME_LINES: u64 = 5;
 
@@ -238,14 +238,49 @@ impl Fleet {
         .await
     }
 
-    /// How often a node's fence has closed.
+    /// How often a node's fence has closed: all that it runs was frozen, or killed, since its
+    /// ownership was not renewed.
     pub(crate) async fn closings(&self, node: usize) -> u64 {
+        self.lapses(node, "fenced").await
+    }
+
+    /// How often a node's renewal was `late`, or too late (`fenced`).
+    pub(crate) async fn lapses(&self, node: usize, to: &str) -> u64 {
         let admin = self.node(node).admin();
         let text = admin.send(Method::GET, "/metrics", None).await.text();
+        let counter = format!(r#"conman_fleet_lapses_total{{to="{to}"}} "#);
         let mut lines = text.lines();
-        let line = lines.find_map(|line| line.strip_prefix(CLOSINGS));
+        let line = lines.find_map(|line| line.strip_prefix(&counter));
         let count = line.expect("it is counted");
         count.trim().parse().expect("a number")
+    }
+
+    /// Waits until a node renews its ownership in etcd.
+    pub(crate) async fn renews(&self, node: usize) {
+        let key = format!("/conman/heartbeat/{}", self.node(node).name());
+        let member = &self.cluster.members()[0];
+        let heartbeat = || member.value(&key).expect("etcd answers");
+        let before = heartbeat();
+        eventually("it renews", PATIENCE, async || heartbeat() != before).await;
+    }
+
+    /// Waits until the kernel has frozen all sessions of a node.
+    pub(crate) async fn is_frozen(&self, node: usize) {
+        eventually("its sessions are frozen", PATIENCE, async || {
+            witness(self, node).running == 0
+        })
+        .await;
+    }
+
+    /// Waits until a node that cannot renew has closed its fence, and the kernel has frozen its
+    /// sessions.
+    pub(crate) async fn is_fenced(&self, node: usize) {
+        eventually("its ownership lapses", PATIENCE, async || {
+            let readiness = self.node(node).readiness().await;
+            readiness.is_err_and(|why| why.contains("ownership has lapsed"))
+        })
+        .await;
+        self.is_frozen(node).await;
     }
 
     pub(crate) async fn ask(
@@ -343,7 +378,7 @@ impl Fleet {
         let begun = monotonic_ns();
         for node in nodes {
             let mut beyond = Vec::new();
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + PATIENCE * slowness();
             while Instant::now() < deadline {
                 beyond = self.beyond(node, running.contains(&node));
                 if beyond.is_empty() {

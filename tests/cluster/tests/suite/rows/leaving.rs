@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::fleet::{Fleet, PATIENCE};
+use super::fleet::{Fleet, PATIENCE, is_quiet};
 use super::load::Load;
 
 /// How long a node of a fleet gives load balancers to notice, by default.
@@ -372,6 +372,7 @@ async fn row_43_clients_of_a_machine_without_power_are_closed_by_the_balancer() 
     const EACH: usize = 10;
     /// Three checks, each a second after the one before, and time for them; on a loaded machine.
     const NOTICED: Duration = Duration::from_secs(20);
+    const ATTEMPTS: u32 = 5;
     let agent = "agent = \"127.0.0.1:7703\"";
     let builder = Cluster::builder().nodes(3).set("listen", agent);
     if !has_haproxy() {
@@ -386,25 +387,36 @@ async fn row_43_clients_of_a_machine_without_power_are_closed_by_the_balancer() 
     }
     let balancer = Balancer::start(fleet.cluster.layout()).expect("HAProxy serves");
     let name = |node: usize| fleet.node(node).name();
-    eventually("HAProxy takes all nodes for UP", PATIENCE, async || {
-        (0..3).all(|node| {
-            let status = balancer.status(name(node));
-            status.is_ok_and(|now| now.starts_with("UP"))
+    let all_are_up = async || {
+        eventually("HAProxy takes all nodes for UP", PATIENCE, async || {
+            (0..3).all(|node| {
+                let status = balancer.status(name(node));
+                status.is_ok_and(|now| now.starts_with("UP"))
+            })
         })
-    })
-    .await;
+        .await;
+    };
+    all_are_up().await;
     let front = balancer.address();
     let clients = Clients::connect(EACH, &ids, front, front).await;
     let through = || balancer.connections(name(0)).expect("its answer");
     assert!(through() > 0, "HAProxy spreads the clients");
 
-    // One missed check closes nobody.
-    let before = clients.closes();
-    fleet.cluster.unplug(0).expect("unplugged");
-    sleep(Duration::from_millis(1_200)).await;
-    fleet.cluster.plug(0).expect("plugged");
-    sleep(Duration::from_secs(4)).await;
-    assert_eq!(clients.closes(), before);
+    // One missed check closes nobody. On a loaded machine more of them may be missed.
+    let attempts = if is_quiet() { 1 } else { ATTEMPTS };
+    for left in (0..attempts).rev() {
+        let before = clients.closes();
+        fleet.cluster.unplug(0).expect("unplugged");
+        sleep(Duration::from_millis(1_200)).await;
+        fleet.cluster.plug(0).expect("plugged");
+        sleep(Duration::from_secs(4)).await;
+        if clients.closes() == before {
+            break;
+        }
+        assert!(left > 0, "one missed check closes clients");
+        all_are_up().await;
+        clients.all_are_open(3 * EACH).await;
+    }
 
     fleet.cluster.unplug(0).expect("unplugged");
     fleet.node(0).lose().expect("switched off");

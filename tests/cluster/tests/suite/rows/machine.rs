@@ -351,8 +351,7 @@ async fn a_session_of_a_lost_node_is_deleted_through_a_preempted_one() {
     let api = fleet.node(1).api();
     let deleted = api.send(Method::DELETE, "/v1/sessions/w", None).await;
     assert_eq!(deleted.status, StatusCode::OK, "{}", deleted.text());
-    let gone = fleet.ask(1, Method::GET, "/v1/sessions/w", None).await;
-    let gone = gone.expect("an answer");
+    let gone = api.get("/v1/sessions/w").await;
     assert_eq!(gone.status, StatusCode::OK, "{}", gone.text());
     assert!(gone.text().contains("stopped"), "{}", gone.text());
     fleet.leaves_nothing().await;

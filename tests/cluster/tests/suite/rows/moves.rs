@@ -1,5 +1,6 @@
 //! What a client sees of a session that moves in the middle of its commands.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use conman_cluster::Cluster;
@@ -13,7 +14,7 @@ use super::fleet::{Fleet, PATIENCE};
 
 /// How often the session moves.
 const MOVES: usize = 3;
-/// Longer than a start on the other node takes.
+/// In which clients use it where it is.
 const BETWEEN: Duration = Duration::from_secs(3);
 
 /// The forms of a request about what is inside a session.
@@ -64,9 +65,10 @@ fn judge(form: &str, answer: &Answer) {
     assert!(is_known, "{form}: {} {text}", answer.status);
 }
 
-async fn keep_asking(fleet: &Fleet, form: usize, until: Instant) -> usize {
-    let mut served = 0;
-    while Instant::now() < until {
+/// Sends requests of a form until the session moves no longer, and one was served.
+async fn keep_asking(fleet: &Fleet, form: usize, moves: &Cell<bool>) -> usize {
+    let (mut served, begun) = (0, Instant::now());
+    while moves.get() || (served == 0 && begun.elapsed() < PATIENCE) {
         for node in [0, 1] {
             let (name, method, path, body) = forms().swap_remove(form);
             let api = fleet.node(node).api();
@@ -119,11 +121,15 @@ async fn commands_files_and_logs_of_a_session_that_moves_are_done_or_may_be_repe
     fleet.others_drain(0, true).await;
     fleet.ensure_restarting(0, "moves").await;
     fleet.others_drain(0, false).await;
-    let until = Instant::now() + BETWEEN * 2 * u32::try_from(MOVES).expect("few");
+    let moves = Cell::new(true);
     let asking = futures_util::future::join_all(
-        (0..forms().len()).map(|form| keep_asking(&fleet, form, until)),
+        (0..forms().len()).map(|form| keep_asking(&fleet, form, &moves)),
     );
-    let (served, ()) = tokio::join!(asking, move_about(&fleet));
+    let moving = async {
+        move_about(&fleet).await;
+        moves.set(false);
+    };
+    let (served, ()) = tokio::join!(asking, moving);
     for (form, served) in forms().iter().zip(served) {
         assert!(served > 0, "{} was never served", form.0);
     }

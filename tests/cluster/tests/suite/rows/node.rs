@@ -368,6 +368,11 @@ async fn row_25_shim_and_daemon_killed_together_leave_their_containers_to_the_ne
     fleet.leaves_nothing().await;
 }
 
+/// How often the first node's daemon has renewed late, or too late.
+async fn lapses(fleet: &Fleet) -> u64 {
+    fleet.lapses(0, "late").await + fleet.closings(0).await
+}
+
 #[tokio::test]
 async fn a_node_that_has_just_said_that_it_is_ready_takes_a_session() {
     let Some(mut fleet) = Fleet::shared(Cluster::builder().nodes(2)).await else {
@@ -378,6 +383,7 @@ async fn a_node_that_has_just_said_that_it_is_ready_takes_a_session() {
         fleet.node(0).kill_daemon().expect("killed");
         fleet.node(0).start().expect("started");
         fleet.node(0).wait_ready().await.expect("ready");
+        let before = lapses(&fleet).await;
         let id = format!("s{taken}");
         let path = format!("/v1/sessions/{id}?node_label=host%3Dn1");
         let (api, body) = (fleet.node(0).api(), json!({"template": TEMPLATE}));
@@ -388,9 +394,14 @@ async fn a_node_that_has_just_said_that_it_is_ready_takes_a_session() {
             taken += 1;
             continue;
         }
-        // The machine may have stood still for longer than a fence lasts.
+        // The machine may have stood still for longer than a fence lasts, or nearly so.
         let readiness = fleet.node(0).readiness().await;
-        assert!(readiness.is_err(), "ready, and yet: {}", answer.text());
+        let lapsed = lapses(&fleet).await > before;
+        assert!(
+            readiness.is_err() || lapsed,
+            "ready, and yet: {}",
+            answer.text()
+        );
     }
     fleet.judge();
 }

@@ -70,7 +70,7 @@ async fn row_19_sessions_of_a_lost_node_come_back_unasked() {
     fleet.goes_on("unwanted", unwanted).await;
     let stopped = fleet.ensure_restarting(0, "stopped").await.generation.get();
     fleet.goes_on("stopped", stopped).await;
-    fleet.node(0).api().stop("stopped").await;
+    fleet.stop(0, "stopped").await;
     let begun = monotonic_ns();
     fleet.node(0).lose().expect("lost");
     let lives = come_back(&mut fleet, &before).await;

@@ -188,8 +188,7 @@ async fn row_34_a_record_with_unknown_fields_is_read_and_ends_by_either_version(
             .expect("written");
         for asked in [node, other] {
             let path = format!("/v1/sessions/{id}");
-            let answer = fleet.ask(asked, Method::GET, &path, None).await;
-            let answer = answer.expect("an answer");
+            let answer = fleet.node(asked).api().get(&path).await;
             assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
         }
         let new = fleet.ensure_after(other, &id, old).await.generation.get();
