@@ -37,21 +37,24 @@ pub async fn run<F>(
         &ends.output,
         ended.as_mut(),
     );
-    let early = tokio::select! {
+    let (early, terminal) = tokio::select! {
         // The outputs ended, or have no reader any more.
-        early = carry => early,
+        carried = carry => carried,
         // Polled again below.
         never = &mut killing => match never {},
     };
     let has_left = ends.output.is_closed();
     drop(ends.output);
     drop(ends.stdin);
+    // A command that has closed its terminal goes on, and would be hung up without it.
+    let terminal = terminal.filter(|_| !has_left);
     let status = match early {
         Some(status) => status,
         None => tokio::select! {
             status = &mut ended => status,
             // Cancel safe: it only waits.
             () = waiter_left(has_left, &mut ends.status) => {
+                drop(terminal);
                 if without_reader == WithoutReader::Killed {
                     kill_left(find().await).await;
                 }

@@ -115,14 +115,15 @@ impl Streams {
     /// Carries bytes both ways, and sizes, until the outputs end or there is no reader of them any more.
     ///
     /// `ended` completes when the command's first process has ended. Processes that it has left behind may have
-    /// its outputs open, which end all the same. Returns the value of `ended` if it has completed.
+    /// its outputs open, which end all the same. Returns the value of `ended` if it has completed, and the terminal,
+    /// which hangs up when it is dropped.
     pub async fn carry<T>(
         self,
         input: &mut mpsc::Receiver<Bytes>,
         resize: &mut mpsc::Receiver<TerminalSize>,
         output: &mpsc::Sender<(OutputStream, Bytes)>,
         ended: impl Future<Output = T>,
-    ) -> Option<T> {
+    ) -> (Option<T>, Option<Terminal>) {
         let Self {
             stdin,
             stdout,
@@ -180,7 +181,7 @@ impl Streams {
             // The streams and undelivered output are dropped.
             () = output.closed() => {}
         }
-        end
+        (end, terminal)
     }
 }
 

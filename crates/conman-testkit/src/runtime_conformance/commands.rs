@@ -218,6 +218,19 @@ pub async fn a_command_that_does_not_exist_says_so(stage: &Stage) {
     }
 }
 
+pub async fn a_command_that_closes_its_terminal_goes_on_to_its_own_end(stage: &Stage) {
+    let container = stage.run_idle("alice").await;
+    let plan = ExecPlan {
+        tty: Some(TerminalSize {
+            columns: 80,
+            rows: 24,
+        }),
+        ..command(&["sh", "-c", "exec <&- >&- 2>&-; sleep 0.3; exit 7"])
+    };
+    let outcome = stage.exec(&container.key, plan).await;
+    assert_eq!(outcome.exit_code, Some(7), "{:?}", outcome.error);
+}
+
 pub async fn a_command_dies_with_its_container(stage: &Stage) {
     let container = stage.run_idle("alice").await;
     let plan = command(&["sh", "-c", "echo begun; sleep 1000"]);

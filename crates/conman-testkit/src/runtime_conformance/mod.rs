@@ -87,6 +87,7 @@ macro_rules! runtime_conformance {
             commands_have_a_terminal_of_the_size_that_was_asked
             commands_are_slowed_by_a_reader_that_does_not_read
             a_command_that_does_not_exist_says_so
+            a_command_that_closes_its_terminal_goes_on_to_its_own_end
             a_command_dies_with_its_container
             a_command_is_killed_with_all_that_it_has_started
             a_command_ends_with_its_first_process_and_leaves_the_others
