@@ -1,15 +1,17 @@
 //! An observer of processes that shares no code with conman: it only reads `/proc`. Tests and benchmarks
 //! use it to check which processes are alive instead of trusting a report. It also measures how slow the
-//! machine is.
+//! machine is, and opens terminals.
 #![forbid(unsafe_code)]
 
 mod slowness;
+mod terminal;
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
 pub use slowness::{slowness, slowness_of};
+pub use terminal::open_terminal;
 
 /// One process at the moment of a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use axum::extract::{Path, RawQuery};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
+use conman_observer::open_terminal;
 use conman_proto::{ATTACH_PROTOCOL, TerminalSize};
-use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -47,13 +47,7 @@ impl Person {
 
     /// Runs the client on a terminal of 100 columns and 30 rows.
     fn runs(daemon: &Daemon, words: &[&str]) -> Self {
-        let size = Winsize {
-            ws_col: 100,
-            ws_row: 30,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        let OpenptyResult { master, slave } = openpty(&size, None).expect("a terminal");
+        let (master, slave) = open_terminal(30, 100).expect("a terminal");
         let before = tcgetattr(&slave).expect("settings");
         let end = || slave.try_clone().expect("a descriptor");
         let client = Command::new(env!("CARGO_BIN_EXE_conman-client"))

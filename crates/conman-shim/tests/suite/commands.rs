@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use conman_linux::{Cgroups, Freezer, Signal};
-use conman_observer::slowness;
+use conman_observer::{open_terminal, slowness};
 use conman_shim::{
     CallError, ClientError, ContainerState, ExecSpec, Hardening, KeptCommandSpec, KeptStreamsSpec,
     LaunchError, Reply, Request,
@@ -307,17 +307,16 @@ fn a_terminal_controls_its_command() {
     }
     let shim = Shim::start();
     let (mut client, launched) = home(&shim);
-    let pty = nix::pty::openpty(None, None).expect("a terminal");
+    let (master, slave) = open_terminal(24, 80).expect("a terminal");
     let mut spec = command(
         &shim,
         "tty",
         "[ -t 0 ] && echo terminal > /dev/tty; exec sleep 1000",
     );
     spec.terminal = true;
-    let slave: OwnedFd = pty.slave;
     let running = client.exec(spec, [slave.as_fd(); 3]).expect("executed");
     drop(slave);
-    let mut master = File::from(pty.master);
+    let mut master = File::from(master);
     let mut text = [0_u8; 10];
     master.read_exact(&mut text).expect("readable");
     assert_eq!(&text, b"terminal\r\n");

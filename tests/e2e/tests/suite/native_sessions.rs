@@ -214,7 +214,7 @@ async fn limits_hold_and_hurt_nobody_else() {
     .await;
     assert_eq!(ended.exit_code, Some(137), "{ended:?}");
     let bomb = json!({"image": ROOT, "pids": 16,
-        "command": ["sh", "-c", "bomb() { bomb | bomb & }; bomb; exec sleep 1000000"]});
+        "command": ["sh", "-c", "(bomb() { bomb | bomb & }; bomb) & exec sleep 1000000"]});
     api.ensure("bomb", &bomb).await;
     let count = || {
         let processes = conman.processes();

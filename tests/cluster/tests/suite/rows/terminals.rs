@@ -7,9 +7,9 @@ use std::process::ExitStatus;
 
 use conman_cluster::Cluster;
 use conman_e2e::eventually_some;
+use conman_observer::open_terminal;
 use conman_proto::{KeptExecList, Session, SessionState};
 use http::{Method, StatusCode};
-use nix::pty::{OpenptyResult, Winsize, openpty};
 use rustix::termios::{Termios, tcgetattr, tcsetwinsize};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
@@ -43,13 +43,7 @@ fn some(length: u16) -> NonZeroU16 {
 impl Person {
     /// Types a command at the second node.
     fn runs(fleet: &Fleet, (rows, columns): (u16, u16), arguments: &[&str]) -> Self {
-        let size = Winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        let OpenptyResult { master, slave } = openpty(&size, None).expect("a terminal");
+        let (master, slave) = open_terminal(rows, columns).expect("a terminal");
         let before = tcgetattr(&slave).expect("settings");
         let end = || slave.try_clone().expect("a descriptor");
         let layout = fleet.cluster.layout();
