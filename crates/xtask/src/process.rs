@@ -39,7 +39,7 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Features of the daemon with which all development builds share their dependencies.
-const DEV_BUILD: [&str; 2] = ["--features", "conman/dev-build"];
+pub(crate) const DEV_BUILD: [&str; 2] = ["--features", "conman/dev-build"];
 
 /// What cargo starts instead of rustc for the crates of this workspace.
 const COMPILER: &str = "crates/xtask/lint-compile-document.sh";
